@@ -1,0 +1,116 @@
+"""polyhead: every kind of multi-head attention as one system.
+
+    import polyhead as ph
+
+    out = ph.attention(q, k, v, mask=ph.Causal() & ph.Window(4096), softcap=50.0)
+    print(ph.explain(q, k, v, mask=ph.Causal()))
+
+Names that need more than torch (loading models, probing, planning) are imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from polyhead.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    InputError,
+    ModelNotFoundError,
+    PolyheadError,
+    UnsupportedError,
+)
+from polyhead.functional import Explanation, attention, explain
+from polyhead.semantics import (
+    ALiBi,
+    Bias,
+    Causal,
+    DenseSource,
+    Documents,
+    Drop,
+    Keep,
+    KeyLengths,
+    KeyValueSource,
+    Mask,
+    Prefix,
+    RelativeBias,
+    Window,
+    merge_states,
+)
+
+if TYPE_CHECKING:
+    from polyhead.caches import DenseCache
+    from polyhead.generation import LanguageModel, TextEncoder, load
+    from polyhead.inspection.probe import probe
+    from polyhead.layers import MultiHeadAttention, RoPE, TransformerLayer
+    from polyhead.models import Transformer, TransformerConfig
+
+try:
+    __version__ = version("polyhead")
+except PackageNotFoundError:  # imported from a source tree that is not installed
+    __version__ = "0+unknown"
+
+_LAZY = {
+    "DenseCache": "polyhead.caches",
+    "LanguageModel": "polyhead.generation",
+    "MultiHeadAttention": "polyhead.layers",
+    "RoPE": "polyhead.layers",
+    "TextEncoder": "polyhead.generation",
+    "Transformer": "polyhead.models",
+    "TransformerConfig": "polyhead.models",
+    "TransformerLayer": "polyhead.layers",
+    "load": "polyhead.generation",
+    "probe": "polyhead.inspection.probe",
+}
+
+__all__ = [
+    "ALiBi",
+    "Bias",
+    "Causal",
+    "CheckpointError",
+    "ConfigError",
+    "ContextLengthError",
+    "DenseCache",
+    "DenseSource",
+    "Documents",
+    "Drop",
+    "Explanation",
+    "InputError",
+    "Keep",
+    "KeyLengths",
+    "KeyValueSource",
+    "LanguageModel",
+    "Mask",
+    "ModelNotFoundError",
+    "MultiHeadAttention",
+    "PolyheadError",
+    "Prefix",
+    "RelativeBias",
+    "RoPE",
+    "TextEncoder",
+    "Transformer",
+    "TransformerConfig",
+    "TransformerLayer",
+    "UnsupportedError",
+    "Window",
+    "attention",
+    "explain",
+    "load",
+    "merge_states",
+    "probe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'polyhead' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,164 @@
+"""``polyhead trace``: one attention, every number shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from polyhead.inspection.trace import Step, Trace
+
+_MOST_TERMS = 8
+
+
+def trace(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="With --model: the text to trace; @FILE reads it from a file."),
+    ] = None,
+    input: Annotated[  # noqa: A002
+        Path | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="FILE",
+            help="A small layer of your own as JSON: X, W_Q, W_K, W_V, W_O, optional causal, "
+            "mask, tokens.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Trace a head of this model on TEXT.")
+    ] = None,
+    layer: Annotated[int, typer.Option(help="With --model: the layer, counted from 0.")] = 0,
+    head: Annotated[int, typer.Option(help="With --model: the head, counted from 0.")] = 0,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --model: read the text from FILE.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="All numbers as JSON.")] = False,
+) -> None:
+    """Work one attention layer step by step.
+
+    Without arguments: a built-in example of three words, d_model = 4 and two heads, small enough to
+    follow with a pencil.
+    """
+    from polyhead.cli.terminal import console, print_json
+    from polyhead.errors import InputError
+
+    if input is not None and model is not None:
+        raise InputError("give --input or --model, not both")
+    if model is None and (text is not None or file is not None):
+        raise InputError("a text needs a model to trace: add --model MODEL, such as --model smollm2")
+    if model is not None:
+        result = _of_model(model, text, file, layer, head)
+    elif input is not None:
+        result = _of_file(input)
+    else:
+        from polyhead.inspection.trace import TRACE_EXAMPLE, trace_attention
+
+        result = trace_attention(
+            TRACE_EXAMPLE, "Multi-head attention: 3 words, d_model = 4, h = 2 heads of d_k = 2"
+        )
+    if json:
+        print_json(result.to_dict())
+    else:
+        show(result, console())
+
+
+def _of_file(path: Path) -> Trace:
+    from polyhead.cli.terminal import read_file
+    from polyhead.inspection.trace import trace_attention
+    from polyhead.inspection.trace_input import parse_trace_json
+
+    return trace_attention(
+        parse_trace_json(read_file(path), str(path)), f"Multi-head attention of {path.name}"
+    )
+
+
+def _of_model(model: str, text: str | None, file: Path | None, layer: int, head: int) -> Trace:
+    raise NotImplementedError
+
+
+def show(trace: Trace, screen: Console) -> None:
+    """Prints a trace step by step."""
+    from rich.rule import Rule
+    from rich.text import Text
+
+    screen.print(Text(trace.title, style="bold"))
+    for note in trace.notes:
+        screen.print(Text(note, style="dim"))
+    section = ""
+    for step in trace.steps:
+        part = step.key.partition(".")[0] if "." in step.key else ""
+        if part != section and step.key != "X":
+            name = f"Head {part.removeprefix('head')}" if part else "All heads"
+            screen.print()
+            screen.print(Rule(Text(name, style="bold"), style="dim", align="left"))
+            section = part
+        screen.print()
+        for line in _step_lines(step, trace.tokens, screen.width):
+            screen.print(line, no_wrap=True, overflow="ellipsis")
+
+
+def _step_lines(step: Step, tokens: tuple[str, ...], width: int) -> list[object]:
+    from rich.text import Text
+
+    shape = "[" + " × ".join(str(side) for side in step.shape) + "]"
+    lines: list[object] = [
+        Text.assemble((step.formula, "bold"), "   ", (shape, "cyan"), "   ", (step.title, "dim"))
+    ]
+    lines += [Text("  ") + line for line in _drawing(step, tokens, width - 2)]
+    working = _working(step)
+    if working and len(working) + 2 <= width:
+        lines.append(Text(f"  {working}", style="dim"))
+    return lines
+
+
+def _drawing(step: Step, tokens: tuple[str, ...], width: int) -> list[object]:
+    """The product written out where it fits, else the result alone, as many columns as fit."""
+    from polyhead.cli.matrices import beside, matrix, width_of
+
+    values = step.values.tolist()
+    between_tokens = step.key.endswith((".QK", ".scaled", ".capped", ".biased", ".masked", ".exp", ".A"))
+    emphasise = step.key.endswith(".A")
+    if step.factors is not None:
+        (_, left), (_, right) = step.factors
+        for most in (8, 5, 4, 3):
+            drawn = beside(
+                matrix(left.tolist(), rows=tokens, most_columns=most),
+                "·",
+                matrix(right.tolist(), most_columns=most),
+                "=",
+                matrix(values, most_columns=most, emphasise=emphasise),
+            )
+            if width_of(drawn) <= width:
+                return list(drawn)
+    for most in (12, 10, 8, 6, 5, 4, 3):
+        drawn = matrix(
+            values,
+            rows=tokens,
+            columns=tokens if between_tokens else (),
+            most_columns=most,
+            emphasise=emphasise,
+        )
+        if width_of(drawn) <= width:
+            break
+    return list(drawn)
+
+
+def _working(step: Step) -> str:
+    """The sum behind the first number, for products short enough to follow."""
+    from polyhead.cli.matrices import number
+
+    if step.factors is None:
+        return ""
+    terms = step.terms(0, 0)
+    if len(terms) > _MOST_TERMS:
+        return ""
+    whole = all(a == int(a) and b == int(b) for a, b in terms)
+    form = ".0f" if whole else ".3f"
+    products = " + ".join(f"{number(a, form)}·{number(b, form)}" for a, b in terms)
+    return f"first number: {products} = {number(float(step.values[0, 0]), form)}"

@@ -1,0 +1,39 @@
+"""The exceptions that polyhead raises, beside ``ValueError`` and ``TypeError``.
+
+Each is also the built-in a caller would expect, so ``except ValueError`` keeps working. A message
+names the argument, what came and what may come.
+"""
+
+from __future__ import annotations
+
+
+class PolyheadError(Exception):
+    """Anything that polyhead refuses or cannot do."""
+
+
+class UnsupportedError(PolyheadError, NotImplementedError):
+    """A kernel named by the caller cannot do everything that the call asks for."""
+
+
+class ConfigError(PolyheadError, ValueError):
+    """A configuration that is impossible, contradicts itself, or has keys nobody understands."""
+
+
+class CheckpointError(PolyheadError, ValueError):
+    """A file that is truncated, corrupt, of an unknown format, or does not fit its configuration."""
+
+
+class ModelNotFoundError(PolyheadError, LookupError):
+    """No model of that name, directory or file is here; the message says what is and how to get one."""
+
+    def __str__(self) -> str:
+        # LookupError's subclass KeyError quotes its message; keep plain sentences plain.
+        return str(self.args[0]) if self.args else ""
+
+
+class ContextLengthError(PolyheadError, ValueError):
+    """More tokens than the model's context holds."""
+
+
+class InputError(PolyheadError, ValueError):
+    """A text or file that cannot be used: empty, not UTF-8, not readable."""

@@ -1,0 +1,409 @@
+"""The one operation: validate, choose a kernel, run.
+
+    out = attention(q, k, v, mask=Causal() & Window(4096), softcap=50.0)
+
+``explain`` takes the same arguments and says which kernel would run, and why not the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polyhead.errors import UnsupportedError
+from polyhead.kernels import KERNELS, Kernel
+from polyhead.semantics import (
+    Bias,
+    Call,
+    DenseSource,
+    KeyValueSource,
+    Mask,
+    Specification,
+    TensorBias,
+    Tokens,
+    add_sinks,
+)
+from polyhead.semantics.masks import bare_tensor_message
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor | KeyValueSource,
+    v: Tensor | None = ...,
+    *,
+    mask: Mask | None = ...,
+    bias: Bias | Tensor | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    q_positions: Tensor | None = ...,
+    kv_positions: Tensor | None = ...,
+    dropout_p: float = ...,
+    generator: torch.Generator | None = ...,
+    return_lse: Literal[False] = ...,
+    kernel: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor | KeyValueSource,
+    v: Tensor | None = ...,
+    *,
+    mask: Mask | None = ...,
+    bias: Bias | Tensor | None = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    q_positions: Tensor | None = ...,
+    kv_positions: Tensor | None = ...,
+    dropout_p: float = ...,
+    generator: torch.Generator | None = ...,
+    return_lse: Literal[True],
+    kernel: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B G S D"] | KeyValueSource,
+    v: Float[Tensor, "B G S V"] | None = None,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Float[Tensor, ...] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    q_positions: Int[Tensor, "*B T"] | None = None,
+    kv_positions: Int[Tensor, "*B S"] | None = None,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
+    return_lse: bool = False,
+    kernel: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Multi-head attention (Vaswani et al. 2017, eq. 1) with grouped heads (Ainslie et al. 2023).
+
+        softmax(mask(softcap(Q Kᵀ · scale) + bias)) V
+
+    Query head h attends with kv head h // (H / G); K and V are never expanded. A query that may
+    see nothing gives 0 and lse −∞, with gradients 0. What a mask hides is never read into
+    arithmetic, NaN and Inf included.
+
+    Args:
+        q: ``[B, H, T, D]`` queries: float64, float32, bfloat16 or float16, any strides.
+        k: ``[B, G, S, D]`` keys, G a divisor of H; or a key/value source, as a cache returns.
+        v: ``[B, G, S, V]`` values; None with a source.
+        mask: Who may look at whom, over absolute positions; None: everything is visible.
+        bias: ``ALiBi``, ``RelativeBias`` or a tensor that broadcasts to ``[B, H, T, S]``.
+        scale: Factor of the scores; default 1/√D.
+        softcap: c in c · tanh(score / c); None is off.
+        sinks: ``[H]`` scores that join the denominator only.
+        q_positions: ``[T]`` or ``[B, T]``; default: the last query lines up with the last key.
+        kv_positions: ``[S]`` or ``[B, S]``; default 0 … S − 1.
+        dropout_p: Share of the weights set to zero, 0 ≤ p < 1.
+        generator: Where dropout's seed is drawn from; default torch's global generator.
+        return_lse: Also return the natural-log log-sum-exp of each row (sinks included).
+        kernel: ``"auto"`` or a kernel's name; a kernel that is named never falls back.
+
+    Returns:
+        ``out [B, H, T, V]`` in q's dtype; with ``return_lse`` also ``lse [B, H, T]`` in float32
+        (float64 for float64).
+
+    Raises:
+        TypeError: An argument of the wrong kind, such as a bare bool tensor as mask.
+        ValueError: Shapes, dtypes or numbers that do not fit, or an unknown kernel.
+        UnsupportedError: The kernel that was named cannot do what is asked; names the feature.
+    """
+    call = _call(
+        q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
+        _dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
+    )  # fmt: skip
+    state = _choose(call, kernel).run(call)
+    if call.spec.sinks is not None:
+        state = add_sinks(state, call.spec.sinks)
+    if not return_lse:
+        return state.out
+    if state.lse is None:
+        raise RuntimeError("the kernel returned no lse although it was asked for one")
+    return state.out, state.lse
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel runs and why not the others; print it.
+
+    Attributes:
+        kernel: Name of the kernel that runs.
+        summary: What it is good at.
+        refusals: Why each other kernel does not run, by name.
+        call: The call in one line.
+        bytes_read: Bytes of q, k and v, each read once.
+        bytes_written: Bytes of the output.
+    """
+
+    kernel: str
+    summary: str
+    refusals: dict[str, str]
+    call: str
+    bytes_read: int
+    bytes_written: int
+
+    def __str__(self) -> str:
+        width = max(map(len, [self.kernel, *self.refusals]))
+        lines = [
+            self.call,
+            f"  {self.kernel:{width}}  runs: {self.summary}",
+            *(f"  {name:{width}}  {why}" for name, why in self.refusals.items()),
+            f"  reads at least {self.bytes_read:,} bytes, writes {self.bytes_written:,}",
+        ]
+        return "\n".join(lines)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor | KeyValueSource,
+    v: Tensor | None = None,
+    *,
+    mask: Mask | None = None,
+    bias: Bias | Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    q_positions: Tensor | None = None,
+    kv_positions: Tensor | None = None,
+    dropout_p: float = 0.0,
+    generator: torch.Generator | None = None,
+    return_lse: bool = False,
+    kernel: str = "auto",
+) -> Explanation:
+    """Says which kernel ``attention`` would run for these arguments, and why not the others.
+
+    Takes the arguments of ``attention``, computes nothing, draws no random number, and raises what
+    ``attention`` would raise.
+    """
+    seed = torch.zeros((), dtype=torch.int64) if dropout_p else None
+    call = _call(
+        q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
+        seed, dropout_p, return_lse,
+    )  # fmt: skip
+    chosen = _choose(call, kernel)
+    refusals = {}
+    for other in KERNELS.values():
+        if other is chosen:
+            continue
+        why = other.unavailable()
+        refused = other.refusal(call) if why is None else None
+        if why is not None:
+            refusals[other.name] = f"not available: {why}"
+        elif refused is not None:
+            refusals[other.name] = f"cannot do {refused}"
+        else:
+            refusals[other.name] = f"could, but comes later: {other.summary}"
+    source = call.source
+    per_key = source.batch * source.num_kv_heads * (source.key_dim + source.value_dim)
+    out = q.shape[0] * q.shape[1] * q.shape[2] * source.value_dim
+    return Explanation(
+        kernel=chosen.name,
+        summary=chosen.summary,
+        refusals=refusals,
+        call=_describe(call),
+        bytes_read=(q.numel() + per_key * source.tokens.length) * q.element_size(),
+        bytes_written=out * q.element_size(),
+    )
+
+
+def _choose(call: Call, name: str) -> Kernel:
+    """The kernel named, or the first that can do all of the call."""
+    if name == "auto":
+        for kernel in KERNELS.values():
+            if kernel.unavailable() is None and kernel.refusal(call) is None:
+                return kernel
+        raise UnsupportedError("no kernel can do this call")
+    kernel = KERNELS.get(name)  # type: ignore[assignment]
+    if kernel is None:
+        raise ValueError(f"kernel must be 'auto' or one of {', '.join(KERNELS)}: got {name!r}")
+    if (why := kernel.unavailable()) is not None:
+        raise UnsupportedError(f"kernel {name!r} is not available: {why}")
+    if (feature := kernel.refusal(call)) is not None:
+        able = [
+            other.name
+            for other in KERNELS.values()
+            if other.unavailable() is None and other.refusal(call) is None
+        ]
+        raise UnsupportedError(f"kernel {name!r} cannot do {feature}; can: {', '.join(able)}")
+    return kernel
+
+
+def _call(
+    q: Tensor,
+    k: Tensor | KeyValueSource,
+    v: Tensor | None,
+    mask: Mask | None,
+    bias: Bias | Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    return_lse: bool,
+) -> Call:
+    """Checks every argument and puts them into a call."""
+    source = _source(k, v, kv_positions)
+    _check_shapes(q, source)
+    B, H, T, D = q.shape
+    S = source.tokens.length
+    if mask is not None:
+        if not isinstance(mask, Mask):
+            raise TypeError(
+                bare_tensor_message("mask is a bare tensor")
+                if isinstance(mask, Tensor)
+                else f"mask must be a mask expression or None: got {type(mask).__name__}"
+            )
+        mask.check(B, H, T, S)
+    if bias is not None:
+        if isinstance(bias, Tensor):
+            bias = TensorBias(bias)
+        elif not isinstance(bias, Bias):
+            raise TypeError(f"bias must be a Bias, a tensor or None: got {type(bias).__name__}")
+        bias.check(B, H, T, S)
+    if scale is None:
+        scale = 1.0 / math.sqrt(D)
+    elif not math.isfinite(scale):
+        raise ValueError(f"scale must be finite: got {scale}")
+    if softcap is not None and not 0.0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, or None for off: got {softcap}")
+    if sinks is not None and sinks.shape != (H,):
+        raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
+    spec = Specification(
+        scale=scale,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        seed=seed,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    q_tokens = _query_tokens(q, source, q_positions)
+    return Call(q, source, spec, q_tokens, needs_lse=return_lse or sinks is not None)
+
+
+def _source(
+    k: Tensor | KeyValueSource, v: Tensor | None, positions: Tensor | None
+) -> KeyValueSource:
+    if isinstance(k, KeyValueSource):
+        if v is not None or positions is not None:
+            raise TypeError(
+                "a key/value source brings its own values and positions: leave out v and kv_positions"
+            )
+        return k
+    if not isinstance(k, Tensor) or not isinstance(v, Tensor):
+        raise TypeError(
+            f"k and v must be tensors, or k a key/value source: got {type(k).__name__} and "
+            f"{type(v).__name__}"
+        )
+    if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"k must be [B, G, S, D] and v [B, G, S, V] with the same B, G, S: got {list(k.shape)} "
+            f"and {list(v.shape)}"
+        )
+    if k.dtype != v.dtype or k.device != v.device:
+        raise ValueError(
+            f"k and v must share dtype and device: got {k.dtype} on {k.device} and {v.dtype} on "
+            f"{v.device}"
+        )
+    if positions is not None:
+        _check_positions("kv_positions", positions, k.shape[0], k.shape[2], "S")
+    return DenseSource(k, v, positions)
+
+
+def _check_shapes(q: Tensor, source: KeyValueSource) -> None:
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a tensor: got {type(q).__name__}")
+    if q.ndim != 4:
+        raise ValueError(f"q must be [B, H, T, D]: got shape {list(q.shape)}")
+    B, H, _, D = q.shape
+    G = source.num_kv_heads
+    if source.batch != B:
+        raise ValueError(f"q and k must share the batch B: got {B} and {source.batch}")
+    if source.key_dim != D or D == 0:
+        raise ValueError(f"q and k must share a head size D ≥ 1: got {D} and {source.key_dim}")
+    if G == 0 or H % G:
+        raise ValueError(
+            f"kv heads G must divide query heads H: got H = {H} in q and G = {G} in k and v"
+        )
+    if not q.is_floating_point() or q.element_size() < 2:
+        raise ValueError(f"q must be float64, float32, bfloat16 or float16: got {q.dtype}")
+    if q.dtype != source.dtype or q.device != source.device:
+        raise ValueError(
+            f"q, k and v must share dtype and device: got q {q.dtype} on {q.device}, k and v "
+            f"{source.dtype} on {source.device}"
+        )
+
+
+def _check_positions(name: str, positions: Tensor, batch: int, length: int, letter: str) -> None:
+    if not isinstance(positions, Tensor) or positions.is_floating_point():
+        got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise TypeError(f"{name} must be a tensor of whole numbers: got {got}")
+    if positions.shape not in ((length,), (batch, length), (1, length)):
+        raise ValueError(
+            f"{name} must be [{letter}] = [{length}] or [B, {letter}] = [{batch}, {length}]: got "
+            f"{list(positions.shape)}"
+        )
+
+
+def _query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -> Tokens:
+    """The queries: the last one stands at the place, and by default the position, of the last key."""
+    B, _, T, _ = q.shape
+    keys = source.tokens
+    shift = keys.places.high + 1 - T
+    if positions is not None:
+        _check_positions("q_positions", positions, B, T, "T")
+    elif keys.positions is not None:
+        if keys.length < T:
+            raise ValueError(
+                f"q_positions is needed with kv_positions where there are more queries (T = {T}) "
+                f"than keys (S = {keys.length})"
+            )
+        positions = keys.positions[..., keys.length - T :]
+    return Tokens.of(T, shift=shift, positions=positions)
+
+
+def _dropout_seed(q: Tensor, dropout_p: float, generator: torch.Generator | None) -> Tensor | None:
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be at least 0 and below 1: got {dropout_p}")
+    if dropout_p == 0.0:
+        return None
+    device = generator.device if generator is not None else q.device
+    return torch.randint(1 << 31, (), generator=generator, device=device).to(q.device)
+
+
+def _describe(call: Call) -> str:
+    source, spec = call.source, call.spec
+    B, H, T, D = call.q.shape
+    kind = {H: "MHA", 1: "MQA"}.get(source.num_kv_heads, "GQA")
+    words = [
+        f"{kind} {H} query / {source.num_kv_heads} kv heads × {D}"
+        + (f" (values {source.value_dim})" if source.value_dim != D else ""),
+        f"batch {B}, {T} queries, {source.tokens.length} keys",
+        f"{str(call.q.dtype).removeprefix('torch.')} on {call.q.device}",
+    ]
+    if spec.mask is not None:
+        words.append(f"mask {spec.mask!r} ({call.visibility.value} visible)")
+    if spec.bias is not None:
+        words.append(f"bias {spec.bias!r}")
+    for name in ("softcap", "dropout_p"):
+        if value := getattr(spec, name):
+            words.append(f"{name} {value}")
+    if spec.sinks is not None:
+        words.append("sinks")
+    return "; ".join(words)

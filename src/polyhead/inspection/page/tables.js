@@ -1,0 +1,216 @@
+// Three tables of numbers: all heads by their statistics, the chosen head's own numbers with their
+// ranks, and one row of its weights in full, to sort and to copy.
+
+// ---- all heads ----
+
+function drawHeadsHead() {
+  const cells = [element("th", { scope: "col", text: "head" })];
+  measures.forEach((measure, index) => {
+    const sorted = index === state.measure;
+    const button = element("button", {
+      type: "button", title: [measure.help, measure.unit].filter(Boolean).join(", in "),
+      data: `sort-${index}`,
+    }, [
+      element("span", { text: measure.name }),
+      element("i", { text: sorted ? (state.descending ? "↓" : "↑") : "", "aria-hidden": "true" }),
+    ]);
+    button.addEventListener("click", () => sortBy(index));
+    cells.push(element("th", {
+      scope: "col",
+      "aria-sort": sorted ? (state.descending ? "descending" : "ascending") : "none",
+    }, [button]));
+  });
+  const focused = $("#heads-head").contains(document.activeElement)
+    ? document.activeElement.dataset.testid : null;
+  $("#heads-head").replaceChildren(...cells);
+  if (focused) $(`[data-testid="${focused}"]`).focus();
+}
+
+function sortBy(index) {
+  set(index === state.measure ? { descending: !state.descending }
+    : { measure: index, descending: true });
+}
+
+function drawHeadsBody() {
+  if (state.view !== "table") return;
+  const [low, high] = extent(state.measure);
+  $("#heads-body").replaceChildren(...ranked().map(({ layer, head, value }) => {
+    const name = headName(layer, head);
+    const row = element("tr", { data: `row-${name}` }, [
+      element("th", { scope: "row" }, [element("a", { href: `#${name}`, text: name })]),
+      ...measures.map((measure, index) => {
+        const cell = element("td", { text: short(measure.at({ layer, head })) });
+        if (index === state.measure && value !== null) {
+          cell.classList.add("sorted");
+          cell.style.setProperty("--share", `${(100 * (value - low)) / (high - low)}%`);
+        }
+        return cell;
+      }),
+    ]);
+    row.classList.toggle("chosen", layer === state.layer && head === state.head && state.open);
+    return row;
+  }));
+}
+
+function drawMeasureChoice() {
+  const select = $("#measure");
+  select.replaceChildren(...measures.map((measure, index) =>
+    element("option", { text: measure.name, value: String(index) })));
+  select.value = String(state.measure);
+  select.title = measures[state.measure].help;
+  const button = $("#direction");
+  button.textContent = state.descending ? "↓" : "↑";
+  button.setAttribute("aria-label", state.descending
+    ? "Largest first; switch to smallest first" : "Smallest first; switch to largest first");
+}
+
+// ---- the chosen head ----
+
+function drawPanelTop() {
+  const { layer, head } = state;
+  const chosen = layer >= 0;
+  $("#panel-title").textContent = chosen ? `Layer ${layer} · Head ${head}` : "Reading the weights";
+  const groups = chosen ? page.kvHeads[layer] : HEADS;
+  const width = HEADS / groups;
+  const first = Math.floor(head / width) * width;
+  $("#panel-note").textContent = groups === HEADS ? ""
+    : `shares kv head ${kvHead(layer, head)} with ` +
+      (width === 2 ? `head ${first + (head === first ? 1 : 0)}` : `heads ${first}–${first + width - 1}`);
+  $("#heatmap").setAttribute("aria-label", chosen
+    ? `Weights of layer ${layer}, head ${head}. Arrow keys move a cursor over the cells.` : "");
+}
+
+function drawNumbers() {
+  if (state.layer < 0 || !isRead()) return;
+  const { layer, head } = state;
+  $("#numbers").replaceChildren(...measures.map((measure, index) => {
+    const value = measure.at({ layer, head });
+    const rank = 1 + ranked(index, true)
+      .findIndex((other) => other.layer === layer && other.head === head);
+    return element("div", { title: [measure.help, measure.unit].filter(Boolean).join(", in ") }, [
+      element("dt", { text: measure.name }),
+      element("dd", {}, [
+        element("span", { text: short(value), data: `number-${index}` }),
+        element("small", { text: value === null ? "" : `#${rank}`, "aria-label": `rank ${rank}` }),
+      ]),
+    ]);
+  }));
+}
+
+// ---- one row in full ----
+
+const row = { by: "key", descending: false };
+
+function rowWeights() {
+  const { layer, head, query } = state;
+  if (layer < 0 || query < 0 || !packed[layer]) return [];
+  return tokens.map((token, key) => ({ key, token, weight: weight(layer, head, query, key) }));
+}
+
+function drawRow() {
+  if (!state.open) return;
+  const columns = [["key", "key"], ["token", "token"], ["weight", "weight"]];
+  const focused = $("#row-head").contains(document.activeElement)
+    ? document.activeElement.dataset.testid : null;
+  $("#row-head").replaceChildren(...columns.map(([name, title]) => {
+    if (name === "token") return element("th", { scope: "col", text: title });
+    const sorted = row.by === name;
+    const button = element("button", { type: "button", data: `row-sort-${name}` }, [
+      element("span", { text: title }),
+      element("i", { text: sorted ? (row.descending ? "↓" : "↑") : "", "aria-hidden": "true" }),
+    ]);
+    button.addEventListener("click", () => {
+      Object.assign(row, sorted ? { descending: !row.descending }
+        : { by: name, descending: name === "weight" });
+      drawRow();
+    });
+    return element("th", {
+      scope: "col", "aria-sort": sorted ? (row.descending ? "descending" : "ascending") : "none",
+    }, [button]);
+  }));
+  if (focused) $(`[data-testid="${focused}"]`)?.focus();
+
+  const all = rowWeights();
+  const sum = all.reduce((total, { weight: value }) => total + value, 0);
+  $("#exact-title").textContent = TOKENS
+    ? `What ${visible(tokens[state.query])} (${state.query}) looks at` : "No tokens";
+  $("#exact-title").title = `the row sums to ${sum.toPrecision(7)}`;
+  const sign = row.descending ? -1 : 1;
+  all.sort((a, b) => sign * (a[row.by] - b[row.by]) || a.key - b.key);
+  $("#row-body").replaceChildren(...all.map(({ key, token, weight: value }) => {
+    const cells = element("tr", { data: `exact-${key}` }, [
+      element("td", { text: String(key) }),
+      element("td", {}, [element("bdi", { text: visible(token) })]),
+      element("td", { classes: "sorted", text: exact(value) }),
+    ]);
+    cells.lastElementChild.style.setProperty("--share", `${100 * Math.min(1, value)}%`);
+    cells.classList.toggle("unlit", page.triangle && key > state.query);
+    cells.classList.toggle("chosen", key === state.key);
+    return cells;
+  }));
+}
+
+function rowAsCsv() {
+  const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
+  const { layer, head, query } = state;
+  const lines = rowWeights().map(({ key, token, weight: value }) =>
+    [layer, head, query, quoted(tokens[query]), key, quoted(token), exact(value)].join(","));
+  return ["layer,head,query,query_token,key,key_token,weight", ...lines].join("\n") + "\n";
+}
+
+function rowAsJson() {
+  const { layer, head, query } = state;
+  return JSON.stringify({
+    model: page.model, text: page.title, layer, head,
+    query: { index: query, token: tokens[query] },
+    weights: rowWeights().map(({ weight: value, ...rest }) => (
+      { ...rest, weight: Number(exact(value)) })),
+  }, null, 1);
+}
+
+async function copy(text, button) {
+  let done = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = element("textarea", { classes: "unseen", readonly: "" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    done = document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  const before = button.textContent;
+  button.textContent = done ? "Copied" : "Not copied";
+  button.disabled = true;
+  setTimeout(() => {
+    button.textContent = before;
+    button.disabled = false;
+  }, 1200);
+}
+
+function startTables() {
+  $("#measure").addEventListener("change", (event) => set({
+    measure: Number(event.target.value), descending: true,
+  }));
+  $("#direction").addEventListener("click", () => set({ descending: !state.descending }));
+  $("#heads-body").addEventListener("click", (event) => {
+    event.target.closest("tr")?.querySelector("a").click();
+  });
+  $("#heads-body").addEventListener("click", (event) => {
+    if (event.target.closest("a")) event.stopPropagation();
+  }, { capture: true });
+  $("#copy-csv").addEventListener("click", (event) => copy(rowAsCsv(), event.currentTarget));
+  $("#copy-json").addEventListener("click", (event) => copy(rowAsJson(), event.currentTarget));
+  drawHeadsHead();
+  drawMeasureChoice();
+}
+
+on(["measure", "descending", "query", "key"], drawHeadsHead);
+on(["measure", "descending", "query", "key", "view", "layersRead", "layer", "head", "open"],
+  drawHeadsBody);
+on(["measure", "descending", "query", "key"], drawMeasureChoice);
+on(["layer", "head"], drawPanelTop);
+on(["layer", "head", "query", "key", "layersRead"], drawNumbers);
+on(["layer", "head", "open", "query", "key", "layersRead"], drawRow);

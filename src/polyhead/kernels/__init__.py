@@ -1,0 +1,16 @@
+"""How attention is computed: a file per kernel; none knows another.
+
+``KERNELS`` is in the order of preference: the dispatcher takes the first that can do all of what
+is asked.
+"""
+
+from polyhead.kernels.base import Kernel
+from polyhead.kernels.reference import ReferenceKernel
+from polyhead.kernels.sdpa import SdpaKernel
+from polyhead.kernels.tiled import TiledKernel
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel for kernel in (SdpaKernel(), TiledKernel(), ReferenceKernel())
+}
+
+__all__ = ["KERNELS", "Kernel"]

@@ -1,0 +1,18 @@
+"""The reference as a kernel: does everything, holds the whole T×S matrix."""
+
+from __future__ import annotations
+
+from polyhead.kernels.base import Kernel
+from polyhead.semantics import Call, State
+from polyhead.semantics.reference import attend
+
+
+class ReferenceKernel(Kernel):
+    name = "reference"
+    summary = "the formula itself; holds the whole T×S matrix"
+
+    def refusal(self, call: Call) -> str | None:
+        return None
+
+    def run(self, call: Call) -> State:
+        return attend(call)

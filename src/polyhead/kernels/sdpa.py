@@ -1,0 +1,77 @@
+"""torch's scaled_dot_product_attention, for what it computes exactly.
+
+Its causal mask is top-left, a bool mask becomes a T×S float tensor, a value size that differs from
+the key size falls to a path that builds T×S, and masked NaN leaks: so it is used where everything
+is visible, or where plain causal order is all there is, with quarantined keys and values.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyhead.kernels.base import Kernel
+from polyhead.semantics import Call, Causal, State, Visibility
+from polyhead.semantics.scores import quarantine
+
+
+class SdpaKernel(Kernel):
+    name = "sdpa"
+    summary = "torch's fused attention; no mask beyond plain causal, no bias, no softcap"
+
+    def refusal(self, call: Call) -> str | None:
+        spec = call.spec
+        if spec.softcap is not None:
+            return f"softcap={spec.softcap}"
+        if spec.bias is not None:
+            return f"bias={spec.bias!r} (it would need a T×S tensor)"
+        if spec.dropout_p:
+            return f"dropout_p={spec.dropout_p} (its random numbers take no generator)"
+        if call.source.key_dim != call.source.value_dim:
+            return (
+                f"a value size {call.source.value_dim} beside key size {call.source.key_dim} "
+                "(it would build the T×S matrix)"
+            )
+        if not (call.q_tokens.length and call.source.tokens.length):
+            return "no queries or no keys"
+        if call.visibility is not Visibility.ALL and not _is_top_left_causal(call):
+            return f"mask={spec.mask!r} over these positions (only plain causal with T = S)"
+        if call.needs_lse and call.q.device.type != "cpu":
+            return "return_lse on a device other than the CPU"
+        if call.needs_lse and call.requires_grad:
+            return "a gradient through lse"
+        if spec.deterministic and call.requires_grad and call.q.device.type != "cpu":
+            return "deterministic gradients on a device other than the CPU"
+        return None
+
+    def run(self, call: Call) -> State:
+        k, v = call.source.gather()
+        if call.visibility is Visibility.ALL:
+            return _fused(call, k, v, is_causal=False)
+        k, v, bad = quarantine(k, v)
+        out, lse = _fused(call, k, v, is_causal=True)
+        # In causal order a row sees a key that is not finite from that key's position on.
+        sees_bad = bad.long().cumsum(dim=-1).bool().repeat_interleave(call.groups, dim=1)
+        return State(out.masked_fill(sees_bad[..., None], torch.nan), lse)
+
+
+def _is_top_left_causal(call: Call) -> bool:
+    """Whether the mask is Causal() alone over T = S tokens that stand in order."""
+    q, k = call.q_tokens, call.source.tokens
+    in_order = q.positions is None and k.positions is None
+    return isinstance(call.spec.mask, Causal) and in_order and q.places == k.places
+
+
+def _fused(call: Call, k: Tensor, v: Tensor, *, is_causal: bool) -> State:
+    q, scale = call.q, call.spec.scale
+    if call.needs_lse:
+        # The operator that F.scaled_dot_product_attention itself calls on a CPU, bit for bit.
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, scale=scale
+        )
+        return State(out, lse)
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=call.groups > 1
+    )
+    return State(out, None)

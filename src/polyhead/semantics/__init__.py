@@ -1,0 +1,47 @@
+"""What attention means: masks, biases, the specification, key/value sources, the reference.
+
+Read in this order: ``tokens``, ``masks``, ``biases``, ``sources``, ``call``, ``scores``,
+``reference``, ``state``, ``weights``.
+"""
+
+from polyhead.semantics.biases import ALiBi, Bias, RelativeBias, TensorBias
+from polyhead.semantics.call import Call, Specification
+from polyhead.semantics.masks import (
+    Causal,
+    Documents,
+    Drop,
+    Keep,
+    KeyLengths,
+    Mask,
+    Prefix,
+    Visibility,
+    Window,
+)
+from polyhead.semantics.sources import DenseSource, KeyValueSource
+from polyhead.semantics.state import State, add_sinks, merge_states
+from polyhead.semantics.tokens import Span, Tokens
+
+__all__ = [
+    "ALiBi",
+    "Bias",
+    "Call",
+    "Causal",
+    "DenseSource",
+    "Documents",
+    "Drop",
+    "Keep",
+    "KeyLengths",
+    "KeyValueSource",
+    "Mask",
+    "Prefix",
+    "RelativeBias",
+    "Span",
+    "Specification",
+    "State",
+    "TensorBias",
+    "Tokens",
+    "Visibility",
+    "Window",
+    "add_sinks",
+    "merge_states",
+]

@@ -1,0 +1,222 @@
+"""What is added to the scores: biases by position, drawn tile by tile.
+
+    ALiBi(slopes)                −slope_h · |query − key|       (Press et al. 2022)
+    RelativeBias(table)          table[bucket(key − query), h]  (T5, Raffel et al. 2020)
+    TensorBias(tensor)           any tensor that broadcasts to [B, H, T, S]
+
+A bias draws one tile (``tile``) and takes back the gradient of one tile (``add_gradient``), so a
+learned bias costs no T×S memory forward or backward.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.masks import check_broadcast, cut
+from polyhead.semantics.tokens import Tokens, distance
+
+
+class Bias(ABC):
+    """A term added to the scores, after softcap and before the mask."""
+
+    @property
+    @abstractmethod
+    def tensor(self) -> Tensor:
+        """The one tensor that the bias is computed from, and that a gradient may flow to."""
+
+    @abstractmethod
+    def with_tensor(self, tensor: Tensor) -> Bias:
+        """The same bias computed from another tensor of the same shape."""
+
+    @abstractmethod
+    def tile(self, q: Tokens, k: Tokens) -> Tensor:
+        """The bias of a tile, broadcasts to ``[B, H, T, S]``."""
+
+    @abstractmethod
+    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
+        """Adds to ``total`` (shaped as ``tensor``) the gradient from a tile's score gradients.
+
+        Args:
+            total: Running sum, in the precision of ``scores``.
+            scores: ``[B, H, T, S]`` gradient of the loss by the tile's scores.
+            q: Queries of the tile.
+            k: Keys of the tile.
+        """
+
+    @abstractmethod
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """Raises ValueError if this bias cannot belong to such a call."""
+
+
+class ALiBi(Bias):
+    """Attention with linear biases (Press et al. 2022): −slope · |query position − key position|.
+
+    Args:
+        slopes: ``[H]`` slopes, or the number of heads for the paper's geometric sequence.
+
+    Raises:
+        ValueError: Slopes that are not one-dimensional and floating.
+    """
+
+    def __init__(self, slopes: Tensor | Sequence[float] | int) -> None:
+        if isinstance(slopes, int):
+            slopes = alibi_slopes(slopes)
+        self.slopes = slopes if isinstance(slopes, Tensor) else torch.tensor(slopes)
+        if self.slopes.ndim != 1 or not self.slopes.is_floating_point():
+            raise ValueError(
+                f"ALiBi slopes must be floating point of shape [H]: got {self.slopes.dtype} of "
+                f"shape {list(self.slopes.shape)}"
+            )
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.slopes
+
+    def with_tensor(self, tensor: Tensor) -> ALiBi:
+        return ALiBi(tensor)
+
+    def tile(self, q: Tokens, k: Tokens) -> Tensor:
+        apart = distance(q, k, self.slopes.device).abs().to(self.slopes.dtype)
+        return -self.slopes[:, None, None] * apart
+
+    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
+        apart = distance(q, k, scores.device).abs().to(scores.dtype)
+        total -= (scores * apart).sum(dim=(0, 2, 3))
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        if len(self.slopes) != heads:
+            raise ValueError(
+                f"ALiBi needs a slope per head, [H] = [{heads}]: got {len(self.slopes)}"
+            )
+
+    def __repr__(self) -> str:
+        return f"ALiBi([{len(self.slopes)}])"
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """``[H]`` slopes of the paper: 2^(−8i/H), and for other counts its interleaving rule."""
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1: got {num_heads}")
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return torch.tensor(slopes + between)
+
+
+class RelativeBias(Bias):
+    """T5's learned relative position bias: one number per bucket of distance and head.
+
+    Half of the buckets (of one direction) are exact distances, the other half grow
+    logarithmically up to ``max_distance``.
+
+    Args:
+        table: ``[num_buckets, H]``, as T5's ``relative_attention_bias.weight``.
+        bidirectional: Whether keys ahead have buckets of their own (encoders).
+        max_distance: Distances from here on share the last bucket.
+
+    Raises:
+        ValueError: A table that is not two-dimensional and floating, or too few buckets.
+    """
+
+    def __init__(
+        self, table: Tensor, *, bidirectional: bool = True, max_distance: int = 128
+    ) -> None:
+        if table.ndim != 2 or not table.is_floating_point():
+            raise ValueError(
+                f"RelativeBias table must be floating point of shape [num_buckets, H]: got "
+                f"{table.dtype} of shape {list(table.shape)}"
+            )
+        exact = table.shape[0] // (4 if bidirectional else 2)
+        if exact < 1 or max_distance <= exact:
+            raise ValueError(
+                f"RelativeBias needs max_distance greater than its {exact} exact buckets, and at "
+                f"least 1 of those: got num_buckets={table.shape[0]}, max_distance={max_distance}"
+            )
+        self.table = table
+        self.bidirectional = bidirectional
+        self.max_distance = max_distance
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.table
+
+    def with_tensor(self, tensor: Tensor) -> RelativeBias:
+        return RelativeBias(
+            tensor, bidirectional=self.bidirectional, max_distance=self.max_distance
+        )
+
+    def buckets(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        """``[1 or B, T, S]`` bucket numbers."""
+        ahead = -distance(q, k, device)[:, 0]
+        count = self.table.shape[0]
+        if self.bidirectional:
+            count //= 2
+            first = (ahead > 0) * count
+            apart = ahead.abs()
+        else:
+            first = torch.zeros_like(ahead)
+            apart = (-ahead).clamp(min=0)
+        exact = count // 2
+        # In float32 as T5 does: a double would put borderline distances in another bucket.
+        far = torch.log(apart.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        far = (exact + (far * (count - exact)).long()).clamp(max=count - 1)
+        return first + torch.where(apart < exact, apart, far)
+
+    def tile(self, q: Tokens, k: Tokens) -> Tensor:
+        return self.table[self.buckets(q, k, self.table.device)].permute(0, 3, 1, 2)
+
+    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
+        buckets = self.buckets(q, k, scores.device)
+        if buckets.shape[0] == 1:
+            scores = scores.sum(dim=0, keepdim=True)
+        rows = scores.permute(0, 2, 3, 1).reshape(-1, scores.shape[1])
+        total.index_add_(0, buckets.reshape(-1), rows)
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        if self.table.shape[1] != heads:
+            raise ValueError(
+                f"RelativeBias table must be [num_buckets, H] with H = {heads}: got "
+                f"{list(self.table.shape)}"
+            )
+
+    def __repr__(self) -> str:
+        return f"RelativeBias({list(self.table.shape)}, bidirectional={self.bidirectional})"
+
+
+class TensorBias(Bias):
+    """A tensor that broadcasts to ``[B, H, T, S]``; rows and columns are this call's q and k."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        if not tensor.is_floating_point():
+            raise TypeError(
+                f"bias must be floating point: got {tensor.dtype}; a bool tensor is a mask, "
+                "polyhead.Keep(tensor) or polyhead.Drop(tensor)"
+            )
+        if tensor.ndim > 4:
+            raise ValueError(f"bias must broadcast to [B, H, T, S]: got shape {list(tensor.shape)}")
+        self._tensor = tensor[(None,) * (4 - tensor.ndim)]
+
+    @property
+    def tensor(self) -> Tensor:
+        return self._tensor
+
+    def with_tensor(self, tensor: Tensor) -> TensorBias:
+        return TensorBias(tensor)
+
+    def tile(self, q: Tokens, k: Tokens) -> Tensor:
+        return cut(self._tensor, q, k)
+
+    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
+        part = cut(total, q, k)
+        part += scores.sum_to_size(part.shape)
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        check_broadcast("bias", self._tensor, (batch, heads, queries, keys))
+
+    def __repr__(self) -> str:
+        return f"TensorBias({list(self._tensor.shape)})"

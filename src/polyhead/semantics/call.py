@@ -1,0 +1,86 @@
+"""What is asked of a kernel: queries, a key/value source, and an immutable specification."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.biases import Bias
+from polyhead.semantics.masks import Mask, Visibility
+from polyhead.semantics.sources import KeyValueSource
+from polyhead.semantics.tokens import Tokens
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Specification:
+    """The meaning of an attention beyond q, k and v.
+
+        softmax(mask(softcap(Q Kᵀ · scale) + bias)) V
+
+    Attributes:
+        scale: Factor of the scores.
+        mask: Who may look at whom, or None: everyone at everything.
+        bias: Added after softcap, or None.
+        softcap: c in c · tanh(score / c), or None.
+        sinks: ``[H]`` scores that join the denominator only, or None.
+        dropout_p: Share of the weights set to zero, the rest scaled by 1 / (1 − p).
+        seed: A whole number tensor that decides which weights are dropped, or None.
+        deterministic: Whether gradients must be bit-identical from run to run.
+    """
+
+    scale: float
+    mask: Mask | None = None
+    bias: Bias | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """One attention to compute.
+
+    Attributes:
+        q: ``[B, H, T, D]`` queries, any strides.
+        source: Keys and values.
+        spec: The meaning.
+        q_tokens: The T queries: their positions and places.
+        needs_lse: Whether the log-sum-exp is to be returned.
+        visibility: What the mask leaves of all pairs; ALL means that no mask need be drawn.
+        requires_grad: Whether a gradient may be asked for.
+    """
+
+    q: Tensor
+    source: KeyValueSource
+    spec: Specification
+    q_tokens: Tokens
+    needs_lse: bool
+    visibility: Visibility = field(init=False)
+    requires_grad: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        mask, bias, sinks = self.spec.mask, self.spec.bias, self.spec.sinks
+        visibility = (
+            Visibility.ALL if mask is None else mask.classify(self.q_tokens, self.source.tokens)
+        )
+        object.__setattr__(self, "visibility", visibility)
+        object.__setattr__(
+            self,
+            "requires_grad",
+            torch.is_grad_enabled()
+            and (
+                self.q.requires_grad
+                or self.source.requires_grad
+                or (bias is not None and bias.tensor.requires_grad)
+                or (sinks is not None and sinks.requires_grad)
+            ),
+        )
+
+    @property
+    def groups(self) -> int:
+        """Query heads per kv head, H // G."""
+        return self.q.shape[1] // self.source.num_kv_heads

@@ -1,0 +1,55 @@
+"""The reference: the meaning of attention, written to be read beside the formula.
+
+    Attention(Q, K, V) = softmax(mask(softcap(Q Kᵀ · scale) + bias)) V        scale = 1/√d_k
+
+Vaswani et al. 2017, eq. 1; softcap: Gemma 2 (2024); grouped heads: Ainslie et al. 2023. It holds
+the whole [B, H, T, S] matrix, works in float64 for float64 and in float32 for everything else, and
+rounds once, at the end. Every other kernel is judged against it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.call import Call
+from polyhead.semantics.scores import (
+    accumulation_dtype,
+    fold,
+    keep_weights,
+    poisoned,
+    quarantine,
+    tile_scores,
+    unfold,
+)
+from polyhead.semantics.state import State
+
+
+def attend(call: Call) -> State:
+    """Computes ``out [B, H, T, V]`` in q's dtype and ``lse [B, H, T]``; differentiable throughout."""
+    q, spec = call.q, call.spec
+    k, v = call.source.gather()
+    precise = accumulation_dtype(q.dtype)
+    k, v, bad = quarantine(k.to(precise), v.to(precise))
+
+    scores, _, visible = tile_scores(q.to(precise), k, spec, call.q_tokens, call.source.tokens)
+    weights, lse = softmax(scores)
+    if spec.dropout_p:
+        kept = keep_weights(spec, weights.shape, call.q_tokens, call.source.tokens)
+        weights = torch.where(kept, weights / (1.0 - spec.dropout_p), 0.0)
+    out = unfold(fold(weights, k.shape[1]) @ v, q.shape[1])
+
+    out = out.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
+    return State(out.to(q.dtype), lse)
+
+
+def softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the last dimension and its log-sum-exp; a row of −∞ gives weights 0 and lse −∞."""
+    if scores.shape[-1] == 0:
+        return scores, scores.new_full(scores.shape[:-1], -torch.inf)
+    empty = scores.isneginf().all(dim=-1, keepdim=True)
+    # Where a row is empty the softmax of zeros stands in, so that its gradient is 0 and not NaN.
+    scores = scores.masked_fill(empty, 0.0)
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True)
+    weights = torch.exp(scores - lse).masked_fill(empty, 0.0)
+    return weights, lse.masked_fill(empty, -torch.inf).squeeze(-1)

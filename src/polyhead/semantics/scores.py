@@ -1,0 +1,117 @@
+"""Scores of one tile, and the care that a tile needs: folding, quarantine, dropout.
+
+Shape letters: B batch, G kv heads, R query heads per kv head (H = G · R), T queries, S keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.call import Specification
+from polyhead.semantics.masks import Visibility
+from polyhead.semantics.tokens import Tokens
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for everything narrower."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def fold(x_BHTD: Tensor, num_kv_heads: int) -> Tensor:
+    """``[B, H, T, D]`` as ``[B, G, R·T, D]``: the query rows that share a kv head.
+
+    Query head h uses kv head h // R, so the R heads of a group are neighbours: MHA, GQA and MQA
+    are one matrix product per kv head with R·T rows, and K and V are never expanded.
+    """
+    B, H, T, D = x_BHTD.shape
+    return x_BHTD.reshape(B, num_kv_heads, H // num_kv_heads * T, D)
+
+
+def unfold(x_BGND: Tensor, num_heads: int) -> Tensor:
+    """``[B, G, R·T, D]`` back as ``[B, H, T, D]``."""
+    B, G, N, D = x_BGND.shape
+    return x_BGND.reshape(B, num_heads, N * G // num_heads, D)
+
+
+def tile_scores(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    spec: Specification,
+    q: Tokens,
+    k: Tokens,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The masked scores of a tile: scale → softcap → bias → mask.
+
+    Args:
+        q_BHTD: Queries in the accumulation dtype.
+        k_BGSD: Keys in the accumulation dtype.
+        spec: The meaning.
+        q: The tile's queries.
+        k: The tile's keys.
+
+    Returns:
+        Scores ``[B, H, T, S]``, −∞ where masked; the softcapped scores before bias and mask (None
+        without softcap), which its derivative needs; and the mask drawn (None where all is
+        visible).
+    """
+    raw = fold(q_BHTD, k_BGSD.shape[1]) @ k_BGSD.mT
+    scores = raw.view(*q_BHTD.shape[:3], k_BGSD.shape[2]) * spec.scale
+    capped = None
+    if spec.softcap is not None:
+        scores = capped = torch.tanh(scores / spec.softcap) * spec.softcap
+    if spec.bias is not None:
+        scores = scores + spec.bias.tile(q, k).to(scores)
+    visible = None
+    if spec.mask is not None and spec.mask.classify(q, k) is not Visibility.ALL:
+        visible = spec.mask.visible(q, k, scores.device)
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return scores, capped, visible
+
+
+def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values with every NaN and Inf replaced by 0, and which keys had any.
+
+    What is masked must not reach arithmetic: 0 · NaN is NaN, so a masked key with garbage in it
+    would poison rows that may not see it. Rows that may see it are made NaN by ``poisoned``.
+
+    Returns:
+        k, v, and ``[B, G, S]`` True for keys with content that is not finite.
+    """
+    good_k, good_v = k.isfinite(), v.isfinite()
+    bad = ~(good_k.all(dim=-1) & good_v.all(dim=-1))
+    return k.where(good_k, 0.0), v.where(good_v, 0.0), bad
+
+
+def poisoned(visible: Tensor | None, bad_BGS: Tensor, num_heads: int) -> Tensor:
+    """``[B, H, 1 or T]`` True for query rows that see a key with content that is not finite."""
+    bad_BHS = bad_BGS.repeat_interleave(num_heads // bad_BGS.shape[1], dim=1)
+    if visible is None:
+        return bad_BHS.any(dim=-1, keepdim=True)
+    return (visible & bad_BHS[:, :, None, :]).any(dim=-1)
+
+
+def keep_weights(spec: Specification, shape: torch.Size, q: Tokens, k: Tokens) -> Tensor:
+    """Which weights of a tile dropout keeps, ``[B, H, T, S]``, True for a share 1 − p.
+
+    A counter-based hash of (seed, batch row, head, query place, key place): the same weights are
+    dropped whatever the tiling or kernel, forward and backward, with nothing stored.
+    """
+    if spec.seed is None:
+        raise ValueError("dropout needs a seed")
+    B, H, _, _ = shape
+    device = spec.seed.device
+    rows = torch.arange(B * H, device=device).view(B, H, 1, 1)
+    key = _mix(
+        _mix(_mix(spec.seed + rows) + q.place_tensor(device)[:, None]) + k.place_tensor(device)
+    )
+    uniform = (key & 0xFFFFFF).to(torch.float32) / float(1 << 24)
+    return uniform >= spec.dropout_p
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit avalanche (Mueller's integer hash) in int64 arithmetic."""
+    x = x & 0xFFFFFFFF
+    x = (((x >> 16) ^ x) * 0x45D9F3B) & 0xFFFFFFFF
+    x = (((x >> 16) ^ x) * 0x45D9F3B) & 0xFFFFFFFF
+    return (x >> 16) ^ x

@@ -1,0 +1,83 @@
+"""Where keys and values come from: a source hands a kernel its tiles with their positions.
+
+Because keys carry positions, their order in memory is free: a ring buffer is not unrolled, a page
+table not gathered. A cache's ``append`` returns a source; two plain tensors are a ``DenseSource``.
+
+Shape letters: B batch, G kv heads, S keys, D key size, V value size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.tokens import Tokens
+
+
+class KeyValueSource(ABC):
+    """Keys and values of S tokens, read a tile at a time.
+
+    Attributes:
+        batch: B.
+        num_kv_heads: G.
+        key_dim: D.
+        value_dim: V.
+        tokens: The S keys: their positions and places.
+        dtype: Of the tensors that ``read`` returns.
+        device: Likewise.
+        requires_grad: Whether a gradient may flow back to the tensors that ``gather`` returns.
+    """
+
+    batch: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    tokens: Tokens
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool = False
+
+    def tiles(self, size: int) -> list[Tokens]:
+        """The keys in runs of at most ``size``, in the order that suits the storage."""
+        return self.tokens.split(size)
+
+    @abstractmethod
+    def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
+        """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` of a run that ``tiles`` returned."""
+
+    def gather(self) -> tuple[Tensor, Tensor]:
+        """All keys ``[B, G, S, D]`` and values ``[B, G, S, V]`` by index; may copy."""
+        tiles = sorted(self.tiles(max(1, self.tokens.length)), key=lambda tile: tile.start)
+        pairs = [self.read(tile) for tile in tiles]
+        keys, values = zip(*pairs, strict=True)
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+
+
+class DenseSource(KeyValueSource):
+    """Two tensors in order. The value may be a slice of the key's own memory (absorbed MLA).
+
+    Args:
+        k: ``[B, G, S, D]``, any strides.
+        v: ``[B, G, S, V]``, any strides.
+        positions: ``[S]`` or ``[B, S]`` whole numbers; default 0 … S − 1.
+        first_place: Place of the first key, where earlier ones have been forgotten.
+    """
+
+    def __init__(
+        self, k: Tensor, v: Tensor, positions: Tensor | None = None, first_place: int = 0
+    ) -> None:
+        self.k, self.v = k, v
+        self.batch, self.num_kv_heads, length, self.key_dim = k.shape
+        self.value_dim = v.shape[-1]
+        self.tokens = Tokens.of(length, shift=first_place, positions=positions)
+        self.dtype, self.device = k.dtype, k.device
+        self.requires_grad = k.requires_grad or v.requires_grad
+
+    def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
+        stop = tile.start + tile.length
+        return self.k[:, :, tile.start : stop], self.v[:, :, tile.start : stop]
+
+    def gather(self) -> tuple[Tensor, Tensor]:
+        return self.k, self.v

@@ -1,0 +1,130 @@
+"""Where the tokens of one axis stand: absolute positions, and places in the sequence.
+
+A mask never asks for the order of keys in memory. It asks three things of a token:
+
+- its *position*: absolute, what "causal" and rotary embedding compare; given by the caller, or
+  equal to the place;
+- its *place*: the slot in the sequence, counted from the first token ever appended; what key
+  lengths and packed documents count;
+- its *index*: the row of this call's ``q`` or the column of this call's ``k``; what an explicit
+  ``Keep`` tensor is indexed by.
+
+A ``Tokens`` is a run of consecutive indexes. Its ``span`` (least and greatest position) lets a
+mask tell, without looking at single tokens, that a tile is empty or full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Span(NamedTuple):
+    """The least and the greatest of some whole numbers; ``None`` where they are not known."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tokens:
+    """A run of ``length`` tokens.
+
+    Attributes:
+        length: Number of tokens.
+        start: Index of the first in the call's axis.
+        shift: Place of a token minus its index.
+        positions: ``[length]`` or ``[B, length]`` whole numbers, or None where positions are places.
+        span: Least and greatest position, or None where unknown (under tracing).
+    """
+
+    length: int
+    start: int = 0
+    shift: int = 0
+    positions: Tensor | None = None
+    span: Span | None = None
+
+    @classmethod
+    def of(cls, length: int, *, shift: int = 0, positions: Tensor | None = None) -> Tokens:
+        """All tokens of an axis, their span worked out where that can be done."""
+        if positions is None:
+            return cls(length, shift=shift, span=Span(shift, shift + length - 1))
+        return cls(length, shift=shift, positions=positions, span=_spans(positions, length)[0])
+
+    @property
+    def places(self) -> Span:
+        """The first and the last place."""
+        first = self.start + self.shift
+        return Span(first, first + self.length - 1)
+
+    def place_tensor(self, device: torch.device) -> Tensor:
+        """``[length]`` places."""
+        first = self.start + self.shift
+        return torch.arange(first, first + self.length, device=device)
+
+    def position_tensor(self, device: torch.device) -> Tensor:
+        """``[length]`` or ``[B, length]`` positions."""
+        return self.place_tensor(device) if self.positions is None else self.positions
+
+    def split(self, size: int) -> list[Tokens]:
+        """Consecutive runs of at most ``size`` tokens."""
+        starts = range(0, self.length, size)
+        lengths = [min(size, self.length - start) for start in starts]
+        if self.positions is None:
+            first = self.start + self.shift
+            spans: list[Span | None] = [
+                Span(first + start, first + start + length - 1)
+                for start, length in zip(starts, lengths, strict=True)
+            ]
+            positions: list[Tensor | None] = [None] * len(lengths)
+        else:
+            spans = _spans(self.positions, size)
+            positions = list(self.positions.split(size, dim=-1))
+        return [
+            Tokens(length, self.start + start, self.shift, position, span)
+            for start, length, position, span in zip(starts, lengths, positions, spans, strict=True)
+        ]
+
+    def slice(self, start: int, stop: int) -> Tokens:
+        """The tokens with indexes ``start`` to ``stop`` of this run."""
+        if self.positions is not None:
+            run = Tokens.of(
+                stop - start, shift=self.shift, positions=self.positions[..., start:stop]
+            )
+        else:
+            run = Tokens.of(stop - start, shift=self.shift + self.start + start)
+            run = replace(run, shift=self.shift)
+        return replace(run, start=self.start + start)
+
+
+def distance(q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+    """Query position minus key position, ``[1 or B, 1, T, S]``."""
+    rows = q.position_tensor(device)[..., :, None]
+    columns = k.position_tensor(device)[..., None, :]
+    difference = rows - columns
+    return difference.reshape(-1, 1, *difference.shape[-2:])
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether the values of ``tensor`` may not be looked at: compilation, export, vmap, meta."""
+    return (
+        torch.compiler.is_compiling()
+        or tensor.is_meta
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _spans(positions: Tensor, size: int) -> list[Span | None]:
+    """The span of every run of ``size``, with one transfer from the device for all of them."""
+    length = positions.shape[-1]
+    count = max(1, -(-length // size))
+    if is_traced(positions):
+        return [None] * count
+    if positions.numel() == 0:
+        return [Span(0, -1)] * count
+    runs = positions.reshape(-1, length).split(size, dim=-1)
+    ends = torch.stack([torch.stack([run.amin(), run.amax()]) for run in runs]).tolist()
+    return [Span(low, high) for low, high in ends]

@@ -1,0 +1,38 @@
+"""Exact attention weights of chosen rows, recomputed from q, k and the saved lse.
+
+    p_ij = exp(score_ij − lse_i)
+
+Any row of the T×S matrix costs one row of scores; the matrix itself is never needed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.call import Specification
+from polyhead.semantics.scores import accumulation_dtype, tile_scores
+from polyhead.semantics.tokens import Tokens
+
+
+def weight_rows(
+    q: Tensor, k: Tensor, lse: Tensor, spec: Specification, q_tokens: Tokens, k_tokens: Tokens
+) -> Tensor:
+    """The weights of a run of queries on a run of keys.
+
+    Args:
+        q: ``[B, H, T, D]`` queries of the run ``q_tokens``.
+        k: ``[B, G, S, D]`` keys of the run ``k_tokens``.
+        lse: ``[B, H, T]`` natural-log log-sum-exp of each query row over all of its keys.
+        spec: The specification that the attention was computed with.
+        q_tokens: Positions and places of the queries.
+        k_tokens: Positions and places of the keys.
+
+    Returns:
+        ``[B, H, T, S]`` in float32 (float64 for float64); a query that saw nothing has weights 0.
+    """
+    precise = accumulation_dtype(q.dtype)
+    scores, _, _ = tile_scores(q.to(precise), k.to(precise), spec, q_tokens, k_tokens)
+    empty = lse.isneginf()
+    weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None].to(precise))
+    return weights.masked_fill(empty[..., None], 0.0)
