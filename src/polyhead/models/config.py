@@ -10,7 +10,7 @@ from here too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from polyhead.errors import ConfigError
@@ -54,9 +54,9 @@ class TransformerConfig(Data):
     """An encoder, a decoder or an encoder-decoder.
 
     ``layers`` are the decoder's layers (the encoder's, for ``"encoder"``); ``encoder_layers`` the
-    encoder's of an ``"encoder-decoder"``. A decoder's self-attention is causal; an encoder's is not.
-    ``head``: ``"tied"`` logits with the embedding, ``"untied"`` logits with their own matrix, None
-    hidden states only.
+    encoder's of an ``"encoder-decoder"``. A decoder's self-attention is causal; an encoder's is
+    not. ``head``: ``"tied"`` logits with the embedding, ``"untied"`` logits with their own matrix,
+    None hidden states only.
     """
 
     kind: Literal["decoder", "encoder", "encoder-decoder"]
@@ -66,7 +66,7 @@ class TransformerConfig(Data):
     layers: tuple[LayerConfig, ...]
     encoder_layers: tuple[LayerConfig, ...] = ()
     embedding: EmbeddingConfig = EmbeddingConfig()
-    final_norm: NormConfig | None = NormConfig()
+    final_norm: NormConfig | None = field(default_factory=NormConfig)
     head: Literal["tied", "untied"] | None = "tied"
     head_bias: bool = False
     logit_softcap: float | None = None

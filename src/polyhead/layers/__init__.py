@@ -1,0 +1,48 @@
+"""The modules a Transformer is made of.
+
+Read in this order: ``config``, ``attention``, ``positions``, ``norms``, ``feed_forward``,
+``transformer_layer``, ``linear``.
+"""
+
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    QKNormConfig,
+    RopeConfig,
+)
+from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.latent_attention import MultiHeadLatentAttention
+from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.layers.linear import FusedLinear, packing
+from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
+from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
+from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.transformer_layer import TransformerLayer
+
+__all__ = [
+    "AttentionConfig",
+    "AttentionHook",
+    "AttentionRecord",
+    "FeedForward",
+    "FeedForwardConfig",
+    "FusedLinear",
+    "HookHandle",
+    "LatentAttentionConfig",
+    "LayerConfig",
+    "LayerNorm",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "MultiHeadLatentAttention",
+    "NormConfig",
+    "QKNormConfig",
+    "RMSNorm",
+    "RoPE",
+    "RopeConfig",
+    "SinusoidalPositions",
+    "TransformerLayer",
+    "build_norm",
+    "packing",
+]

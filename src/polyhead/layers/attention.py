@@ -1,0 +1,435 @@
+"""Multi-head attention as a layer: MHA, GQA and MQA; self- and cross-attention; cached or not.
+
+    head_h = Attention(x Wq_h, c Wk_g, c Wv_g), g = h // (H / G)        c = x, or a context
+    out    = concat(head_1 … head_H) Wo
+
+Vaswani et al. 2017, §3.2.2; Shazeer 2019 (MQA); Ainslie et al. 2023 (GQA).
+
+Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D head size, V value size,
+E embed size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.caches import KeyValueCache
+from polyhead.errors import ConfigError
+from polyhead.functional import attention
+from polyhead.layers.config import AttentionConfig, QKNormConfig, RopeConfig
+from polyhead.layers.linear import FusedLinear, PacksWeights, linear
+from polyhead.layers.norms import build_norm
+from polyhead.layers.positions import RoPE
+from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.semantics import Bias, Causal, DenseSource, KeyValueSource, Mask, Window
+
+Context = Tensor | tuple[Tensor, Tensor]
+
+
+class MultiHeadAttention(PacksWeights):
+    """Projects to queries, keys and values, attends, projects back.
+
+    ``from_config`` reaches what this constructor leaves out: separate biases, ``scale``, ``sinks``,
+    ``v_head_dim``.
+
+    Args:
+        embed_dim: E, features of ``x`` and of the output.
+        num_heads: H, query heads.
+        num_kv_heads: G, a divisor of H; default H (MHA), 1 is MQA.
+        head_dim: D; default embed_dim / num_heads.
+        kdim: Features that keys are made from; default embed_dim.
+        vdim: Features that values are made from; default embed_dim.
+        bias: Biases on all four projections.
+        rope: Rotary positions for queries and keys.
+        qk_norm: Normalised queries and keys.
+        window: Keys that a query sees under a causal mask, itself included; None: all.
+        softcap: c in c · tanh(score / c); None is off.
+        dropout: Share of the attention weights set to zero, when training.
+
+    Attributes:
+        config: Everything above as data.
+        q_proj, k_proj, v_proj, o_proj: The projections.
+        q_norm, k_norm: With ``qk_norm``.
+        sinks: ``[H]`` learned scores that join the denominator only, or None.
+
+    Raises:
+        ConfigError: Sizes or numbers that do not go together.
+    """
+
+    sinks: nn.Parameter | None
+    q_norm: nn.Module
+    k_norm: nn.Module
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        bias: bool = False,
+        rope: RoPE | RopeConfig | None = None,
+        qk_norm: QKNormConfig | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if head_dim is None:
+            head_dim = _default_head_dim(embed_dim, num_heads)
+        config = AttentionConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+            head_dim=head_dim,
+            qkv_bias=bias,
+            out_bias=bias,
+            rope=rope.config if isinstance(rope, RoPE) else rope,
+            qk_norm=qk_norm,
+            window=window,
+            softcap=softcap,
+            dropout=dropout,
+        )
+        self._build(embed_dim, config, kdim, vdim, rope if isinstance(rope, RoPE) else None)
+
+    @classmethod
+    def from_config(
+        cls,
+        embed_dim: int,
+        config: AttentionConfig,
+        *,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        rope: RoPE | None = None,
+    ) -> Self:
+        """The layer that ``config`` describes.
+
+        Args:
+            embed_dim: E.
+            config: Heads, biases, positions, masks.
+            kdim: Features that keys are made from; default embed_dim.
+            vdim: Features that values are made from; default embed_dim.
+            rope: Rotary positions built from ``config.rope`` already, to share their tables.
+
+        Raises:
+            ConfigError: Numbers that do not go together, or a ``rope`` of another configuration.
+        """
+        layer = cls.__new__(cls)
+        PacksWeights.__init__(layer)
+        layer._build(embed_dim, config, kdim, vdim, rope)
+        return layer
+
+    def _build(
+        self,
+        embed_dim: int,
+        config: AttentionConfig,
+        kdim: int | None,
+        vdim: int | None,
+        rope: RoPE | None,
+    ) -> None:
+        _check_sizes(embed_dim=embed_dim, kdim=kdim, vdim=vdim)
+        if not 0.0 <= config.dropout < 1.0:
+            raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
+        if rope is not None and rope.config != config.rope:
+            raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
+        H, G, D = config.num_heads, config.num_kv_heads, config.head_dim
+        V = D if config.v_head_dim is None else config.v_head_dim
+        self.config = config
+        self.embed_dim = embed_dim
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim = H, G, D, V
+        self.scale = 1.0 / math.sqrt(D) if config.scale is None else config.scale
+        self.softcap, self.dropout = config.softcap, config.dropout
+
+        self.q_proj = nn.Linear(embed_dim, H * D, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(self.kdim, G * D, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(H * V, embed_dim, bias=config.out_bias)
+        self.register_parameter("sinks", nn.Parameter(torch.zeros(H)) if config.sinks else None)
+        self._qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
+        if config.qk_norm is not None:
+            full = config.qk_norm.place == "full_width"
+            self.q_norm = build_norm(H * D if full else D, config.qk_norm.norm)
+            self.k_norm = build_norm(G * D if full else D, config.qk_norm.norm)
+        self.rope = rope
+        if rope is None and config.rope is not None:
+            self.rope = RoPE.from_config(config.rope, D)
+
+        self._window = None if config.window is None else Window(config.window)
+        self._causal_window = None if self._window is None else Causal() & self._window
+        self._qkv, self._q, self._kv, self._o = (FusedLinear() for _ in range(4))
+        self._hooks: dict[HookHandle, AttentionHook] = {}
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Context | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """Self-attention of ``x``, or its cross-attention to ``context``.
+
+        With a cache, self-attention appends the keys and values of ``x`` and attends to all that
+        are held. Cross-attention fills an empty cache from ``context`` and afterwards reads the
+        cache alone: for another context, reset it.
+
+        Args:
+            x: ``[B, T, E]``.
+            context: ``[B, S, kdim]``, or a pair of it and ``[B, S, vdim]``; None: self-attention.
+            mask: Who may look at whom; None: everything is visible. The window is added to it.
+            bias: Added to the scores: ``ALiBi``, ``RelativeBias`` or ``[B, H, T, S]``.
+            positions: ``[T]`` or ``[B, T]`` of ``x``; default: they follow on from the cache, and
+                in cross-attention they are 0 … T − 1.
+            context_positions: ``[S]`` or ``[B, S]`` of ``context``; default 0 … S − 1.
+            cache: What is remembered from earlier calls.
+            kernel: ``"auto"`` or the name of a kernel.
+
+        Returns:
+            ``[B, T, E]`` in the dtype of ``x``.
+
+        Raises:
+            ValueError: Shapes that do not fit, named.
+        """
+        if x.ndim != 3 or x.shape[2] != self.embed_dim:
+            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        if context is None:
+            if context_positions is not None:
+                raise ValueError("context_positions need a context: got none")
+            q, source = self._self_attention(x, positions, cache)
+        else:
+            q, source = self._cross_attention(x, context, positions, context_positions, cache)
+        if self._window is not None:
+            mask = self._with_window(mask)
+        heads = self._attend(q, source, mask, bias, positions, kernel)
+        B, _, T, _ = heads.shape
+        joined = heads.transpose(1, 2).reshape(B, T, -1)
+        return linear(self._o, joined, self.o_proj)
+
+    def register_attention_hook(self, hook: AttentionHook) -> HookHandle:
+        """Calls ``hook(record)`` with an ``AttentionRecord`` of every call from now on.
+
+        The outputs stay bit-identical. While a gradient is being recorded the log-sum-exp takes a
+        second, gradient-free call, so that the first can use the kernel it would have used.
+
+        Returns:
+            A handle; ``handle.remove()`` ends it, and so does leaving ``with handle:``.
+        """
+        handle = HookHandle(self._hooks)
+        self._hooks[handle] = hook
+        return handle
+
+    def _self_attention(
+        self, x: Tensor, positions: Tensor | None, cache: KeyValueCache | None
+    ) -> tuple[Tensor, KeyValueSource]:
+        if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
+            raise ValueError(
+                f"self-attention needs kdim and vdim equal to embed_dim={self.embed_dim}: got "
+                f"kdim={self.kdim}, vdim={self.vdim}; pass a context"
+            )
+        where = positions
+        first: int | Tensor = 0
+        if where is not None:
+            first = where
+        elif cache is not None:
+            first = cache.length
+        q, k, v = self._project(x, first)
+        if cache is None:
+            return q, DenseSource(k, v, where)
+        return q, cache.append(k, v, where)
+
+    def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
+        H, G, D, V = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
+        B, T, _ = x.shape
+        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
+        joined = self._qkv(x, q_proj, k_proj, v_proj)
+        if joined is None:
+            q, k, v = q_proj(x), k_proj(x), v_proj(x)
+        elif self._qk_norm_place is None and self.rope is not None:
+            # Queries and keys are neighbours in memory: one rotation turns both.
+            qk = joined[..., : (H + G) * D].view(B, T, H + G, D)
+            qk = self.rope.apply(qk, positions, head_axis=2).transpose(1, 2)
+            v = joined[..., (H + G) * D :].view(B, T, G, V).transpose(1, 2)
+            return qk[:, :H], qk[:, H:], v
+        else:
+            q, k, v = torch.split(joined, [H * D, G * D, G * V], dim=-1)
+        return (
+            self._placed(q, H, "q_norm", positions),
+            self._placed(k, G, "k_norm", positions),
+            v.view(B, T, G, V).transpose(1, 2),
+        )
+
+    def _placed(self, projected: Tensor, heads: int, norm: str, positions: int | Tensor) -> Tensor:
+        """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalised and rotated."""
+        place = self._qk_norm_place
+        if place == "full_width":
+            projected = getattr(self, norm)(projected)
+        x = projected.view(*projected.shape[:2], heads, self.head_dim)
+        if place == "before_rope":
+            x = getattr(self, norm)(x)
+        if self.rope is not None:
+            x = self.rope.apply(x, positions, head_axis=2)
+        if place == "after_rope":
+            x = getattr(self, norm)(x)
+        return x.transpose(1, 2)
+
+    def _cross_attention(
+        self,
+        x: Tensor,
+        context: Context,
+        positions: Tensor | None,
+        context_positions: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> tuple[Tensor, KeyValueSource]:
+        q = linear(self._q, x, self.q_proj)
+        q = self._placed(q, self.num_heads, "q_norm", 0 if positions is None else positions)
+        for_k, for_v = context if isinstance(context, tuple) else (context, context)
+        if cache is not None and cache.length:
+            if for_k.shape[1] != cache.length:
+                raise ValueError(
+                    f"the cache holds a context of {cache.length} tokens: got one of "
+                    f"{for_k.shape[1]}; reset the cache for another context"
+                )
+            return q, cache.source()
+        B = x.shape[0]
+        for name, c, dim in (("kdim", for_k, self.kdim), ("vdim", for_v, self.vdim)):
+            if c.ndim != 3 or c.shape[0] != B or c.shape[2] != dim:
+                raise ValueError(f"context must be [B={B}, S, {name}={dim}]: got {list(c.shape)}")
+        G, D, V = self.num_kv_heads, self.head_dim, self.v_head_dim
+        joined = None
+        if for_k is for_v:
+            joined = self._kv(for_k, self.k_proj, self.v_proj)
+        if joined is None:
+            k, v = self.k_proj(for_k), self.v_proj(for_v)
+        else:
+            k, v = torch.split(joined, [G * D, G * V], dim=-1)
+        k = self._placed(k, G, "k_norm", 0 if context_positions is None else context_positions)
+        v = v.view(B, -1, G, V).transpose(1, 2)
+        if cache is None:
+            return q, DenseSource(k, v, context_positions)
+        return q, cache.append(k, v, context_positions)
+
+    def _with_window(self, mask: Mask | None) -> Mask | None:
+        if type(mask) is Causal:
+            return self._causal_window
+        if mask is None or self._window is None:
+            return self._window
+        return self._window & mask
+
+    def _attend(
+        self,
+        q: Tensor,
+        source: KeyValueSource,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        positions: Tensor | None,
+        kernel: str,
+    ) -> Tensor:
+        """The heads' outputs ``[B, H, T, V]``."""
+        if self._hooks:
+            return self._attend_and_record(q, source, mask, bias, positions, kernel)
+        return attention(
+            q,
+            source,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            q_positions=positions,
+            dropout_p=self.dropout if self.training else 0.0,
+            kernel=kernel,
+        )
+
+    def _attend_and_record(
+        self,
+        q: Tensor,
+        source: KeyValueSource,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        positions: Tensor | None,
+        kernel: str,
+    ) -> Tensor:
+        dropout_p = self.dropout if self.training else 0.0
+        call: Callable[..., Any] = partial(
+            attention,
+            q,
+            source,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            q_positions=positions,
+        )
+        out: Tensor
+        lse: Tensor
+        if torch.is_grad_enabled():
+            out = call(dropout_p=dropout_p, kernel=kernel)
+            with torch.no_grad():
+                _, lse = call(return_lse=True)
+        else:
+            out, lse = call(dropout_p=dropout_p, kernel=kernel, return_lse=True)
+        k, v = source.gather()
+        record = AttentionRecord(
+            layer=self,
+            q=q,
+            k=k,
+            v=v,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            q_positions=positions,
+            kv_positions=source.tokens.positions,
+            out=out,
+            lse=lse,
+        )
+        for hook in tuple(self._hooks.values()):
+            hook(record)
+        return out
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.embed_dim}, heads={self.num_heads}/{self.num_kv_heads}×{self.head_dim}"]
+        if self.rope is not None:
+            parts.append(repr(self.rope))
+        parts += [
+            f"{name}={value}"
+            for name in ("window", "softcap", "dropout")
+            if (value := getattr(self.config, name))
+        ]
+        return ", ".join(parts)
+
+
+def _default_head_dim(embed_dim: int, num_heads: int) -> int:
+    _check_sizes(embed_dim=embed_dim, num_heads=num_heads)
+    if embed_dim % num_heads:
+        nearest = min(
+            (h for h in range(1, embed_dim + 1) if embed_dim % h == 0),
+            key=lambda h: (abs(h - num_heads), -h),
+        )
+        raise ConfigError(
+            f"num_heads must divide embed_dim: got embed_dim={embed_dim}, num_heads={num_heads}; "
+            f"use {nearest} or pass head_dim"
+        )
+    return embed_dim // num_heads
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, value in sizes.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")

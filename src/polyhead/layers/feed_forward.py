@@ -1,0 +1,100 @@
+"""The position-wise feed-forward network.
+
+    down(act(up(x)))                    Vaswani et al. 2017, eq. 2
+    down(act(gate(x)) · up(x))          gated: SwiGLU with silu, GeGLU with gelu (Shazeer 2020)
+
+Shape letters: B batch, T tokens, E embed size, F hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.layers.config import FeedForwardConfig
+from polyhead.layers.linear import FusedLinear, PacksWeights, linear
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """Applies an activation by name."""
+    if activation == "silu":
+        return F.silu(x)
+    if activation == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    if activation == "gelu":
+        return F.gelu(x)
+    return torch.relu(x)
+
+
+class FeedForward(PacksWeights):
+    """Two projections with an activation between, or three with a gate.
+
+    Args:
+        embed_dim: E.
+        hidden_dim: F.
+        activation: ``"relu"``, ``"gelu"`` (exact), ``"gelu_tanh"`` or ``"silu"``.
+        gated: Multiply the activated ``gate_proj`` with ``up_proj``.
+        bias: Of every projection.
+        dropout: On the hidden features, when training.
+
+    Raises:
+        ValueError: An unknown activation or a share that is no probability.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_dim: int,
+        activation: Activation = "silu",
+        gated: bool = True,
+        bias: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if activation not in ("relu", "gelu", "gelu_tanh", "silu"):
+            raise ValueError(
+                f"activation must be 'relu', 'gelu', 'gelu_tanh' or 'silu': got {activation!r}"
+            )
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be at least 0 and below 1: got {dropout}")
+        self.activation, self.gated, self.dropout = activation, gated, dropout
+        self.gate_proj = nn.Linear(embed_dim, hidden_dim, bias=bias) if gated else None
+        self.up_proj = nn.Linear(embed_dim, hidden_dim, bias=bias)
+        self.down_proj = nn.Linear(hidden_dim, embed_dim, bias=bias)
+        self._into_hidden, self._out_of_hidden = FusedLinear(), FusedLinear()
+
+    @classmethod
+    def from_config(cls, embed_dim: int, config: FeedForwardConfig) -> Self:
+        """The network that ``config`` describes."""
+        return cls(
+            embed_dim,
+            config.hidden_dim,
+            config.activation,
+            config.gated,
+            config.bias,
+            config.dropout,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, E]`` to ``[B, T, E]``."""
+        up, gate = self.up_proj, self.gate_proj
+        if gate is None:
+            hidden = activate(linear(self._into_hidden, x, up), self.activation)
+        else:
+            both = self._into_hidden(x, gate, up)
+            gates, values = (gate(x), up(x)) if both is None else both.chunk(2, dim=-1)
+            hidden = activate(gates, self.activation)
+            # In place where nothing is recorded: a fresh buffer of this size costs more than the
+            # product, because its pages are touched for the first time.
+            hidden = hidden * values if torch.is_grad_enabled() else hidden.mul_(values)
+        if self.training and self.dropout:
+            hidden = F.dropout(hidden, self.dropout)
+        return linear(self._out_of_hidden, hidden, self.down_proj)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation}, gated={self.gated}, dropout={self.dropout}"

@@ -1,0 +1,82 @@
+"""Attention hooks: a layer shows its calls to whoever registered, and its outputs do not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.functional import attention
+from polyhead.layers.linear import PacksWeights
+from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.semantics import Bias, KeyValueSource, Mask
+
+
+class Hooked(PacksWeights):
+    """A module whose calls of ``attention`` can be watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooks: dict[HookHandle, AttentionHook] = {}
+
+    def register_attention_hook(self, hook: AttentionHook) -> HookHandle:
+        """Calls ``hook(record)`` with an ``AttentionRecord`` of every call from now on.
+
+        The outputs stay bit-identical. While a gradient is being recorded the log-sum-exp takes a
+        second, gradient-free call, so that the first can use the kernel it would have used.
+
+        Returns:
+            A handle; ``handle.remove()`` ends it, and so does leaving ``with handle:``.
+        """
+        handle = HookHandle(self._hooks)
+        self._hooks[handle] = hook
+        return handle
+
+    def _attend(
+        self,
+        q: Tensor,
+        source: KeyValueSource,
+        *,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        scale: float,
+        q_positions: Tensor | None,
+        dropout_p: float,
+        kernel: str,
+    ) -> Tensor:
+        """``attention`` ``[B, H, T, V]``, shown to the hooks."""
+        call: Callable[..., Any] = partial(
+            attention, q, source, mask=mask, bias=bias, scale=scale, q_positions=q_positions
+        )
+        if not self._hooks:
+            alone: Tensor = call(dropout_p=dropout_p, kernel=kernel)
+            return alone
+        out: Tensor
+        if torch.is_grad_enabled():
+            out = call(dropout_p=dropout_p, kernel=kernel)
+            with torch.no_grad():
+                _, lse = call(return_lse=True)
+        else:
+            out, lse = call(dropout_p=dropout_p, kernel=kernel, return_lse=True)
+        k, v = source.gather()
+        record = AttentionRecord(
+            layer=self,  # type: ignore[arg-type]  # any layer with hooks
+            q=q,
+            k=k,
+            v=v,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            softcap=None,
+            sinks=None,
+            q_positions=q_positions,
+            kv_positions=source.tokens.positions,
+            out=out,
+            lse=lse,
+        )
+        for hook in tuple(self._hooks.values()):
+            hook(record)
+        return out

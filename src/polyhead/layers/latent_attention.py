@@ -1,0 +1,296 @@
+"""Multi-head latent attention: keys and values of all heads from one small latent per token.
+
+    [c | r] = x Wkv_a            c = norm(c), r = rotate(r): all that a cache keeps, R + P numbers
+    k_h     = [c Wuk_h | r]      v_h = c Wuv_h                        (Wkv_b holds Wuk and Wuv)
+    q_h     = [n_h | rotate(p_h)] from x, or from a latent of x
+    out     = concat(softmax(q_h k_hᵀ · scale) v_h) Wo
+
+DeepSeek-V2 (2024), §2.1, eqs. 9-19. There are two ways to compute it:
+
+    expanded   makes k_h and v_h for every token
+    absorbed   n_h (c Wuk_h)ᵀ = (n_h Wuk_hᵀ) cᵀ, so with q'_h = [n_h Wuk_hᵀ | rotate(p_h)] the
+               scores are q'_h [c | r]ᵀ, and weighting values is weighting c and then applying
+               Wuv_h: MQA with one kv head of R + P features whose value is a slice of its key
+
+Shape letters: B batch, H heads, T queries, S keys, E embed size, R latent size, N features of a key
+without rotation, P with rotation, V value size.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.caches import KeyValueCache
+from polyhead.errors import ConfigError
+from polyhead.layers.config import RopeConfig
+from polyhead.layers.hooks import Hooked
+from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.layers.latent_cost import (
+    COMPUTATIONS,
+    Computation,
+    LatentExplanation,
+    choose,
+    explain_choice,
+)
+from polyhead.layers.linear import FusedLinear, PacksWeights, linear
+from polyhead.layers.norms import build_norm
+from polyhead.layers.positions import RoPE
+from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
+
+
+class MultiHeadLatentAttention(Hooked):
+    """Self-attention on a latent, with a cache of R + P numbers per token or without one.
+
+    Names of parameters are DeepSeek's, but for the norms (``q_a_layernorm`` is ``q_a_norm``,
+    ``kv_a_layernorm`` is ``kv_a_norm``) and the order of rotary rows, which is half-split here and
+    interleaved in the files: ``latent_layout.from_deepseek`` renames and permutes.
+
+    Args:
+        embed_dim: E, features of ``x`` and of the output.
+        num_heads: H.
+        q_lora_rank: Size of the latent that queries are made from; None: straight from ``x``.
+        kv_lora_rank: R.
+        qk_nope_head_dim: N.
+        qk_rope_head_dim: P, even.
+        v_head_dim: V.
+        bias: Biases on the projections into the latents and on ``o_proj``.
+        rope: Rotary positions over the P features; None: nothing is rotated.
+        dropout: Share of the attention weights set to zero, when training.
+
+    Attributes:
+        config: Everything above as data.
+        q_proj: ``[H(N + P), E]`` where there is no ``q_lora_rank``; otherwise ``q_a_proj``,
+            ``q_a_norm``, ``q_b_proj``.
+        kv_a_proj_with_mqa: ``[R + P, E]``.
+        kv_a_norm: Over the R features.
+        kv_b_proj: ``[H(N + V), R]``.
+        o_proj: ``[E, H · V]``.
+
+    Raises:
+        ConfigError: Sizes or numbers that do not go together.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        q_lora_rank: int | None = None,
+        bias: bool = False,
+        rope: RoPE | RopeConfig | None = RopeConfig(),  # noqa: B008  # frozen
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        config = LatentAttentionConfig(
+            num_heads=num_heads,
+            kv_lora_rank=kv_lora_rank,
+            qk_nope_head_dim=qk_nope_head_dim,
+            qk_rope_head_dim=qk_rope_head_dim,
+            v_head_dim=v_head_dim,
+            q_lora_rank=q_lora_rank,
+            bias=bias,
+            rope=rope.config if isinstance(rope, RoPE) else rope,
+            dropout=dropout,
+        )
+        self._build(embed_dim, config, rope if isinstance(rope, RoPE) else None)
+
+    @classmethod
+    def from_config(
+        cls, embed_dim: int, config: LatentAttentionConfig, *, rope: RoPE | None = None
+    ) -> Self:
+        """The layer that ``config`` describes.
+
+        Args:
+            embed_dim: E.
+            config: Sizes, biases, positions, norm, scale.
+            rope: Rotary positions built from ``config.rope`` already, to share their tables.
+
+        Raises:
+            ConfigError: A ``rope`` of another configuration.
+        """
+        layer = cls.__new__(cls)
+        Hooked.__init__(layer)
+        layer._build(embed_dim, config, rope)
+        return layer
+
+    def _build(self, embed_dim: int, config: LatentAttentionConfig, rope: RoPE | None) -> None:
+        if not isinstance(embed_dim, int) or embed_dim < 1:
+            raise ConfigError(f"embed_dim must be a whole number of at least 1: got {embed_dim!r}")
+        if rope is not None and rope.config != config.rope:
+            raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
+        self.config, self.embed_dim = config, embed_dim
+        self.num_heads, self.v_head_dim = config.num_heads, config.v_head_dim
+        self.scale, self.dropout = config.score_scale, config.dropout
+        H, R = config.num_heads, config.kv_lora_rank
+        into, out = config.q_lora_rank, H * config.qk_head_dim
+        if into is None:
+            self.q_proj = nn.Linear(embed_dim, out, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(embed_dim, into, bias=config.bias)
+            self.q_a_norm = build_norm(into, config.norm)
+            self.q_b_proj = nn.Linear(into, out, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(embed_dim, config.latent_dim, bias=config.bias)
+        self.kv_a_norm = build_norm(R, config.norm)
+        self.kv_b_proj = nn.Linear(R, H * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        self.o_proj = nn.Linear(H * config.v_head_dim, embed_dim, bias=config.bias)
+        self.rope = rope
+        if rope is None and config.rope is not None:
+            self.rope = RoPE.from_config(config.rope, config.qk_rope_head_dim)
+        self._into, self._q_b, self._o = (FusedLinear() for _ in range(3))
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        kernel: str = "auto",
+        computation: Literal["auto", "absorbed", "expanded"] = "auto",
+    ) -> Tensor:
+        """Self-attention of ``x`` to itself and to what the cache holds.
+
+        Args:
+            x: ``[B, T, E]``.
+            mask: Who may look at whom; None: everything is visible.
+            bias: Added to the scores: ``ALiBi``, ``RelativeBias`` or ``[B, H, T, S]``.
+            positions: ``[T]`` or ``[B, T]`` of ``x``; default: they follow on from the cache.
+            cache: What is remembered: a ``LatentCache``, or another over one kv head.
+            kernel: ``"auto"`` or the name of a kernel.
+            computation: ``"absorbed"``, ``"expanded"``, or ``"auto"``: whichever takes fewer
+                operations for these shapes (``explain`` tells).
+
+        Returns:
+            ``[B, T, E]`` in the dtype of ``x``.
+
+        Raises:
+            ValueError: Shapes that do not fit, or an unknown computation, named.
+        """
+        if x.ndim != 3 or x.shape[2] != self.embed_dim:
+            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        forced = _forced(computation)
+        first: int | Tensor = 0 if cache is None else cache.length
+        n, p, latent = self._project(x, first if positions is None else positions)
+        R = self.config.kv_lora_rank
+        if cache is None:
+            source: KeyValueSource = DenseSource(latent, latent[..., :R], positions)
+        else:
+            source = cache.append(latent, latent[..., :R], positions)
+        B, T, _ = x.shape
+        way = forced or choose(self.config, B, T, source.tokens.length)
+        if way == "absorbed":
+            up = self._up()[0].to(n.dtype)
+            q = torch.cat((torch.einsum("bhtn,hnr->bhtr", n, up), p), dim=-1)
+        else:
+            q = torch.cat((n, p), dim=-1)
+            source = self._expanded(source)
+        heads = self._attend(
+            q,
+            source,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            q_positions=positions,
+            dropout_p=self.dropout if self.training else 0.0,
+            kernel=kernel,
+        )
+        if way == "absorbed":
+            heads = torch.einsum("bhtr,hvr->bhtv", heads, self._up()[1].to(heads.dtype))
+        return linear(self._o, heads.transpose(1, 2).reshape(B, T, -1), self.o_proj)
+
+    def explain(
+        self,
+        queries: int,
+        keys: int,
+        *,
+        batch: int = 1,
+        computation: Literal["auto", "absorbed", "expanded"] = "auto",
+    ) -> LatentExplanation:
+        """Which computation ``forward`` takes for T queries and S keys in all, and what both cost.
+
+        Args:
+            queries: T, tokens of ``x``.
+            keys: S, those of ``x`` and those in the cache.
+            batch: B.
+            computation: As in ``forward``.
+
+        Raises:
+            ValueError: Fewer keys than queries, or an unknown computation.
+        """
+        if batch < 1 or queries < 1 or keys < queries:
+            raise ValueError(
+                f"keys are at least the queries, and both at least 1: got batch={batch}, "
+                f"queries={queries}, keys={keys}"
+            )
+        return explain_choice(self.config, batch, queries, keys, _forced(computation))
+
+    def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """n ``[B, H, T, N]``, p ``[B, H, T, P]`` rotated, and ``[c | r]`` ``[B, 1, T, R + P]``."""
+        config = self.config
+        N, P, R = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
+        B, T, _ = x.shape
+        first = self.q_proj if config.q_lora_rank is None else self.q_a_proj
+        joined = self._into(x, first, self.kv_a_proj_with_mqa)
+        if joined is None:
+            q, latent = first(x), self.kv_a_proj_with_mqa(x)
+        else:
+            q, latent = joined.split((joined.shape[-1] - R - P, R + P), dim=-1)
+        if config.q_lora_rank is not None:
+            q = linear(self._q_b, self.q_a_norm(q), self.q_b_proj)
+        n, p = q.view(B, T, config.num_heads, N + P).split((N, P), dim=-1)
+        c, r = latent.view(B, T, 1, R + P).split((R, P), dim=-1)
+        if self.rope is not None:
+            p = self.rope.apply(p, positions, head_axis=2)
+            r = self.rope.apply(r, positions, head_axis=2)
+        latent = torch.cat((self.kv_a_norm(c), r), dim=-1)
+        return n.transpose(1, 2), p.transpose(1, 2), latent.transpose(1, 2)
+
+    def _up(self) -> tuple[Tensor, Tensor]:
+        """Wuk ``[H, N, R]`` and Wuv ``[H, V, R]``, views of ``kv_b_proj``."""
+        config = self.config
+        weight = self.kv_b_proj.weight.view(config.num_heads, -1, config.kv_lora_rank)
+        return weight[:, : config.qk_nope_head_dim], weight[:, config.qk_nope_head_dim :]
+
+    def _expanded(self, source: KeyValueSource) -> DenseSource:
+        """Keys ``[B, H, S, N + P]`` and values ``[B, H, S, V]`` of all tokens of a latent source."""
+        config = self.config
+        N, R = config.qk_nope_head_dim, config.kv_lora_rank
+        latent = source.gather()[0][:, 0]
+        B, S, _ = latent.shape
+        c, r = latent[..., :R], latent[..., None, R:]
+        made = self.kv_b_proj(c).view(B, S, config.num_heads, -1)
+        k = torch.cat((made[..., :N], r.expand(-1, -1, config.num_heads, -1)), dim=-1)
+        v = made[..., N:]
+        return DenseSource.over(k.transpose(1, 2), v.transpose(1, 2), source.tokens)
+
+    def extra_repr(self) -> str:
+        config = self.config
+        parts = [
+            f"{self.embed_dim}, heads={config.num_heads}×({config.qk_nope_head_dim}+"
+            f"{config.qk_rope_head_dim} → {config.v_head_dim})",
+            f"latent={config.kv_lora_rank}+{config.qk_rope_head_dim}",
+        ]
+        if self.rope is not None:
+            parts.append(repr(self.rope))
+        if config.dropout:
+            parts.append(f"dropout={config.dropout}")
+        return ", ".join(parts)
+
+
+def _forced(computation: str) -> Computation | None:
+    for name in COMPUTATIONS:
+        if computation == name:
+            return name
+    if computation != "auto":
+        raise ValueError(
+            f"computation must be 'auto', 'absorbed' or 'expanded': got {computation!r}"
+        )
+    return None

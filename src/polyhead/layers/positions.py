@@ -1,0 +1,296 @@
+"""Where a token stands, told to the model: rotary, learned and sinusoidal positions.
+
+Rotary embedding (Su et al. 2021) turns each pair of features of a query and a key by an angle that
+grows with the position, so that their product depends on the distance alone. The pairs are
+(i, i + d/2), the "half-split" row order of Hugging Face checkpoints:
+
+    rotated = x · cos + swap_halves(x) · (−sin, sin)
+
+Shape letters: B batch, N heads, T tokens, D head size, d rotated features of a head, E embed size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.errors import ConfigError, ContextLengthError
+from polyhead.layers.config import RopeConfig, RopeType
+from polyhead.layers.frequencies import inverse_frequencies, regime
+from polyhead.semantics.tokens import is_traced
+
+
+class _Rotation(NamedTuple):
+    """``cos`` and ``(−sin, sin)``, ``[T, d]`` or ``[B, T, d]``."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def with_heads(self, axis: int) -> _Rotation:
+        return _Rotation(self.cos.unsqueeze(axis), self.sin.unsqueeze(axis))
+
+
+class RoPE:
+    """Rotary position embedding, shared freely between layers: it has no parameters.
+
+    Tokens that follow on from each other are looked up in a table that doubles as it is outgrown;
+    explicit positions are computed. ``dynamic`` and ``longrope`` take their frequencies from the
+    greatest position of the call, as transformers does: keys that a cache holds keep the rotation
+    they came with, so a sequence that crosses the trained length in chunks differs from one pass.
+
+    Args:
+        theta: Base of the wavelengths.
+        type: ``"default"``, ``"linear"``, ``"dynamic"``, ``"llama3"``, ``"yarn"``, ``"longrope"``.
+        dim: Rotated features of a head, from the first; default all.
+        factor: How much further the scaling reaches.
+        original_max_positions: The trained length that the scaling starts from.
+        **scaling: The further fields of ``RopeConfig`` that the type reads.
+
+    Raises:
+        ConfigError: A field that is missing, impossible, or not read by the type.
+        TypeError: A field that ``RopeConfig`` does not have.
+    """
+
+    _tables: dict[tuple[int, int, torch.dtype, torch.device], _Rotation]
+    _last_key: tuple[Any, ...] | None
+    _last: _Rotation | None
+
+    def __init__(
+        self,
+        theta: float = 10_000.0,
+        *,
+        type: RopeType = "default",
+        dim: int | None = None,
+        factor: float | None = None,
+        original_max_positions: int | None = None,
+        **scaling: Any,
+    ) -> None:
+        self.config = RopeConfig(
+            theta=theta,
+            type=type,
+            dim=dim,
+            factor=factor,
+            original_max_positions=original_max_positions,
+            **scaling,
+        )
+        self._forget_tables()
+
+    @classmethod
+    def from_config(cls, config: RopeConfig, head_dim: int | None = None) -> Self:
+        """Builds it from data; with ``head_dim`` the number of rotated features is checked now."""
+        rope = cls.__new__(cls)
+        rope.config = config
+        rope._forget_tables()
+        if head_dim is not None:
+            rope._rotated_dim(head_dim)
+            inverse_frequencies(config, rope._rotated_dim(head_dim))
+        return rope
+
+    def __call__(self, q: Tensor, k: Tensor, positions: int | Tensor = 0) -> tuple[Tensor, Tensor]:
+        """Rotates queries and keys of the same tokens; see ``apply``."""
+        return self.apply(q, positions), self.apply(k, positions)
+
+    def apply(self, x: Tensor, positions: int | Tensor = 0, *, head_axis: int = 1) -> Tensor:
+        """Rotates every head of ``x``; cos and sin are rounded to the dtype of ``x`` first.
+
+        Args:
+            x: ``[B, N, T, D]``, or ``[B, T, N, D]`` with ``head_axis=2``.
+            positions: The first token's position, the others following on; or ``[T]`` or
+                ``[B, T]`` whole numbers.
+            head_axis: Which axis of ``x`` counts heads.
+
+        Returns:
+            A new tensor like ``x``.
+        """
+        head_dim = x.shape[-1]
+        dim = self.config.dim
+        if dim is None or dim == head_dim:
+            rotation = self._rotation(x, positions, x.shape[3 - head_axis], head_axis, head_dim)
+            half = head_dim // 2
+            return (x * rotation.cos).addcmul_(torch.roll(x, half, -1), rotation.sin)
+        self._rotated_dim(head_dim)
+        rotated = self.apply(x[..., :dim], positions, head_axis=head_axis)
+        return torch.cat((rotated, x[..., dim:]), dim=-1)
+
+    def cos_sin(
+        self, positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor]:
+        """cos and sin of the angles, ``[..., d]`` each, as transformers' rotary modules give them.
+
+        Args:
+            positions: ``[T]`` or ``[B, T]`` whole numbers.
+            head_dim: D; d is ``dim`` where that was given.
+            dtype: Of the result; the angles are float32.
+        """
+        length = int(positions.max()) + 1 if positions.numel() else 0
+        return self._angles(positions, self._rotated_dim(head_dim), length, dtype)
+
+    def _rotation(
+        self, x: Tensor, positions: int | Tensor, length: int, head_axis: int, dim: int
+    ) -> _Rotation:
+        """cos and sin in a shape that multiplies ``x``."""
+        if isinstance(positions, Tensor):
+            axis = head_axis if positions.ndim == 2 else head_axis - 1
+            return self._computed(positions, dim, x.dtype).with_heads(axis)
+        # All layers of a model ask for the same tokens one after another.
+        key = (positions, length, head_axis, dim, x.dtype, x.device)
+        if self._last_key == key and self._last is not None:
+            return self._last
+        rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
+        rotation = rotation.with_heads(head_axis - 1)
+        if not torch.compiler.is_compiling():
+            self._last, self._last_key = rotation, key
+        return rotation
+
+    def _computed(self, positions: Tensor, dim: int, dtype: torch.dtype) -> _Rotation:
+        length = 0
+        if self.config.type in ("dynamic", "longrope") and positions.numel():
+            if is_traced(positions):
+                raise ConfigError(
+                    f"rope type {self.config.type!r} chooses its frequencies by the greatest "
+                    "position, which is not known under tracing"
+                )
+            length = int(positions.max()) + 1
+        cos, sin = self._angles(positions, dim, length, dtype)
+        return _signed(cos, sin)
+
+    def _looked_up(
+        self, first: int, count: int, dim: int, dtype: torch.dtype, device: torch.device
+    ) -> _Rotation:
+        length = first + count
+        regime_ = regime(self.config, length)
+        if self.config.type == "dynamic" and regime_ == length:
+            # Every length has frequencies of its own: a table would never be read again.
+            return self._computed_span(first, length, dim, length, dtype, device)
+        key = (regime_, dim, dtype, device)
+        table = self._tables.get(key)
+        if table is None or table.cos.shape[0] < length:
+            capacity = max(length, 256, 2 * table.cos.shape[0] if table is not None else 0)
+            table = self._computed_span(0, capacity, dim, length, dtype, device)
+            self._tables[key] = table
+        return _Rotation(table.cos[first:length], table.sin[first:length])
+
+    def _computed_span(
+        self, first: int, stop: int, dim: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> _Rotation:
+        # Tables outlive the call: they must be ordinary tensors whatever mode it runs in.
+        with torch.inference_mode(False), torch.no_grad():
+            positions = torch.arange(first, stop, device=device)
+            return _signed(*self._angles(positions, dim, length, dtype))
+
+    def _angles(
+        self, positions: Tensor, dim: int, length: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        frequencies, factor = inverse_frequencies(self.config, self._rotated_dim(dim), length)
+        angles = positions[..., None].float() * frequencies.to(positions.device)
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+    def _rotated_dim(self, head_dim: int) -> int:
+        dim = head_dim if self.config.dim is None else self.config.dim
+        if dim % 2 or dim > head_dim:
+            raise ConfigError(
+                f"rope rotates an even number of features, at most head_dim={head_dim}: got {dim}"
+            )
+        return dim
+
+    def _forget_tables(self) -> None:
+        self._tables = {}
+        self._last_key = None
+        self._last = None
+
+    def __getstate__(self) -> RopeConfig:
+        return self.config
+
+    def __setstate__(self, config: RopeConfig) -> None:
+        self.config = config
+        self._forget_tables()
+
+    def __repr__(self) -> str:
+        default = RopeConfig()
+        fields = {
+            name: value
+            for name, value in vars(self.config).items()
+            if name == "theta" or value != getattr(default, name)
+        }
+        return f"RoPE({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+def _signed(cos: Tensor, sin: Tensor) -> _Rotation:
+    half = sin.shape[-1] // 2
+    return _Rotation(cos, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1))
+
+
+class LearnedPositions(nn.Module):
+    """A vector per position, learned (BERT, GPT-2).
+
+    Args:
+        max_positions: How many.
+        embed_dim: E.
+    """
+
+    def __init__(self, max_positions: int, embed_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_positions, embed_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self, positions: int | Tensor, length: int) -> Tensor:
+        """``[T, E]`` or ``[B, T, E]``.
+
+        Args:
+            positions: The first token's position, the others following on; or ``[T]``, ``[B, T]``.
+            length: T.
+
+        Raises:
+            ContextLengthError: More tokens than there are positions.
+        """
+        if isinstance(positions, Tensor):
+            return F.embedding(positions, self.weight)
+        if positions + length > len(self.weight):
+            raise ContextLengthError(
+                f"there are {len(self.weight)} learned positions: got tokens up to position "
+                f"{positions + length - 1}"
+            )
+        return self.weight[positions : positions + length]
+
+
+class SinusoidalPositions(nn.Module):
+    """PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos of the same (Vaswani et al. 2017, §3.5).
+
+    Args:
+        embed_dim: E, even.
+
+    Raises:
+        ConfigError: ``embed_dim`` is odd.
+    """
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__()
+        if embed_dim % 2:
+            raise ConfigError(f"sinusoidal positions need an even embed_dim: got {embed_dim}")
+        self.embed_dim = embed_dim
+
+    def forward(
+        self,
+        positions: int | Tensor,
+        length: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """``[T, E]`` or ``[B, T, E]``; see ``LearnedPositions.forward``."""
+        if not isinstance(positions, Tensor):
+            positions = torch.arange(positions, positions + length, device=device)
+        steps = torch.arange(0, self.embed_dim, 2, device=positions.device, dtype=torch.float32)
+        frequencies = torch.exp(steps * (-math.log(10_000.0) / self.embed_dim))
+        angles = positions[..., None].float() * frequencies
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}"

@@ -1,0 +1,71 @@
+"""What a tool sees of one attention: everything needed to recompute any weight exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from polyhead.semantics import Bias, Mask
+
+if TYPE_CHECKING:
+    from polyhead.layers.attention import MultiHeadAttention
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AttentionRecord:
+    """One call of ``attention`` by a layer, and its result.
+
+    The weight of query i on key j is exp(score_ij − lse_i), with the score of DESIGN's formula.
+
+    Attributes:
+        layer: The module that made the call.
+        q: ``[B, H, T, D]`` queries, after norm and rotary.
+        k: ``[B, G, S, D]`` all keys of the call, those of a cache included.
+        v: ``[B, G, S, V]`` their values.
+        mask: The mask of the call, the layer's window included.
+        bias: Added to the scores, or None.
+        scale: Factor of the scores.
+        softcap: Or None.
+        sinks: ``[H]`` or None.
+        q_positions: ``[T]`` or ``[B, T]``; None: the last query lines up with the last key.
+        kv_positions: ``[S]`` or ``[B, S]``; None: 0 … S − 1.
+        out: ``[B, H, T, V]`` the heads' outputs, before ``o_proj``.
+        lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included.
+    """
+
+    layer: MultiHeadAttention
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask | None
+    bias: Bias | Tensor | None
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+    q_positions: Tensor | None
+    kv_positions: Tensor | None
+    out: Tensor
+    lse: Tensor
+
+
+AttentionHook = Callable[[AttentionRecord], None]
+
+
+class HookHandle:
+    """Removes a hook; also a context manager that removes it at the end of the block."""
+
+    def __init__(self, hooks: dict[HookHandle, AttentionHook]) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        """Removes the hook; a second call does nothing."""
+        self._hooks.pop(self, None)
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()

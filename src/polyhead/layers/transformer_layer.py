@@ -1,0 +1,208 @@
+"""One Transformer layer: attention and a feed-forward network, each beside a residual path.
+
+    pre        x + f(norm(x))               GPT-2, Llama
+    post       norm(x + f(x))               Vaswani et al. 2017, BERT
+    sandwich   x + norm(f(norm(x)))         Gemma 2 and 3
+
+with f the self-attention, then (in an encoder-decoder) the attention to the encoder's output, then
+the feed-forward network.
+
+Shape letters: B batch, T tokens, S tokens of the context, E embed size.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.caches import KeyValueCache
+from polyhead.errors import ConfigError
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    RopeConfig,
+)
+from polyhead.layers.feed_forward import Activation, FeedForward
+from polyhead.layers.norms import build_norm
+from polyhead.layers.positions import RoPE
+from polyhead.semantics import Bias, Mask
+
+
+class TransformerLayer(nn.Module):
+    """Attention and feed-forward with norms and residuals; ``from_config`` reaches everything.
+
+    Args:
+        embed_dim: E.
+        num_heads: Query heads.
+        hidden_dim: Hidden features of the feed-forward network; default 4 · embed_dim.
+        num_kv_heads: Key/value heads; default num_heads.
+        activation: Of the feed-forward network.
+        gated: Whether that network is gated (SwiGLU, GeGLU).
+        norm: ``"layernorm"`` or ``"rmsnorm"``, or a ``NormConfig``.
+        norm_placement: ``"pre"``, ``"post"`` or ``"sandwich"``.
+        rope: Rotary positions of the self-attention.
+        cross_attention: Whether there is attention to a context.
+        bias: Biases on all projections.
+        dropout: On attention weights, hidden features and what joins the residual, when training.
+
+    Raises:
+        ConfigError: Sizes or numbers that do not go together.
+    """
+
+    attention_norm: nn.Module
+    cross_attention_norm: nn.Module
+    feed_forward_norm: nn.Module
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        hidden_dim: int | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        activation: Activation = "relu",
+        gated: bool = False,
+        norm: Literal["layernorm", "rmsnorm"] | NormConfig = "layernorm",
+        norm_placement: Literal["pre", "post", "sandwich"] = "pre",
+        rope: RoPE | RopeConfig | None = None,
+        cross_attention: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        attention = MultiHeadAttention(
+            embed_dim, num_heads, num_kv_heads, bias=bias, rope=rope, dropout=dropout
+        ).config
+        if not isinstance(norm, NormConfig):
+            norm = NormConfig(type=norm, bias=norm == "layernorm")
+        config = LayerConfig(
+            attention=attention,
+            feed_forward=FeedForwardConfig(
+                hidden_dim=4 * embed_dim if hidden_dim is None else hidden_dim,
+                activation=activation,
+                gated=gated,
+                bias=bias,
+                dropout=dropout,
+            ),
+            norm=norm,
+            norm_placement=norm_placement,
+            cross_attention=_without_rope(attention) if cross_attention else None,
+            dropout=dropout,
+        )
+        self._build(embed_dim, config, rope if isinstance(rope, RoPE) else None)
+
+    @classmethod
+    def from_config(cls, embed_dim: int, config: LayerConfig, *, rope: RoPE | None = None) -> Self:
+        """The layer that ``config`` describes.
+
+        Args:
+            embed_dim: E.
+            config: The parts.
+            rope: Rotary positions built from ``config.attention.rope`` already, to share tables.
+
+        Raises:
+            ConfigError: Numbers that do not go together.
+        """
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._build(embed_dim, config, rope)
+        return layer
+
+    def _build(self, embed_dim: int, config: LayerConfig, rope: RoPE | None) -> None:
+        if config.norm_placement not in ("pre", "post", "sandwich"):
+            raise ConfigError(
+                f"norm_placement must be 'pre', 'post' or 'sandwich': got {config.norm_placement!r}"
+            )
+        if not 0.0 <= config.dropout < 1.0:
+            raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
+        self.config = config
+        self.attention = MultiHeadAttention.from_config(embed_dim, config.attention, rope=rope)
+        self.cross_attention: MultiHeadAttention | None = None
+        parts = ["attention", "feed_forward"]
+        if config.cross_attention is not None:
+            if config.cross_attention.rope is not None:
+                raise ConfigError(
+                    "cross_attention takes no rope: its keys stand in another sequence than its "
+                    "queries"
+                )
+            self.cross_attention = MultiHeadAttention.from_config(embed_dim, config.cross_attention)
+            parts.append("cross_attention")
+        self.feed_forward = FeedForward.from_config(embed_dim, config.feed_forward)
+        for part in parts:
+            self.add_module(f"{part}_norm", build_norm(embed_dim, config.norm))
+            sandwich = config.norm_placement == "sandwich"
+            self.add_module(
+                f"{part}_out_norm", build_norm(embed_dim, config.norm) if sandwich else None
+            )
+        self._post = config.norm_placement == "post"
+        self._sandwich = config.norm_placement == "sandwich"
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        context_mask: Mask | None = None,
+        bias: Bias | Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        context_cache: KeyValueCache | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """``[B, T, E]`` to ``[B, T, E]``.
+
+        Args:
+            x: ``[B, T, E]``.
+            context: ``[B, S, E]`` the encoder's output, for a layer with cross-attention.
+            mask: Who may look at whom among ``x`` (and what the cache holds).
+            context_mask: Who may look at which tokens of the context.
+            bias: Added to the scores of the self-attention.
+            positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache.
+            cache: Of the self-attention.
+            context_cache: Of the cross-attention; filled by the first call.
+            kernel: ``"auto"`` or the name of a kernel.
+
+        Raises:
+            ValueError: A context without cross-attention or the other way round, or shapes that
+                do not fit.
+        """
+        if (context is None) != (self.cross_attention is None):
+            raise ValueError(
+                "this layer has cross-attention and needs a context: got none"
+                if context is None
+                else "this layer has no cross-attention: got a context"
+            )
+        h = x if self._post else self.attention_norm(x)
+        h = self.attention(h, mask=mask, bias=bias, positions=positions, cache=cache, kernel=kernel)
+        x = self._joined(x, h, "attention")
+        if self.cross_attention is not None:
+            h = x if self._post else self.cross_attention_norm(x)
+            h = self.cross_attention(
+                h, context, mask=context_mask, cache=context_cache, kernel=kernel
+            )
+            x = self._joined(x, h, "cross_attention")
+        h = x if self._post else self.feed_forward_norm(x)
+        h = self.feed_forward(h)
+        return self._joined(x, h, "feed_forward")
+
+    def _joined(self, x: Tensor, h: Tensor, part: str) -> Tensor:
+        """The residual path ``x`` and what a part made of it, as the placement says."""
+        if self._sandwich:
+            h = getattr(self, f"{part}_out_norm")(h)
+        if self.training and self.config.dropout:
+            h = F.dropout(h, self.config.dropout)
+        x = x + h
+        if self._post:
+            normed: Tensor = getattr(self, f"{part}_norm")(x)
+            return normed
+        return x
+
+
+def _without_rope(config: AttentionConfig) -> AttentionConfig:
+    return AttentionConfig(**{**vars(config), "rope": None})

@@ -1,0 +1,30 @@
+"""Configurations, and the Transformers they describe."""
+
+from polyhead.models.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    QKNormConfig,
+    RopeConfig,
+    TransformerConfig,
+)
+from polyhead.models.counts import ParameterCounts
+from polyhead.models.observation import LayerOutput, Observation
+from polyhead.models.transformer import Transformer
+
+__all__ = [
+    "AttentionConfig",
+    "EmbeddingConfig",
+    "FeedForwardConfig",
+    "LayerConfig",
+    "LayerOutput",
+    "NormConfig",
+    "Observation",
+    "ParameterCounts",
+    "QKNormConfig",
+    "RopeConfig",
+    "Transformer",
+    "TransformerConfig",
+]

@@ -1,0 +1,52 @@
+"""How many parameters each part of a model has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Parameters per part; a tensor that two parts share is counted once, in the first.
+
+    Attributes:
+        embedding: Tokens, learned positions, segments.
+        attention: All projections and sinks; 4 · E² per layer of plain MHA without biases.
+        feed_forward: All projections.
+        norms: Every norm, those of queries and keys and of the embedding included.
+        head: An untied output matrix, and the output bias.
+        total: All of them.
+    """
+
+    embedding: int
+    attention: int
+    feed_forward: int
+    norms: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.attention + self.feed_forward + self.norms + self.head
+
+    def __str__(self) -> str:
+        rows = [*vars(self).items(), ("total", self.total)]
+        return "\n".join(f"{name:<14}{count:>16,}" for name, count in rows)
+
+
+def count_parameters(model: nn.Module) -> ParameterCounts:
+    """Sorts the parameters of a Transformer by the name of the part they stand in."""
+    counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
+    for name, parameter in model.named_parameters():
+        counts[_part(name)] += parameter.numel()
+    return ParameterCounts(**counts)
+
+
+def _part(name: str) -> str:
+    places = name.split(".")
+    if any(place == "norm" or place.endswith("_norm") for place in places):
+        return "norms"
+    if places[0] in ("embedding", "head"):
+        return places[0]
+    return "feed_forward" if "feed_forward" in places else "attention"

@@ -1,0 +1,77 @@
+"""What a Transformer refuses to read, by name and before anything is computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.errors import ContextLengthError, InputError
+from polyhead.semantics.tokens import is_traced
+
+
+def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
+    """Raises unless ``ids`` are ``[B, T]`` whole numbers of the vocabulary, at least one of them.
+
+    Raises:
+        TypeError: Not a tensor of whole numbers.
+        InputError: Another shape, no tokens, or an id outside the vocabulary.
+    """
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"{name} must be a tensor of int64 or int32: got {got}")
+    if ids.ndim != 2 or not ids.numel():
+        raise InputError(
+            f"{name} must be [B, T] with at least one token: got shape {list(ids.shape)}"
+        )
+    if is_traced(ids):
+        return
+    low, high = (int(end) for end in ids.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise InputError(
+            f"{name} must be 0 to {vocab_size - 1} (vocab_size={vocab_size}): got "
+            f"{low if low < 0 else high}"
+        )
+
+
+def check_positions(
+    positions: Tensor | None, first: int, ids: Tensor, max_positions: int, name: str = "positions"
+) -> None:
+    """Raises unless every token of ``ids`` stands at a position below ``max_positions``.
+
+    Args:
+        positions: ``[T]`` or ``[B, T]``, or None: they follow on from ``first``.
+        first: The first token's position where there are no explicit ones.
+        ids: ``[B, T]``.
+        max_positions: Length of the model's context.
+        name: What the caller calls them.
+
+    Raises:
+        ContextLengthError: A position beyond the context.
+        TypeError: Not a tensor of whole numbers.
+        ValueError: Positions below 0, or of a shape that does not belong to ``ids``.
+    """
+    B, T = ids.shape
+    if positions is None:
+        if first + T > max_positions:
+            before = f" after the {first} in the cache" if first else ""
+            raise ContextLengthError(
+                f"the model's context is {max_positions} tokens: got {T}{before}"
+            )
+        return
+    if not isinstance(positions, Tensor) or positions.is_floating_point():
+        got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise TypeError(f"{name} must be a tensor of whole numbers: got {got}")
+    if positions.shape not in ((T,), (1, T), (B, T)):
+        raise ValueError(
+            f"{name} must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
+        )
+    if is_traced(positions):
+        return
+    low, high = (int(end) for end in positions.aminmax())
+    if low < 0:
+        raise ValueError(f"{name} must be at least 0: got {low}")
+    if high >= max_positions:
+        raise ContextLengthError(
+            f"the model's context is {max_positions} tokens, positions 0 to {max_positions - 1}: "
+            f"got position {high}"
+        )

@@ -1,0 +1,348 @@
+"""The Transformer that a configuration describes: encoder, decoder or encoder-decoder.
+
+    embedding → layers → final norm → logits          (an encoder-decoder has an encoder beside it)
+
+A decoder is causal by position and remembers keys and values in a cache; an encoder sees
+everything. Names of parameters are part of the contract: checkpoints are mapped onto them.
+
+Shape letters: B batch, T tokens, S tokens of the encoder, E embed size, W vocabulary size.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.caches import DenseCache, ModelCache
+from polyhead.layers.config import LayerConfig, RopeConfig
+from polyhead.layers.linear import FusedLinear, PacksWeights
+from polyhead.layers.norms import build_norm
+from polyhead.layers.positions import RoPE
+from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.models.config import TransformerConfig
+from polyhead.models.counts import ParameterCounts, count_parameters
+from polyhead.models.embedding import Embedding
+from polyhead.models.inputs import check_ids, check_positions
+from polyhead.models.observation import Observation, observe
+from polyhead.semantics import Causal, Mask
+
+
+class Transformer(PacksWeights):
+    """A model built from data.
+
+    Args:
+        config: All that its arithmetic depends on.
+
+    Attributes:
+        config: As given.
+        embedding: Token ids to vectors.
+        layers: The decoder's layers (the encoder's, for an encoder).
+        encoder_layers: The encoder's, of an encoder-decoder; empty elsewhere.
+        final_norm, encoder_final_norm: Over the last layer's output, or None.
+        head: Holds ``weight`` where the head is untied, and ``bias`` where there is one.
+
+    Raises:
+        ConfigError: Sizes or numbers that do not go together.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        E = config.embed_dim
+        self.embedding = Embedding(config.vocab_size, E, config.max_positions, config.embedding)
+        ropes: dict[RopeConfig, RoPE] = {}
+        self.layers = _stack(E, config.layers, ropes)
+        self.encoder_layers = _stack(E, config.encoder_layers, ropes)
+        norm = config.final_norm
+        self.final_norm = None if norm is None else build_norm(E, norm)
+        self.encoder_final_norm = (
+            build_norm(E, norm) if norm is not None and config.encoder_layers else None
+        )
+        self.head = None if config.head is None else _Head(config)
+        self._causal = Causal()
+        self._logits = FusedLinear()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws new weights: normal with standard deviation 0.02 (GPT-2), biases 0, norms 1."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding | _Head):
+                if module.weight is not None:
+                    nn.init.normal_(module.weight, std=0.02)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+            elif hasattr(module, "reset_parameters") and module is not self:
+                module.reset_parameters()  # type: ignore[operator]
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        mask: Mask | None = None,
+        cache: ModelCache | None = None,
+        encoder_ids: Tensor | None = None,
+        encoder_hidden: Tensor | None = None,
+        encoder_mask: Mask | None = None,
+        last: int | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """Logits of every token, or hidden states where the model has no head.
+
+        An encoder-decoder reads ``encoder_ids``, or ``encoder_hidden`` that ``encode`` returned;
+        with a cache only the first call needs them, and their mask.
+
+        Args:
+            ids: ``[B, T]`` int64 or int32.
+            positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache, from 0
+                without one.
+            segments: ``[B, T]`` token types, for models that have them; default all 0.
+            mask: Who may look at whom; a decoder adds ``Causal()``. Padding on the right:
+                ``KeyLengths(lengths)``.
+            cache: From ``new_cache``; a decoder appends to it. A call that fails leaves it as it
+                was.
+            encoder_ids: ``[B, S]``.
+            encoder_hidden: ``[B, S, E]``.
+            encoder_mask: Which of the encoder's tokens may be looked at, by the encoder too.
+            last: Logits for the last so many tokens only; default all.
+            kernel: ``"auto"`` or the name of a kernel.
+
+        Returns:
+            ``[B, T or last, W]``, or ``[B, T or last, E]`` without a head.
+
+        Raises:
+            InputError: No tokens, or an id outside the vocabulary.
+            ContextLengthError: More tokens than the model's context holds.
+            ValueError: Arguments that do not belong to this kind of model or to each other.
+        """
+        x = self.hidden_states(
+            ids,
+            positions=positions,
+            segments=segments,
+            mask=mask,
+            cache=cache,
+            encoder_ids=encoder_ids,
+            encoder_hidden=encoder_hidden,
+            encoder_mask=encoder_mask,
+            last=last,
+            kernel=kernel,
+        )
+        return x if self.head is None else self.logits(x)
+
+    def hidden_states(
+        self,
+        ids: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        mask: Mask | None = None,
+        cache: ModelCache | None = None,
+        encoder_ids: Tensor | None = None,
+        encoder_hidden: Tensor | None = None,
+        encoder_mask: Mask | None = None,
+        last: int | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """What ``logits`` is applied to, ``[B, T or last, E]``; takes the arguments of a call."""
+        start = 0 if cache is None else cache.length
+        self._check(ids, positions, start, cache, last)
+        context, context_mask = self._context(
+            ids, cache, encoder_ids, encoder_hidden, encoder_mask, kernel
+        )
+        if self.config.kind != "encoder":
+            mask = self._causal if mask is None else self._causal & mask
+        x: Tensor = self.embedding(ids, start if positions is None else positions, segments)
+        count = len(self.config.layers)
+        caches = (None,) * count if cache is None else cache.layers
+        cross = (None,) * count if cache is None or context is None else cache.cross
+        try:
+            for layer, layer_cache, context_cache in zip(self.layers, caches, cross, strict=True):
+                x = layer(
+                    x,
+                    context,
+                    mask=mask,
+                    context_mask=context_mask,
+                    positions=positions,
+                    cache=layer_cache,
+                    context_cache=context_cache,
+                    kernel=kernel,
+                )
+        except BaseException:
+            # Interrupted between two layers, a cache would hold more tokens in some than in others.
+            if cache is not None:
+                cache.truncate(start)
+                if cache.context is None:
+                    cache.reset_context()
+            raise
+        if cache is not None and context is not None:
+            cache.context, cache.context_mask = context, context_mask
+        if last is not None:
+            x = x[:, -last:]
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[B, T, E]`` hidden states to ``[B, T, W]`` logits.
+
+        Raises:
+            ValueError: The model has no head.
+        """
+        if self.head is None:
+            raise ValueError("this model has no head: its output are hidden states")
+        weight = self.embedding.tokens.weight if self.head.weight is None else self.head.weight
+        logits = self._logits.product(hidden, [weight], [self.head.bias])
+        if logits is None:
+            logits = nn.functional.linear(hidden, weight, self.head.bias)
+        cap = self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def encode(
+        self,
+        ids: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        mask: Mask | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """The encoder's output ``[B, S, E]``, of an encoder-decoder or an encoder.
+
+        Args:
+            ids: ``[B, S]`` int64 or int32.
+            positions: ``[S]`` or ``[B, S]``; default 0 … S − 1.
+            segments: ``[B, S]`` token types, for models that have them.
+            mask: Padding and the like, ``KeyLengths(lengths)``.
+            kernel: ``"auto"`` or the name of a kernel.
+
+        Raises:
+            ValueError: A decoder, or what a call raises.
+        """
+        if self.config.kind == "encoder":
+            return self.hidden_states(
+                ids, positions=positions, segments=segments, mask=mask, kernel=kernel
+            )
+        if not self.encoder_layers:
+            raise ValueError("a decoder has no encoder: encode needs an encoder or encoder-decoder")
+        check_ids("encoder_ids", ids, self.config.vocab_size)
+        check_positions(positions, 0, ids, self.config.max_positions)
+        x: Tensor = self.embedding(ids, 0 if positions is None else positions, segments)
+        for layer in self.encoder_layers:
+            x = layer(x, mask=mask, positions=positions, kernel=kernel)
+        if self.encoder_final_norm is not None:
+            x = self.encoder_final_norm(x)
+        return x
+
+    def new_cache(self, capacity: int = 0) -> ModelCache:
+        """An empty cache for one batch of sequences.
+
+        Args:
+            capacity: Tokens to make room for at once; more are taken all the same.
+
+        Raises:
+            ValueError: An encoder, which has nothing to remember, or a negative capacity.
+        """
+        if self.config.kind == "encoder":
+            raise ValueError("an encoder sees all tokens at once: it takes no cache")
+        return ModelCache(
+            [DenseCache(capacity) for _ in self.layers],
+            [DenseCache() for _ in self.layers] if self.config.encoder_layers else (),
+        )
+
+    def observe(self) -> AbstractContextManager[Observation]:
+        """``with model.observe() as seen:`` describes every layer's output in ``seen``."""
+        return observe(self, self.layers, self.encoder_layers)
+
+    def parameter_counts(self) -> ParameterCounts:
+        """Parameters per part and in all; a tied head counts once, as embedding."""
+        return count_parameters(self)
+
+    def _check(
+        self,
+        ids: Tensor,
+        positions: Tensor | None,
+        start: int,
+        cache: ModelCache | None,
+        last: int | None,
+    ) -> None:
+        check_ids("ids", ids, self.config.vocab_size)
+        check_positions(positions, start, ids, self.config.max_positions)
+        if last is not None and last < 1:
+            raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
+        if cache is None:
+            return
+        if self.config.kind == "encoder":
+            raise ValueError("an encoder sees all tokens at once: it takes no cache")
+        if len(cache.layers) != len(self.layers):
+            raise ValueError(
+                f"the cache was made for {len(cache.layers)} layers, the model has "
+                f"{len(self.layers)}"
+            )
+
+    def _context(
+        self,
+        ids: Tensor,
+        cache: ModelCache | None,
+        encoder_ids: Tensor | None,
+        encoder_hidden: Tensor | None,
+        encoder_mask: Mask | None,
+        kernel: str,
+    ) -> tuple[Tensor | None, Mask | None]:
+        """The encoder's output and its mask, given, computed or remembered."""
+        given = encoder_ids is not None or encoder_hidden is not None
+        if self.config.kind != "encoder-decoder":
+            if given or encoder_mask is not None:
+                raise ValueError(
+                    f"encoder_ids, encoder_hidden and encoder_mask belong to an encoder-decoder: "
+                    f"this is kind={self.config.kind!r}"
+                )
+            return None, None
+        if encoder_ids is not None and encoder_hidden is not None:
+            raise ValueError("give encoder_ids or encoder_hidden: got both")
+        if cache is not None and cache.context is not None:
+            same = encoder_ids is None and (
+                encoder_hidden is None or encoder_hidden is cache.context
+            )
+            if not same or (encoder_mask is not None and encoder_mask is not cache.context_mask):
+                raise ValueError(
+                    "the cache remembers the encoder's output and mask already: reset it for others"
+                )
+            return cache.context, cache.context_mask
+        if encoder_ids is not None:
+            encoder_hidden = self.encode(encoder_ids, mask=encoder_mask, kernel=kernel)
+        if encoder_hidden is None:
+            raise ValueError("an encoder-decoder needs encoder_ids or encoder_hidden: got neither")
+        shape = (ids.shape[0], self.config.embed_dim)
+        if encoder_hidden.ndim != 3 or (encoder_hidden.shape[0], encoder_hidden.shape[2]) != shape:
+            raise ValueError(
+                f"encoder_hidden must be [B={shape[0]}, S, E={shape[1]}]: got "
+                f"{list(encoder_hidden.shape)}"
+            )
+        return encoder_hidden, encoder_mask
+
+
+class _Head(nn.Module):
+    """The output matrix where it is not the embedding's, and the output bias."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        tied = config.head == "tied"
+        shape = (config.vocab_size, config.embed_dim)
+        self.weight = None if tied else nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.head_bias else None
+
+
+def _stack(
+    embed_dim: int, configs: tuple[LayerConfig, ...], ropes: dict[RopeConfig, RoPE]
+) -> nn.ModuleList:
+    """Layers that share the tables of equal rotary embeddings."""
+    layers = []
+    for config in configs:
+        rope = None
+        if (data := config.attention.rope) is not None:
+            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.head_dim))
+        layers.append(TransformerLayer.from_config(embed_dim, config, rope=rope))
+    return nn.ModuleList(layers)

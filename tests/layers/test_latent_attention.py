@@ -1,0 +1,436 @@
+"""Latent attention: its two computations agree with each other and with transformers' DeepSeek."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import polyhead as ph
+from polyhead.caches import LatentCache
+from polyhead.errors import ConfigError
+from polyhead.layers import (
+    AttentionRecord,
+    LatentAttentionConfig,
+    MultiHeadLatentAttention,
+    RoPE,
+    RopeConfig,
+)
+from polyhead.layers.latent_layout import from_deepseek, to_deepseek
+
+YARN = RopeConfig(
+    type="yarn",
+    factor=40.0,
+    original_max_positions=64,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=0.707,
+    mscale_all_dim=0.707,
+)
+R, P, H, N, V = 24, 8, 4, 16, 12
+SIZES: dict[str, Any] = {
+    "num_heads": H,
+    "kv_lora_rank": R,
+    "qk_nope_head_dim": N,
+    "qk_rope_head_dim": P,
+    "v_head_dim": V,
+}
+BOTH = pytest.mark.parametrize("computation", ["absorbed", "expanded"])
+
+
+def small(**changes: Any) -> MultiHeadLatentAttention:
+    torch.manual_seed(0)
+    return MultiHeadLatentAttention(48, **{**SIZES, "q_lora_rank": 20, **changes}).eval()
+
+
+def tokens(count: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, count, 48, generator=torch.Generator().manual_seed(1))
+
+
+# Against transformers
+
+
+def deepseek(version: int, **changes: Any) -> tuple[Any, Any, Any]:
+    """transformers' attention module, its rotary module, and their configuration."""
+    import importlib
+
+    name = f"deepseek_v{version}"
+    models = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    configs = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
+    prefix = f"DeepseekV{version}"
+    config = getattr(configs, f"{prefix}Config")(
+        hidden_size=48,
+        num_attention_heads=H,
+        num_key_value_heads=H,
+        kv_lora_rank=R,
+        qk_nope_head_dim=N,
+        qk_rope_head_dim=P,
+        v_head_dim=V,
+        max_position_embeddings=2560,
+        **{"q_lora_rank": 20, **changes},
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    module = getattr(models, f"{prefix}Attention")(config, 0).eval()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return module, getattr(models, f"{prefix}RotaryEmbedding")(config), config
+
+
+def run_deepseek(module: Any, rotary: Any, x: Tensor, first: int = 0) -> Tensor:
+    T = x.shape[1]
+    positions = torch.arange(first, first + T)[None]
+    mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
+    with torch.no_grad():
+        out: Tensor = module(
+            x, position_embeddings=rotary(x, positions), attention_mask=mask
+        )[0]
+    return out
+
+
+@BOTH
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("q_lora_rank", [20, None])
+@pytest.mark.parametrize("yarn", [False, True])
+def test_equals_transformers(
+    version: int, q_lora_rank: int | None, yarn: bool, computation: Any
+) -> None:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
+    if yarn:
+        rope = {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 40.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.707,
+        }
+    theirs, rotary, _ = deepseek(
+        version, q_lora_rank=q_lora_rank, rope_parameters=rope, attention_bias=True
+    )
+    config = LatentAttentionConfig(
+        **SIZES,
+        q_lora_rank=q_lora_rank,
+        bias=True,
+        rope=RopeConfig(
+            type="yarn",
+            factor=40.0,
+            original_max_positions=64,
+            beta_fast=32.0,
+            beta_slow=1.0,
+            mscale=1.0,
+            mscale_all_dim=0.707,
+        )
+        if yarn
+        else RopeConfig(),
+    )
+    ours = MultiHeadLatentAttention.from_config(48, config).eval()
+    ours.load_state_dict(from_deepseek(theirs.state_dict(), config))
+    x = tokens(150)
+    with torch.no_grad():
+        got = ours(x, mask=ph.Causal(), computation=computation)
+    torch.testing.assert_close(got, run_deepseek(theirs, rotary, x), atol=1e-5, rtol=1e-5)
+    far = torch.arange(1000, 1150)
+    with torch.no_grad():
+        got = ours(x, mask=ph.Causal(), positions=far, computation=computation)
+    torch.testing.assert_close(got, run_deepseek(theirs, rotary, x, 1000), atol=1e-5, rtol=1e-5)
+
+
+def test_half_split_files_load_without_permuting() -> None:
+    theirs, rotary, _ = deepseek(3, rope_interleave=False)
+    config = LatentAttentionConfig(**SIZES, q_lora_rank=20)
+    ours = MultiHeadLatentAttention.from_config(48, config).eval()
+    ours.load_state_dict(from_deepseek(theirs.state_dict(), config, interleaved=False))
+    x = tokens(20)
+    with torch.no_grad():
+        got = ours(x, mask=ph.Causal())
+    torch.testing.assert_close(got, run_deepseek(theirs, rotary, x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("q_lora_rank", [20, None])
+def test_names_and_rows_return_to_deepseeks(q_lora_rank: int | None) -> None:
+    theirs, _, _ = deepseek(3, q_lora_rank=q_lora_rank, attention_bias=True)
+    config = LatentAttentionConfig(**SIZES, q_lora_rank=q_lora_rank, bias=True)
+    there = from_deepseek(theirs.state_dict(), config)
+    back = to_deepseek(there, config)
+    assert back.keys() == theirs.state_dict().keys()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(back[name], tensor), name
+    assert not torch.equal(
+        there["kv_a_proj_with_mqa.weight"], theirs.kv_a_proj_with_mqa.weight
+    )
+
+
+def test_temperature_of_yarn_is_in_the_scale() -> None:
+    temperature = 0.1 * 0.707 * math.log(40.0) + 1.0
+    assert small(rope=YARN).scale == pytest.approx(temperature**2 / math.sqrt(N + P))
+    assert small().scale == pytest.approx(1 / math.sqrt(N + P))
+
+
+# The two computations
+
+
+@pytest.mark.parametrize("rope", [RopeConfig(), YARN, None])
+def test_absorbed_equals_expanded_over_512_decode_steps(rope: RopeConfig | None) -> None:
+    layer = small(rope=rope)
+    x = tokens(520)
+    caches = {name: LatentCache() for name in ("absorbed", "expanded")}
+    with torch.no_grad():
+        whole = layer(x, mask=ph.Causal(), computation="expanded")
+        for name, cache in caches.items():
+            layer(x[:, :8], mask=ph.Causal(), cache=cache, computation=name)
+        for t in range(8, 520):
+            a, e = (
+                layer(x[:, t : t + 1], mask=ph.Causal(), cache=cache, computation=name)
+                for name, cache in caches.items()
+            )
+            torch.testing.assert_close(a, e, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(a, whole[:, t : t + 1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 50])
+def test_chunks_through_a_cache_equal_one_pass(chunk: int) -> None:
+    layer, x, cache = small(), tokens(50), LatentCache()
+    with torch.no_grad():
+        parts = [layer(part, mask=ph.Causal(), cache=cache) for part in x.split(chunk, dim=1)]
+        whole = layer(x, mask=ph.Causal())
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_both_computations_agree() -> None:
+    grads = []
+    for computation in ("absorbed", "expanded"):
+        layer, x = small().double(), tokens(9).double().requires_grad_()
+        out = layer(x, mask=ph.Causal(), computation=computation)
+        (out * torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)).sum().backward()
+        grads.append({name: p.grad for name, p in layer.named_parameters()} | {"x": x.grad})
+    for name, grad in grads[0].items():
+        assert grad is not None
+        assert grad.abs().max() > 0, name
+        torch.testing.assert_close(grad, grads[1][name], atol=1e-12, rtol=1e-9)
+
+
+@BOTH
+def test_gradcheck(computation: Any) -> None:
+    layer = MultiHeadLatentAttention(
+        6, 2, q_lora_rank=4, kv_lora_rank=3, qk_nope_head_dim=2, qk_rope_head_dim=2, v_head_dim=3
+    ).double()
+    x = torch.randn(1, 4, 6, dtype=torch.float64, requires_grad=True)
+    weights = tuple(p.detach().clone().requires_grad_() for p in layer.parameters())
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(x: Tensor, *weights: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(
+            layer,
+            dict(zip(names, weights, strict=True)),
+            (x,),
+            {"mask": ph.Causal(), "computation": computation},
+        )
+        return out
+
+    assert torch.autograd.gradcheck(run, (x, *weights))
+
+
+@BOTH
+def test_is_independent_of_batch_neighbours_and_positions_given(computation: Any) -> None:
+    layer, x = small(), tokens(12, batch=3)
+    with torch.no_grad():
+        together = layer(x, mask=ph.Causal(), computation=computation)
+        rows = [layer(row[None], mask=ph.Causal(), computation=computation) for row in x]
+        shifted = layer(
+            x, mask=ph.Causal(), positions=torch.arange(40, 52), computation=computation
+        )
+    torch.testing.assert_close(together, torch.cat(rows), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(together, shifted, atol=1e-5, rtol=1e-5)
+
+
+@BOTH
+def test_bfloat16_stays_near_float32(computation: Any) -> None:
+    layer, x = small(), tokens(12)
+    with torch.no_grad():
+        exact = layer(x, mask=ph.Causal())
+        rounded = layer.bfloat16()(x.bfloat16(), mask=ph.Causal(), computation=computation)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, atol=2e-2, rtol=2e-2)
+
+
+# Memory
+
+
+def test_cache_grows_by_latent_and_rotary_part_per_token() -> None:
+    layer, cache = small(), LatentCache()
+    with torch.no_grad():
+        for length in range(1, 6):
+            layer(tokens(1), mask=ph.Causal(), cache=cache)
+            assert cache.used_bytes == 2 * length * (R + P) * 4
+
+
+class Largest(TorchDispatchMode):
+    """The greatest number of elements that any operation made, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for out in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(out, Tensor) and not func.is_view:
+                self.made = max(self.made, out.numel())
+        return result
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_decode_step_makes_no_keys_or_values_of_the_past(batch: int) -> None:
+    layer, cache, past = small(), LatentCache(capacity=1024), 1000
+    with torch.no_grad():
+        layer(tokens(past, batch), mask=ph.Causal(), cache=cache)
+        with Largest() as seen:
+            layer(tokens(1, batch), mask=ph.Causal(), cache=cache)
+        absorbed = seen.made
+        with Largest() as seen:
+            layer(tokens(1, batch), mask=ph.Causal(), cache=cache, computation="expanded")
+    # The weights of one row per head are the only thing that grows with the past.
+    assert absorbed <= batch * (past + 1) * max(H, R + P)
+    assert seen.made >= batch * past * H * (N + P)
+
+
+# Choice
+
+
+def test_choice_follows_the_cost() -> None:
+    layer = MultiHeadLatentAttention(
+        64, 128, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
+    assert layer.explain(1, 4096).computation == "absorbed"
+    assert layer.explain(4096, 4096).computation == "expanded"
+    # In multiply-adds per head: T·S·1088 + T·512·256 against S·512·256 + T·S·320.
+    assert layer.explain(160, 100_000).computation == "absorbed"
+    assert layer.explain(180, 100_000).computation == "expanded"
+    told = layer.explain(1, 4096)
+    assert told.costs["absorbed"].flops == 2 * 128 * (512 * 256 + 4096 * 1088)
+    assert told.costs["expanded"].flops == 2 * 128 * (4096 * 512 * 256 + 4096 * 320)
+    assert told.costs["absorbed"].elements == 4096 * 576
+    assert told.costs["expanded"].elements == 4096 * 128 * 320
+    assert "absorbed" in str(told)
+    assert "fewer operations" in str(told)
+    assert "as asked" in str(layer.explain(1, 4096, computation="expanded"))
+
+
+def test_forward_does_what_explain_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, cache = small(), LatentCache()
+    ran: list[bool] = []
+    expand = MultiHeadLatentAttention._expanded
+
+    def watched(self: MultiHeadLatentAttention, source: Any) -> Any:
+        ran.append(True)
+        return expand(self, source)
+
+    monkeypatch.setattr(MultiHeadLatentAttention, "_expanded", watched)
+    with torch.no_grad():
+        layer(tokens(30), cache=cache)
+        assert bool(ran) == (layer.explain(30, 30, batch=2).computation == "expanded")
+        assert ran
+        ran.clear()
+        layer(tokens(1), cache=cache)
+        assert bool(ran) == (layer.explain(1, 31, batch=2).computation == "expanded")
+        assert not ran
+        layer(tokens(1), cache=cache, computation="expanded")
+        assert ran
+
+
+# Hooks
+
+
+@BOTH
+def test_hook_sees_the_call_that_ran(computation: Any) -> None:
+    layer, x = small(), tokens(10)
+    seen: list[AttentionRecord] = []
+    with torch.no_grad():
+        without = layer(x, mask=ph.Causal(), computation=computation)
+        with layer.register_attention_hook(seen.append):
+            watched = layer(x, mask=ph.Causal(), computation=computation)
+        layer(x, mask=ph.Causal(), computation=computation)
+    assert torch.equal(without, watched)
+    assert len(seen) == 1
+    record = seen[0]
+    heads, width, value = (1, R + P, R) if computation == "absorbed" else (H, N + P, V)
+    assert record.q.shape == (2, H, 10, width)
+    assert record.k.shape == (2, heads, 10, width)
+    assert record.v.shape == (2, heads, 10, value)
+    again = ph.attention(
+        record.q, record.k, record.v, mask=record.mask, scale=record.scale, kernel="reference"
+    )
+    torch.testing.assert_close(record.out, again, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_are_the_same_whichever_computation_a_hook_saw() -> None:
+    layer, x = small(), tokens(10)
+    weights = []
+    for computation in ("absorbed", "expanded"):
+        seen: list[AttentionRecord] = []
+        with torch.enable_grad(), layer.register_attention_hook(seen.append):
+            layer(x, mask=ph.Causal(), computation=computation)
+        record = seen[0]
+        scores = record.q @ record.k.mT * record.scale
+        weights.append(torch.exp(scores - record.lse[..., None]).tril())
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, H, 10))
+
+
+# Data and refusals
+
+
+def test_config_round_trips() -> None:
+    config = LatentAttentionConfig(**SIZES, q_lora_rank=20, rope=YARN, bias=True, dropout=0.1)
+    assert LatentAttentionConfig.from_json(config.to_json()) == config
+    layer = MultiHeadLatentAttention.from_config(48, config)
+    assert layer.config is config
+    assert config.latent_dim == R + P
+    assert "24+8" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_lora_rank": 0}, "kv_lora_rank"),
+        ({"q_lora_rank": -1}, "q_lora_rank"),
+        ({"num_heads": 2.5}, "num_heads"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim must be even"),
+        ({"v_head_dim": True}, "v_head_dim"),
+        ({"rope": RopeConfig(dim=4)}, "rope dim"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"embed_dim": 0}, "embed_dim"),
+    ],
+)
+def test_impossible_sizes_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        MultiHeadLatentAttention(**{"embed_dim": 48, **SIZES, **changes})
+
+
+def test_wrong_calls_are_named() -> None:
+    layer = small()
+    with pytest.raises(ValueError, match=r"x must be \[B, T, 48\]: got \[2, 3, 47\]"):
+        layer(torch.zeros(2, 3, 47))
+    with pytest.raises(ValueError, match="computation must be 'auto'.*got 'fast'"):
+        layer(tokens(3), computation="fast")
+    with pytest.raises(ValueError, match="keys are at least the queries"):
+        layer.explain(5, 4)
+    with pytest.raises(ConfigError, match=r"rope must be built from config\.rope"):
+        MultiHeadLatentAttention.from_config(
+            48, LatentAttentionConfig(**SIZES), rope=RoPE(theta=5.0)
+        )
+
+
+def test_dropout_only_when_training() -> None:
+    layer, x = small(dropout=0.5), tokens(10)
+    with torch.no_grad():
+        assert torch.equal(layer(x), layer(x))
+        layer.train()
+        assert not torch.equal(layer(x), layer(x))
