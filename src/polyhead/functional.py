@@ -7,28 +7,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel
-from polyhead.semantics import (
-    Bias,
-    Call,
-    DenseSource,
-    KeyValueSource,
-    Mask,
-    Specification,
-    TensorBias,
-    Tokens,
-    add_sinks,
-)
-from polyhead.semantics.masks import bare_tensor_message
+from polyhead.semantics import Bias, Call, KeyValueSource, Mask, add_sinks
+from polyhead.semantics.arguments import call_of, dropout_seed
+from polyhead.semantics.scores import full_precision
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 @overload
@@ -121,13 +113,15 @@ def attention(
         ValueError: Shapes, dtypes or numbers that do not fit, or an unknown kernel.
         UnsupportedError: The kernel that was named cannot do what is asked; names the feature.
     """
-    call = _call(
+    call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
-        _dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
+        dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
     )  # fmt: skip
-    state = _choose(call, kernel).run(call)
-    if call.spec.sinks is not None:
-        state = add_sinks(state, call.spec.sinks)
+    chosen = _choose(call, kernel)
+    with full_precision(q.device):
+        state = chosen.run(call)
+        if call.spec.sinks is not None:
+            state = add_sinks(state, call.spec.sinks)
     if not return_lse:
         return state.out
     if state.lse is None:
@@ -189,10 +183,11 @@ def explain(
     ``attention`` would raise.
     """
     seed = torch.zeros((), dtype=torch.int64) if dropout_p else None
-    call = _call(
+    call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
         seed, dropout_p, return_lse,
     )  # fmt: skip
+    q = call.q
     chosen = _choose(call, kernel)
     refusals = {}
     for other in KERNELS.values():
@@ -213,7 +208,7 @@ def explain(
         kernel=chosen.name,
         summary=chosen.summary,
         refusals=refusals,
-        call=_describe(call),
+        call=_describe(call, mask),
         bytes_read=(q.numel() + per_key * source.tokens.length) * q.element_size(),
         bytes_written=out * q.element_size(),
     )
@@ -241,153 +236,7 @@ def _choose(call: Call, name: str) -> Kernel:
     return kernel
 
 
-def _call(
-    q: Tensor,
-    k: Tensor | KeyValueSource,
-    v: Tensor | None,
-    mask: Mask | None,
-    bias: Bias | Tensor | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    q_positions: Tensor | None,
-    kv_positions: Tensor | None,
-    seed: Tensor | None,
-    dropout_p: float,
-    return_lse: bool,
-) -> Call:
-    """Checks every argument and puts them into a call."""
-    source = _source(k, v, kv_positions)
-    _check_shapes(q, source)
-    B, H, T, D = q.shape
-    S = source.tokens.length
-    if mask is not None:
-        if not isinstance(mask, Mask):
-            raise TypeError(
-                bare_tensor_message("mask is a bare tensor")
-                if isinstance(mask, Tensor)
-                else f"mask must be a mask expression or None: got {type(mask).__name__}"
-            )
-        mask.check(B, H, T, S)
-    if bias is not None:
-        if isinstance(bias, Tensor):
-            bias = TensorBias(bias)
-        elif not isinstance(bias, Bias):
-            raise TypeError(f"bias must be a Bias, a tensor or None: got {type(bias).__name__}")
-        bias.check(B, H, T, S)
-    if scale is None:
-        scale = 1.0 / math.sqrt(D)
-    elif not math.isfinite(scale):
-        raise ValueError(f"scale must be finite: got {scale}")
-    if softcap is not None and not 0.0 < softcap < math.inf:
-        raise ValueError(f"softcap must be positive and finite, or None for off: got {softcap}")
-    if sinks is not None and sinks.shape != (H,):
-        raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
-    spec = Specification(
-        scale=scale,
-        mask=mask,
-        bias=bias,
-        softcap=softcap,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        seed=seed,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
-    q_tokens = _query_tokens(q, source, q_positions)
-    return Call(q, source, spec, q_tokens, needs_lse=return_lse or sinks is not None)
-
-
-def _source(
-    k: Tensor | KeyValueSource, v: Tensor | None, positions: Tensor | None
-) -> KeyValueSource:
-    if isinstance(k, KeyValueSource):
-        if v is not None or positions is not None:
-            raise TypeError(
-                "a key/value source brings its own values and positions: leave out v and kv_positions"
-            )
-        return k
-    if not isinstance(k, Tensor) or not isinstance(v, Tensor):
-        raise TypeError(
-            f"k and v must be tensors, or k a key/value source: got {type(k).__name__} and "
-            f"{type(v).__name__}"
-        )
-    if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            f"k must be [B, G, S, D] and v [B, G, S, V] with the same B, G, S: got {list(k.shape)} "
-            f"and {list(v.shape)}"
-        )
-    if k.dtype != v.dtype or k.device != v.device:
-        raise ValueError(
-            f"k and v must share dtype and device: got {k.dtype} on {k.device} and {v.dtype} on "
-            f"{v.device}"
-        )
-    if positions is not None:
-        _check_positions("kv_positions", positions, k.shape[0], k.shape[2], "S")
-    return DenseSource(k, v, positions)
-
-
-def _check_shapes(q: Tensor, source: KeyValueSource) -> None:
-    if not isinstance(q, Tensor):
-        raise TypeError(f"q must be a tensor: got {type(q).__name__}")
-    if q.ndim != 4:
-        raise ValueError(f"q must be [B, H, T, D]: got shape {list(q.shape)}")
-    B, H, _, D = q.shape
-    G = source.num_kv_heads
-    if source.batch != B:
-        raise ValueError(f"q and k must share the batch B: got {B} and {source.batch}")
-    if source.key_dim != D or D == 0:
-        raise ValueError(f"q and k must share a head size D ≥ 1: got {D} and {source.key_dim}")
-    if G == 0 or H % G:
-        raise ValueError(
-            f"kv heads G must divide query heads H: got H = {H} in q and G = {G} in k and v"
-        )
-    if not q.is_floating_point() or q.element_size() < 2:
-        raise ValueError(f"q must be float64, float32, bfloat16 or float16: got {q.dtype}")
-    if q.dtype != source.dtype or q.device != source.device:
-        raise ValueError(
-            f"q, k and v must share dtype and device: got q {q.dtype} on {q.device}, k and v "
-            f"{source.dtype} on {source.device}"
-        )
-
-
-def _check_positions(name: str, positions: Tensor, batch: int, length: int, letter: str) -> None:
-    if not isinstance(positions, Tensor) or positions.is_floating_point():
-        got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise TypeError(f"{name} must be a tensor of whole numbers: got {got}")
-    if positions.shape not in ((length,), (batch, length), (1, length)):
-        raise ValueError(
-            f"{name} must be [{letter}] = [{length}] or [B, {letter}] = [{batch}, {length}]: got "
-            f"{list(positions.shape)}"
-        )
-
-
-def _query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -> Tokens:
-    """The queries: the last one stands at the place, and by default the position, of the last key."""
-    B, _, T, _ = q.shape
-    keys = source.tokens
-    shift = keys.places.high + 1 - T
-    if positions is not None:
-        _check_positions("q_positions", positions, B, T, "T")
-    elif keys.positions is not None:
-        if keys.length < T:
-            raise ValueError(
-                f"q_positions is needed with kv_positions where there are more queries (T = {T}) "
-                f"than keys (S = {keys.length})"
-            )
-        positions = keys.positions[..., keys.length - T :]
-    return Tokens.of(T, shift=shift, positions=positions)
-
-
-def _dropout_seed(q: Tensor, dropout_p: float, generator: torch.Generator | None) -> Tensor | None:
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be at least 0 and below 1: got {dropout_p}")
-    if dropout_p == 0.0:
-        return None
-    device = generator.device if generator is not None else q.device
-    return torch.randint(1 << 31, (), generator=generator, device=device).to(q.device)
-
-
-def _describe(call: Call) -> str:
+def _describe(call: Call, mask: Mask | None) -> str:
     source, spec = call.source, call.spec
     B, H, T, D = call.q.shape
     kind = {H: "MHA", 1: "MQA"}.get(source.num_kv_heads, "GQA")
@@ -397,13 +246,14 @@ def _describe(call: Call) -> str:
         f"batch {B}, {T} queries, {source.tokens.length} keys",
         f"{str(call.q.dtype).removeprefix('torch.')} on {call.q.device}",
     ]
-    if spec.mask is not None:
-        words.append(f"mask {spec.mask!r} ({call.visibility.value} visible)")
+    if mask is not None:
+        words.append(f"mask {mask!r} ({call.visibility.value} visible)")
     if spec.bias is not None:
         words.append(f"bias {spec.bias!r}")
-    for name in ("softcap", "dropout_p"):
-        if value := getattr(spec, name):
-            words.append(f"{name} {value}")
+    if spec.softcap is not None:
+        words.append(f"softcap {spec.softcap}")
+    if spec.dropout_p:
+        words.append(f"dropout_p {spec.dropout_p}")
     if spec.sinks is not None:
         words.append("sinks")
     return "; ".join(words)

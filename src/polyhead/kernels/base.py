@@ -16,7 +16,7 @@ class Kernel(ABC):
     """One line for ``explain`` and ``doctor``: what this kernel is good at."""
 
     def unavailable(self) -> str | None:
-        """Why this kernel cannot run on this machine and the command that would change it, or None."""
+        """Why this kernel cannot run here and the command that would change it, or None."""
         return None
 
     @abstractmethod

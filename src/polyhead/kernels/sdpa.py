@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.kernels.base import Kernel
-from polyhead.semantics import Call, Causal, State, Visibility
+from polyhead.semantics import Call, Causal, DenseSource, State, Visibility
 from polyhead.semantics.scores import quarantine
 
 
@@ -33,6 +33,8 @@ class SdpaKernel(Kernel):
                 f"a value size {call.source.value_dim} beside key size {call.source.key_dim} "
                 "(it would build the T×S matrix)"
             )
+        if not _rows_are_dense(call):
+            return "a last dimension with strides (it would read past it, or build the T×S matrix)"
         if not (call.q_tokens.length and call.source.tokens.length):
             return "no queries or no keys"
         if call.visibility is not Visibility.ALL and not _is_top_left_causal(call):
@@ -51,9 +53,19 @@ class SdpaKernel(Kernel):
             return _fused(call, k, v, is_causal=False)
         k, v, bad = quarantine(k, v)
         out, lse = _fused(call, k, v, is_causal=True)
+        if bad is None:
+            return State(out, lse)
         # In causal order a row sees a key that is not finite from that key's position on.
         sees_bad = bad.long().cumsum(dim=-1).bool().repeat_interleave(call.groups, dim=1)
         return State(out.masked_fill(sees_bad[..., None], torch.nan), lse)
+
+
+def _rows_are_dense(call: Call) -> bool:
+    """Whether the last dimension of q, k and v lies in one piece, as the fused operator assumes."""
+    tensors = [call.q]
+    if isinstance(call.source, DenseSource):
+        tensors += [call.source.k, call.source.v]
+    return all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in tensors)
 
 
 def _is_top_left_causal(call: Call) -> bool:

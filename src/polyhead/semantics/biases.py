@@ -34,8 +34,8 @@ class Bias(ABC):
         """The same bias computed from another tensor of the same shape."""
 
     @abstractmethod
-    def tile(self, q: Tokens, k: Tokens) -> Tensor:
-        """The bias of a tile, broadcasts to ``[B, H, T, S]``."""
+    def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
+        """The bias of a tile, ``[B, H, T, S]`` after broadcasting, in the dtype of ``like``."""
 
     @abstractmethod
     def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
@@ -80,9 +80,10 @@ class ALiBi(Bias):
     def with_tensor(self, tensor: Tensor) -> ALiBi:
         return ALiBi(tensor)
 
-    def tile(self, q: Tokens, k: Tokens) -> Tensor:
-        apart = distance(q, k, self.slopes.device).abs().to(self.slopes.dtype)
-        return -self.slopes[:, None, None] * apart
+    def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
+        # In the precision of the scores: bfloat16 slopes must not round the distances.
+        apart = distance(q, k, like.device).abs().to(like)
+        return -self.slopes.to(like)[:, None, None] * apart
 
     def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
         apart = distance(q, k, scores.device).abs().to(scores.dtype)
@@ -167,8 +168,8 @@ class RelativeBias(Bias):
         far = (exact + (far * (count - exact)).long()).clamp(max=count - 1)
         return first + torch.where(apart < exact, apart, far)
 
-    def tile(self, q: Tokens, k: Tokens) -> Tensor:
-        return self.table[self.buckets(q, k, self.table.device)].permute(0, 3, 1, 2)
+    def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
+        return self.table.to(like)[self.buckets(q, k, like.device)].permute(0, 3, 1, 2)
 
     def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
         buckets = self.buckets(q, k, scores.device)
@@ -208,8 +209,8 @@ class TensorBias(Bias):
     def with_tensor(self, tensor: Tensor) -> TensorBias:
         return TensorBias(tensor)
 
-    def tile(self, q: Tokens, k: Tokens) -> Tensor:
-        return cut(self._tensor, q, k)
+    def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
+        return cut(self._tensor, q, k).to(like)
 
     def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
         part = cut(total, q, k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,15 +42,15 @@ class Specification:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """One attention to compute.
+    """One attention to compute; made by ``Call.of``.
 
     Attributes:
         q: ``[B, H, T, D]`` queries, any strides.
         source: Keys and values.
-        spec: The meaning.
+        spec: The meaning; parts of its mask that decide nothing here are left out.
         q_tokens: The T queries: their positions and places.
         needs_lse: Whether the log-sum-exp is to be returned.
-        visibility: What the mask leaves of all pairs; ALL means that no mask need be drawn.
+        visibility: What the mask leaves of all pairs; ALL where there is no mask.
         requires_grad: Whether a gradient may be asked for.
     """
 
@@ -59,26 +59,34 @@ class Call:
     spec: Specification
     q_tokens: Tokens
     needs_lse: bool
-    visibility: Visibility = field(init=False)
-    requires_grad: bool = field(init=False)
+    visibility: Visibility
+    requires_grad: bool
 
-    def __post_init__(self) -> None:
-        mask, bias, sinks = self.spec.mask, self.spec.bias, self.spec.sinks
-        visibility = (
-            Visibility.ALL if mask is None else mask.classify(self.q_tokens, self.source.tokens)
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        source: KeyValueSource,
+        spec: Specification,
+        q_tokens: Tokens,
+        *,
+        needs_lse: bool,
+    ) -> Call:
+        """Works out what the mask leaves, and whether a gradient may be asked for."""
+        visibility = Visibility.ALL
+        if spec.mask is not None:
+            visibility = spec.mask.classify(q_tokens, source.tokens)
+            mask = None
+            if visibility is not Visibility.ALL:
+                mask = spec.mask.simplified(q_tokens, source.tokens)
+            spec = spec if mask is spec.mask else replace(spec, mask=mask)
+        requires_grad = torch.is_grad_enabled() and (
+            q.requires_grad
+            or source.requires_grad
+            or (spec.bias is not None and spec.bias.tensor.requires_grad)
+            or (spec.sinks is not None and spec.sinks.requires_grad)
         )
-        object.__setattr__(self, "visibility", visibility)
-        object.__setattr__(
-            self,
-            "requires_grad",
-            torch.is_grad_enabled()
-            and (
-                self.q.requires_grad
-                or self.source.requires_grad
-                or (bias is not None and bias.tensor.requires_grad)
-                or (sinks is not None and sinks.requires_grad)
-            ),
-        )
+        return cls(q, source, spec, q_tokens, needs_lse, visibility, requires_grad)
 
     @property
     def groups(self) -> int:

@@ -26,25 +26,30 @@ from polyhead.semantics.state import State
 
 
 def attend(call: Call) -> State:
-    """Computes ``out [B, H, T, V]`` in q's dtype and ``lse [B, H, T]``; differentiable throughout."""
+    """Computes ``out [B, H, T, V]`` in q's dtype and ``lse [B, H, T]``; differentiable."""
     q, spec = call.q, call.spec
     k, v = call.source.gather()
     precise = accumulation_dtype(q.dtype)
-    k, v, bad = quarantine(k.to(precise), v.to(precise))
+    k, v = k.to(precise), v.to(precise)
+    bad = None
+    if spec.mask is not None:
+        k, v, bad = quarantine(k, v)
 
-    scores, _, visible = tile_scores(q.to(precise), k, spec, call.q_tokens, call.source.tokens)
+    q_scaled = q.to(precise) * spec.scale
+    scores, _, visible = tile_scores(q_scaled, k, spec, call.q_tokens, call.source.tokens)
     weights, lse = softmax(scores)
     if spec.dropout_p:
         kept = keep_weights(spec, weights.shape, call.q_tokens, call.source.tokens)
         weights = torch.where(kept, weights / (1.0 - spec.dropout_p), 0.0)
     out = unfold(fold(weights, k.shape[1]) @ v, q.shape[1])
 
-    out = out.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
+    if bad is not None:
+        out = out.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
     return State(out.to(q.dtype), lse)
 
 
 def softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over the last dimension and its log-sum-exp; a row of −∞ gives weights 0 and lse −∞."""
+    """Softmax over the last dimension and its log-sum-exp; a row of −∞ gives 0 and lse −∞."""
     if scores.shape[-1] == 0:
         return scores, scores.new_full(scores.shape[:-1], -torch.inf)
     empty = scores.isneginf().all(dim=-1, keepdim=True)

@@ -5,12 +5,15 @@ Shape letters: B batch, G kv heads, R query heads per kv head (H = G · R), T qu
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Visibility
-from polyhead.semantics.tokens import Tokens
+from polyhead.semantics.tokens import Tokens, is_traced
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -41,10 +44,10 @@ def tile_scores(
     q: Tokens,
     k: Tokens,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The masked scores of a tile: scale → softcap → bias → mask.
+    """The masked scores of a tile: (scale →) softcap → bias → mask.
 
     Args:
-        q_BHTD: Queries in the accumulation dtype.
+        q_BHTD: Queries in the accumulation dtype, times the scale: q is smaller than the scores.
         k_BGSD: Keys in the accumulation dtype.
         spec: The meaning.
         q: The tile's queries.
@@ -55,13 +58,12 @@ def tile_scores(
         without softcap), which its derivative needs; and the mask drawn (None where all is
         visible).
     """
-    raw = fold(q_BHTD, k_BGSD.shape[1]) @ k_BGSD.mT
-    scores = raw.view(*q_BHTD.shape[:3], k_BGSD.shape[2]) * spec.scale
+    scores = unfold(fold(q_BHTD, k_BGSD.shape[1]) @ k_BGSD.mT, q_BHTD.shape[1])
     capped = None
     if spec.softcap is not None:
         scores = capped = torch.tanh(scores / spec.softcap) * spec.softcap
     if spec.bias is not None:
-        scores = scores + spec.bias.tile(q, k).to(scores)
+        scores = scores + spec.bias.tile(q, k, scores)
     visible = None
     if spec.mask is not None and spec.mask.classify(q, k) is not Visibility.ALL:
         visible = spec.mask.visible(q, k, scores.device)
@@ -69,18 +71,36 @@ def tile_scores(
     return scores, capped, visible
 
 
-def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys and values with every NaN and Inf replaced by 0, and which keys had any.
 
     What is masked must not reach arithmetic: 0 · NaN is NaN, so a masked key with garbage in it
-    would poison rows that may not see it. Rows that may see it are made NaN by ``poisoned``.
+    would poison rows that may not see it. Rows that may see it are made NaN by ``poisoned``, and
+    take no part in gradients. Without a mask nothing is hidden, and arithmetic takes its course.
 
     Returns:
-        k, v, and ``[B, G, S]`` True for keys with content that is not finite.
+        k, v, and ``[B, G, S]`` True for keys with content that is not finite; None where all is.
     """
+    # A sum is finite only if every term is: one cheap pass answers for nearly every call.
+    if k.device.type == "cpu" and not (is_traced(k) or is_traced(v)):
+        sums = k.detach().sum() + v.detach().sum()
+        if math.isfinite(sums.item()):
+            return k, v, None
     good_k, good_v = k.isfinite(), v.isfinite()
     bad = ~(good_k.all(dim=-1) & good_v.all(dim=-1))
     return k.where(good_k, 0.0), v.where(good_v, 0.0), bad
+
+
+def autocast_enabled(device: torch.device) -> bool:
+    """Whether autocast is on for a device."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """No autocast inside: a kernel chooses its own precision."""
+    if autocast_enabled(device):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def poisoned(visible: Tensor | None, bad_BGS: Tensor, num_heads: int) -> Tensor:

@@ -40,7 +40,11 @@ class KeyValueSource(ABC):
     requires_grad: bool = False
 
     def tiles(self, size: int) -> list[Tokens]:
-        """The keys in runs of at most ``size``, in the order that suits the storage."""
+        """The keys in runs of at most ``size``, in the order that suits the storage.
+
+        Together they hold every index of ``tokens`` once; a run's ``start`` is the index of its
+        first key, whatever the order of the runs and wherever in memory the key lies.
+        """
         return self.tokens.split(size)
 
     @abstractmethod
@@ -48,7 +52,7 @@ class KeyValueSource(ABC):
         """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` of a run that ``tiles`` returned."""
 
     def gather(self) -> tuple[Tensor, Tensor]:
-        """All keys ``[B, G, S, D]`` and values ``[B, G, S, V]`` by index; may copy."""
+        """All keys ``[B, G, S, D]`` and values ``[B, G, S, V]`` in the order of index; may copy."""
         tiles = sorted(self.tiles(max(1, self.tokens.length)), key=lambda tile: tile.start)
         pairs = [self.read(tile) for tile in tiles]
         keys, values = zip(*pairs, strict=True)
@@ -74,6 +78,13 @@ class DenseSource(KeyValueSource):
         self.tokens = Tokens.of(length, shift=first_place, positions=positions)
         self.dtype, self.device = k.dtype, k.device
         self.requires_grad = k.requires_grad or v.requires_grad
+
+    @classmethod
+    def over(cls, k: Tensor, v: Tensor, tokens: Tokens) -> DenseSource:
+        """Two tensors whose tokens are already known."""
+        source = cls(k, v)
+        source.tokens = tokens
+        return source
 
     def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
         stop = tile.start + tile.length

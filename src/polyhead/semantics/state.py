@@ -12,11 +12,13 @@ neutral element. Split keys, prefix sharing, context parallelism and sinks are t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class State(NamedTuple):
@@ -43,7 +45,8 @@ def merge_states(
     """
     if not outs or len(outs) != len(lses):
         raise ValueError(
-            f"merge_states takes as many outs as lses, at least one: got {len(outs)} and {len(lses)}"
+            f"merge_states takes as many outs as lses, at least one: got {len(outs)} and "
+            f"{len(lses)}"
         )
     for out, lse in zip(outs, lses, strict=True):
         if out.shape != outs[0].shape or lse.shape != out.shape[:-1]:

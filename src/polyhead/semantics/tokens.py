@@ -37,7 +37,7 @@ class Tokens:
         length: Number of tokens.
         start: Index of the first in the call's axis.
         shift: Place of a token minus its index.
-        positions: ``[length]`` or ``[B, length]`` whole numbers, or None where positions are places.
+        positions: ``[length]`` or ``[B, length]`` whole numbers; None where positions are places.
         span: Least and greatest position, or None where unknown (under tracing).
     """
 
@@ -67,7 +67,7 @@ class Tokens:
 
     def position_tensor(self, device: torch.device) -> Tensor:
         """``[length]`` or ``[B, length]`` positions."""
-        return self.place_tensor(device) if self.positions is None else self.positions
+        return self.place_tensor(device) if self.positions is None else self.positions.to(device)
 
     def split(self, size: int) -> list[Tokens]:
         """Consecutive runs of at most ``size`` tokens."""
@@ -82,7 +82,7 @@ class Tokens:
             positions: list[Tensor | None] = [None] * len(lengths)
         else:
             spans = _spans(self.positions, size)
-            positions = list(self.positions.split(size, dim=-1))
+            positions = [self.positions[..., start : start + size] for start in starts]
         return [
             Tokens(length, self.start + start, self.shift, position, span)
             for start, length, position, span in zip(starts, lengths, positions, spans, strict=True)
@@ -117,6 +117,17 @@ def is_traced(tensor: Tensor) -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """Whether torch.func is at work beyond a single derivative: vmap, forward mode, nesting."""
+    if torch.compiler.is_compiling():
+        return False
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    kinds = [level.key() for level in levels]
+    return len(kinds) > 1 or any(
+        kind is not torch._C._functorch.TransformType.Grad for kind in kinds
+    )
+
+
 def _spans(positions: Tensor, size: int) -> list[Span | None]:
     """The span of every run of ``size``, with one transfer from the device for all of them."""
     length = positions.shape[-1]
@@ -125,6 +136,6 @@ def _spans(positions: Tensor, size: int) -> list[Span | None]:
         return [None] * count
     if positions.numel() == 0:
         return [Span(0, -1)] * count
-    runs = positions.reshape(-1, length).split(size, dim=-1)
+    runs = [positions[..., start : start + size] for start in range(0, length, size)]
     ends = torch.stack([torch.stack([run.amin(), run.amax()]) for run in runs]).tolist()
     return [Span(low, high) for low, high in ends]

@@ -32,7 +32,7 @@ def weight_rows(
         ``[B, H, T, S]`` in float32 (float64 for float64); a query that saw nothing has weights 0.
     """
     precise = accumulation_dtype(q.dtype)
-    scores, _, _ = tile_scores(q.to(precise), k.to(precise), spec, q_tokens, k_tokens)
+    scores, _, _ = tile_scores(q.to(precise) * spec.scale, k.to(precise), spec, q_tokens, k_tokens)
     empty = lse.isneginf()
     weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None].to(precise))
     return weights.masked_fill(empty[..., None], 0.0)

@@ -1,0 +1,181 @@
+"""Turns what a caller says into a call: every argument checked, every error naming its argument."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.biases import Bias, TensorBias
+from polyhead.semantics.call import Call, Specification
+from polyhead.semantics.masks import Mask, bare_tensor_message
+from polyhead.semantics.scores import autocast_enabled
+from polyhead.semantics.sources import DenseSource, KeyValueSource
+from polyhead.semantics.tokens import Tokens
+
+
+def call_of(
+    q: Tensor,
+    k: Tensor | KeyValueSource,
+    v: Tensor | None,
+    mask: Mask | None,
+    bias: Bias | Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    q_positions: Tensor | None,
+    kv_positions: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    return_lse: bool,
+) -> Call:
+    """Checks every argument and puts them into a call."""
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a tensor: got {type(q).__name__}")
+    if autocast_enabled(q.device):
+        q, k, v = _lowered(q, k, v)
+    source = _source(k, v, kv_positions)
+    _check_shapes(q, source)
+    B, H, T, D = q.shape
+    S = source.tokens.length
+    if mask is not None:
+        if not isinstance(mask, Mask):
+            raise TypeError(
+                bare_tensor_message("mask is a bare tensor")
+                if isinstance(mask, Tensor)
+                else f"mask must be a mask expression or None: got {type(mask).__name__}"
+            )
+        mask.check(B, H, T, S)
+    if bias is not None:
+        if isinstance(bias, Tensor):
+            bias = TensorBias(bias)
+        elif not isinstance(bias, Bias):
+            raise TypeError(f"bias must be a Bias, a tensor or None: got {type(bias).__name__}")
+        bias.check(B, H, T, S)
+    if scale is None:
+        scale = 1.0 / math.sqrt(D)
+    elif not math.isfinite(scale):
+        raise ValueError(f"scale must be finite: got {scale}")
+    if softcap is not None and not 0.0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive and finite, or None for off: got {softcap}")
+    if sinks is not None and sinks.shape != (H,):
+        raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
+    spec = Specification(
+        scale=scale,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        seed=seed,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    q_tokens = _query_tokens(q, source, q_positions)
+    return Call.of(q, source, spec, q_tokens, needs_lse=return_lse or sinks is not None)
+
+
+def _lowered(
+    q: Tensor, k: Tensor | KeyValueSource, v: Tensor | None
+) -> tuple[Tensor, Tensor | KeyValueSource, Tensor | None]:
+    """Under autocast q, k and v take its dtype, as for torch's own attention; float64 stays.
+
+    A key/value source keeps what it holds, and q follows it.
+    """
+    if isinstance(k, KeyValueSource):
+        return q.to(k.dtype), k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+
+    def lowered(x: Tensor) -> Tensor:
+        return x if x.dtype == torch.float64 or not x.is_floating_point() else x.to(dtype)
+
+    return lowered(q), lowered(k), None if v is None else lowered(v)
+
+
+def _source(
+    k: Tensor | KeyValueSource, v: Tensor | None, positions: Tensor | None
+) -> KeyValueSource:
+    if isinstance(k, KeyValueSource):
+        if v is not None or positions is not None:
+            raise TypeError(
+                "a key/value source brings its own values and positions: leave out v and "
+                "kv_positions"
+            )
+        return k
+    if not isinstance(k, Tensor) or not isinstance(v, Tensor):
+        raise TypeError(
+            f"k and v must be tensors, or k a key/value source: got {type(k).__name__} and "
+            f"{type(v).__name__}"
+        )
+    if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"k must be [B, G, S, D] and v [B, G, S, V] with the same B, G, S: got {list(k.shape)} "
+            f"and {list(v.shape)}"
+        )
+    if k.dtype != v.dtype or k.device != v.device:
+        raise ValueError(
+            f"k and v must share dtype and device: got {k.dtype} on {k.device} and {v.dtype} on "
+            f"{v.device}"
+        )
+    if positions is not None:
+        _check_positions("kv_positions", positions, k.shape[0], k.shape[2], "S")
+    return DenseSource(k, v, positions)
+
+
+def _check_shapes(q: Tensor, source: KeyValueSource) -> None:
+    if q.ndim != 4:
+        raise ValueError(f"q must be [B, H, T, D]: got shape {list(q.shape)}")
+    B, H, _, D = q.shape
+    G = source.num_kv_heads
+    if source.batch != B:
+        raise ValueError(f"q and k must share the batch B: got {B} and {source.batch}")
+    if source.key_dim != D or D == 0:
+        raise ValueError(f"q and k must share a head size D ≥ 1: got {D} and {source.key_dim}")
+    if G == 0 or H % G:
+        raise ValueError(
+            f"kv heads G must divide query heads H: got H = {H} in q and G = {G} in k and v"
+        )
+    if not q.is_floating_point() or q.element_size() < 2:
+        raise ValueError(f"q must be float64, float32, bfloat16 or float16: got {q.dtype}")
+    if q.dtype != source.dtype or q.device != source.device:
+        raise ValueError(
+            f"q, k and v must share dtype and device: got q {q.dtype} on {q.device}, k and v "
+            f"{source.dtype} on {source.device}"
+        )
+
+
+def _check_positions(name: str, positions: Tensor, batch: int, length: int, letter: str) -> None:
+    if not isinstance(positions, Tensor) or positions.is_floating_point():
+        got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise TypeError(f"{name} must be a tensor of whole numbers: got {got}")
+    if positions.shape not in ((length,), (batch, length), (1, length)):
+        raise ValueError(
+            f"{name} must be [{letter}] = [{length}] or [B, {letter}] = [{batch}, {length}]: got "
+            f"{list(positions.shape)}"
+        )
+
+
+def _query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -> Tokens:
+    """The queries: the last stands at the place, and by default the position, of the last key."""
+    B, _, T, _ = q.shape
+    keys = source.tokens
+    shift = keys.places.high + 1 - T
+    if positions is not None:
+        _check_positions("q_positions", positions, B, T, "T")
+    elif keys.positions is not None:
+        if keys.length < T:
+            raise ValueError(
+                f"q_positions is needed with kv_positions where there are more queries (T = {T}) "
+                f"than keys (S = {keys.length})"
+            )
+        positions = keys.positions[..., keys.length - T :]
+    return Tokens.of(T, shift=shift, positions=positions)
+
+
+def dropout_seed(q: Tensor, dropout_p: float, generator: torch.Generator | None) -> Tensor | None:
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be at least 0 and below 1: got {dropout_p}")
+    if dropout_p == 0.0:
+        return None
+    device = generator.device if generator is not None else q.device
+    return torch.randint(1 << 31, (), generator=generator, device=device).to(q.device)

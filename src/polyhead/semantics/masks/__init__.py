@@ -1,0 +1,31 @@
+"""Who may look at whom: typed mask expressions over absolute positions.
+
+Causal() & Window(4096)                 a sliding window
+Prefix(10) | Causal()                   a prefix seen by everyone (prefix LM)
+Causal() & Documents([5, 3, 8])         packed documents that do not see each other
+KeyLengths([7, 9])                      right-padded keys
+Keep(allowed) & ~Prefix(4)              an explicit tensor, and a complement
+"""
+
+from polyhead.semantics.masks.algebra import And, Mask, Not, Or, Visibility, bare_tensor_message
+from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, cut
+from polyhead.semantics.masks.packed import Documents, KeyLengths
+from polyhead.semantics.masks.positional import Causal, Prefix, Window
+
+__all__ = [
+    "And",
+    "Causal",
+    "Documents",
+    "Drop",
+    "Keep",
+    "KeyLengths",
+    "Mask",
+    "Not",
+    "Or",
+    "Prefix",
+    "Visibility",
+    "Window",
+    "bare_tensor_message",
+    "check_broadcast",
+    "cut",
+]

@@ -1,0 +1,168 @@
+"""The algebra of masks: what a mask answers, and how two become one.
+
+    allowed(a & b) = allowed(a) ∧ allowed(b)     allowed(a | b) = allowed(a) ∨ allowed(b)     ~a
+
+A mask is a predicate on (query, key), asked in tiles: ``visible`` draws one tile, ``classify`` says
+from spans alone that a tile is empty (it is skipped), full (no mask is drawn) or mixed. Nothing is
+ever materialised beyond a tile.
+
+Shape letters: B batch, H query heads, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.tokens import Tokens
+
+
+class Visibility(enum.Enum):
+    """What a tile of (query, key) pairs holds."""
+
+    NONE = "none"
+    SOME = "some"
+    ALL = "all"
+
+    def __invert__(self) -> Visibility:
+        return {Visibility.NONE: Visibility.ALL, Visibility.ALL: Visibility.NONE}.get(self, self)
+
+
+class Mask(ABC):
+    """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not)."""
+
+    @abstractmethod
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        """True where the query may look at the key: bool, broadcasts to ``[B, H, T, S]``."""
+
+    @abstractmethod
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        """Whether none, some or all pairs are visible; SOME wherever that is not known."""
+
+    def parts(self) -> tuple[Mask, ...]:
+        """The masks that this one is made of."""
+        return ()
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """Raises ValueError if this mask cannot belong to such a call."""
+        for part in self.parts():
+            part.check(batch, heads, queries, keys)
+
+    def simplified(self, q: Tokens, k: Tokens) -> Mask:
+        """A mask that allows the same pairs of these tokens, without parts that decide nothing."""
+        return self
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, _operand(other))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(self, _operand(other))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a mask has no truth value; combine masks with & | ~, not with and, or, not"
+        )
+
+
+def _operand(other: object) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    if isinstance(other, Tensor):
+        raise TypeError(bare_tensor_message("a tensor cannot be combined with a mask"))
+    raise TypeError(f"a mask combines with another mask: got {type(other).__name__}")
+
+
+def bare_tensor_message(what: str) -> str:
+    """The sentence that answers a bare bool tensor, whose polarity nobody can know."""
+    return (
+        f"{what}: say what True means with polyhead.Keep(tensor) (True: may attend) or "
+        "polyhead.Drop(tensor) (True: may not attend)"
+    )
+
+
+class And(Mask):
+    def __init__(self, left: Mask, right: Mask) -> None:
+        self.left, self.right = left, right
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        # A side that allows all of the tile need not be drawn.
+        if self.left.classify(q, k) is Visibility.ALL:
+            return self.right.visible(q, k, device)
+        if self.right.classify(q, k) is Visibility.ALL:
+            return self.left.visible(q, k, device)
+        return self.left.visible(q, k, device) & self.right.visible(q, k, device)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        left = self.left.classify(q, k)
+        if left is Visibility.NONE:
+            return left
+        right = self.right.classify(q, k)
+        return right if left is Visibility.ALL or right is Visibility.NONE else left
+
+    def parts(self) -> tuple[Mask, ...]:
+        return self.left, self.right
+
+    def simplified(self, q: Tokens, k: Tokens) -> Mask:
+        if self.left.classify(q, k) is Visibility.ALL:
+            return self.right.simplified(q, k)
+        if self.right.classify(q, k) is Visibility.ALL:
+            return self.left.simplified(q, k)
+        return self.left.simplified(q, k) & self.right.simplified(q, k)
+
+    def __repr__(self) -> str:
+        return f"{_inside(self.left, Or)} & {_inside(self.right, Or)}"
+
+
+class Or(Mask):
+    def __init__(self, left: Mask, right: Mask) -> None:
+        self.left, self.right = left, right
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return self.left.visible(q, k, device) | self.right.visible(q, k, device)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        left = self.left.classify(q, k)
+        if left is Visibility.ALL:
+            return left
+        right = self.right.classify(q, k)
+        return right if left is Visibility.NONE or right is Visibility.ALL else left
+
+    def parts(self) -> tuple[Mask, ...]:
+        return self.left, self.right
+
+    def simplified(self, q: Tokens, k: Tokens) -> Mask:
+        if self.left.classify(q, k) is Visibility.NONE:
+            return self.right.simplified(q, k)
+        if self.right.classify(q, k) is Visibility.NONE:
+            return self.left.simplified(q, k)
+        return self.left.simplified(q, k) | self.right.simplified(q, k)
+
+    def __repr__(self) -> str:
+        return f"{self.left!r} | {self.right!r}"
+
+
+class Not(Mask):
+    def __init__(self, inner: Mask) -> None:
+        self.inner = inner
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return ~self.inner.visible(q, k, device)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        return ~self.inner.classify(q, k)
+
+    def parts(self) -> tuple[Mask, ...]:
+        return (self.inner,)
+
+    def __repr__(self) -> str:
+        return f"~{_inside(self.inner, And, Or)}"
+
+
+def _inside(mask: Mask, *looser: type[Mask]) -> str:
+    return f"({mask!r})" if isinstance(mask, looser) else repr(mask)

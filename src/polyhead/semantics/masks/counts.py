@@ -1,0 +1,78 @@
+"""The numbers of a mask: whole, checked, one for all batch rows or one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.masks.algebra import Visibility
+from polyhead.semantics.tokens import Span, is_traced
+
+
+def below(keys: Span | None, bound: Span | None) -> Visibility:
+    if keys is None or bound is None:
+        return Visibility.SOME
+    if keys.high < bound.low:
+        return Visibility.ALL
+    return Visibility.NONE if keys.low >= bound.high else Visibility.SOME
+
+
+def whole(name: str, value: object, *, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number: got {value!r}")
+    number = value.__index__()
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}: got {number}")
+    return int(number)
+
+
+def short(numbers: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(str(n) for n in numbers[:most])
+    return f"[{shown}, … {len(numbers)} in all]" if len(numbers) > most else f"[{shown}]"
+
+
+class PerRow:
+    """A whole number for all batch rows, or one for each."""
+
+    def __init__(self, name: str, value: int | Sequence[int] | Tensor) -> None:
+        self.name = name
+        self.values: Tensor | list[int]
+        self.span: Span | None = None
+        if isinstance(value, Tensor):
+            if value.ndim > 1 or value.dtype.is_floating_point or value.dtype == torch.bool:
+                raise ValueError(
+                    f"{name} must be a whole number or one per batch row, [B]: got {value.dtype} "
+                    f"of shape {list(value.shape)}"
+                )
+            self.values = value.reshape(-1)
+            if is_traced(value):
+                return
+            numbers = self.values.tolist()
+        else:
+            numbers = [*value] if isinstance(value, Sequence) else [value]
+            self.values = numbers = [whole(name, n, least=0) for n in numbers]
+        if not numbers or min(numbers) < 0:
+            raise ValueError(
+                f"{name} must be at least 0, one number or one per batch row: got {value}"
+            )
+        self.span = Span(min(numbers), max(numbers))
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """``[1 or B, 1, 1, 1]``."""
+        values = torch.as_tensor(self.values, device=device)
+        return values.reshape(-1, 1, 1, 1)
+
+    def check(self, batch: int) -> None:
+        if len(self.values) not in (1, batch):
+            raise ValueError(
+                f"{self.name} must be one number or one per batch row: got {len(self.values)} "
+                f"for batch {batch}"
+            )
+
+    def __repr__(self) -> str:
+        numbers = self.values if isinstance(self.values, list) else None
+        if numbers is None:
+            return "tensor" if self.span is None else f"{self.span.low}..{self.span.high}"
+        return str(numbers[0]) if len(numbers) == 1 else short(numbers)

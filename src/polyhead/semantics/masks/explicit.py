@@ -1,0 +1,73 @@
+"""Masks that are a tensor, with its polarity said: Keep (True: may attend) and Drop (True: not)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.masks.algebra import Mask, Visibility
+from polyhead.semantics.tokens import Tokens
+
+
+class Keep(Mask):
+    """An explicit mask: True where the query may attend.
+
+    Args:
+        allowed: bool, broadcasts to ``[B, H, T, S]``; rows and columns are the indexes of this
+            call's q and k.
+
+    Raises:
+        TypeError: Not a bool tensor.
+    """
+
+    def __init__(self, allowed: Tensor) -> None:
+        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
+            got = (
+                f"{allowed.dtype} tensor" if isinstance(allowed, Tensor) else type(allowed).__name__
+            )
+            raise TypeError(
+                f"{type(self).__name__} takes a bool tensor: got a {got}; an additive float mask "
+                "is a bias"
+            )
+        if not 1 <= allowed.ndim <= 4:
+            raise ValueError(
+                f"{type(self).__name__} takes 1 to 4 dimensions that broadcast to [B, H, T, S]: "
+                f"got shape {list(allowed.shape)}"
+            )
+        self.allowed = allowed[(None,) * (4 - allowed.ndim)]
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return cut(self.allowed, q, k).to(device)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        return Visibility.SOME
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        check_broadcast(type(self).__name__, self.allowed, (batch, heads, queries, keys))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.allowed.shape)})"
+
+
+class Drop(Keep):
+    """An explicit mask of the other polarity: True where the query may NOT attend."""
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return ~super().visible(q, k, device)
+
+
+def cut(tensor: Tensor, q: Tokens, k: Tokens) -> Tensor:
+    """The tile of a 4-D tensor that broadcasts to ``[B, H, T, S]``."""
+    if tensor.shape[-2] != 1:
+        tensor = tensor[:, :, q.start : q.start + q.length]
+    if tensor.shape[-1] != 1:
+        tensor = tensor[..., k.start : k.start + k.length]
+    return tensor
+
+
+def check_broadcast(name: str, tensor: Tensor, shape: tuple[int, int, int, int]) -> None:
+    """Raises ValueError unless 4-D ``tensor`` broadcasts to ``shape``."""
+    if any(have not in (1, want) for have, want in zip(tensor.shape, shape, strict=True)):
+        raise ValueError(
+            f"{name} must broadcast to [B, H, T, S] = {list(shape)}: got {list(tensor.shape)}"
+        )

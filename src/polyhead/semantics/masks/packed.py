@@ -1,0 +1,117 @@
+"""Masks that count places, the slots of a sequence: right padding and packed documents."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.masks.algebra import Mask, Visibility
+from polyhead.semantics.masks.counts import PerRow, below, short, whole
+from polyhead.semantics.tokens import Span, Tokens
+
+
+class KeyLengths(Mask):
+    """Only the first ``length`` keys of a batch row are real; the rest is padding on the right.
+
+    Counts places, not positions: padding is about slots in memory.
+    """
+
+    def __init__(self, length: int | Sequence[int] | Tensor) -> None:
+        self.length = PerRow("KeyLengths length", length)
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return k.place_tensor(device)[None, None, None, :] < self.length.tensor(device)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        return below(k.places, self.length.span)
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        self.length.check(batch)
+
+    def __repr__(self) -> str:
+        return f"KeyLengths({self.length})"
+
+
+class Documents(Mask):
+    """Packed documents: a query sees the keys of its own document.
+
+    Args:
+        lengths: Tokens per document in the order of packing, one list for all batch rows or a list
+            per row. They count places and must add up to the number of keys.
+
+    Raises:
+        ValueError: No documents, a length below 0, or (in a call) a sum that is not S.
+    """
+
+    def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> None:
+        rows = lengths.tolist() if isinstance(lengths, Tensor) else [*lengths]
+        if not rows:
+            raise ValueError("Documents needs at least one length: got none")
+        nested = isinstance(rows[0], Sequence)
+        self.lengths: list[list[int]] = [
+            [whole("a Documents length", n, least=0) for n in row]
+            for row in (rows if nested else [rows])
+        ]
+        self._ends = [list(accumulate(row)) for row in self.lengths]
+
+    def positions(self) -> Tensor:
+        """``[S]`` or ``[B, S]``: every document counts its own positions from 0.
+
+        What rotary or learned positions need for packed documents to equal separate runs.
+        """
+        rows = [torch.cat([torch.arange(n) for n in row]) for row in self.lengths]
+        return rows[0] if len(rows) == 1 else torch.stack(rows)
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        ends = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(row, device=device) for row in self._ends],
+            batch_first=True,
+            padding_value=torch.iinfo(torch.int64).max,
+        )
+        rows = len(self._ends)
+        ids = [
+            torch.searchsorted(
+                ends, tokens.place_tensor(device).expand(rows, -1).contiguous(), right=True
+            )
+            for tokens in (q, k)
+        ]
+        return (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        kinds = {self._classify_row(ends, q.places, k.places) for ends in self._ends}
+        return kinds.pop() if len(kinds) == 1 else Visibility.SOME
+
+    @staticmethod
+    def _classify_row(ends: list[int], q: Span, k: Span) -> Visibility:
+        q_first, q_last = _document_at(ends, q.low), _document_at(ends, q.high)
+        k_first, k_last = _document_at(ends, k.low), _document_at(ends, k.high)
+        if q_last < k_first or k_last < q_first:
+            return Visibility.NONE
+        return Visibility.ALL if q_first == q_last == k_first == k_last else Visibility.SOME
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        if len(self.lengths) not in (1, batch):
+            raise ValueError(
+                f"Documents lists {len(self.lengths)} batch rows, the call has batch {batch}"
+            )
+        for row, ends in enumerate(self._ends):
+            if ends[-1] != keys:
+                raise ValueError(
+                    f"Documents lengths must add up to the number of keys: row {row} adds up to "
+                    f"{ends[-1]}, there are {keys} keys"
+                )
+
+    def __repr__(self) -> str:
+        rows = [short(row) for row in self.lengths]
+        return f"Documents({rows[0] if len(rows) == 1 else '[' + ', '.join(rows) + ']'})"
+
+
+def _document_at(ends: list[int], place: int) -> int:
+    """The number of the document that holds a place, from the ends of all."""
+    if torch.compiler.is_compiling():  # the compiler cannot look into bisect
+        return sum(end <= place for end in ends)
+    return bisect_right(ends, place)

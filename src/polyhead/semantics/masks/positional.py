@@ -1,0 +1,91 @@
+"""Masks that compare absolute positions: causal order, a sliding window, a prefix seen by all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyhead.semantics.masks.algebra import Mask, Visibility
+from polyhead.semantics.masks.counts import PerRow, below, whole
+from polyhead.semantics.tokens import Tokens
+
+
+class Causal(Mask):
+    """A query sees keys at its own position and before: key position ≤ query position."""
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return _rows(q.position_tensor(device)) >= _columns(k.position_tensor(device))
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        if q.span is None or k.span is None:
+            return Visibility.SOME
+        if k.span.low > q.span.high:
+            return Visibility.NONE
+        return Visibility.ALL if k.span.high <= q.span.low else Visibility.SOME
+
+    def __repr__(self) -> str:
+        return "Causal()"
+
+
+class Window(Mask):
+    """A query sees keys less than ``size`` positions back: query − key < size.
+
+    With ``Causal()`` those are ``size`` keys including the query itself, the sense of Hugging
+    Face's ``sliding_window`` (FlashAttention's ``window_size[0]`` is one less). ``ahead`` limits
+    the other side of a mask that is not causal: key − query ≤ ahead.
+
+    Raises:
+        ValueError: ``size`` below 1 or ``ahead`` below 0.
+    """
+
+    def __init__(self, size: int, ahead: int | None = None) -> None:
+        self.size = whole("Window size", size, least=1)
+        self.ahead = None if ahead is None else whole("Window ahead", ahead, least=0)
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        rows, columns = _rows(q.position_tensor(device)), _columns(k.position_tensor(device))
+        inside = columns > rows - self.size
+        return inside if self.ahead is None else inside & (columns <= rows + self.ahead)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        if q.span is None or k.span is None:
+            return Visibility.SOME
+        nearest, farthest = q.span.low - k.span.high, q.span.high - k.span.low
+        if nearest >= self.size or (self.ahead is not None and farthest < -self.ahead):
+            return Visibility.NONE
+        inside = farthest < self.size and (self.ahead is None or nearest >= -self.ahead)
+        return Visibility.ALL if inside else Visibility.SOME
+
+    def __repr__(self) -> str:
+        return f"Window({self.size}{'' if self.ahead is None else f', ahead={self.ahead}'})"
+
+
+class Prefix(Mask):
+    """Every query sees the keys at positions below ``length`` (one number, or one per row)."""
+
+    def __init__(self, length: int | Sequence[int] | Tensor) -> None:
+        self.length = PerRow("Prefix length", length)
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return _columns(k.position_tensor(device)) < self.length.tensor(device)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        return below(k.span, self.length.span)
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        self.length.check(batch)
+
+    def __repr__(self) -> str:
+        return f"Prefix({self.length})"
+
+
+def _rows(positions: Tensor) -> Tensor:
+    """Query positions ``[T]`` or ``[B, T]`` as ``[1 or B, 1, T, 1]``."""
+    return positions.reshape(-1, 1, positions.shape[-1], 1)
+
+
+def _columns(positions: Tensor) -> Tensor:
+    """Key positions ``[S]`` or ``[B, S]`` as ``[1 or B, 1, 1, S]``."""
+    return positions.reshape(-1, 1, 1, positions.shape[-1])

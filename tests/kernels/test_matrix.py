@@ -1,0 +1,83 @@
+"""Every kernel on every combination of features equals the oracle or refuses by name."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import matrix
+from polyhead.kernels import KERNELS
+
+
+def _count(cells, capsys, label):
+    counts = Counter()
+    ratios = {}
+    for cell in cells:
+        for name, verdict in matrix.judge(cell, ratios).items():
+            counts[name, verdict.partition(":")[0]] += 1
+    with capsys.disabled():
+        print(f"\n{label}: {len(cells)} cells")
+        for name in KERNELS:
+            words = [f"{n} {verdict}" for (k, verdict), n in sorted(counts.items()) if k == name]
+            print(f"  {name:10} {', '.join(words)}")
+    return counts
+
+
+def test_covering_cells_match_the_oracle_or_are_refused_by_name(small_tiles, capsys):
+    cells = [cell for seed in range(6) for cell in matrix.covering_cells(seed)]
+    counts = _count(cells, capsys, "every pair of values, six times over")
+    assert counts["reference", "match"] == len(cells)
+    assert counts["tiled", "match"] == len(cells)
+    assert sum(n for (name, _), n in counts.items() if name == "sdpa") == len(cells)
+
+
+def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
+    plain = {"bias": "none", "softcap": None, "dropout": 0.0, "mask": "none"}
+    causal = plain | {"mask": "causal", "sizes": (24, 24), "positions": "default"}
+    same_sizes = [heads for heads in matrix.AXES["heads"] if heads[3] == heads[4]]
+    cells = [
+        cell | {"heads": same_sizes[i % 3], "memory": memory, "lse": lse, "sinks": sinks} | rest
+        for i, cell in enumerate(matrix.covering_cells(seed=1)[:20])
+        for rest in (plain, causal)
+        for memory in ("contiguous", "permuted", "expanded", "sliced", "offset")
+        for lse, sinks in ((False, False), (True, False), (False, True))
+    ]
+    counts = _count(cells, capsys, "what sdpa can do")
+    assert counts["sdpa", "match"] == len(cells) / 3
+    assert counts["sdpa", "forward only"] == 2 * len(cells) / 3
+
+
+def test_one_large_tile_matches_the_oracle(capsys):
+    cells = matrix.covering_cells(seed=2)[:40]
+    counts = _count(cells, capsys, "tiles larger than the call")
+    assert counts["tiled", "match"] == len(cells)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "tiled"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once_at_the_end(kernel, dtype, small_tiles):
+    for cell in matrix.covering_cells(seed=3)[:40]:
+        cell = cell | {"dtype": dtype, "lse": True}
+        built = matrix.build(cell)
+        exact, sizes = matrix.expected(built, lse=True)
+        found = matrix.run(built, kernel, grads=True, lse=True)
+        half, single = torch.finfo(dtype).eps / 2, 32 * torch.finfo(torch.float32).eps
+        for part in ("out", "d_q", "d_k", "d_v", "lse"):
+            # Sinks are an epilogue on an output that was rounded once already.
+            ulp = half * (1 + cell["sinks"]) if part != "lse" else 0.0
+            error = np.abs(np.nan_to_num(found[part].double().numpy() - exact[part], nan=0.0))
+            once = ulp * np.abs(np.nan_to_num(exact[part], neginf=0.0)) + single * sizes[part].max()
+            if part.startswith("d_"):
+                # The backward pass starts from an output that was rounded once already.
+                once = once + half * sizes[part].max()
+            smallest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+            assert (error <= once + smallest).all(), f"{part}: {matrix.show(cell)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_every_cell_matches_the_oracle_or_is_refused_by_name(part, small_tiles, capsys):
+    cells = [cell for i, cell in enumerate(matrix.every_cell()) if i % 8 == part]
+    counts = _count(cells, capsys, f"all cells, part {part + 1} of 8")
+    assert counts["reference", "match"] == counts["tiled", "match"] == len(cells)
