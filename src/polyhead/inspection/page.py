@@ -333,4 +333,4 @@ def _json(value: object) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+    return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")

@@ -7,14 +7,19 @@ const large = {
   picture: document.createElement("canvas"), pictureOf: "",
 };
 
+const EDGE = 3; // room around the cells for the ring on one at the edge, in CSS pixels
 const MIN_LABELLED = 12; // smallest cell, in CSS pixels, beside which a label can be read
 
 function fontOf(weightName = "400") {
   return `${weightName} 12px ${getComputedStyle(document.body).fontFamily}`;
 }
 
+// A colour of the style sheet as the canvas understands it: resolved for the theme in use.
+const probe = document.body.appendChild(element("span", { classes: "unseen", "aria-hidden": "true" }));
+
 function cssColour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
 }
 
 // One pixel for each weight; scaled up without smoothing when drawn.
@@ -47,15 +52,19 @@ function sizeLarge() {
   const above = large.box.getBoundingClientRect().top - panel.getBoundingClientRect().top +
     panel.scrollTop;
   const scrolls = getComputedStyle(panel).overflowY === "auto";
-  const height = Math.max(360, scrolls ? panel.clientHeight - above - 20 : 620);
+  // At least as tall as it is wide, if a scrolled panel can show that at once.
+  const height = scrolls
+    ? Math.max(panel.clientHeight - above - 20, Math.min(width, panel.clientHeight - 56))
+    : Math.max(width, 420);
   const dpr = devicePixelRatio || 1;
-  const fit = Math.min((width - large.left - 2) / TOKENS, (height - large.top - 2) / TOKENS, 44);
+  const fit = Math.min((width - large.left - EDGE) / TOKENS, (height - large.top - EDGE) / TOKENS, 44);
   const wanted = state.zoom === "labels" ? Math.max(15, fit) : Math.max(1.5, fit);
-  large.cell = Math.max(1, Math.floor(wanted * dpr)) / dpr;
+  // Whole device pixels keep large cells equal; tiny cells would lose too much room to that.
+  large.cell = wanted * dpr < 5 ? wanted : Math.floor(wanted * dpr) / dpr;
   const side = large.cell * TOKENS;
-  large.room.style.width = `${large.left + side}px`;
-  large.room.style.height = `${large.top + side}px`;
-  large.box.style.height = `${Math.min(height, large.top + side + 2)}px`;
+  large.room.style.width = `${large.left + side + EDGE}px`;
+  large.room.style.height = `${large.top + side + EDGE}px`;
+  large.box.style.height = `${Math.min(height, Math.ceil(large.top + side + EDGE))}px`;
   $("#zoom").hidden = fit >= MIN_LABELLED;
   const [viewWidth, viewHeight] = [large.box.clientWidth, large.box.clientHeight];
   large.canvas.width = Math.round(viewWidth * dpr);
@@ -98,7 +107,7 @@ function drawLarge() {
 
   context.save();
   context.beginPath();
-  context.rect(left, top, width - left, height - top);
+  context.rect(left - EDGE, top - EDGE, width - left + EDGE, height - top + EDGE);
   context.clip();
   context.imageSmoothingEnabled = false;
   context.drawImage(large.picture, x0, y0, side, side);
@@ -178,17 +187,18 @@ function drawAxis(context, start, end, isKey) {
   const every = all ? 1 : [5, 10, 20, 50, 100].find((n) => n * cell >= 26) ?? 200;
   const chosen = new Set([pinned, focus].filter((i) => i >= 0));
   const middle = (index) => start + (index + 0.5) * cell;
-  const drawOne = (index, text, strong) => {
+  const drawOne = (index, text, strong, isNumber = false) => {
     const at = middle(index);
     if (at < from || at > end) return;
     context.save();
     context.font = fontOf(strong ? "600" : "400");
     context.fillStyle = cssColour(strong ? "--ink" : all ? "--soft" : "--muted");
-    context.textBaseline = "middle";
+    context.textBaseline = isNumber && isKey ? "bottom" : "middle";
     context.textAlign = isKey ? "left" : "right";
     if (isKey) {
       context.translate(at, top - 6);
-      context.rotate(-Math.PI / 2);
+      if (isNumber) context.textAlign = "center";
+      else context.rotate(-Math.PI / 2);
     } else {
       context.translate(left - 6, at);
     }
@@ -198,7 +208,7 @@ function drawAxis(context, start, end, isKey) {
   for (let index = 0; index < TOKENS; index += every) {
     if (chosen.has(index)) continue;
     const near = !all && [...chosen].some((i) => Math.abs(middle(i) - middle(index)) < 15);
-    if (!near) drawOne(index, all ? label(index) : String(index), false);
+    if (!near) drawOne(index, all ? label(index) : String(index), false, !all);
   }
   // The pinned label gives way to the lit one where both would overlap.
   if (focus >= 0) drawOne(focus, label(focus), true);
@@ -270,8 +280,8 @@ function onLargeKey(event) {
 function showCell(query, key) {
   const { box, cell, left, top } = large;
   const into = (at, size, scroll) => Math.max(Math.min(scroll, at), at + cell - size);
-  box.scrollLeft = into(key * cell, box.clientWidth - left, box.scrollLeft);
-  box.scrollTop = into(query * cell, box.clientHeight - top, box.scrollTop);
+  box.scrollLeft = into(key * cell, box.clientWidth - left - EDGE, box.scrollLeft);
+  box.scrollTop = into(query * cell, box.clientHeight - top - EDGE, box.scrollTop);
 }
 
 function startLarge() {

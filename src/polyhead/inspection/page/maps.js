@@ -188,11 +188,10 @@ function sizeMaps() {
   if (!room) return;
   const groups = Math.max(...page.kvHeads);
   const gaps = 3 * HEADS + (groups < HEADS ? 7 * (groups - 1) : 0);
-  const size = Math.max(26, Math.min(112, Math.floor((room - 40 - gaps) / HEADS)));
+  const size = Math.max(26, Math.min(148, Math.floor((room - 34 - gaps) / HEADS)));
   if (size === maps.size) return;
   maps.size = size;
   maps.box.style.setProperty("--thumb", `${size}px`);
-  maps.box.classList.toggle("tight", size < 44);
   redrawThumbs();
 }
 
@@ -223,7 +222,10 @@ function startMaps() {
 }
 
 on(["scale", "dark", "hideFirst"], redrawThumbs);
-on(["order"], arrangeMaps);
+on(["order"], () => {
+  arrangeMaps();
+  $("#overview").scrollTop = 0;
+});
 on(["measure", "descending", "query", "key", "layersRead"], () => {
   if (state.order === "rank" && isRead()) arrangeMaps();
 });

@@ -3,7 +3,9 @@
 // ---- which head is open; the address keeps it ----
 
 function openHead(layer, head, { replace = false } = {}) {
+  const wasOpen = state.open;
   set({ layer, head, open: true });
+  if (!wasOpen && !isWide()) $("#panel").scrollIntoView({ block: "start" });
   const hash = `#${headName(layer, head)}`;
   if (location.hash === hash) return;
   if (replace) history.replaceState(null, "", hash);
@@ -12,11 +14,11 @@ function openHead(layer, head, { replace = false } = {}) {
 
 function closeHead() {
   if (!state.open) return;
-  const back = maps.cells.get(headName(Math.max(0, state.layer), Math.max(0, state.head)));
   set({ open: false });
   history.pushState(null, "", location.pathname + location.search);
-  if (state.view === "maps") moveCursor(back);
-  else $("#heads-body a")?.focus();
+  const name = headName(Math.max(0, state.layer), Math.max(0, state.head));
+  if (state.view === "maps") moveCursor(maps.cells.get(name));
+  else $(`#heads-body a[href="#${name}"]`)?.focus();
 }
 
 function headInAddress() {
@@ -46,11 +48,14 @@ function stepHead(by) {
   cell.scrollIntoView({ block: "nearest" });
 }
 
+const isWide = () => matchMedia("(min-width: 900px)").matches;
+
 function drawOpen() {
   const { open } = state;
   $("#panel").hidden = !open;
   document.body.classList.toggle("is-open", open);
   const name = open && state.layer >= 0 ? `${headName(state.layer, state.head)} · ` : "";
+  sizeMaps();
   document.title = `${name}${page.model || "polyhead"}`;
 }
 
@@ -60,6 +65,7 @@ function drawView() {
   maps.box.hidden = state.view !== "maps";
   $("#ranking").hidden = state.view !== "table";
   $("#order").disabled = state.view !== "maps";
+  $("#overview").scrollTop = 0;
 }
 
 function isDark() {
@@ -102,13 +108,21 @@ function onKey(event) {
   actions[event.key]();
 }
 
-// ---- the header's facts ----
+// ---- the header ----
+
+// The beginning and the end of a long text.
+function middleCut(text, most) {
+  const characters = [...text];
+  if (characters.length <= most) return text;
+  const begin = Math.ceil(most * 0.6);
+  return `${characters.slice(0, begin).join("")} … ${characters.slice(begin - most).join("")}`;
+}
 
 function drawHeader() {
   $("#model").textContent = page.model;
-  $("#prompt").textContent = page.title;
+  $("#prompt").textContent = middleCut(page.title, 150);
+  $("#continuation").textContent = middleCut(page.continuation, 110);
   $(".title").title = page.title + page.continuation;
-  $("#continuation").textContent = page.continuation;
   const kv = [...new Set(page.kvHeads)];
   const shape = `${LAYERS} × ${HEADS}`;
   const facts = [
@@ -143,7 +157,6 @@ function firstHead() {
   if (headInAddress() || !state.open || state.layer >= 0) return;
   const { layer, head } = page.focus ? ranked(0, true)[0] : { layer: 0, head: 0 };
   openHead(layer, head, { replace: true });
-  moveCursor(maps.cells.get(headName(layer, head)), false);
 }
 
 async function read() {
@@ -162,6 +175,10 @@ async function read() {
   progress.hidden = true;
   set({ layersRead: LAYERS });
   firstHead();
+  const cell = maps.cells.get(headName(state.layer, state.head));
+  if (!cell) return;
+  moveCursor(cell, false);
+  if (isWide()) cell.scrollIntoView({ block: "center" });
 }
 
 function start() {
@@ -189,7 +206,7 @@ function start() {
   drawPanelTop();
   const found = headInAddress();
   if (found) set({ ...found, open: true });
-  else if (TOKENS && matchMedia("(min-width: 900px)").matches) set({ open: true });
+  else if (TOKENS && isWide()) set({ open: true });
 }
 
 on(["open", "layer", "head"], drawOpen);

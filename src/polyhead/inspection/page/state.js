@@ -78,6 +78,14 @@ function element(tag, { text, classes, data, ...attributes } = {}, children = []
   return node;
 }
 
+// Scrolls `box`, and nothing around it, until `child` is in view.
+function reveal(box, child) {
+  const outer = box.getBoundingClientRect();
+  const inner = child.getBoundingClientRect();
+  if (inner.top < outer.top) box.scrollTop -= outer.top - inner.top + 4;
+  else if (inner.bottom > outer.bottom) box.scrollTop += inner.bottom - outer.bottom + 4;
+}
+
 const tip = $("#tip");
 
 function showTip(x, y, lines) {

@@ -133,7 +133,7 @@ function drawRow() {
   const all = rowWeights();
   const sum = all.reduce((total, { weight: value }) => total + value, 0);
   $("#exact-title").textContent = TOKENS
-    ? `What ${visible(tokens[state.query])} (${state.query}) looks at` : "No tokens";
+    ? `${visible(tokens[state.query])} (${state.query}) looks at` : "No tokens";
   $("#exact-title").title = `the row sums to ${sum.toPrecision(7)}`;
   const sign = row.descending ? -1 : 1;
   all.sort((a, b) => sign * (a[row.by] - b[row.by]) || a.key - b.key);
@@ -182,7 +182,7 @@ async function copy(text, button) {
     button.focus();
   }
   const before = button.textContent;
-  button.textContent = done ? "Copied" : "Not copied";
+  button.textContent = done ? "copied" : "failed";
   button.disabled = true;
   setTimeout(() => {
     button.textContent = before;
@@ -196,11 +196,9 @@ function startTables() {
   }));
   $("#direction").addEventListener("click", () => set({ descending: !state.descending }));
   $("#heads-body").addEventListener("click", (event) => {
-    event.target.closest("tr")?.querySelector("a").click();
+    const link = event.target.closest("tr")?.querySelector("a");
+    if (link && event.target !== link) link.click();
   });
-  $("#heads-body").addEventListener("click", (event) => {
-    if (event.target.closest("a")) event.stopPropagation();
-  }, { capture: true });
   $("#copy-csv").addEventListener("click", (event) => copy(rowAsCsv(), event.currentTarget));
   $("#copy-json").addEventListener("click", (event) => copy(rowAsJson(), event.currentTarget));
   drawHeadsHead();

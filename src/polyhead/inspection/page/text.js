@@ -10,10 +10,10 @@ function makeStrip() {
       classes: "token", role: "option", tabindex: index === 0 ? "0" : "-1", data: `token-${index}`,
     }, [element("bdi", { text: label(index) }), element("i", { "aria-hidden": "true" })]);
     chip.dataset.index = index;
-    chip.classList.toggle("spaced", text.startsWith(" ") && index > 0);
+    chip.classList.toggle("spaced", index === 0 || text.startsWith(" "));
     strip.chips.push(chip);
     children.push(chip);
-    if (text.includes("\n")) children.push(element("span", { classes: "break" }));
+    if (text.includes("\n")) children.push(element("span", { classes: "break", role: "presentation" }));
   });
   strip.box.replaceChildren(...children);
 }
@@ -142,3 +142,7 @@ function drawPair() {
 on(["layer", "head", "open", "query", "key", "token", "lanes", "scale", "hideFirst", "dark",
   "layersRead"], drawStrip);
 on(["query", "key"], drawPair);
+on(["open", "query"], () => {
+  if (!state.open || !TOKENS) return;
+  requestAnimationFrame(() => reveal(strip.box, strip.chips[state.query]));
+});

@@ -1,0 +1,129 @@
+"""One Chromium for the session; each test opens its own page from a file, with the network off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyhead.inspection.page import PageData, write
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "browser: opens pages in a headless Chromium")
+
+
+def _unavailable(reason: str) -> None:
+    if os.environ.get("POLYHEAD_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"POLYHEAD_REQUIRE_BROWSER=1, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The browser, shared by all tests of the session."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _unavailable("playwright is not installed (pip install playwright)")
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        _unavailable(f"no Chromium was found (looked for {', '.join(BROWSERS)})")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_file(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file at `#fragment`; any console message or foreign request fails the test."""
+    with ExitStack() as stack:
+        complaints: list[str] = []
+
+        def open_(path: Path, fragment: str = "", *, wait: bool = True, **options: Any) -> Any:
+            context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}} | options)
+            stack.callback(context.close)
+            context.set_offline(True)
+            page = context.new_page()
+            page.set_default_timeout(20_000)
+            page.on("console", lambda message: complaints.append(f"console: {message.text}"))
+            page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+            page.on("dialog", lambda dialog: (complaints.append("dialog"), dialog.dismiss()))
+            address = path.resolve().as_uri()
+            page.on(
+                "request",
+                lambda request: (
+                    None
+                    if request.url.partition("#")[0] == address
+                    else complaints.append(f"request: {request.url[:80]}")
+                ),
+            )
+            page.goto(address + fragment)
+            if wait:
+                page.evaluate("polyhead.ready")
+            page.complaints = complaints
+            return page
+
+        yield open_
+        assert complaints == []
+
+
+@pytest.fixture
+def open_page(open_file: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Writes the page of some data and opens it; see `open_file`."""
+
+    def open_(data: PageData, fragment: str = "", **options: Any) -> Any:
+        return open_file(write(data, tmp_path / "page.html"), fragment, **options)
+
+    return open_
+
+
+@pytest.fixture
+def make_data() -> Callable[..., PageData]:
+    """Data with causal weights that have a sink, previous-token heads and noise."""
+
+    def make(
+        layers: int = 3, heads: int = 6, tokens: int = 9, *, causal: bool = True, **changes: Any
+    ) -> PageData:
+        rng = np.random.default_rng(layers * 100 + heads * 10 + tokens)
+        scores = rng.normal(size=(layers, heads, tokens, tokens)) * 2
+        query = np.arange(1, tokens)
+        scores[:, ::3, :, :1] += 5
+        scores[:, 1::3, query, query - 1] += 5
+        if causal:
+            scores = np.where(np.tril(np.ones((tokens, tokens), bool)), scores, -np.inf)
+        highest = scores.max(-1, keepdims=True) if tokens else 0.0
+        powers = np.exp(scores - highest)
+        weights = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+        words = ["The", " animal", " was", " too", " tired", ",", " it", " slept", "."]
+        given: dict[str, Any] = {
+            "title": "The animal was too tired, it slept.",
+            "model": "tiny",
+            "tokens": [words[i % len(words)] for i in range(tokens)],
+            "weights": weights,
+            "num_kv_heads": 2,
+            "continuation": " And then?",
+            "facts": {"kernel": "tiled"},
+            "focus": (6, 1) if tokens > 6 else None,
+        }
+        return PageData(**given | changes)
+
+    return make
