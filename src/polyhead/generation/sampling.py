@@ -9,6 +9,7 @@ threshold belongs to it, so one always remains) → one draw with an explicit ge
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -39,21 +40,21 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature is not None:
-            _check_number("temperature", self.temperature)
+            check_number("temperature", self.temperature)
             if self.temperature < 0:
                 raise ValueError(
                     f"temperature must be 0 (greedy) or more: got {self.temperature!r}"
                 )
         if self.top_k is not None:
-            _check_whole("top_k", self.top_k)
+            check_whole("top_k", self.top_k)
             if self.top_k < 1:
                 raise ValueError(f"top_k must be at least 1, or None for all: got {self.top_k!r}")
         if self.top_p is not None:
-            _check_number("top_p", self.top_p)
+            check_number("top_p", self.top_p)
             if not 0 < self.top_p <= 1:
                 raise ValueError(f"top_p must be above 0 and at most 1: got {self.top_p!r}")
         if self.seed is not None:
-            _check_whole("seed", self.seed)
+            check_whole("seed", self.seed)
             if not 0 <= self.seed < 2**63:
                 raise ValueError(f"seed must be at least 0 and below 2**63: got {self.seed!r}")
 
@@ -62,12 +63,12 @@ class Sampling:
         return not self.temperature
 
 
-def _check_number(name: str, value: Any) -> None:
+def check_number(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number: got {value!r}")
 
 
-def _check_whole(name: str, value: Any) -> None:
+def check_whole(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} must be a whole number: got {value!r}")
 
@@ -88,12 +89,9 @@ class Sampler:
         self.seed: int | None = None
         self._generator: torch.Generator | None = None
         if not rule.greedy:
-            self._generator = torch.Generator(device=device)
-            if rule.seed is None:
-                self.seed = self._generator.seed()
-            else:
-                self.seed = int(rule.seed)
-                self._generator.manual_seed(self.seed)
+            # 32 bits: enough variety, and short enough to type again.
+            self.seed = secrets.randbits(32) if rule.seed is None else int(rule.seed)
+            self._generator = torch.Generator(device=device).manual_seed(self.seed)
 
     def __call__(self, logits: Tensor) -> int:
         """The next token from the logits ``[V]`` of the last position.

@@ -1,0 +1,35 @@
+"""Real files in and out: GGUF, Hugging Face directories, and the models known by name.
+
+checkpoint = load_checkpoint("smollm2")
+ids = checkpoint.tokenizer.encode("The capital of France is")
+logits = checkpoint.model(torch.tensor([ids]))
+"""
+
+from polyhead.checkpoints.catalogue import (
+    Availability,
+    KnownModel,
+    ResolvedModel,
+    available,
+    find,
+)
+from polyhead.checkpoints.converted import cache_directory
+from polyhead.checkpoints.load import Checkpoint, load_checkpoint
+from polyhead.checkpoints.parts import Progress
+from polyhead.checkpoints.save import save_checkpoint
+from polyhead.checkpoints.stream import StreamDecoder
+from polyhead.checkpoints.tokenizer import Tokenizer
+
+__all__ = [
+    "Availability",
+    "Checkpoint",
+    "KnownModel",
+    "Progress",
+    "ResolvedModel",
+    "StreamDecoder",
+    "Tokenizer",
+    "available",
+    "cache_directory",
+    "find",
+    "load_checkpoint",
+    "save_checkpoint",
+]

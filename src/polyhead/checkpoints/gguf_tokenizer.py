@@ -1,0 +1,178 @@
+"""The tokenizer inside a GGUF file, rebuilt as a ``tokenizers.Tokenizer``.
+
+A GGUF file stores tokens, merges and special ids, but not how text is split before merging: it only
+*names* that (``tokenizer.ggml.pre``). The table below gives each name its split, as the original
+models' tokenizer.json files and llama.cpp have it; a name that is not in it is an error, because a
+wrong split loads cleanly and gives other ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+@dataclass(frozen=True)
+class _Split:
+    """How text is cut before merging.
+
+    ``pattern``: a regular expression of its own, or None for GPT-2's. ``digits``: every digit is
+    cut out first. ``ignore_merges``: a piece that is a token is taken whole. ``nfc``: text is
+    normalised to NFC. ``adds_bos``: a text begins with bos unless the file says otherwise.
+    """
+
+    pattern: str | None = None
+    digits: bool = False
+    ignore_merges: bool = False
+    nfc: bool = False
+    adds_bos: bool = False
+
+
+_GPT2 = _Split()
+_DIGITS_FIRST = _Split(digits=True)
+_LLAMA3 = _Split(_LLAMA3_SPLIT, ignore_merges=True, adds_bos=True)
+
+SPLITS: Mapping[str, _Split] = {
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "mpt": _GPT2,
+    "olmo": _GPT2,
+    "roberta-bpe": _GPT2,
+    "smollm": _DIGITS_FIRST,
+    "starcoder": _DIGITS_FIRST,
+    "refact": _DIGITS_FIRST,
+    "command-r": _DIGITS_FIRST,
+    "codeshell": _DIGITS_FIRST,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _Split(_QWEN2_SPLIT, nfc=True),
+}
+
+_SPECIAL_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # spelled so by the format
+    "mask_token": "mask_token_id",
+}
+_STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
+    """Builds the tokenizer that a GGUF file's metadata describes.
+
+    Raises:
+        ConfigError: the vocabulary's kind or its pre-tokenizer is not supported (named).
+        CheckpointError: the vocabulary contradicts itself.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ConfigError(
+            f"{path}: tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) is supported"
+        )
+    pre = metadata.get("tokenizer.ggml.pre")
+    if pre not in SPLITS:
+        raise ConfigError(
+            f"{path}: tokenizer.ggml.pre is {pre!r}; supported are {', '.join(sorted(SPLITS))}"
+        )
+    try:
+        return _byte_level_bpe(metadata, SPLITS[pre])
+    except (KeyError, IndexError, ValueError) as error:
+        raise CheckpointError(f"{path}: the vocabulary is corrupt: {error!r}") from error
+
+
+def _byte_level_bpe(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, processors
+
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ValueError(f"{len(tokens) - len(vocabulary)} tokens occur twice")
+    merges = [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]]
+    try:
+        model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split.ignore_merges)
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(str(error)) from error
+    backend = tokenizers.Tokenizer(model)
+    if split.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _pre_tokenizer(split)
+    backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [])
+    special = {
+        name: tokens[metadata[f"tokenizer.ggml.{key}"]]
+        for name, key in _SPECIAL_KEYS.items()
+        if f"tokenizer.ggml.{key}" in metadata
+    }
+    before = ["bos_token"] * bool(metadata.get("tokenizer.ggml.add_bos_token", split.adds_bos))
+    after = ["eos_token"] * bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+    around = {special[name]: vocabulary[special[name]] for name in (*before, *after)}
+    if around:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[special[name] for name in before] + ["$A"] + [special[name] for name in after],
+            special_tokens=list(around.items()),
+        )
+    return Tokenizer(
+        backend,
+        special_tokens=special,
+        stop_ids=[
+            metadata[f"tokenizer.ggml.{key}"]
+            for key in _STOP_KEYS
+            if f"tokenizer.ggml.{key}" in metadata
+        ],
+        chat_template=metadata.get("tokenizer.chat_template"),
+    )
+
+
+def _pre_tokenizer(split: _Split) -> tokenizers.pre_tokenizers.PreTokenizer:
+    from tokenizers import Regex, pre_tokenizers
+
+    steps: list[Any] = []
+    if split.digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if split.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Control tokens are special; user-defined ones are ordinary text that is never split."""
+    from tokenizers import AddedToken
+
+    def of(wanted: int, *, special: bool) -> list[AddedToken]:
+        return [
+            AddedToken(token, normalized=False, special=special)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == wanted
+        ]
+
+    if types:
+        backend.add_special_tokens(of(_CONTROL, special=True))
+        backend.add_tokens(of(_USER_DEFINED, special=False))
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    if not left or not right:
+        raise ValueError(f"merge {merge!r} is not two tokens")
+    return left, right

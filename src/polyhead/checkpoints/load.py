@@ -1,0 +1,191 @@
+"""From a name, a directory or a file to a model that is ready to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from polyhead.checkpoints.catalogue import find
+from polyhead.checkpoints.converted import read_copy, write_copy
+from polyhead.checkpoints.gguf import read_gguf
+from polyhead.checkpoints.hugging_face import read_directory
+from polyhead.checkpoints.parts import Parts, Progress, no_progress
+from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.errors import CheckpointError
+from polyhead.models.config import TransformerConfig
+from polyhead.models.transformer import Transformer
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Checkpoint:
+    """A loaded model with what belongs to it.
+
+    Args:
+        config: what the model's arithmetic depends on.
+        model: the model, in evaluation mode.
+        tokenizer: None where the checkpoint has none; asking for it is then an error.
+        origin: in words, where it was found.
+        ignored: tensors of the file that the model's outputs do not depend on.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        model: Transformer,
+        tokenizer: Tokenizer | None,
+        origin: str,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.origin = origin
+        self.ignored = ignored
+        self._tokenizer = tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            CheckpointError: the checkpoint has none.
+        """
+        if self._tokenizer is None:
+            raise CheckpointError(
+                f"{self.origin} holds no tokenizer.json, so text cannot be turned into tokens"
+            )
+        return self._tokenizer
+
+
+def load_checkpoint(
+    source: str | os.PathLike[str],
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+    cache: bool = True,
+) -> Checkpoint:
+    """Loads a trained model.
+
+    Args:
+        source: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a hub
+            id ``"org/name"``.
+        dtype: of the weights.
+        progress: called as ``progress(step, done, total)`` while a GGUF file is converted.
+        cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
+            that is there. Hugging Face directories need none: their tensors are memory-mapped.
+
+    Raises:
+        ModelNotFoundError: there is no such model; the message says what there is.
+        CheckpointError: a file is truncated, corrupt, or its tensors do not fit its configuration.
+        ConfigError: the configuration is not understood or not supported.
+    """
+    if dtype not in _FLOATS:
+        raise ValueError(
+            f"dtype must be one of {', '.join(str(choice) for choice in _FLOATS)}: got {dtype!r}"
+        )
+    resolved = find(source)
+    if resolved.format == "gguf":
+        parts = _gguf(resolved.path, progress or no_progress, cache)
+    else:
+        parts = read_directory(resolved.path)
+    model = build(parts, resolved.path, dtype)
+    return Checkpoint(parts.config, model, parts.tokenizer, resolved.origin, parts.ignored)
+
+
+def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The model of a configuration and its tensors, in evaluation mode.
+
+    Args:
+        parts: what a reader handed over.
+        where: the file or directory, for messages.
+        dtype: of the weights.
+
+    Raises:
+        CheckpointError: a tensor is missing, one too many, misshapen or quantised; or the tokenizer
+            has more tokens than the model.
+    """
+    with torch.device("meta"), _Unfilled():
+        model = Transformer(parts.config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    _check(parts, expected, where)
+    vocab_size = parts.config.vocab_size
+    if parts.tokenizer is not None and parts.tokenizer.vocab_size > vocab_size:
+        raise CheckpointError(
+            f"{where}: the tokenizer has {parts.tokenizer.vocab_size} tokens, "
+            f"the model's vocabulary {vocab_size}"
+        )
+    state = {name: tensor.to(dtype) for name, tensor in parts.state.items()}
+    model.load_state_dict(state, strict=True, assign=True)
+    return model.eval()
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves new parameters as they are: they are about to be replaced.
+
+    On the meta device there is nothing to fill anyway, but trying to costs a second of imports.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def _gguf(path: Path, progress: Progress, cache: bool) -> Parts:
+    parts = read_copy(path) if cache else None
+    if parts is None:
+        parts = read_gguf(path, progress)
+        if cache:
+            progress("keeping a converted copy", 0, 1)
+            write_copy(path, parts)
+            progress("keeping a converted copy", 1, 1)
+    return parts
+
+
+def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -> None:
+    """No tensor missing, none too many, every one of the right shape and kind."""
+    state, file_names = parts.state, parts.file_names or {}
+
+    def named(name: str) -> str:
+        theirs = file_names.get(name, name)
+        return repr(theirs) if theirs == name else f"{theirs!r} ({name})"
+
+    missing = [name for name in expected if name not in state]
+    if missing:
+        raise CheckpointError(f"{where}: tensor {missing[0]!r} is missing{_others(missing)}")
+    extra = [name for name in state if name not in expected]
+    if extra:
+        raise CheckpointError(
+            f"{where}: tensor {named(extra[0])} is one that the configuration has no place "
+            f"for{_others(extra)}"
+        )
+    for name, tensor in state.items():
+        if tuple(tensor.shape) != expected[name]:
+            raise CheckpointError(
+                f"{where}: tensor {named(name)} must have shape {list(expected[name])}: "
+                f"got {list(tensor.shape)}"
+            )
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{where}: tensor {named(name)} has dtype {_short(tensor)}; only "
+                f"{', '.join(str(choice).removeprefix('torch.') for choice in _FLOATS)} can be read"
+            )
+
+
+def _others(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _short(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,38 @@
+"""What every reader of a file format hands over, before a model is built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.models.config import TransformerConfig
+
+# Called with what is being done, how much of it is done, and how much there is.
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+
+def no_progress(step: str, done: int, total: int) -> None:
+    """The progress callback of a caller that does not watch."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A checkpoint's configuration, its tensors and its tokenizer.
+
+    Attributes:
+        config: what the tensors mean.
+        state: tensors under the parameter names of ``Transformer``, in the file's own precision.
+        tokenizer: None where the checkpoint has none.
+        ignored: tensors of the file that the model's outputs do not depend on, by their names there.
+        file_names: what the file calls each tensor of ``state``, for messages.
+    """
+
+    config: TransformerConfig
+    state: Mapping[str, Tensor]
+    tokenizer: Tokenizer | None
+    ignored: tuple[str, ...] = ()
+    file_names: Mapping[str, str] | None = None

@@ -1,0 +1,109 @@
+"""The rotary settings of config.json, in both of their spellings.
+
+transformers up to 4 writes ``rope_theta`` and ``rope_scaling`` at the top; 5 and later writes all of
+it into ``rope_parameters``. Half-applied rotary settings are the commonest way for a model to load
+cleanly and be wrong past its trained length, so a key that is not applied is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyhead.checkpoints.keys import Keys
+from polyhead.errors import ConfigError
+from polyhead.models.config import RopeConfig
+
+# Keys of the file that are fields of RopeConfig, under which name.
+ROPE_FIELDS: Mapping[str, str] = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_max_positions",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "attention_factor": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "truncate": "truncate",
+    "short_factor": "short_factor",
+    "long_factor": "long_factor",
+}
+
+_KNOWS_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
+
+
+def read_rope(keys: Keys, head_dim: int, max_positions: int) -> RopeConfig:
+    """The rotary embedding that a config.json means.
+
+    Args:
+        keys: the whole file; ``rope_parameters``, ``rope_scaling``, ``rope_theta``,
+            ``partial_rotary_factor`` and ``original_max_position_embeddings`` are taken from it.
+        head_dim: features of a head, of which ``partial_rotary_factor`` rotates a part.
+        max_positions: max_position_embeddings, the trained length where no other is given.
+
+    Raises:
+        ConfigError: a key is not understood, contradicts another, or is not read by the type.
+    """
+    values = _either(keys, "rope_parameters", "rope_scaling")
+    inner = Keys(
+        {key: value for key, value in values.items() if value is not None},
+        f"{keys.where}: rope parameters",
+    )
+    theta = _once(keys, inner, "rope_theta", 10_000.0)
+    share = _once(keys, inner, "partial_rotary_factor", 1.0)
+    kind = inner.take("rope_type", None)
+    legacy_kind = inner.take("type", kind)
+    if kind is not None and kind != legacy_kind:
+        raise inner.refused("type", legacy_kind, f"the same as rope_type, {kind!r}")
+    kind = legacy_kind or "default"
+
+    fields = {ours: inner.take(theirs) for theirs, ours in ROPE_FIELDS.items() if inner.has(theirs)}
+    inner.finish()
+    trained = keys.whole("original_max_position_embeddings", None)
+    if trained is not None:
+        fields["original_max_positions"] = trained
+    if kind in _KNOWS_TRAINED_LENGTH:
+        fields.setdefault("original_max_positions", max_positions)
+    elif kind == "dynamic":
+        if "original_max_positions" in fields:
+            raise ConfigError(
+                f"{keys.where}: rope type 'dynamic' starts from max_position_embeddings and does "
+                f"not read original_max_position_embeddings: got {fields['original_max_positions']}"
+            )
+        fields["original_max_positions"] = max_positions
+    if kind == "yarn" or (kind == "longrope" and "attention_factor" not in fields):
+        fields.setdefault("factor", max_positions / fields["original_max_positions"])
+    for name in ("short_factor", "long_factor"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    rotated = int(head_dim * share)
+    return RopeConfig(theta, kind, dim=None if rotated == head_dim else rotated, **fields)
+
+
+def reach(rope: RopeConfig, stated: int) -> int:
+    """How many positions a model reads: files state the trained length, scaling stretches it."""
+    if rope.type in ("linear", "dynamic"):
+        return round(stated * (rope.factor or 1.0))
+    if rope.type == "yarn":
+        return max(stated, round((rope.original_max_positions or 0) * (rope.factor or 1.0)))
+    return stated
+
+
+def _either(keys: Keys, new: str, old: str) -> Mapping[str, Any]:
+    """The one of two keys that is there; both only if they agree."""
+    first, second = keys.take(new, None), keys.take(old, None)
+    if first and second and first != second:
+        raise keys.refused(old, second, f"only one of {new} and {old}, or both the same")
+    values = first or second or {}
+    if not isinstance(values, Mapping):
+        raise keys.refused(new if first else old, values, "an object")
+    return values
+
+
+def _once(outer: Keys, inner: Keys, key: str, default: float) -> float:
+    """A number that may stand at the top or among the rope parameters."""
+    at_top, inside = outer.number(key, None), inner.number(key, None)
+    if at_top is not None and inside is not None and at_top != inside:
+        raise inner.refused(key, inside, f"the same as at the top of the file, {at_top}")
+    return next((value for value in (inside, at_top) if value is not None), default)

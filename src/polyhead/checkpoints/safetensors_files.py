@@ -1,0 +1,78 @@
+"""The tensors of a directory: one ``model.safetensors``, or shards with an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polyhead.checkpoints.json_file import read_json
+from polyhead.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a directory by the file's names, memory-mapped and private to this process.
+
+    Raises:
+        CheckpointError: no safetensors file, a shard is missing, or a file is truncated or corrupt.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in _files(directory):
+        tensors |= read_tensor_file(path)
+    return tensors
+
+
+def read_tensor_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of one safetensors file.
+
+    Raises:
+        CheckpointError: the file is unreadable, truncated or corrupt.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        size = path.stat().st_size if path.is_file() else 0
+        what = "empty" if size == 0 else "truncated or not a safetensors file"
+        raise CheckpointError(f"{path} is {what}: {error}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _files(directory: Path) -> list[Path]:
+    single, index = directory / WEIGHTS, directory / INDEX
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        return _shards(directory, index)
+    others = sorted(directory.glob("*.safetensors"))
+    if len(others) == 1:
+        return others
+    pickled = [path.name for pattern in _PICKLED for path in sorted(directory.glob(pattern))]
+    if pickled:
+        raise CheckpointError(
+            f"{directory} holds its weights only as a pickle ({pickled[0]}), and unpickling runs "
+            f"whatever code the file contains; convert it to {WEIGHTS} where you trust it"
+        )
+    raise CheckpointError(f"{directory} holds no {WEIGHTS} and no {INDEX}")
+
+
+def _shards(directory: Path, index: Path) -> list[Path]:
+    weight_map: Any = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map that says which file holds which tensor")
+    paths = []
+    for name in dict.fromkeys(weight_map.values()):
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index} names {name!r}, which is no file of its directory")
+        if not (directory / name).is_file():
+            raise CheckpointError(f"{directory / name} is missing, though {INDEX} names it")
+        paths.append(directory / name)
+    return paths

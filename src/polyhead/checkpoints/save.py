@@ -1,0 +1,96 @@
+"""Models out: a directory that polyhead, transformers and others read.
+
+config.json   model.safetensors (unfused)   tokenizer.json and its small companions
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from polyhead.checkpoints.config_out import write_config
+from polyhead.checkpoints.hugging_face import NAMES
+from polyhead.checkpoints.json_file import write_json
+from polyhead.checkpoints.load import Checkpoint
+from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
+from polyhead.errors import CheckpointError, ConfigError
+
+_CONFIG = "config.json"
+
+# Files of a model that was there before, which would be read together with the new one.
+_COMPANIONS = (
+    INDEX,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+
+
+def save_checkpoint(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> None:
+    """Writes a model in Hugging Face form, under the names of its family.
+
+    All files are written to a hidden directory inside it first and moved into place when they are
+    whole, so a failure or an interruption leaves what was there before.
+
+    Args:
+        checkpoint: what to save; its weights keep their dtype.
+        directory: made if need be; files of the same names in it are replaced.
+
+    Raises:
+        ConfigError: no supported family can say the configuration (nothing is written).
+        CheckpointError: the directory cannot be written.
+    """
+    target = Path(directory)
+    config = write_config(checkpoint.config)
+    names = NAMES[config["model_type"]]
+    weights = {}
+    for ours, tensor in checkpoint.model.state_dict().items():
+        theirs = names.to_theirs(ours)
+        if theirs is None:
+            raise ConfigError(f"tensor {ours!r} has no name in {config['model_type']!r} files")
+        weights[theirs] = tensor.detach().cpu().contiguous()
+    config["torch_dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    try:
+        made = not target.exists()
+        target.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(prefix=".partial-", dir=target) as partial:
+                _write(Path(partial), config, weights, checkpoint)
+                _publish(Path(partial), target)
+        except BaseException:
+            if made:
+                shutil.rmtree(target, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def _write(
+    folder: Path, config: dict[str, Any], weights: dict[str, Tensor], checkpoint: Checkpoint
+) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # how the library reports a full disk
+        raise OSError(str(error)) from error
+    write_json(folder / _CONFIG, config)
+    if checkpoint.has_tokenizer:
+        checkpoint.tokenizer.save(folder)
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Moves whole files into place, config.json last: without it a directory is no model."""
+    files = sorted(partial.iterdir(), key=lambda path: path.name == _CONFIG)
+    for path in files:
+        os.replace(path, target / path.name)
+    for name in {*_COMPANIONS} - {path.name for path in files}:
+        (target / name).unlink(missing_ok=True)

@@ -1,0 +1,271 @@
+"""Text to token ids and back, chat templates, and decoding while tokens still arrive.
+
+A thin wrapper around ``tokenizers.Tokenizer``: one class whether the vocabulary came from
+``tokenizer.json`` or out of a GGUF file, with the special tokens and the chat template beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from polyhead.checkpoints.chat_template import render_chat
+from polyhead.checkpoints.json_file import read_json, write_json
+from polyhead.checkpoints.stream import ByteStream, StreamDecoder, TextStream
+from polyhead.errors import CheckpointError, ConfigError, InputError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+# Control tokens that end a document or a turn in every family that has them: generation stops there
+# even where a file declares only one of several as its eos token.
+_END_TOKENS = frozenset(
+    ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+)
+
+
+class Tokenizer:
+    """Token ids of a text, and the text of token ids.
+
+    Args:
+        backend: the ``tokenizers.Tokenizer`` that does the work; its truncation and padding are
+            switched off, since nothing may be cut in silence.
+        special_tokens: names (``"bos_token"``, ...) to tokens.
+        stop_ids: ids that end a generation, beside eos and the well-known end-of-turn tokens.
+        chat_template: Jinja source, if the model was trained on conversations.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        stop_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_template = chat_template
+        added = backend.get_added_tokens_decoder()
+        self._added = {token_id: str(token.content) for token_id, token in added.items()}
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        ends = {i for i in self._special_ids if self._added[i] in _END_TOKENS}
+        eos = self.eos_token_id
+        self.stop_ids = frozenset(stop_ids) | ends | (frozenset() if eos is None else {eos})
+        self._decoder_kinds = _decoder_kinds(backend)
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Self:
+        """Reads ``tokenizer.json`` and, where they exist, the small files that go with it.
+
+        Raises:
+            CheckpointError: there is no tokenizer.json, or a file is corrupt.
+        """
+        import tokenizers
+
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{directory} holds no tokenizer.json, so text cannot be turned into tokens"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{path} is not a valid tokenizer file: {error}") from error
+        config = _optional_json(directory / "tokenizer_config.json")
+        special = _optional_json(directory / "special_tokens_map.json") | config
+        generation = _optional_json(directory / "generation_config.json")
+        return cls(
+            backend,
+            special_tokens={
+                name: _content(special[name]) for name in SPECIAL_NAMES if special.get(name)
+            },
+            stop_ids=as_ids(generation.get("eos_token_id")),
+            chat_template=_chat_template(directory, config),
+        )
+
+    def save(self, directory: Path) -> None:
+        """Writes files that ``from_directory`` and transformers read."""
+        self.backend.save(str(directory / "tokenizer.json"), pretty=False)
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config |= self.special_tokens
+        config["clean_up_tokenization_spaces"] = False
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        write_json(directory / "tokenizer_config.json", config)
+        if self.stop_ids:
+            generation = {"bos_token_id": self.bos_token_id, "eos_token_id": sorted(self.stop_ids)}
+            write_json(directory / "generation_config.json", generation)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._special_id("pad_token")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """The text's token ids.
+
+        Args:
+            text: any text; special tokens written out in it (``<|im_start|>``) become their ids.
+            add_special: also add what the model expects around a text ([CLS] and [SEP], or bos). A
+                rendered chat template has them already: pass False.
+
+        Raises:
+            InputError: the text holds half a surrogate pair, which is no character.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str: got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"text must be valid Unicode: character {error.start} is half a surrogate pair"
+            ) from error
+        return list(self.backend.encode(text, add_special_tokens=add_special).ids)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+
+    def stream(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder for ids that arrive one at a time; see ``StreamDecoder``."""
+        skipped = self._special_ids if skip_special else frozenset()
+        if "ByteLevel" in self._decoder_kinds:
+            return ByteStream(self.token_bytes, skipped)
+        return TextStream(lambda ids: self.decode(ids, skip_special), skipped)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """What each token says, for people: one readable string per id, spaces kept.
+
+        A token that is part of a character shows its bytes (``\\xf0\\x9f``); a WordPiece that
+        continues a word keeps its ``##``; an id without a token shows as ``[id]``.
+        """
+        return [self._piece(int(token_id)) for token_id in ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes that a token stands for (empty for an id without a token)."""
+        if token_id in self._added:
+            return self._added[token_id].encode("utf-8")
+        token = self.backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if "ByteLevel" in self._decoder_kinds:
+            try:
+                return bytes(_BYTE_OF[character] for character in token)
+            except KeyError:
+                return str(token).encode("utf-8")
+        if "ByteFallback" in self._decoder_kinds and len(token) == 6 and token.startswith("<0x"):
+            return bytes.fromhex(token[3:5])
+        if self._decoder_kinds & {"Metaspace", "ByteFallback"}:
+            token = token.replace("▁", " ")
+        return str(token).encode("utf-8")
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """The conversation as the text that the model was trained on.
+
+        Args:
+            messages: dicts with ``role`` ("system", "user", "assistant") and ``content``.
+            add_generation_prompt: end with the words that open the assistant's turn.
+
+        Raises:
+            CheckpointError: the model has no chat template.
+            InputError: no messages, or the template refuses them.
+        """
+        if self.chat_template is None:
+            raise CheckpointError("this model has no chat template: give it plain text instead")
+        return render_chat(
+            self.chat_template,
+            messages,
+            self.special_tokens,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        found = None if token is None else self.backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    def _piece(self, token_id: int) -> str:
+        found = self.token_bytes(token_id)
+        return found.decode("utf-8", errors="backslashreplace") if found else f"[{token_id}]"
+
+
+def as_ids(value: Any) -> tuple[int, ...]:
+    """config.json writes no id, one id or a list of ids under the same key."""
+    entries = value if isinstance(value, list) else [value]
+    if value is None:
+        return ()
+    if any(type(entry) is not int for entry in entries):
+        raise ConfigError(f"eos_token_id must be a whole number or a list of them: got {value!r}")
+    return tuple(entries)
+
+
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> frozenset[str]:
+    """The names of the decoder's parts, which say how the vocabulary spells its tokens."""
+    if backend.decoder is None:
+        return frozenset()
+    state = json.loads(backend.decoder.__getstate__())
+    parts = state["decoders"] if state["type"] == "Sequence" else [state]
+    return frozenset(part["type"] for part in parts)
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, Mapping) else token)
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """A file of its own, or a key of tokenizer_config.json (a string, or a list of named ones)."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} is not UTF-8 text") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return None if template is None else str(template)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 as itself, the rest from U+0100 upwards."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return alphabet | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,111 @@
+"""The command ``polyhead``: runs a verb and turns every way of failing into a sentence and a code.
+
+    0    done
+    1    the machine would not: a file that cannot be written, not enough memory, a defect
+    2    bad input: arguments, text, files, models
+    130  Ctrl-C (128 + SIGINT)
+    141  the reader of a pipe went away (128 + SIGPIPE), in silence
+
+``--debug`` anywhere on the line, or POLYHEAD_DEBUG=1, shows the traceback as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``polyhead`` with ``arguments`` (default: the process's own) and returns its exit code."""
+    line = list(sys.argv[1:] if arguments is None else arguments)
+    debug = os.environ.get("POLYHEAD_DEBUG", "0") not in ("", "0")
+    options = line[: line.index("--")] if "--" in line else line
+    if "--debug" in options:
+        line.remove("--debug")
+        debug = True
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # Mathematics must not end a run on a terminal whose encoding lacks its signs.
+            stream.reconfigure(errors="replace")
+    try:
+        code = _run(line)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _abandon(sys.stdout)
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        if debug:
+            traceback.print_exc()
+        return INTERRUPTED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, code = _explain(error)
+        _complain(f"error: {message}")
+    return code
+
+
+def _run(line: list[str]) -> int:
+    from typer import Exit
+    from typer.main import get_command
+
+    from polyhead.cli.app import app
+
+    command = get_command(app)
+    try:
+        # Command.main would print and swallow errors its own way; this leaves them to us.
+        with command.make_context("polyhead", line or ["--help"]) as context:
+            command.invoke(context)
+    except Exit as exit_:
+        return exit_.exit_code
+    return 0
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """One sentence and an exit code for what went wrong."""
+    from polyhead.errors import PolyheadError
+
+    if hasattr(error, "format_message"):  # a wrong option or argument, found by typer
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "polyhead"
+        message = " ".join(str(error.format_message()).split()).rstrip(".")
+        return f"{message}; see {path} --help", 2
+    if isinstance(error, PolyheadError | ValueError):
+        return _sentence(error), 2
+    if isinstance(error, OSError):
+        reason = (error.strerror or str(error)).lower()
+        where = f" {str(error.filename)!r}" if error.filename is not None else ""
+        if error.filename is None and sys.stdout is not None:
+            _abandon(sys.stdout)  # perhaps what it was writing to: do not try again at exit
+        return f"the system refused{where}: {reason}", 1
+    if isinstance(error, MemoryError):
+        return "not enough memory", 1
+    name = type(error).__name__
+    return f"{name}: {_sentence(error)} (a defect; --debug shows where)", 1
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _complain(message: str) -> None:
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        _abandon(sys.stderr)
+
+
+def _abandon(stream: object) -> None:
+    """Points a broken stream at nothing, so that the interpreter's last flush does not complain."""
+    try:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())  # type: ignore[attr-defined]
+        os.close(nothing)
+    except (OSError, ValueError, AttributeError):
+        return

@@ -1,0 +1,49 @@
+"""The table of verbs. Nothing heavier than typer is imported before a verb runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polyhead.cli.doctor import doctor
+from polyhead.cli.generate import generate
+from polyhead.cli.look import look
+from polyhead.cli.trace import trace
+
+app = typer.Typer(
+    name="polyhead",
+    help="Every kind of multi-head attention as one system.",
+    add_completion=False,
+    no_args_is_help=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version("polyhead")
+        except PackageNotFoundError:  # a source tree that is not installed
+            number = "0+unknown"
+        print(f"polyhead {number}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+for verb in (look, trace, generate, doctor):
+    app.command()(verb)

@@ -1,0 +1,195 @@
+"""``polyhead doctor``: what this machine can run, and the one command that would enable the rest."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PACKAGES = ("polyhead", "torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface_hub")
+_PEERS = ("transformers", "triton")
+# What decides how fast attention can be: vector width, and matrix units in bfloat16.
+_INSTRUCTIONS = (
+    "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
+    "asimd", "bf16", "i8mm", "sve", "sve2", "sme",
+)  # fmt: skip
+
+
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Say what this machine can run, and the one command that would enable the rest."""
+    from polyhead.cli.terminal import console, print_json
+
+    report = examine()
+    if json:
+        print_json(report)
+    else:
+        _show(report, console())
+
+
+def examine() -> dict[str, Any]:
+    """Everything that ``doctor`` shows, as plain data."""
+    return {
+        "versions": _versions(),
+        "machine": _machine(),
+        "kernels": _kernels(),
+        "models": _models(),
+        "cache": _cache(),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in (*_PACKAGES, *_PEERS):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    flags = _cpu_flags()
+    accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        accelerators.append("Apple GPU (mps)")
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": _cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": [name for name in _INSTRUCTIONS if name in flags],
+        "accelerators": accelerators,
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; empty where there is no such file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _cpu_flags() -> set[str]:
+    first = _cpuinfo()
+    return set((first.get("flags") or first.get("Features") or "").split())
+
+
+def _processor() -> str:
+    return _cpuinfo().get("model name") or platform.processor() or "unknown"
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _kernels() -> list[dict[str, Any]]:
+    from polyhead.kernels import KERNELS
+
+    return [
+        {
+            "name": kernel.name,
+            "live": (why := kernel.unavailable()) is None,
+            "summary": kernel.summary,
+            "to_enable": why,
+        }
+        for kernel in KERNELS.values()
+    ]
+
+
+def _models() -> list[dict[str, Any]]:
+    from polyhead.checkpoints import available
+
+    return [
+        {
+            "name": state.model.name,
+            "description": state.model.description,
+            "path": None if state.path is None else str(state.path),
+            "to_install": None if state.found else state.model.install,
+        }
+        for state in available()
+    ]
+
+
+def _cache() -> dict[str, Any]:
+    from polyhead.checkpoints import cache_directory
+
+    folder = cache_directory()
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    return {"directory": str(folder), "bytes": sum(path.stat().st_size for path in files)}
+
+
+def _show(report: dict[str, Any], screen: Console) -> None:
+    from rich.text import Text
+
+    def section(title: str) -> None:
+        screen.print(Text(f"\n{title}" if title != "versions" else title, style="bold"))
+
+    def row(name: str, value: str, style: str = "") -> None:
+        line = Text.assemble(("  " + name.ljust(18), "cyan"), (value, style))
+        screen.print(line, soft_wrap=True)
+
+    def mark(good: bool) -> tuple[str, str]:
+        return ("✓ ", "green") if good else ("✗ ", "red")
+
+    section("versions")
+    for name, number in report["versions"].items():
+        row(name, number or "not installed", "" if number else "dim")
+
+    machine = report["machine"]
+    section("machine")
+    row("system", machine["system"])
+    row("processor", machine["processor"])
+    row("cores", f"{machine['cores']}, torch uses {machine['threads']} threads")
+    if machine["memory_bytes"]:
+        row("memory", f"{machine['memory_bytes'] / 2**30:.1f} GiB")
+    row("instructions", " ".join(machine["instructions"]) or "none known")
+    row("torch kernels for", machine["vector_instructions"])
+    row("accelerators", ", ".join(machine["accelerators"]) or "none")
+
+    section("kernels, in the order of preference")
+    for kernel in report["kernels"]:
+        screen.print(
+            Text.assemble("  ", mark(kernel["live"]), (kernel["name"].ljust(16), "cyan"), kernel["summary"]),
+            soft_wrap=True,
+        )
+        if not kernel["live"]:
+            screen.print(Text(f"      to enable: {kernel['to_enable']}"), soft_wrap=True)
+
+    section("models")
+    for model in report["models"]:
+        found = model["path"] is not None
+        screen.print(
+            Text.assemble("  ", mark(found), (model["name"].ljust(16), "cyan"), model["description"]),
+            soft_wrap=True,
+        )
+        detail = model["path"] if found else f"to install: {model['to_install']}"
+        screen.print(Text(f"      {detail}", style="dim" if found else ""), soft_wrap=True)
+
+    section("converted models are kept in")
+    cache = report["cache"]
+    screen.print(Text(f"  {cache['directory']} ({cache['bytes'] / 1e6:,.0f} MB)"), soft_wrap=True)

@@ -1,0 +1,33 @@
+"""Loading a model for a verb, with a progress bar where it takes a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polyhead.errors import InputError
+
+if TYPE_CHECKING:
+    from polyhead.generation import LanguageModel, TextEncoder
+
+
+def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder:
+    """The model called ``name``, whatever its kind."""
+    from polyhead.cli.terminal import progress
+    from polyhead.generation import load
+
+    with progress() as advance:
+        return load(name, dtype, progress=advance)
+
+
+def load_decoder(name: str, dtype: str = "float32") -> LanguageModel:
+    """The model called ``name``, which must be one that writes text.
+
+    Raises:
+        InputError: it is an encoder.
+    """
+    from polyhead.generation import LanguageModel
+
+    model = load_any(name, dtype)
+    if not isinstance(model, LanguageModel):
+        raise InputError(f"{name} is an encoder: it reads text and does not write any")
+    return model

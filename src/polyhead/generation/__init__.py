@@ -1,0 +1,18 @@
+"""Text in, text out: sampling, streaming, and embeddings of texts."""
+
+from polyhead.generation.encoder import TextEncoder
+from polyhead.generation.language_model import Generation, LanguageModel
+from polyhead.generation.loading import load
+from polyhead.generation.sampling import Sampler, Sampling
+from polyhead.generation.stream import GenerationStats, TextStream
+
+__all__ = [
+    "Generation",
+    "GenerationStats",
+    "LanguageModel",
+    "Sampler",
+    "Sampling",
+    "TextEncoder",
+    "TextStream",
+    "load",
+]

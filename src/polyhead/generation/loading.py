@@ -1,0 +1,53 @@
+"""``polyhead.load``: a model by its name, ready to use."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from polyhead.checkpoints import Progress, load_checkpoint
+from polyhead.errors import UnsupportedError
+from polyhead.generation.encoder import TextEncoder
+from polyhead.generation.language_model import LanguageModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    source: str | os.PathLike[str],
+    dtype: str | torch.dtype = "float32",
+    *,
+    progress: Progress | None = None,
+) -> LanguageModel | TextEncoder:
+    """Loads a model with its tokenizer.
+
+    Args:
+        source: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a hub
+            id ``"org/name"``.
+        dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"`` or a ``torch.dtype``.
+        progress: called with what is being done, how much is done, and how much there is.
+
+    Returns:
+        A ``LanguageModel`` for a decoder, a ``TextEncoder`` for an encoder, in evaluation mode.
+
+    Raises:
+        ModelNotFoundError: nothing of that name is here; says what is and how to get one.
+        CheckpointError: a file is truncated, corrupt, or does not fit its configuration.
+        ConfigError: the configuration says something impossible or not understood.
+        UnsupportedError: an encoder-decoder.
+        ValueError: an unknown dtype.
+    """
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}: got {dtype!r}")
+        dtype = DTYPES[dtype]
+    checkpoint = load_checkpoint(source, dtype, progress)
+    kind = checkpoint.config.kind
+    if kind == "encoder-decoder":
+        raise UnsupportedError(
+            f"{source} is an encoder-decoder: load_checkpoint loads it, text to text is not "
+            "supported"
+        )
+    wrapper = LanguageModel if kind == "decoder" else TextEncoder
+    return wrapper(checkpoint.model, checkpoint.tokenizer, checkpoint.origin).eval()

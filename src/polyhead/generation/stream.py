@@ -1,0 +1,175 @@
+"""The decode loop: one prefill, then a token at a time, given out as whole characters.
+
+The loop does nothing per token but run the model on one id, draw from the last row of logits and
+decode; everything is settled before it starts. Nothing of it runs while nobody asks for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from polyhead.generation.sampling import Sampler, Sampling
+from polyhead.generation.stops import StopTexts
+
+if TYPE_CHECKING:
+    from polyhead.caches import ModelCache
+    from polyhead.checkpoints import Tokenizer
+    from polyhead.models import Transformer
+
+_ROOM = 512
+"""Tokens beyond the prompt that the cache makes room for at once; it doubles after that."""
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """How a generation went.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        new_tokens: tokens drawn, a stop token included.
+        prefill_seconds: reading the prompt and drawing the first token.
+        decode_seconds: all further tokens; time that the reader of the stream takes is not in it.
+        cache_bytes: memory that the KV cache has allocated.
+        cache_used_bytes: the part of it that tokens fill.
+        cache_tokens: tokens in the cache.
+        stop_reason: ``"stop token"``, ``"stop text"``, ``"max_new_tokens"`` or ``"context"`` (no
+            room for another token); None while it runs or was given up.
+        seed: repeats this generation; None when greedy.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    cache_bytes: int
+    cache_used_bytes: int
+    cache_tokens: int
+    stop_reason: str | None
+    seed: int | None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decoding speed; None before the second token, since prefill yields the first."""
+        steps = self.new_tokens - 1
+        return steps / self.decode_seconds if steps > 0 and self.decode_seconds > 0 else None
+
+
+class TextStream(Iterator[str]):
+    """Text as a model writes it, piece by piece; a piece never ends inside a character.
+
+    ``LanguageModel.stream`` makes these. ``stats`` can be read at any time.
+
+    Attributes:
+        ids: the new tokens so far.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        rule: Sampling,
+        max_new_tokens: int,
+        stop_ids: frozenset[int],
+        stops: StopTexts,
+    ) -> None:
+        self.ids: list[int] = []
+        self._model, self._prompt = model, list(prompt)
+        self._room = min(max_new_tokens, model.config.max_positions - len(self._prompt))
+        self._ends_by = "max_new_tokens" if self._room == max_new_tokens else "context"
+        self._stop_ids, self._stops = stop_ids, stops
+        self._decoder = tokenizer.stream()
+        self._device = model.embedding.tokens.weight.device
+        self._sampler = Sampler(rule, self._device)
+        self._cache: ModelCache | None = None
+        self._cache_figures = (0, 0, 0)
+        self._prefill_seconds = self._decode_seconds = 0.0
+        self._stop_reason: str | None = None
+        self._pieces = self._write()
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Ends the stream early and frees its cache."""
+        self._pieces.close()
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Figures so far."""
+        return GenerationStats(
+            len(self._prompt),
+            len(self.ids),
+            self._prefill_seconds,
+            self._decode_seconds,
+            *self._measure_cache(),
+            stop_reason=self._stop_reason,
+            seed=self._sampler.seed,
+        )
+
+    def _measure_cache(self) -> tuple[int, int, int]:
+        if self._cache is not None:
+            self._cache_figures = (
+                self._cache.bytes,
+                self._cache.used_bytes,
+                self._cache.length,
+            )
+        return self._cache_figures
+
+    def _write(self) -> Iterator[str]:
+        """The pieces; keeps the model in evaluation mode meanwhile."""
+        training = self._model.training
+        self._model.eval()
+        self._cache = self._model.new_cache(len(self._prompt) + min(self._room, _ROOM))
+        try:
+            for token in self._tokens():
+                piece = self._stops.feed(self._decoder.push(token))
+                if piece:
+                    yield piece
+                if self._stops.found:
+                    self._stop_reason = "stop text"
+                    return
+            rest = self._stops.feed(self._decoder.flush()) + self._stops.flush()
+            if self._stops.found:
+                self._stop_reason = "stop text"
+            if rest:
+                yield rest
+        finally:
+            self._measure_cache()
+            self._cache = None
+            self._model.train(training)
+
+    def _tokens(self) -> Iterator[int]:
+        """Draws tokens up to a stop token, which is counted but not given out."""
+        if self._room < 1:
+            self._stop_reason = self._ends_by
+            return
+        started = perf_counter()
+        token = self._next(torch.tensor([self._prompt], device=self._device))
+        self._prefill_seconds = perf_counter() - started
+        one = torch.empty(1, 1, dtype=torch.int64, device=self._device)
+        while True:
+            self.ids.append(token)
+            if token in self._stop_ids:
+                self._stop_reason = "stop token"
+                return
+            yield token
+            if len(self.ids) >= self._room:
+                self._stop_reason = self._ends_by
+                return
+            started = perf_counter()
+            token = self._next(one.fill_(token))
+            self._decode_seconds += perf_counter() - started
+
+    @torch.inference_mode()
+    def _next(self, ids: Tensor) -> int:
+        return self._sampler(self._model(ids, cache=self._cache, last=1)[0, -1])

@@ -1,0 +1,311 @@
+"""torch.nn.MultiheadAttention, computed by polyhead.
+
+    from polyhead.integrations.torch import MultiheadAttention, replace
+
+    model = replace(model)      # every torch.nn.MultiheadAttention in it, in place
+
+Same constructor, forward signature, parameters and state_dict; the same numbers wherever torch's
+are finite. What changes: a query whose keys are all masked gives weights 0 and the output bias
+(torch: NaN), and the memory is O(T) unless weights are asked for.
+
+Shape letters: N batch, L queries, S keys, E embed size, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.errors import UnsupportedError
+from polyhead.functional import attention
+from polyhead.integrations._masks import additive, all_of, padding
+from polyhead.integrations._weights import attention_with_weights
+from polyhead.semantics import Causal, Drop, Keep, Mask
+
+logger = logging.getLogger(__name__)
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """A drop-in for ``torch.nn.MultiheadAttention``; takes its arguments and its state_dict.
+
+    Masks have torch's polarity: True in a bool mask means "may NOT attend", a float mask is added
+    to the scores. ``is_causal`` is torch's hint that ``attn_mask`` is the causal mask; here the
+    hint is checked, and where it is wrong the mask is what counts. ``is_causal`` without a mask,
+    which torch refuses, means causal from the first key on.
+
+    ``torch.nn.TransformerEncoder`` and its layers go round their attention module on a fused path
+    of their own when ``_qkv_same_embed_dim`` is true; here it reads false, so they never do.
+
+    Attributes:
+        kernel: Kernel that runs, as in ``polyhead.attention``.
+    """
+
+    kernel: str = "auto"
+
+    @property
+    def _qkv_same_embed_dim(self) -> bool:  # type: ignore[override]
+        # torch's constructor asks too, before the output projection, and needs the truth.
+        return "out_proj" not in self._modules and self.__dict__["_qkv_same_embed_dim"]
+
+    @_qkv_same_embed_dim.setter
+    def _qkv_same_embed_dim(self, value: bool) -> None:
+        self.__dict__["_qkv_same_embed_dim"] = value
+
+    def _reset_parameters(self) -> None:
+        for weight in (
+            self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        ):  # fmt: skip
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of ``query`` over ``key`` and ``value``; everything as in torch.
+
+        Args:
+            query: ``[L, N, E]``; ``[N, L, E]`` with ``batch_first``; ``[L, E]`` unbatched.
+            key: ``[S, N, kdim]``, likewise.
+            value: ``[S, N, vdim]``, likewise.
+            key_padding_mask: ``[N, S]`` (``[S]`` unbatched): True or −∞ hides a key.
+            need_weights: Also return the weights, which costs the L×S matrix.
+            attn_mask: ``[L, S]`` or ``[N · H, L, S]``: True or −∞ hides a pair.
+            average_attn_weights: Weights as their mean over heads.
+            is_causal: Hint that ``attn_mask`` is the causal mask.
+
+        Returns:
+            The output in the layout of ``query``, and the weights: ``[N, L, S]``, per head
+            ``[N, H, L, S]``, without N when unbatched, None without ``need_weights``. With
+            ``add_bias_kv`` and ``add_zero_attn`` S counts the extra keys.
+
+        Raises:
+            ValueError: Shapes or mask dtypes that do not fit.
+            UnsupportedError: Nested tensors.
+        """
+        if query.is_nested or key.is_nested or value.is_nested:
+            raise UnsupportedError(
+                "MultiheadAttention cannot do nested tensors: pad them and pass key_padding_mask"
+            )
+        batched = query.ndim == 3
+        self._check(query, key, value, batched)
+        q_NLE, k_NSE, v_NSE = self._project(query, key, value)
+        if not batched:
+            q_NLE, k_NSE, v_NSE = q_NLE[None], k_NSE[None], v_NSE[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            q_NLE, k_NSE, v_NSE = (x.transpose(0, 1) for x in (q_NLE, k_NSE, v_NSE))
+
+        meaning = self._meaning(q_NLE, k_NSE, key_padding_mask, attn_mask, is_causal)
+        k_NSE, v_NSE = self._extended(k_NSE, self.bias_k), self._extended(v_NSE, self.bias_v)
+        q, k, v = (
+            x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            for x in (q_NLE, k_NSE, v_NSE)
+        )
+        meaning["dropout_p"] = self.dropout if self.training else 0.0
+        meaning["kernel"] = self.kernel
+        weights = None
+        if need_weights:
+            scale = 1.0 / math.sqrt(self.head_dim)
+            out, weights = attention_with_weights(q, k, v, scale=scale, **meaning)
+            if average_attn_weights:
+                weights = weights.mean(dim=1)
+            weights = weights if batched else weights[0]
+        else:
+            out = attention(q, k, v, **meaning)
+
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if not batched:
+            return out[0], weights
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor, batched: bool) -> None:
+        if query.ndim not in (2, 3) or not query.ndim == key.ndim == value.ndim:
+            raise ValueError(
+                "query, key and value must all be 3-D, or all 2-D for unbatched input: got "
+                f"{query.ndim}-D, {key.ndim}-D and {value.ndim}-D"
+            )
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ValueError(
+                f"key and value must share batch and length: got {list(key.shape)} and "
+                f"{list(value.shape)}"
+            )
+        batch = 0 if self.batch_first else 1
+        if batched and query.shape[batch] != key.shape[batch]:
+            raise ValueError(
+                f"query and key must share the batch: got {query.shape[batch]} and "
+                f"{key.shape[batch]} (batch_first={self.batch_first})"
+            )
+        for name, x, size in (
+            ("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)
+        ):  # fmt: skip
+            if x.shape[-1] != size:
+                raise ValueError(f"{name} must have {size} features: got {x.shape[-1]}")
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v of E features each, in the layout of the inputs."""
+        if self.in_proj_weight is not None and query is key and key is value:
+            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(map(F.linear, (query, key, value), weights, biases))
+
+    @property
+    def _extra_keys(self) -> int:
+        return (self.bias_k is not None) + bool(self.add_zero_attn)
+
+    def _extended(self, x_NSE: Tensor, bias: Tensor | None) -> Tensor:
+        """Keys or values with the learned extra one and the zero one after them."""
+        N, _, E = x_NSE.shape
+        if bias is not None:
+            x_NSE = torch.cat([x_NSE, bias.to(x_NSE.dtype).expand(N, 1, E)], dim=1)
+        return F.pad(x_NSE, (0, 0, 0, 1)) if self.add_zero_attn else x_NSE
+
+    def _meaning(
+        self,
+        q_NLE: Tensor,
+        k_NSE: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> dict[str, Any]:
+        """``mask``, ``bias`` and ``q_positions`` for ``attention``."""
+        N, L, S = q_NLE.shape[0], q_NLE.shape[1], k_NSE.shape[1]
+        extra = self._extra_keys
+        masks: list[Mask | None] = []
+        biases: list[Tensor] = []
+        q_positions = None
+        pattern = None if attn_mask is None else self._four_dimensional(attn_mask, N, L, S)
+        if is_causal and (pattern is None or _is_causal_mask(pattern)):
+            # torch's corner is the first key; the extra keys are seen by everybody.
+            causal: Mask = Causal()
+            if extra:
+                after = torch.arange(S + extra, device=q_NLE.device) >= S
+                causal = causal | Keep(after)
+            masks.append(causal)
+            if extra or L != S:
+                q_positions = torch.arange(L, device=q_NLE.device)
+        elif pattern is not None:
+            pattern = F.pad(pattern, (0, extra)) if extra else pattern
+            self._add("attn_mask", pattern, masks, biases)
+        if key_padding_mask is not None:
+            if key_padding_mask.shape != (N, S):
+                raise ValueError(
+                    f"key_padding_mask must be [N, S] = [{N}, {S}] ([S] unbatched): got "
+                    f"{list(key_padding_mask.shape)}"
+                )
+            padded = F.pad(key_padding_mask, (0, extra)) if extra else key_padding_mask
+            if padded.dtype == torch.bool:
+                masks.append(padding(~padded))
+            else:
+                self._add("key_padding_mask", padded[:, None, None, :], masks, biases)
+        return {
+            "mask": all_of(*masks),
+            "bias": sum(biases[1:], start=biases[0]) if biases else None,
+            "q_positions": q_positions,
+        }
+
+    def _four_dimensional(self, mask: Tensor, N: int, L: int, S: int) -> Tensor:
+        if mask.shape == (L, S):
+            return mask[None, None]
+        if mask.shape == (N * self.num_heads, L, S):
+            return mask.unflatten(0, (N, self.num_heads))
+        raise ValueError(
+            f"attn_mask must be [L, S] = [{L}, {S}] or [N · num_heads, L, S] = "
+            f"[{N * self.num_heads}, {L}, {S}]: got {list(mask.shape)}"
+        )
+
+    @staticmethod
+    def _add(name: str, mask: Tensor, masks: list[Mask | None], biases: list[Tensor]) -> None:
+        """Puts torch's bool or float mask where it belongs."""
+        if mask.dtype == torch.bool:
+            masks.append(Drop(mask))
+        elif mask.is_floating_point():
+            keep, bias = additive(mask, floor=-math.inf)
+            masks.append(keep)
+            biases.extend([] if bias is None else [bias])
+        else:
+            raise ValueError(f"{name} must be bool or floating point: got {mask.dtype}")
+
+
+def _is_causal_mask(mask: Tensor) -> bool:
+    """Whether torch's 4-D mask hides exactly what lies after the diagonal from the first key."""
+    if torch.compiler.is_compiling() or mask.shape[:2] != (1, 1):
+        return False
+    L, S = mask.shape[-2:]
+    after = torch.ones(L, S, dtype=torch.bool, device=mask.device).triu(1)
+    if mask.is_floating_point():
+        after = torch.zeros(L, S, dtype=mask.dtype, device=mask.device).masked_fill(
+            after, -math.inf
+        )
+    return bool((mask == after).all())
+
+
+def replace(model: nn.Module, *, kernel: str = "auto") -> nn.Module:
+    """Makes every ``torch.nn.MultiheadAttention`` of a model compute with polyhead, in place.
+
+    The modules stay the same objects with the same parameters, hooks and state_dict: only their
+    class changes. ``torch.nn.TransformerEncoder`` is kept from its nested-tensor path, which would
+    go round the module. ``replaced(model)`` lists what was swapped, and it is logged.
+
+    Args:
+        model: A module, or a ``torch.nn.MultiheadAttention`` itself.
+        kernel: Kernel for all of them, as in ``polyhead.attention``.
+
+    Returns:
+        ``model`` itself.
+
+    Raises:
+        ValueError: There is nothing in the model to swap.
+        UnsupportedError: A subclass of ``torch.nn.MultiheadAttention`` has a forward of its own,
+            whose meaning is not known. Nothing is swapped then.
+    """
+    swap: list[nn.MultiheadAttention] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.MultiheadAttention):
+            continue
+        if type(module) not in (nn.MultiheadAttention, MultiheadAttention):
+            raise UnsupportedError(
+                f"cannot replace {name or 'the model'}: {type(module).__name__} is a subclass of "
+                "torch.nn.MultiheadAttention and may mean something else; replace the others one "
+                "by one, with replace(submodule)"
+            )
+        swap.append(module)
+    if not swap:
+        raise ValueError(
+            f"no torch.nn.MultiheadAttention in {type(model).__name__}: nothing to replace"
+        )
+    for module in swap:
+        module.__class__ = MultiheadAttention
+        module.kernel = kernel
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and replaced(module):
+            module.use_nested_tensor = False
+    logger.info("polyhead computes %d MultiheadAttention of %s", len(swap), type(model).__name__)
+    return model
+
+
+def replaced(model: nn.Module) -> list[str]:
+    """Names of the modules of ``model`` that are polyhead's ``MultiheadAttention``."""
+    return [name for name, m in model.named_modules() if isinstance(m, MultiheadAttention)]

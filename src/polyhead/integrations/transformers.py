@@ -1,0 +1,382 @@
+"""Hugging Face transformers with polyhead's attention: ``attn_implementation="polyhead"``.
+
+    from polyhead.integrations import transformers as polyhead_transformers
+
+    polyhead_transformers.register()
+    model = AutoModel.from_pretrained(..., attn_implementation="polyhead")
+    polyhead_transformers.use(model)                  # or: switch a model that is there already
+    print(polyhead_transformers.explain(model, input_ids=ids))
+
+Registered are an attention function and a mask function under one name: without the second,
+transformers would hand over no mask and padding and windows would be lost. Masks travel typed
+(``Causal() & Window(4096) & KeyLengths(…)``), so they cost no T×S memory.
+
+A query that may see nothing (left padding) gives 0, where transformers' eager attention averages
+over the padding; nothing that is not padding depends on it.
+
+Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D head size.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.masking_utils import AttentionMaskInterface
+
+from polyhead import functional
+from polyhead.errors import UnsupportedError
+from polyhead.functional import Explanation
+from polyhead.integrations._masks import additive, all_of
+from polyhead.integrations._transformers_masks import TypedMask, tensor_mask, typed_mask
+from polyhead.integrations._weights import attention_with_weights
+from polyhead.semantics import Causal, Documents, Keep, Mask, Window
+from polyhead.semantics.tokens import is_traced
+
+NAME = "polyhead"
+
+_CHANGES_NOTHING = {
+    "cache_position", "deterministic", "logits_to_keep", "max_length_k", "max_length_q",
+    "num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values",
+    "position_embeddings", "position_ids", "return_dict", "seq_idx", "use_cache",
+}  # fmt: skip
+"""Keyword arguments that reach attention functions and that eager attention ignores rightly."""
+
+
+def register(
+    name: str = NAME,
+    *,
+    typed_masks: bool = True,
+    ignore: tuple[str, ...] = (),
+    kernel: str = "auto",
+) -> str:
+    """Makes ``attn_implementation=name`` mean polyhead, in every transformers model.
+
+    Args:
+        name: Under which attention and mask function are registered.
+        typed_masks: False gives the models ``[B, 1, T, S]`` bool tensors, for a model that
+            computes with its mask.
+        ignore: Names of further keyword arguments that reach the attention of a model and do not
+            change its result. What is not known is refused.
+        kernel: As in ``polyhead.attention``.
+
+    Returns:
+        ``name``.
+    """
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        kwargs = {key: value for key, value in kwargs.items() if key not in ignore}
+        return attention_forward(module, query, key, value, attention_mask, kernel=kernel, **kwargs)
+
+    def mask(*args: Any, config: Any = None, **kwargs: Any) -> TypedMask | Tensor:
+        _refuse_module(_modeling_module(type(config)))
+        return (typed_mask if typed_masks else tensor_mask)(*args, **kwargs)
+
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+    return name
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: TypedMask | Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    output_attentions: bool | None = False,
+    kernel: str = "auto",
+    **rest: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """An attention function of transformers.
+
+    Args:
+        module: The attention layer; dropout is off unless it is training.
+        query: ``[B, H, T, D]``.
+        key: ``[B, G, S, D]``.
+        value: ``[B, G, S, V]``.
+        attention_mask: What the mask function returned; or a tensor of the caller, bool (True:
+            may attend) or float (added to the scores); or None: causal where ``is_causal`` or,
+            without it, the module says so (first query at the first key), else everything.
+        scaling: Factor of the scores; default 1/√D.
+        dropout: Share of the weights set to zero.
+        is_causal: See ``attention_mask``.
+        sliding_window: Used where there is no mask; else the mask has it.
+        softcap: None is off.
+        s_aux: ``[H]`` sinks.
+        position_bias: Added to the scores, broadcasts to ``[B, H, T, S]``.
+        cu_seq_lens_q: Boundaries of documents packed in one row.
+        cu_seq_lens_k: Likewise; must be the same.
+        output_attentions: Also return the weights.
+        kernel: As in ``polyhead.attention``.
+        rest: Refused unless known to change nothing.
+
+    Returns:
+        ``[B, T, H, V]`` and the weights ``[B, H, T, S]`` or None.
+
+    Raises:
+        UnsupportedError: An argument that polyhead does not know.
+    """
+    for name, given in rest.items():
+        if given is not None and given is not False and name not in _CHANGES_NOTHING:
+            raise UnsupportedError(
+                f"{type(module).__name__} passes {name!r} to its attention, which polyhead does "
+                f"not know; if it changes nothing, register(ignore=({name!r},))"
+            )
+    if query.shape[0] != key.shape[0]:  # learned queries that all rows share
+        query = query.expand(key.shape[0], -1, -1, -1)
+    S = key.shape[2]
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    mask, bias, q_positions, keys = _mask_of(attention_mask, query, S, causal, sliding_window)
+    if keys < S:
+        key, value = key[:, :, :keys], value[:, :, :keys]
+    if position_bias is not None and (_has_gradient(position_bias) or bool(position_bias.any())):
+        if position_bias.shape[-1] == S:
+            position_bias = position_bias[..., :keys]
+        bias = position_bias if bias is None else bias + position_bias
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        mask = all_of(mask, _documents(cu_seq_lens_q, cu_seq_lens_k, query, key))
+
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
+    meaning: dict[str, Any] = {
+        "mask": mask,
+        "bias": bias,
+        "scale": scale,
+        "softcap": softcap,
+        "sinks": s_aux,
+        "q_positions": q_positions,
+        "dropout_p": dropout if module.training else 0.0,
+        "kernel": kernel,
+    }
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.append((module, functional.explain(query, key, value, **meaning)))
+    weights = None
+    if output_attentions:
+        out, weights = attention_with_weights(query, key, value, **meaning)
+        if keys < S:
+            weights = nn.functional.pad(weights, (0, S - keys))
+    else:
+        out = functional.attention(query, key, value, **meaning)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _mask_of(
+    given: TypedMask | Tensor | None, query: Tensor, S: int, is_causal: bool, window: int | None
+) -> tuple[Mask | None, Tensor | None, Tensor | None, int]:
+    """Mask, bias, positions of the queries, and how many keys count."""
+    T = query.shape[2]
+    if isinstance(given, TypedMask):
+        if given.shape[2:] != (T, S):
+            raise UnsupportedError(
+                f"the mask was made for {given.shape[2]} queries and {given.shape[3]} keys, the "
+                f"attention has {T} and {S}; register(typed_masks=False) may follow this model"
+            )
+        return given.mask, None, given.q_positions, given.keys
+    if given is not None:
+        given = given[..., :S]
+        if given.dtype == torch.bool:
+            return Keep(given), None, None, S
+        # Additive masks of transformers hold the least finite number where others hold −∞.
+        keep, bias = additive(given, floor=torch.finfo(given.dtype).min / 2)
+        return keep, bias, None, S
+    if not is_causal or T == 1:
+        return None if window is None else Window(window, ahead=window - 1), None, None, S
+    # As in transformers' fused attentions: the first query stands at the first key.
+    return all_of(Causal(), None if window is None else Window(window)), None, None, min(T, S)
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor must be kept although it may be zero, or its values may not be known."""
+    return is_traced(tensor) or (torch.is_grad_enabled() and tensor.requires_grad)
+
+
+def _documents(cu_q: Tensor | None, cu_k: Tensor | None, query: Tensor, key: Tensor) -> Documents:
+    if (
+        cu_q is None or cu_k is None or query.shape[0] != 1 or query.shape[2] != key.shape[2]
+        or not torch.equal(cu_q, cu_k)
+    ):  # fmt: skip
+        raise UnsupportedError(
+            "cu_seq_lens_q and cu_seq_lens_k must be equal and belong to one batch row without a "
+            f"cache: got batch {query.shape[0]}, {query.shape[2]} queries, {key.shape[2]} keys"
+        )
+    return Documents(cu_q.diff())
+
+
+def check(model: PreTrainedModel | type[PreTrainedModel] | PreTrainedConfig) -> None:
+    """Raises unless the model's attention goes through transformers' attention interface.
+
+    Args:
+        model: A model, a model class or a configuration. Of a model every attention module in it
+            is looked at; of a class or configuration, the file that defines it.
+
+    Raises:
+        UnsupportedError: Names the classes that compute attention themselves and would ignore
+            ``attn_implementation="polyhead"``.
+    """
+    if isinstance(model, nn.Module):
+        own = {type(m) for m in model.modules() if _computes_attention_itself(type(m))}
+        if own:
+            names = ", ".join(sorted(cls.__name__ for cls in own))
+            raise UnsupportedError(_reason(type(model).__name__, names))
+        return
+    if isinstance(model, type):
+        _refuse_module(sys.modules[model.__module__])
+    else:
+        _refuse_module(_modeling_module(type(model)))
+
+
+def use(model: PreTrainedModel) -> PreTrainedModel:
+    """Checks a model, registers polyhead and switches the model to it.
+
+    Returns:
+        ``model`` itself.
+
+    Raises:
+        UnsupportedError: Parts of the model would ignore it.
+    """
+    check(model)
+    model.set_attn_implementation(register())
+    for name, part in model.named_modules():
+        if isinstance(part, PreTrainedModel) and part.config._attn_implementation != NAME:
+            raise UnsupportedError(
+                f"{name or type(model).__name__} stayed at attn_implementation="
+                f"{part.config._attn_implementation!r}: {type(part).__name__} cannot be switched"
+            )
+    return model
+
+
+@dataclass(frozen=True)
+class LayerExplanations:
+    """What ran in each attention layer of a model, in order; print it.
+
+    Attributes:
+        layers: Name of the module and its explanation, one for every time it ran.
+    """
+
+    layers: list[tuple[str, Explanation]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[str, Explanation]]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __str__(self) -> str:
+        width = max((len(name) for name, _ in self.layers), default=0)
+        return "\n".join(f"{name:{width}}  {one.kernel}: {one.call}" for name, one in self.layers)
+
+
+_recorder: ContextVar[list[tuple[nn.Module, Explanation]] | None] = ContextVar("r", default=None)
+
+
+def explain(model: PreTrainedModel, *args: Any, **inputs: Any) -> LayerExplanations:
+    """Runs a model once, without gradients, and says which kernel each attention layer used.
+
+    Args:
+        model: A model whose ``attn_implementation`` is polyhead.
+        args: As in the model's forward.
+        inputs: Likewise.
+
+    Raises:
+        UnsupportedError: No attention of the model went through polyhead.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found: list[tuple[nn.Module, Explanation]] = []
+    token = _recorder.set(found)
+    try:
+        with torch.no_grad():
+            model(*args, **inputs)
+    finally:
+        _recorder.reset(token)
+    if not found:
+        raise UnsupportedError(
+            f"no attention of {type(model).__name__} went through polyhead: "
+            f"attn_implementation is {model.config._attn_implementation!r}"
+        )
+    return LayerExplanations([(names.get(id(module), "?"), what) for module, what in found])
+
+
+def _modeling_module(config_class: type) -> ModuleType | None:
+    """The module that defines the models of a configuration, if it has been imported."""
+    return sys.modules.get(config_class.__module__.replace(".configuration_", ".modeling_"))
+
+
+def _refuse_module(module: ModuleType | None) -> None:
+    if module is not None and (names := _own_attention(module)):
+        raise UnsupportedError(_reason(module.__name__.rpartition(".")[2], names))
+
+
+def _reason(what: str, classes: str) -> str:
+    return (
+        f"{what} computes attention itself in {classes} and would ignore attn_implementation="
+        f"{NAME!r}: transformers offers no way in; use a model whose attention asks "
+        "transformers' AttentionInterface"
+    )
+
+
+@cache
+def _own_attention(module: ModuleType) -> str:
+    """The attention classes of a modeling file, if they are there and none asks the interface."""
+    if _INTERFACE in _text(module):
+        return ""
+    classes = re.findall(r"^class (\w*Attention\w*)", _text(module), re.MULTILINE)
+    return ", ".join(name for name in classes if _SOFTMAX.search(_class_text(module, name)))
+
+
+@cache
+def _computes_attention_itself(cls: type) -> bool:
+    """Whether a class called …Attention… takes a softmax, and neither it nor a base asks."""
+    if "Attention" not in cls.__name__:
+        return False
+    bases = [base for base in cls.__mro__ if not base.__module__.startswith(_NOT_MODELS)]
+    texts = [_class_text(sys.modules[base.__module__], base.__name__) for base in bases]
+    asks = any(_INTERFACE in text for text in texts)
+    return not asks and any(_SOFTMAX.search(text) for text in texts)
+
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+_SOFTMAX = re.compile(r"softmax\(|Softmax\(|scaled_dot_product_attention\(")
+_NOT_MODELS = ("torch.", "builtins", "polyhead.", "transformers.modeling_utils")
+
+
+@cache
+def _text(module: ModuleType) -> str:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""
+
+
+def _class_text(module: ModuleType, name: str) -> str:
+    """The source of a class; ``inspect.getsource`` parses the whole file for every one."""
+    found = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", _text(module), re.MULTILINE | re.DOTALL)
+    return found.group() if found else ""

@@ -1,0 +1,232 @@
+"""Streams of text: what they say, where they end, what they measure, what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import CONTEXT, VOCABULARY, byte_tokenizer, decoder, encoder
+
+from polyhead.errors import ConfigError, ContextLengthError, InputError
+from polyhead.generation import LanguageModel
+
+PROMPT = "The animal didn't"
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
+
+
+def _recomputed(model: LanguageModel, prompt: str, count: int) -> list[int]:
+    """Greedy tokens by running the whole text again for every token, without a cache."""
+    ids = model.tokenizer.encode(prompt)
+    start = len(ids)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+            if ids[-1] in model.tokenizer.stop_ids:
+                break
+    return ids[start:]
+
+
+def _favour(model: LanguageModel, monkeypatch: pytest.MonkeyPatch, text: bytes | list[int]) -> None:
+    """Makes the model write ``text``, whatever its weights say."""
+    ids = model.tokenizer.encode(text.decode()) if isinstance(text, bytes) else text
+    plan = iter(ids)
+
+    def forward(ids: torch.Tensor, *, cache: Any, last: int) -> torch.Tensor:
+        for layer in cache.layers:
+            layer.append(torch.zeros(1, 2, ids.shape[1], 8), torch.zeros(1, 2, ids.shape[1], 8))
+        logits = torch.zeros(1, last, VOCABULARY)
+        logits[..., next(plan)] = 1.0
+        return logits
+
+    monkeypatch.setattr(model.transformer, "forward", forward)
+
+
+def test_greedy_stream_equals_recomputing_everything_for_each_token(model: LanguageModel) -> None:
+    wanted = _recomputed(model, PROMPT, 40)
+    stream = model.stream(PROMPT, max_new_tokens=40)
+    text = "".join(stream)
+    assert stream.ids == wanted
+    assert text == model.tokenizer.decode(wanted)
+
+
+def test_generate_returns_what_the_stream_gives(model: LanguageModel) -> None:
+    done = model.generate(PROMPT, max_new_tokens=12, temperature=1.0, seed=5)
+    stream = model.stream(PROMPT, max_new_tokens=12, temperature=1.0, seed=5)
+    assert done.text == "".join(stream)
+    assert list(done.ids) == stream.ids
+    assert done.stats.seed == 5
+
+
+def test_seed_fixes_a_sampled_text_and_another_seed_changes_it(model: LanguageModel) -> None:
+    def write(seed: int) -> str:
+        return model.generate(PROMPT, max_new_tokens=20, temperature=1.5, seed=seed).text
+
+    assert write(1) == write(1)
+    assert write(1) != write(2)
+
+
+def test_text_never_ends_inside_a_character(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "é→注意力🦊!"
+    _favour(model, monkeypatch, text.encode())
+    pieces = list(model.stream(PROMPT, max_new_tokens=len(text.encode())))
+    assert "".join(pieces) == text
+    assert pieces == list(text)
+
+
+def test_unfinished_character_at_the_end_is_marked(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _favour(model, monkeypatch, "a🦊".encode())
+    assert "".join(model.stream(PROMPT, max_new_tokens=3)) == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_stop_token_ends_the_text_and_is_not_shown(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = VOCABULARY - 1
+    _favour(model, monkeypatch, [*model.tokenizer.encode("ab"), end])
+    done = model.generate(PROMPT, max_new_tokens=50)
+    assert done.text == "ab"
+    assert done.ids[-1] == end
+    assert done.stats.stop_reason == "stop token"
+    assert done.stats.new_tokens == 3
+
+
+def test_stop_text_ends_the_text_before_it(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _favour(model, monkeypatch, b"one END two")
+    done = model.generate(PROMPT, max_new_tokens=50, stop=["END", "two"])
+    assert done.text == "one "
+    assert done.stats.stop_reason == "stop text"
+
+
+def test_max_new_tokens_ends_the_text(model: LanguageModel) -> None:
+    done = model.generate(PROMPT, max_new_tokens=3)
+    assert (done.stats.new_tokens, done.stats.stop_reason) == (3, "max_new_tokens")
+
+
+def test_no_new_tokens_give_no_text(model: LanguageModel) -> None:
+    done = model.generate(PROMPT, max_new_tokens=0)
+    assert (done.text, done.ids, done.stats.stop_reason) == ("", (), "max_new_tokens")
+
+
+def test_generation_stops_at_the_contexts_end(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _favour(model, monkeypatch, b"x" * 200)
+    done = model.generate("p" * (CONTEXT - 5), max_new_tokens=100)
+    assert done.text == "xxxxx"
+    assert done.stats.stop_reason == "context"
+    full = model.generate("p" * CONTEXT, max_new_tokens=100)
+    assert (full.text, full.stats.stop_reason) == ("", "context")
+
+
+def test_real_model_runs_up_to_the_contexts_end(model: LanguageModel) -> None:
+    stream = model.stream("p" * (CONTEXT - 4), max_new_tokens=100, temperature=3.0, seed=0)
+    list(stream)
+    assert stream.stats.stop_reason in ("context", "stop token")
+    assert len(stream.ids) <= 4
+
+
+def test_statistics_count_tokens_time_and_cache(model: LanguageModel) -> None:
+    stream = model.stream(PROMPT, max_new_tokens=9, temperature=1.0, seed=3)
+    before = stream.stats
+    assert (before.new_tokens, before.cache_bytes, before.tokens_per_second) == (0, 0, None)
+    next(stream)
+    assert stream.stats.new_tokens == 1
+    assert stream.stats.stop_reason is None
+    list(stream)
+    stats = stream.stats
+    assert stats.prompt_tokens == len(PROMPT)
+    assert stats.cache_tokens == len(PROMPT) + stats.new_tokens - 1
+    # 2 layers, keys and values, 2 kv heads of 8 float32 numbers per token.
+    assert stats.cache_used_bytes == stats.cache_tokens * 2 * 2 * 2 * 8 * 4
+    assert stats.cache_bytes >= stats.cache_used_bytes
+    assert stats.prefill_seconds > 0
+    assert stats.decode_seconds > 0
+    assert stats.tokens_per_second == pytest.approx((stats.new_tokens - 1) / stats.decode_seconds)
+
+
+def test_time_of_the_reader_is_not_counted(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polyhead.generation import stream as module
+
+    clock = iter(range(1000))
+    monkeypatch.setattr(module, "perf_counter", lambda: next(clock))
+    stream = model.stream(PROMPT, max_new_tokens=5)
+    for _ in stream:
+        next(clock)
+    assert (stream.stats.prefill_seconds, stream.stats.decode_seconds) == (1, 4)
+
+
+def test_chat_wraps_the_prompt_in_the_models_template(model: LanguageModel) -> None:
+    text = f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n"
+    ids = model.prompt_ids(PROMPT, chat=True)
+    assert ids == model.tokenizer.encode(text, add_special=False)
+    assert ids == model.prompt_ids([{"role": "user", "content": PROMPT}])
+    assert ids.count(VOCABULARY - 1) == 1
+
+
+def test_training_mode_is_left_as_it_was(model: LanguageModel) -> None:
+    model.train()
+    try:
+        list(model.stream(PROMPT, max_new_tokens=2))
+        assert model.transformer.training
+        assert model.transformer.layers[0].training
+    finally:
+        model.eval()
+    stream = model.stream(PROMPT, max_new_tokens=5)
+    next(stream)
+    stream.close()
+    assert not model.transformer.training
+
+
+def test_gradients_can_be_on_around_a_stream(model: LanguageModel) -> None:
+    stream = model.stream(PROMPT, max_new_tokens=3)
+    next(stream)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_empty_prompt_is_refused(model: LanguageModel, chat: bool) -> None:
+    with pytest.raises(InputError, match="prompt is empty"):
+        model.stream("", chat=chat)
+
+
+def test_prompt_beyond_the_context_is_refused_with_both_numbers(model: LanguageModel) -> None:
+    with pytest.raises(ContextLengthError, match=rf"{CONTEXT + 1} tokens.*holds {CONTEXT}"):
+        model.stream("p" * (CONTEXT + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1.0),
+        ("top_k", 0),
+        ("top_p", 2.0),
+        ("seed", -1),
+        ("max_new_tokens", -1),
+        ("max_new_tokens", 1.5),
+        ("stop", ""),
+    ],
+)
+def test_bad_value_is_refused_before_anything_runs(
+    model: LanguageModel, name: str, value: Any
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        model.stream(PROMPT, **{name: value})
+
+
+def test_an_encoder_is_no_language_model() -> None:
+    with pytest.raises(ConfigError, match="needs a decoder: got kind='encoder'"):
+        LanguageModel(encoder(), byte_tokenizer())

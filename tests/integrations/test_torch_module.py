@@ -1,0 +1,384 @@
+"""polyhead's MultiheadAttention against torch.nn.MultiheadAttention, which is the oracle."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from polyhead import UnsupportedError
+from polyhead.integrations.torch import MultiheadAttention, replace, replaced
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}  # float64: the same sums in another order
+SINGLE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@st.composite
+def cases(draw):
+    """A constructor's options, a shape and what is asked of one forward pass."""
+    heads = draw(st.sampled_from([1, 2, 3]))
+    batched = draw(st.booleans())
+    case = {
+        "heads": heads,
+        "embed": heads * draw(st.sampled_from([1, 4])),
+        "bias": draw(st.booleans()),
+        "add_bias_kv": draw(st.booleans()),
+        "add_zero_attn": draw(st.booleans()),
+        "batch_first": draw(st.booleans()),
+        "own_sizes": draw(st.booleans()),
+        "batched": batched,
+        "batch": draw(st.integers(1, 3)) if batched else 1,
+        "queries": draw(st.integers(1, 5)),
+        "keys": draw(st.integers(1, 6)),
+        "attn_mask": draw(st.sampled_from(["none", "bool", "zero_inf", "float", "causal"])),
+        "per_head": draw(st.booleans()),
+        "padding": draw(st.sampled_from(["none", "bool", "float", "right", "left"])),
+        "weights": draw(st.sampled_from(["none", "mean", "each"])),
+        "is_causal": draw(st.booleans()),
+        "self": draw(st.booleans()),
+        "seed": draw(st.integers(0, 1 << 20)),
+    }
+    if case["self"]:
+        case["keys"], case["own_sizes"] = case["queries"], False
+    return case
+
+
+def build(case, dtype=torch.float64):
+    """torch's module, ours with its weights, the inputs and the keyword arguments."""
+    torch.manual_seed(case["seed"])
+    sizes = {"kdim": 5, "vdim": 7} if case["own_sizes"] else {}
+    options = {
+        "bias": case["bias"],
+        "add_bias_kv": case["add_bias_kv"],
+        "add_zero_attn": case["add_zero_attn"],
+        "batch_first": case["batch_first"],
+        "dtype": dtype,
+        **sizes,
+    }
+    theirs = nn.MultiheadAttention(case["embed"], case["heads"], **options)
+    ours = MultiheadAttention(case["embed"], case["heads"], **options)
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    N, L, S = case["batch"], case["queries"], case["keys"]
+
+    def tokens(count, size):
+        x = torch.randn(N, count, size, dtype=dtype)
+        if not case["batched"]:
+            x = x[0]
+        elif not case["batch_first"]:
+            x = x.transpose(0, 1)
+        return x.detach().requires_grad_()
+
+    query = tokens(L, case["embed"])
+    inputs = [query, query, query]
+    if not case["self"]:
+        inputs = [query, tokens(S, theirs.kdim), tokens(S, theirs.vdim)]
+    return theirs, ours, inputs, arguments(case, dtype)
+
+
+def arguments(case, dtype):
+    N, L, S = case["batch"], case["queries"], case["keys"]
+    shape = (N * case["heads"], L, S) if case["per_head"] else (L, S)
+    hidden = torch.rand(shape) < 0.4
+    kind = case["attn_mask"]
+    mask = None
+    if kind == "causal":
+        mask = torch.ones(L, S, dtype=torch.bool).triu(1)
+    elif kind == "bool":
+        mask = hidden
+    elif kind == "zero_inf":
+        mask = torch.zeros(shape, dtype=dtype).masked_fill(hidden, -torch.inf)
+    elif kind == "float":
+        mask = torch.randn(shape, dtype=dtype).masked_fill(hidden, -torch.inf)
+    columns = torch.arange(S).expand(N, S)
+    length = torch.randint(1, S + 1, (N, 1))
+    padding = {
+        "none": None,
+        "bool": torch.rand(N, S) < 0.3,
+        "float": torch.randn(N, S, dtype=dtype),
+        "right": columns >= length,
+        "left": columns < S - length,
+    }[case["padding"]]
+    if padding is not None and not case["batched"]:
+        padding = padding[0]
+    return {
+        "attn_mask": mask,
+        "key_padding_mask": padding,
+        "need_weights": case["weights"] != "none",
+        "average_attn_weights": case["weights"] == "mean",
+        # Only a true hint: what torch does with a wrong one depends on the path it takes.
+        "is_causal": case["is_causal"] and kind == "causal",
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_equals_torch_wherever_torch_is_finite(case):
+    theirs, ours, inputs, keywords = build(case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # masks of two dtypes, which torch deprecates
+        want, want_weights = theirs(*inputs, **keywords)
+    got, weights = ours(*inputs, **keywords)
+    assert got.shape == want.shape
+    assert got.isfinite().all()
+    finite = want.isfinite()
+    torch.testing.assert_close(got[finite], want[finite], **EXACT)
+    assert (weights is None) == (want_weights is None)
+    if weights is not None:
+        assert weights.shape == want_weights.shape
+        assert weights.isfinite().all()
+        finite_weights = want_weights.isfinite()
+        torch.testing.assert_close(weights[finite_weights], want_weights[finite_weights], **EXACT)
+
+    pull = torch.randn_like(got)
+    wanted = [*inputs, *theirs.parameters()]
+    mine = [*inputs, *ours.parameters()]
+    loss = (got * pull).sum()
+    if weights is not None:
+        weight_pull = torch.randn_like(weights)
+        loss = loss + (weights * weight_pull).sum()
+    gradients = torch.autograd.grad(loss, mine, allow_unused=True)
+    assert all(g is None or g.isfinite().all() for g in gradients)
+    if finite.all():
+        loss = (want * pull).sum()
+        if weights is not None:
+            loss = loss + (want_weights * weight_pull).sum()
+        for g, w in zip(
+            gradients, torch.autograd.grad(loss, wanted, allow_unused=True), strict=True
+        ):
+            torch.testing.assert_close(
+                torch.zeros(()).double() if g is None else g,
+                torch.zeros(()).double() if w is None else w,
+                **EXACT,
+            )
+
+
+def test_equals_torch_in_single_precision_to_1e_6():
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(32, 4, batch_first=True)
+    ours = replace(copy.deepcopy(theirs))
+    x = torch.randn(3, 40, 32)
+    padding = torch.arange(40)[None] >= torch.tensor([40, 13, 27])[:, None]
+    for need_weights in (False, True):
+        want = theirs(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+        got = ours(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+        torch.testing.assert_close(got, want, **SINGLE)
+
+
+def test_state_dict_goes_both_ways():
+    for options in ({}, {"kdim": 3, "vdim": 5, "add_bias_kv": True}, {"bias": False}):
+        theirs = nn.MultiheadAttention(8, 2, **options)
+        ours = MultiheadAttention(8, 2, **options)
+        assert list(ours.state_dict()) == list(theirs.state_dict())
+        ours.load_state_dict(theirs.state_dict())
+        theirs.load_state_dict(ours.state_dict())
+
+
+def test_a_new_module_starts_from_torchs_initialisation():
+    for options in ({}, {"kdim": 3, "vdim": 5, "add_bias_kv": True}):
+        torch.manual_seed(1)
+        theirs = nn.MultiheadAttention(8, 2, **options)
+        torch.manual_seed(1)
+        ours = MultiheadAttention(8, 2, **options)
+        for name, parameter in theirs.named_parameters():
+            assert torch.equal(ours.get_parameter(name), parameter), name
+
+
+def test_fully_padded_rows_are_finite_with_finite_gradients():
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
+    ours = replace(copy.deepcopy(theirs))
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    padding = torch.tensor([[False] * 5, [True] * 5])
+    want, _ = theirs(x, x, x, key_padding_mask=padding)
+    assert want[1].isnan().all(), "torch's oldest bug is gone: tell the docs"
+    for need_weights in (False, True):
+        out, weights = ours(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+        assert torch.equal(out[1], ours.out_proj.bias.expand(5, 8))
+        if need_weights:
+            assert (weights[1] == 0).all()
+        gradients = torch.autograd.grad(out.square().sum(), [x, *ours.parameters()])
+        assert all(g.isfinite().all() for g in gradients)
+        assert (gradients[0][1] == 0).all()
+
+
+def test_garbage_under_the_padding_never_leaks():
+    torch.manual_seed(0)
+    ours = MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 5, 8)
+    padding = torch.arange(5).expand(2, 5) >= 3
+    want = ours(x, x, x, key_padding_mask=padding)
+    memory = x.clone()
+    memory[:, 3] = torch.nan
+    memory[:, 4] = torch.inf
+    got = ours(x, memory, memory, key_padding_mask=padding)
+    torch.testing.assert_close(got, want)
+
+
+def test_dropout_is_on_in_training_only_and_weights_are_those_applied():
+    torch.manual_seed(0)
+    ours = MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    x = torch.randn(2, 6, 8)
+    _, weights = ours(x, x, x, average_attn_weights=False)
+    share = (weights == 0).float().mean()
+    assert 0.3 < share < 0.7
+    out, weights = ours(x, x, x, average_attn_weights=False)
+    v = ours._project(x, x, x)[2].unflatten(-1, (2, 4)).transpose(1, 2)
+    torch.testing.assert_close(out, ours.out_proj((weights @ v).transpose(1, 2).flatten(2)))
+    torch.manual_seed(7)
+    first = ours(x, x, x)[0]
+    torch.manual_seed(7)
+    assert torch.equal(ours(x, x, x)[0], first)
+    assert not torch.equal(ours(x, x, x)[0], first)
+    ours.eval()
+    assert torch.equal(ours(x, x, x)[0], ours(x, x, x)[0])
+    assert not (ours(x, x, x)[1] == 0).any()
+
+
+def test_a_wrong_causal_hint_does_not_drop_the_mask():
+    torch.manual_seed(0)
+    ours = MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(1, 4, 8)
+    mask = torch.rand(4, 4) < 0.4
+    mask.fill_diagonal_(False)
+    want = ours(x, x, x, attn_mask=mask, need_weights=False)[0]
+    got = ours(x, x, x, attn_mask=mask, need_weights=False, is_causal=True)[0]
+    assert torch.equal(got, want)
+
+
+def test_causal_needs_no_mask_tensor():
+    torch.manual_seed(0)
+    for options in ({}, {"add_bias_kv": True, "add_zero_attn": True}):
+        ours = MultiheadAttention(8, 2, batch_first=True, **options)
+        x, memory = torch.randn(1, 4, 8), torch.randn(1, 6, 8)
+        mask = torch.ones(4, 6, dtype=torch.bool).triu(1)
+        want = ours(x, memory, memory, attn_mask=mask)
+        torch.testing.assert_close(ours(x, memory, memory, is_causal=True), want)
+
+
+def test_a_learned_float_mask_gets_torchs_gradient():
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    ours = replace(copy.deepcopy(theirs))
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    mask = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
+    (want,) = torch.autograd.grad(theirs(x, x, x, attn_mask=mask)[0].square().sum(), mask)
+    (got,) = torch.autograd.grad(ours(x, x, x, attn_mask=mask)[0].square().sum(), mask)
+    torch.testing.assert_close(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "no_grad"])
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_replace_inside_a_transformer(mode, batch_first, norm_first):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # why torch's encoder skips its fast path
+        theirs = nn.Transformer(
+            16, 2, 2, 2, 32, dropout=0.0, batch_first=batch_first, norm_first=norm_first
+        )
+    ours = copy.deepcopy(theirs)
+    assert replace(ours) is ours
+    assert len(replaced(ours)) == 6
+    source, target = torch.randn(2, 7, 16), torch.randn(2, 5, 16)
+    if not batch_first:
+        source, target = source.transpose(0, 1), target.transpose(0, 1)
+    hidden = torch.arange(7) >= torch.tensor([[7], [4]])
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    keywords = {
+        "tgt_mask": causal,
+        "tgt_is_causal": True,
+        "src_key_padding_mask": hidden,
+        "memory_key_padding_mask": hidden,
+    }
+    for model in (theirs, ours):
+        model.train(mode == "train")
+    with torch.set_grad_enabled(mode != "no_grad"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # masks of two dtypes; nested tensors
+        want = theirs(source, target, **keywords)
+        got = ours(source, target, **keywords)
+    torch.testing.assert_close(got, want, **SINGLE)
+    if mode != "no_grad":
+        wanted = torch.autograd.grad(want.square().sum(), list(theirs.parameters()))
+        gradients = torch.autograd.grad(got.square().sum(), list(ours.parameters()))
+        for g, w in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
+def count_calls(monkeypatch, model):
+    calls = []
+    forward = MultiheadAttention.forward
+    monkeypatch.setattr(
+        MultiheadAttention, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k)
+    )
+    with torch.no_grad():
+        model(torch.randn(2, 5, 16), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
+    return len(calls)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_the_encoders_fused_path_never_goes_round_the_module(monkeypatch):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    built_before = replace(nn.TransformerEncoder(layer, 2).eval())
+    assert count_calls(monkeypatch, built_before) == 2
+    built_after = nn.TransformerEncoder(replace(layer), 2).eval()
+    assert count_calls(monkeypatch, built_after) == 2
+    assert count_calls(monkeypatch, copy.deepcopy(built_before)) == 2
+
+
+def test_replace_keeps_parameters_hooks_and_mode():
+    module = nn.Sequential(nn.Linear(4, 4), nn.MultiheadAttention(4, 2)).eval()
+    parameters = list(module.parameters())
+    seen = []
+    module[1].register_forward_hook(lambda *_: seen.append(1))
+    replace(module)
+    assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
+    x = torch.randn(3, 1, 4)
+    module[1](x, x, x)
+    assert seen
+    assert not module[1].training
+    assert replaced(replace(module)) == ["1"]
+
+
+def test_replace_refuses_what_it_cannot_know():
+    class Own(nn.MultiheadAttention):
+        pass
+
+    model = nn.Sequential(nn.MultiheadAttention(4, 2), Own(4, 2))
+    with pytest.raises(UnsupportedError, match="1: Own is a subclass"):
+        replace(model)
+    assert replaced(model) == []
+    with pytest.raises(ValueError, match="nothing to replace"):
+        replace(nn.Linear(2, 2))
+
+
+def test_wrong_shapes_are_named():
+    ours = MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 4, 8)
+    with pytest.raises(ValueError, match=r"attn_mask must be \[L, S\] = \[4, 4\]"):
+        ours(x, x, x, attn_mask=torch.zeros(3, 4))
+    with pytest.raises(ValueError, match=r"key_padding_mask must be \[N, S\] = \[2, 4\]"):
+        ours(x, x, x, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="bool or floating point: got"):
+        ours(x, x, x, attn_mask=torch.zeros(4, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="share the batch"):
+        ours(x, x[:1], x[:1])
+    nested = torch.nested.nested_tensor([x[0], x[1]])
+    with pytest.raises(UnsupportedError, match="nested tensors"):
+        ours(nested, nested, nested)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_close_to_torch(dtype):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(16, 2, batch_first=True, dtype=dtype)
+    ours = replace(copy.deepcopy(theirs))
+    x = torch.randn(2, 9, 16, dtype=dtype)
+    exact = copy.deepcopy(theirs).double()(x.double(), x.double(), x.double())[0]
+    band = torch.finfo(dtype).eps
+    error = (theirs(x, x, x)[0] - exact).abs().max()
+    assert (ours(x, x, x)[0] - exact).abs().max() <= 2 * error + band
