@@ -17,7 +17,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
-from polyhead.semantics.scores import full_precision
+from polyhead.semantics.scores import autocast_enabled, full_precision
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -118,10 +118,13 @@ def attention(
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
     )  # fmt: skip
     chosen = _choose(call, kernel)
-    with full_precision(q.device):
+    if autocast_enabled(q.device):
+        with full_precision(q.device):
+            state = chosen.run(call)
+    else:
         state = chosen.run(call)
-        if call.spec.sinks is not None:
-            state = add_sinks(state, call.spec.sinks)
+    if call.spec.sinks is not None:
+        state = add_sinks(state, call.spec.sinks)
     if not return_lse:
         return state.out
     if state.lse is None:

@@ -79,7 +79,6 @@ def open_file(chromium: Any) -> Iterator[Callable[..., Any]]:
             page.goto(address + fragment)
             if wait:
                 page.evaluate("polyhead.ready")
-            page.complaints = complaints
             return page
 
         yield open_

@@ -44,8 +44,9 @@ def pixel(page: Any, name: str, x: float, y: float) -> list[int]:
     script = """(node, [x, y]) => {
         const canvas = node.matches("canvas") ? node : node.querySelector("canvas");
         const scale = canvas.width / canvas.getBoundingClientRect().width;
-        const at = [Math.floor(x * scale), Math.floor(y * scale), 1, 1];
-        return [...canvas.getContext("2d").getImageData(...at).data];
+        const point = new OffscreenCanvas(1, 1).getContext("2d");
+        point.drawImage(canvas, -Math.floor(x * scale), -Math.floor(y * scale));
+        return [...point.getImageData(0, 0, 1, 1).data];
     }"""
     return list(page.get_by_test_id(name).evaluate(script, [x, y]))
 
@@ -72,10 +73,8 @@ def test_every_weight_in_the_browser_equals_the_one_given(
 ) -> None:
     data = make_data(causal=causal)
     found = open_page(data).evaluate(
-        """([L, H, T]) => Array.from({ length: L * H * T * T }, (_, i) => polyhead.weight(
-             Math.floor(i / (H * T * T)), Math.floor(i / (T * T)) % H, Math.floor(i / T) % T, i % T))
-        """,
-        list(data.weights.shape[:3]),
+        "places => places.map((place) => polyhead.weight(...place))",
+        [list(place) for place in np.ndindex(data.weights.shape)],
     )
     np.testing.assert_array_equal(np.float32(found).reshape(data.weights.shape), data.weights)
 

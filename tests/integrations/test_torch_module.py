@@ -110,8 +110,10 @@ def arguments(case, dtype):
         "key_padding_mask": padding,
         "need_weights": case["weights"] != "none",
         "average_attn_weights": case["weights"] == "mean",
-        # Only a true hint: what torch does with a wrong one depends on the path it takes.
-        "is_causal": case["is_causal"] and kind == "causal",
+        # Only a true hint, and no extra keys: there torch's two paths contradict each other.
+        "is_causal": case["is_causal"]
+        and kind == "causal"
+        and not (case["add_bias_kv"] or case["add_zero_attn"]),
     }
 
 
@@ -215,8 +217,12 @@ def test_garbage_under_the_padding_never_leaks():
     memory = x.clone()
     memory[:, 3] = torch.nan
     memory[:, 4] = torch.inf
-    got = ours(x, memory, memory, key_padding_mask=padding)
+    query = x.clone().requires_grad_()
+    got = ours(query, memory, memory, key_padding_mask=padding)
     torch.testing.assert_close(got, want)
+    for result in got:  # output and weights
+        (gradient,) = torch.autograd.grad(result.square().sum(), query, retain_graph=True)
+        assert gradient.isfinite().all()
 
 
 def test_dropout_is_on_in_training_only_and_weights_are_those_applied():
@@ -248,6 +254,19 @@ def test_a_wrong_causal_hint_does_not_drop_the_mask():
     want = ours(x, x, x, attn_mask=mask, need_weights=False)[0]
     got = ours(x, x, x, attn_mask=mask, need_weights=False, is_causal=True)[0]
     assert torch.equal(got, want)
+
+
+def test_the_causal_hint_does_not_hide_the_extra_keys():
+    """With the hint torch hides them from the first queries; with the mask alone it does not."""
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, add_bias_kv=True, add_zero_attn=True, batch_first=True)
+    ours = replace(copy.deepcopy(theirs))
+    x = torch.randn(1, 4, 8)
+    mask = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    want = theirs(x, x, x, attn_mask=mask, need_weights=False)[0]
+    for hint in (False, True):
+        got = ours(x, x, x, attn_mask=mask, need_weights=False, is_causal=hint)[0]
+        torch.testing.assert_close(got, want, **SINGLE)
 
 
 def test_causal_needs_no_mask_tensor():

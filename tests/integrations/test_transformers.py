@@ -227,11 +227,11 @@ def test_dropout_is_on_in_training_only():
     assert not torch.allclose(model(ids).last_hidden_state, first)
     torch.manual_seed(3)
     assert torch.equal(model(ids).last_hidden_state, first)
-    mean = torch.stack([model(ids).last_hidden_state for _ in range(300)]).mean(0)
+    mean = torch.stack([model(ids).last_hidden_state for _ in range(64)]).mean(0)
     model.eval()
     still = model(ids).last_hidden_state
     assert torch.equal(model(ids).last_hidden_state, still)
-    assert (mean - still).abs().mean() < 0.1 * (first - still).abs().max()
+    assert (mean - still).abs().mean() < 0.25 * (first - still).abs().max()
 
 
 def test_gradient_checkpointing():

@@ -25,8 +25,8 @@ def _count(cells, capsys, label):
 
 
 def test_covering_cells_match_the_oracle_or_are_refused_by_name(small_tiles, capsys):
-    cells = [cell for seed in range(6) for cell in matrix.covering_cells(seed)]
-    counts = _count(cells, capsys, "every pair of values, six times over")
+    cells = [cell for seed in range(4) for cell in matrix.covering_cells(seed)]
+    counts = _count(cells, capsys, "every pair of values, four times over")
     assert counts["reference", "match"] == len(cells)
     assert counts["tiled", "match"] == len(cells)
     assert sum(n for (name, _), n in counts.items() if name == "sdpa") == len(cells)
@@ -38,7 +38,7 @@ def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
     same_sizes = [heads for heads in matrix.AXES["heads"] if heads[3] == heads[4]]
     cells = [
         cell | {"heads": same_sizes[i % 3], "memory": memory, "lse": lse, "sinks": sinks} | rest
-        for i, cell in enumerate(matrix.covering_cells(seed=1)[:20])
+        for i, cell in enumerate(matrix.covering_cells(seed=1)[:8])
         for rest in (plain, causal)
         for memory in ("contiguous", "permuted", "expanded", "sliced", "offset")
         for lse, sinks in ((False, False), (True, False), (False, True))

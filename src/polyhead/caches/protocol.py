@@ -2,18 +2,31 @@
 
 ``append`` takes the keys and values of new tokens and returns a source of everything remembered,
 ready for ``attention(q, source)``. A cache holds what it was given: rotary embedding has been
-applied before. Nothing outside may know how the tokens lie in memory.
+applied before. Nothing outside may know how the tokens lie in memory. What a cache cannot do it
+refuses with a ValueError that says what it can, and it is then as it was before.
 
-Shape letters: B batch, G kv heads, T new tokens, D key size, V value size.
+Rows of different lengths. Every batch row counts its own tokens. A new token at a position below 0
+is padding: it is not remembered, wherever in the row it stands, and as a query it sees nothing
+under ``Causal()``. So a batch that is padded on either side is appended with the positions that
+``next_positions(real)`` gives, and every row attends exactly as it would alone.
+
+Shape letters: B batch, G kv heads, T new tokens, S tokens held, D key size, V value size.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from os import PathLike
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from polyhead.semantics.sources import KeyValueSource
+
+Counts = int | Sequence[int] | Tensor
+"""A whole number for all batch rows, or one for each."""
 
 
 class KeyValueCache(ABC):
@@ -26,11 +39,12 @@ class KeyValueCache(ABC):
         Args:
             k: ``[B, G, T, D]``, any strides.
             v: ``[B, G, T, V]``, any strides.
-            positions: ``[T]`` or ``[B, T]`` absolute positions; default: they follow on from the
-                tokens held, counted from 0.
+            positions: ``[T]`` or ``[B, T]`` absolute positions, below 0 for padding; default: they
+                follow on from the tokens held, counted from 0.
 
         Returns:
-            All keys and values held, the new ones last in place.
+            All keys and values held, and those that only the new queries still see; valid until
+            the cache changes.
 
         Raises:
             ValueError: Batch, heads, sizes, dtype, device or positions do not fit what is held;
@@ -43,8 +57,39 @@ class KeyValueCache(ABC):
 
     @property
     @abstractmethod
+    def lengths(self) -> list[int]:
+        """Tokens of each batch row's sequence, those included that a window has forgotten."""
+
+    @property
     def length(self) -> int:
-        """Tokens held."""
+        """Tokens of the longest row: where the next one stands if all are equally long."""
+        return max(self.lengths, default=0)
+
+    @property
+    def positions(self) -> Tensor:
+        """``[S]`` or ``[B, S]`` positions of the tokens held, in the order of ``source()``."""
+        source = self.source()
+        return source.tokens.position_tensor(source.device)
+
+    def next_positions(self, real: Tensor) -> Tensor:
+        """Positions for ``append`` of a batch with padding; −1 where a token is padding.
+
+        Args:
+            real: ``[B, T]`` bool, False for padding.
+
+        Raises:
+            ValueError: Not a bool tensor, or of another batch than the tokens held.
+        """
+        if real.dtype != torch.bool or real.ndim != 2:
+            raise ValueError(
+                f"real must be bool [B, T], True for tokens and False for padding: got "
+                f"{real.dtype} of shape {list(real.shape)}"
+            )
+        held = self.lengths or [0] * real.shape[0]
+        if len(held) != real.shape[0]:
+            raise ValueError(f"real must have batch {len(held)}, as the cache: got {len(real)}")
+        before = torch.tensor(held, device=real.device)[:, None]
+        return torch.where(real, before + real.cumsum(dim=1) - 1, -1)
 
     @property
     @abstractmethod
@@ -54,17 +99,78 @@ class KeyValueCache(ABC):
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Bytes of all tensors allocated."""
+        """Bytes of all tensors allocated; forks of a paged cache share theirs."""
 
     @property
     @abstractmethod
     def used_bytes(self) -> int:
         """Bytes that the tokens held take of them."""
 
+    @property
     @abstractmethod
-    def rollback(self, count: int) -> None:
-        """Forgets the last ``count`` tokens; raises ValueError for more than are held."""
+    def max_rollback(self) -> int:
+        """Tokens that every row can take back now. Taking back all of them is always possible."""
+
+    @abstractmethod
+    def rollback(self, count: Counts) -> None:
+        """Forgets the last ``count`` tokens of every row, or of each row its own number.
+
+        Raises:
+            ValueError: More than are held, or than a window or quantised groups can give back.
+        """
+
+    def crop(self, length: Counts) -> None:
+        """Forgets what goes beyond ``length`` tokens; shorter rows stay as they are.
+
+        Raises:
+            ValueError: What ``rollback`` raises, or a negative length.
+        """
+        held = self.lengths
+        wanted = per_row("length", length, len(held))
+        self.rollback([max(0, have - keep) for have, keep in zip(held, wanted, strict=True)])
+
+    @abstractmethod
+    def fork(self) -> Self:
+        """An independent cache with the same content; a paged one shares its pages."""
+
+    @abstractmethod
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        """Row i becomes what row ``rows[i]`` was (beam search); the batch may grow or shrink.
+
+        Raises:
+            ValueError: A row that is not there, or none.
+        """
 
     @abstractmethod
     def reset(self) -> None:
         """Forgets all tokens; memory may be kept for the next ones."""
+
+    @abstractmethod
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes everything held to a safetensors file, whole or not at all."""
+
+    @abstractmethod
+    def load(self, path: str | PathLike[str]) -> None:
+        """Becomes what ``save`` wrote from a cache that was made as this one was.
+
+        Raises:
+            CheckpointError: Not such a file, or of a cache of another kind or shape: says which.
+        """
+
+
+def per_row(name: str, value: Counts, batch: int) -> list[int]:
+    """One whole number per batch row.
+
+    Raises:
+        ValueError: Not one number or one per row, or one below 0.
+    """
+    numbers = value.reshape(-1).tolist() if isinstance(value, Tensor) else value
+    numbers = [numbers] * batch if isinstance(numbers, int) else list(numbers)
+    if len(numbers) == 1 < batch:
+        numbers *= batch
+    if len(numbers) != batch:
+        raise ValueError(f"{name} must be one number or one per row of {batch}: got {value}")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f"{name} must be a whole number of at least 0: got {value}")
+    return numbers

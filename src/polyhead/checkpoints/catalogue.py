@@ -127,7 +127,8 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
             path = model.locate()
             if path is None:
                 raise ModelNotFoundError(
-                    f"model {name!r} is not installed; install it with: {model.install}. {_listing()}"
+                    f"model {name!r} is not installed; install it with: {model.install}. "
+                    f"{_listing()}"
                 )
             return ResolvedModel(name, path, _format(path), f"package {model.package}")
     path = Path(name).expanduser()

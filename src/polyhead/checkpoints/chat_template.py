@@ -95,7 +95,7 @@ def _generation_tag() -> type[Extension]:
     from jinja2.parser import Parser
 
     class GenerationTag(Extension):
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)

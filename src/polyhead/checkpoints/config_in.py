@@ -106,19 +106,66 @@ ACTIVATIONS: Mapping[str, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {
 # Keys that change no number a model computes in evaluation: bookkeeping, training, generation and
 # the labels of task heads.
 HARMLESS = frozenset(
-    """
-    _name_or_path _attn_implementation _attn_implementation_autoset _commit_hash architectures
-    auto_map transformers_version torch_dtype dtype use_cache use_bfloat16 initializer_range
-    initializer_factor pretraining_tp gradient_checkpointing torchscript is_llama_config
-    transformers.js_config output_attentions output_hidden_states return_dict
-    chunk_size_feed_forward tokenizer_class prefix task_specific_params problem_type
-    finetuning_task id2label label2id num_labels classifier_dropout sep_token_id cls_token_id
-    mask_token_id decoder_start_token_id max_length min_length do_sample early_stopping num_beams
-    num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
-    length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences forced_bos_token_id forced_eos_token_id remove_invalid_values
-    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-    """.split()
+    (
+        "_name_or_path",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "architectures",
+        "auto_map",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "use_cache",
+        "use_bfloat16",
+        "initializer_range",
+        "initializer_factor",
+        "pretraining_tp",
+        "gradient_checkpointing",
+        "torchscript",
+        "is_llama_config",
+        "transformers.js_config",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "chunk_size_feed_forward",
+        "tokenizer_class",
+        "prefix",
+        "task_specific_params",
+        "problem_type",
+        "finetuning_task",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "classifier_dropout",
+        "sep_token_id",
+        "cls_token_id",
+        "mask_token_id",
+        "decoder_start_token_id",
+        "max_length",
+        "min_length",
+        "do_sample",
+        "early_stopping",
+        "num_beams",
+        "num_beam_groups",
+        "diversity_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "remove_invalid_values",
+        "exponential_decay_length_penalty",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+    )
 )
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -136,11 +183,11 @@ def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
             impossible; always by name.
     """
     model_type = values.get("model_type")
-    if model_type not in FAMILIES:
+    family = FAMILIES.get(str(model_type))
+    if family is None:
         raise ConfigError(
             f"{where}: model_type is {model_type!r}; supported are {', '.join(FAMILIES)}"
         )
-    family = FAMILIES[model_type]
     keys = Keys(values, where, defaults=family.defaults)
     keys.take("model_type")
     keys.expect("is_encoder_decoder", False)

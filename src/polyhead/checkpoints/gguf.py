@@ -1,9 +1,9 @@
 """GGUF files of the Llama family: metadata to a configuration, tensors to a state dict.
 
 One trap is invisible to every shape check: files of the ``llama`` architecture keep the rows of q
-and k in *interleaved* order, (2i, 2i + 1) being the pair that rotary embedding turns, while polyhead
-turns (i, i + d/2) as Hugging Face checkpoints do. Their rows are put back on load; the model that
-forgets it loads cleanly and talks nonsense.
+and k in *interleaved* order, (2i, 2i + 1) being the pair that rotary embedding turns, while
+polyhead turns (i, i + d/2) as Hugging Face checkpoints do. Their rows are put back on load; the
+model that forgets it loads cleanly and talks nonsense.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.names import NameTable
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.rope_in import reach
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.errors import ConfigError
 from polyhead.models.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -100,7 +99,7 @@ def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
 
 
 def _config(file: GGUFFile) -> TransformerConfig:
-    name = file.metadata.get("general.architecture")
+    name = str(file.metadata.get("general.architecture"))
     if name not in ARCHITECTURES:
         raise ConfigError(
             f"{file.path}: general.architecture is {name!r}; "
@@ -239,5 +238,5 @@ def _half_split(tensor: Tensor, name: str, config: TransformerConfig) -> Tensor:
         return tensor  # misshapen: reported with its name when the state is checked
     rotated = attention.rope.dim or attention.head_dim
     rows = tensor.reshape(heads, attention.head_dim, -1)
-    pairs = rows[:, :rotated].unflatten(1, (rotated // 2, 2)).transpose(1, 2).flatten(1, 2)
+    pairs = rows[:, :rotated].reshape(heads, rotated // 2, 2, -1).transpose(1, 2).flatten(1, 2)
     return torch.cat((pairs, rows[:, rotated:]), dim=1).reshape(tensor.shape)

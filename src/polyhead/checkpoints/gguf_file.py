@@ -1,12 +1,12 @@
 """The GGUF container: typed metadata, a table of tensors, then their (often quantised) data.
 
-    magic "GGUF" | version u32 | tensors u64 | keys u64 | key-value pairs | tensor table | padding | data
+    "GGUF" | version u32 | tensors u64 | keys u64 | key-value pairs | tensor table | padding | data
 
-Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is walked here and not
-by ``gguf.GGUFReader`` because that makes an array object for every token of the vocabulary (2.2 s
-for 49,152 tokens, against 0.1 s), and because every length that a header claims is checked against
-the file's size first, so that a truncated file is a sentence and not a crash. The meaning of the
-quantised blocks is left to the ``gguf`` package.
+Source: docs/gguf.md of ggml-org/ggml. The header is walked here and not by ``gguf.GGUFReader``
+because that makes an array object for every token of the vocabulary (2.2 s for 49,152 tokens,
+against 0.1 s), and because every length that a header claims is checked against the file's size
+first, so that a truncated file is a sentence and not a crash. The meaning of the quantised blocks
+is left to the ``gguf`` package.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PLAIN = {0: torch.float32, 1: torch.float16, 28: torch.float64, 30: torch.bfloa
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One row of the tensor table: ``shape`` in torch's order, ``start`` from the file's beginning."""
+    """One row of the tensor table: ``shape`` in torch's order, ``start`` from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class GGUFFile:
             ) from error
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in torch's shape: float16, bfloat16 and float64 as stored, the rest float32."""
+        """The tensor in torch's shape; float16, bfloat16, float64 as stored, the rest float32."""
         entry = self.tensors[name]
         if entry.type_id in _PLAIN:
             flat = torch.frombuffer(
@@ -101,7 +101,8 @@ class GGUFFile:
             values = dequantize(blocks.reshape(quant_shape_to_byte_shape(entry.shape, kind)), kind)
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} has type {entry.type_name}, which cannot be dequantised"
+                f"{self.path}: tensor {name!r} has type {entry.type_name}, which cannot be "
+                f"dequantised"
             ) from error
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(entry.shape)
 

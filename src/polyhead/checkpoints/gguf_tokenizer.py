@@ -88,7 +88,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
         raise ConfigError(
             f"{path}: tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) is supported"
         )
-    pre = metadata.get("tokenizer.ggml.pre")
+    pre = str(metadata.get("tokenizer.ggml.pre"))
     if pre not in SPLITS:
         raise ConfigError(
             f"{path}: tokenizer.ggml.pre is {pre!r}; supported are {', '.join(sorted(SPLITS))}"

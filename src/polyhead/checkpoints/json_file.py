@@ -13,7 +13,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, empty, not UTF-8, not JSON, or not an object.
+        CheckpointError: the file is unreadable, empty, not UTF-8, not JSON, or not an object.
     """
     try:
         raw = path.read_bytes()

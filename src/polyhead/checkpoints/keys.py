@@ -8,7 +8,7 @@ stands on a list of keys known to change nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from polyhead.errors import ConfigError
 
@@ -59,16 +59,26 @@ class Keys:
             raise ConfigError(f"{self.where}: key {name!r} is missing")
         return default
 
-    def whole(self, key: str, default: _T = _MISSING) -> int | _T:
+    @overload
+    def whole(self, key: str) -> int: ...
+    @overload
+    def whole(self, key: str, default: _T) -> int | _T: ...
+    def whole(self, key: str, default: Any = _MISSING) -> Any:
         """A whole number; null counts as absent where there is a default."""
         return self._typed(key, default, int, "a whole number")
 
-    def number(self, key: str, default: _T = _MISSING) -> float | _T:
+    @overload
+    def number(self, key: str) -> float: ...
+    @overload
+    def number(self, key: str, default: _T) -> float | _T: ...
+    def number(self, key: str, default: Any = _MISSING) -> Any:
+        """A number, as float."""
         value = self._typed(key, default, (int, float), "a number")
-        return float(value) if isinstance(value, int) else value  # type: ignore[return-value]
+        return value if value is None else float(value)
 
-    def flag(self, key: str, default: _T = _MISSING) -> bool | _T:
-        return self._typed(key, default, bool, "true or false")
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
+        """True or false."""
+        return bool(self._typed(key, default, bool, "true or false"))
 
     def expect(self, key: str, *allowed: Any) -> None:
         """Takes a key that may only say what this reader assumes.
@@ -103,7 +113,7 @@ class Keys:
                     f"understood, so the model might load and be wrong"
                 )
 
-    def _typed(self, key: str, default: _T, kind: Any, what: str) -> Any:
+    def _typed(self, key: str, default: Any, kind: Any, what: str) -> Any:
         value = self.take(key, default)
         if value is None and default is not _MISSING:
             return default

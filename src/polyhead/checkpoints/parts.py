@@ -27,7 +27,7 @@ class Parts:
         config: what the tensors mean.
         state: tensors under the parameter names of ``Transformer``, in the file's own precision.
         tokenizer: None where the checkpoint has none.
-        ignored: tensors of the file that the model's outputs do not depend on, by their names there.
+        ignored: tensors of the file that no output depends on, by their names there.
         file_names: what the file calls each tensor of ``state``, for messages.
     """
 

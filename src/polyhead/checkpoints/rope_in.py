@@ -1,8 +1,8 @@
 """The rotary settings of config.json, in both of their spellings.
 
-transformers up to 4 writes ``rope_theta`` and ``rope_scaling`` at the top; 5 and later writes all of
-it into ``rope_parameters``. Half-applied rotary settings are the commonest way for a model to load
-cleanly and be wrong past its trained length, so a key that is not applied is an error.
+transformers up to 4 writes ``rope_theta`` and ``rope_scaling`` at the top; 5 and later writes all
+of it into ``rope_parameters``. Half-applied rotary settings are the commonest way for a model to
+load cleanly and be wrong past its trained length, so a key that is not applied is an error.
 """
 
 from __future__ import annotations
@@ -52,33 +52,32 @@ def read_rope(keys: Keys, head_dim: int, max_positions: int) -> RopeConfig:
     )
     theta = _once(keys, inner, "rope_theta", 10_000.0)
     share = _once(keys, inner, "partial_rotary_factor", 1.0)
-    kind = inner.take("rope_type", None)
-    legacy_kind = inner.take("type", kind)
-    if kind is not None and kind != legacy_kind:
-        raise inner.refused("type", legacy_kind, f"the same as rope_type, {kind!r}")
-    kind = legacy_kind or "default"
+    stated_type = inner.take("rope_type", None)
+    legacy_type = inner.take("type", stated_type)
+    if stated_type is not None and stated_type != legacy_type:
+        raise inner.refused("type", legacy_type, f"the same as rope_type, {stated_type!r}")
+    rope_type: Any = legacy_type or "default"
 
-    fields = {ours: inner.take(theirs) for theirs, ours in ROPE_FIELDS.items() if inner.has(theirs)}
+    fields = {
+        ours: _value(inner, theirs) for theirs, ours in ROPE_FIELDS.items() if inner.has(theirs)
+    }
     inner.finish()
     trained = keys.whole("original_max_position_embeddings", None)
     if trained is not None:
         fields["original_max_positions"] = trained
-    if kind in _KNOWS_TRAINED_LENGTH:
+    if rope_type in _KNOWS_TRAINED_LENGTH:
         fields.setdefault("original_max_positions", max_positions)
-    elif kind == "dynamic":
+    elif rope_type == "dynamic":
         if "original_max_positions" in fields:
             raise ConfigError(
                 f"{keys.where}: rope type 'dynamic' starts from max_position_embeddings and does "
                 f"not read original_max_position_embeddings: got {fields['original_max_positions']}"
             )
         fields["original_max_positions"] = max_positions
-    if kind == "yarn" or (kind == "longrope" and "attention_factor" not in fields):
+    if rope_type == "yarn" or (rope_type == "longrope" and "attention_factor" not in fields):
         fields.setdefault("factor", max_positions / fields["original_max_positions"])
-    for name in ("short_factor", "long_factor"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
     rotated = int(head_dim * share)
-    return RopeConfig(theta, kind, dim=None if rotated == head_dim else rotated, **fields)
+    return RopeConfig(theta, rope_type, dim=None if rotated == head_dim else rotated, **fields)
 
 
 def reach(rope: RopeConfig, stated: int) -> int:
@@ -88,6 +87,19 @@ def reach(rope: RopeConfig, stated: int) -> int:
     if rope.type == "yarn":
         return max(stated, round((rope.original_max_positions or 0) * (rope.factor or 1.0)))
     return stated
+
+
+def _value(keys: Keys, key: str) -> Any:
+    if key == "truncate":
+        return keys.flag(key)
+    if key == "original_max_position_embeddings":
+        return keys.whole(key)
+    if key not in ("short_factor", "long_factor"):
+        return keys.number(key)
+    values = keys.take(key)
+    if not isinstance(values, list) or not all(type(entry) in (int, float) for entry in values):
+        raise keys.refused(key, values, "a list of numbers")
+    return tuple(float(entry) for entry in values)
 
 
 def _either(keys: Keys, new: str, old: str) -> Mapping[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Annotated
 
 import typer
@@ -45,5 +47,10 @@ def _root(
     pass
 
 
+def _reflowed(text: str) -> str:
+    """Help is wrapped by the terminal's width, so single line breaks in a docstring are spaces."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
+
+
 for verb in (look, trace, generate, doctor):
-    app.command()(verb)
+    app.command(help=_reflowed(verb.__doc__ or ""))(verb)

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 def generate(
     text: Annotated[
         str | None,
-        typer.Argument(help="The prompt; @FILE reads it from a file, - from standard input."),
+        typer.Argument(metavar="TEXT", help="The prompt; @FILE reads it from a file, - from standard input."),
     ] = None,
     model: Annotated[
         str,
         typer.Option(
             "--model",
             "-m",
+            metavar="MODEL",
             help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
         ),
     ] = "smollm2",
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the prompt from this file.")] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Stop after so many tokens.")
     ] = 128,
@@ -91,7 +92,7 @@ def figures(stats: GenerationStats) -> str:
     ]
     if stats.tokens_per_second is not None:
         parts[-1] += f" at {stats.tokens_per_second:.1f} tokens/s"
-    parts.append(f"KV cache {stats.cache_bytes:,} bytes")
+    parts.append(f"KV cache {stats.cache_used_bytes:,} bytes for {stats.cache_tokens:,} tokens")
     if stats.stop_reason:
         parts.append(f"ended by {stats.stop_reason}")
     if stats.seed is not None:

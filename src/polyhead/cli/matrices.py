@@ -49,12 +49,12 @@ def matrix(
     cells = [
         [_cell(values, form, row, column) for column in shown_columns] for row in shown_rows
     ]
-    heads = [_name(columns, column) for column in shown_columns] if columns else []
+    heads = [_name(columns, column, "…") for column in shown_columns] if columns else []
     widths = [
         max(cell_len(line[i]) for line in [*cells, *([heads] if heads else [])])
         for i in range(len(shown_columns))
     ]
-    labels = [_name(rows, row) for row in shown_rows] if rows else [""] * len(shown_rows)
+    labels = [_name(rows, row, "⋮") for row in shown_rows] if rows else [""] * len(shown_rows)
     margin = max(cell_len(label) for label in labels)
     block: Block = []
     if heads:
@@ -128,10 +128,11 @@ def number(value: float, form: str = ".3f") -> str:
     return text[1:] if text.startswith("-") and not float(text) else text
 
 
-def _name(names: Sequence[str], index: int) -> str:
+def _name(names: Sequence[str], index: int, left_out: str) -> str:
     if index < 0:
-        return "⋮"
-    name = "".join(c if c.isprintable() else "␣" for c in names[index])
+        return left_out
+    name = names[index].strip() or names[index]
+    name = "".join(c if c.isprintable() else "␣" for c in name)
     return name if cell_len(name) <= _LABEL_CELLS else set_cell_size(name, _LABEL_CELLS - 1) + "…"
 
 

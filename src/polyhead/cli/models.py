@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder:
     """The model called ``name``, whatever its kind."""
     from polyhead.cli.terminal import progress
-    from polyhead.generation import load
 
-    with progress() as advance:
+    with progress(f"loading {name}") as advance:
+        from polyhead.generation import load  # imports torch, which takes a second itself
+
         return load(name, dtype, progress=advance)
 
 
@@ -25,9 +26,9 @@ def load_decoder(name: str, dtype: str = "float32") -> LanguageModel:
     Raises:
         InputError: it is an encoder.
     """
+    model = load_any(name, dtype)
     from polyhead.generation import LanguageModel
 
-    model = load_any(name, dtype)
     if not isinstance(model, LanguageModel):
         raise InputError(f"{name} is an encoder: it reads text and does not write any")
     return model

@@ -45,19 +45,20 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress() -> Iterator[Advance]:
-    """A progress bar on standard error that appears only on a terminal and leaves nothing behind."""
+def progress(what: str) -> Iterator[Advance]:
+    """A bar on standard error, only on a terminal, that leaves nothing behind.
+
+    It pulses under the name ``what`` until the work reports how far it is.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     screen = console(stderr=True)
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
 
         def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+            bar.update(task, description=what, completed=done, total=total or None)
 
         yield advance
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,16 +10,19 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from polyhead.inspection.trace import Step, Trace
 
 _MOST_TERMS = 8
+_MOST_TOKENS = 16
+_TOKEN_BY_TOKEN = ("QK", "scaled", "capped", "biased", "masked", "exp", "A")
 
 
 def trace(
     text: Annotated[
         str | None,
-        typer.Argument(help="With --model: the text to trace; @FILE reads it from a file."),
+        typer.Argument(metavar="TEXT", help="With --model: the text to trace; @FILE reads it from a file."),
     ] = None,
     input: Annotated[  # noqa: A002
         Path | None,
@@ -60,7 +64,7 @@ def trace(
         from polyhead.inspection.trace import TRACE_EXAMPLE, trace_attention
 
         result = trace_attention(
-            TRACE_EXAMPLE, "Multi-head attention: 3 words, d_model = 4, h = 2 heads of d_k = 2"
+            TRACE_EXAMPLE, "Multi-head attention: T = 3 words, d_model = 4, h = 2 heads of d_k = 2"
         )
     if json:
         print_json(result.to_dict())
@@ -79,37 +83,53 @@ def _of_file(path: Path) -> Trace:
 
 
 def _of_model(model: str, text: str | None, file: Path | None, layer: int, head: int) -> Trace:
-    raise NotImplementedError
+    from polyhead.cli.models import load_any
+    from polyhead.cli.terminal import read_text
+
+    content = read_text(text, file)
+    loaded = load_any(model)
+
+    from polyhead.inspection.heads import TokenizedText
+    from polyhead.inspection.trace_model import trace_model
+
+    tokens = TokenizedText.of(loaded.tokenizer, content)
+    return trace_model(loaded, tokens.ids, layer, head, tokens.pieces)
 
 
 def show(trace: Trace, screen: Console) -> None:
-    """Prints a trace step by step."""
+    """Prints a trace step by step, a heading per head."""
     from rich.rule import Rule
     from rich.text import Text
 
     screen.print(Text(trace.title, style="bold"))
-    for note in trace.notes:
-        screen.print(Text(note, style="dim"))
-    section = ""
+    section = "head" if trace.steps[0].key == "X" else ""
     for step in trace.steps:
-        part = step.key.partition(".")[0] if "." in step.key else ""
+        part = step.key.partition(".")[0] if "." in step.key else "all heads"
         if part != section and step.key != "X":
-            name = f"Head {part.removeprefix('head')}" if part else "All heads"
+            name = re.sub(r"(\d)", r" \1", part, count=1).capitalize()
             screen.print()
             screen.print(Rule(Text(name, style="bold"), style="dim", align="left"))
             section = part
         screen.print()
         for line in _step_lines(step, trace.tokens, screen.width):
-            screen.print(line, no_wrap=True, overflow="ellipsis")
+            line.rstrip()
+            screen.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+    for note in trace.notes:
+        screen.print()
+        screen.print(Text(note, style="dim"))
 
 
-def _step_lines(step: Step, tokens: tuple[str, ...], width: int) -> list[object]:
+def _step_lines(step: Step, tokens: tuple[str, ...], width: int) -> list[Text]:
     from rich.text import Text
 
     shape = "[" + " × ".join(str(side) for side in step.shape) + "]"
-    lines: list[object] = [
-        Text.assemble((step.formula, "bold"), "   ", (shape, "cyan"), "   ", (step.title, "dim"))
-    ]
+    title = step.title.partition(": ")[2] or step.title
+    heading = Text.assemble((step.formula, "bold"), "   ", (shape, "cyan"))
+    lines = [heading]
+    if heading.cell_len + 3 + len(title) <= width:
+        heading.append(f"   {title}", style="dim")
+    else:
+        lines.append(Text(title, style="dim"))
     lines += [Text("  ") + line for line in _drawing(step, tokens, width - 2)]
     working = _working(step)
     if working and len(working) + 2 <= width:
@@ -117,36 +137,37 @@ def _step_lines(step: Step, tokens: tuple[str, ...], width: int) -> list[object]
     return lines
 
 
-def _drawing(step: Step, tokens: tuple[str, ...], width: int) -> list[object]:
+def _drawing(step: Step, tokens: tuple[str, ...], width: int) -> list[Text]:
     """The product written out where it fits, else the result alone, as many columns as fit."""
     from polyhead.cli.matrices import beside, matrix, width_of
 
     values = step.values.tolist()
-    between_tokens = step.key.endswith((".QK", ".scaled", ".capped", ".biased", ".masked", ".exp", ".A"))
     emphasise = step.key.endswith(".A")
     if step.factors is not None:
-        (_, left), (_, right) = step.factors
+        left, right = (factor.tolist() for _, factor in step.factors)
         for most in (8, 5, 4, 3):
             drawn = beside(
-                matrix(left.tolist(), rows=tokens, most_columns=most),
+                matrix(left, rows=tokens, most_columns=most),
                 "·",
-                matrix(right.tolist(), most_columns=most),
+                matrix(right, most_columns=most),
                 "=",
                 matrix(values, most_columns=most, emphasise=emphasise),
             )
             if width_of(drawn) <= width:
-                return list(drawn)
-    for most in (12, 10, 8, 6, 5, 4, 3):
+                return drawn
+    columns = tokens if step.key.rpartition(".")[2] in _TOKEN_BY_TOKEN else ()
+    for most in (_MOST_TOKENS, 12, 10, 8, 6, 5, 4, 3):
         drawn = matrix(
             values,
             rows=tokens,
-            columns=tokens if between_tokens else (),
+            columns=columns,
+            most_rows=_MOST_TOKENS if columns else 8,
             most_columns=most,
             emphasise=emphasise,
         )
         if width_of(drawn) <= width:
             break
-    return list(drawn)
+    return drawn
 
 
 def _working(step: Step) -> str:

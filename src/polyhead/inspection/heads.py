@@ -44,17 +44,22 @@ class TokenizedText:
         spans = tokenizer.backend.encode(text, add_special_tokens=True).offsets
         return cls(text, tuple(ids), tuple(tokenizer.pieces(ids)), tuple(spans))
 
-    def find(self, word: str) -> list[tuple[int, ...]]:
+    def find(self, word: str, *, whole: bool = False) -> list[tuple[int, ...]]:
         """The tokens of every occurrence of ``word``, in order.
 
         Whole words first; where there is none, any run of the letters (languages without spaces);
         where there is none of these either, the same without regard to case.
+
+        Args:
+            word: what to find; spaces around it do not matter.
+            whole: only whole words, as they are written.
         """
         word = word.strip()
         if not word:
             return []
         literal = re.escape(word)
-        for pattern in (rf"(?<!\w){literal}(?!\w)", literal, rf"(?i:{literal})"):
+        patterns = [rf"(?<!\w){literal}(?!\w)", literal, rf"(?i:{literal})"]
+        for pattern in patterns[:1] if whole else patterns:
             found = [match.span() for match in re.finditer(pattern, self.text)]
             if found:
                 return [self._inside(*span) for span in found]

@@ -127,11 +127,13 @@ def typed_mask(
             keys = min(keys, first + q_length)
         if first + q_length != keys:
             q_positions = torch.arange(first, first + q_length, device=device)
-    real = None
+    unpadded = None
     if attention_mask is not None:
-        real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        real = padding(real[:, kv_offset : kv_offset + keys].to(torch.bool))
-    return TypedMask(all_of(*pattern, real), q_positions, keys, shape)
+        # Slots that the caller's mask does not reach hold nothing.
+        beyond = max(0, kv_offset + kv_length - attention_mask.shape[-1])
+        real = torch.nn.functional.pad(attention_mask.to(torch.bool), (0, beyond))
+        unpadded = padding(real[:, kv_offset : kv_offset + keys])
+    return TypedMask(all_of(*pattern, unpadded), q_positions, keys, shape)
 
 
 def tensor_mask(
@@ -151,7 +153,7 @@ def tensor_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,
+        q_offset=q_offset,  # type: ignore[arg-type]  # a tensor for static caches
         kv_offset=kv_offset,
         mask_function=mask_function,
         attention_mask=attention_mask,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyhead.functional import attention
 from polyhead.semantics import Bias, Specification, TensorBias, Tokens
-from polyhead.semantics.scores import keep_weights, poisoned, quarantine
+from polyhead.semantics.scores import keep_weights
 from polyhead.semantics.weights import weight_rows
 
 
@@ -63,12 +63,13 @@ def attention_with_weights(
     )
     T, S = q.shape[2], k.shape[2]
     rows, columns = Tokens.of(T, shift=S - T, positions=q_positions), Tokens.of(S)
-    k, _, bad = quarantine(k, k)
-    weights = weight_rows(q, k, lse, spec, rows, columns)
+    # A masked key with garbage in it must not reach the scores, nor their gradient; whoever sees
+    # such a key has an output that is not a number, and weights likewise.
+    k = k.where(k.isfinite(), 0.0)
+    with torch.autocast(q.device.type, enabled=False):
+        weights = weight_rows(q, k, lse, spec, rows, columns)
     if dropout_p:
         kept = keep_weights(spec, weights.shape, rows, columns)
         weights = torch.where(kept, weights / (1.0 - dropout_p), 0.0)
-    if bool(bad.any()):
-        visible = None if spec.mask is None else spec.mask.visible(rows, columns, q.device)
-        weights = weights.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
+    weights = weights.masked_fill(out.isnan().any(dim=-1, keepdim=True), torch.nan)
     return out, weights.to(q.dtype)

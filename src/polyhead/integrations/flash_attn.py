@@ -107,12 +107,14 @@ def flash_attn_func(
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Result:
     """``flash_attn_func`` with ``kv [B, S, 2, G, D]`` in the place of k and v."""
-    return flash_attn_func(q, *_unpacked("kv", kv, 2), *args, **kwargs)
+    k, v = _unpacked("kv", kv, 2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Result:
     """``flash_attn_func`` with ``qkv [B, T, 3, H, D]`` in the place of q, k and v."""
-    return flash_attn_func(*_unpacked("qkv", qkv, 3), *args, **kwargs)
+    q, k, v = _unpacked("qkv", qkv, 3)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_varlen_func(
@@ -216,7 +218,8 @@ def _per_row(slopes: Tensor | None) -> bool:
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Result:
     """``flash_attn_varlen_func`` with ``kv [total_k, 2, G, D]`` in the place of k and v."""
-    return flash_attn_varlen_func(q, *_unpacked("kv", kv, 2), *args, **kwargs)
+    k, v = _unpacked("kv", kv, 2)
+    return flash_attn_varlen_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_varlen_qkvpacked_func(

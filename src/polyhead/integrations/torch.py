@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +48,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     kernel: str = "auto"
 
     @property
-    def _qkv_same_embed_dim(self) -> bool:  # type: ignore[override]
+    def _qkv_same_embed_dim(self) -> bool:
         # torch's constructor asks too, before the output projection, and needs the truth.
         return "out_proj" not in self._modules and self.__dict__["_qkv_same_embed_dim"]
 
@@ -117,7 +117,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         meaning = self._meaning(q_NLE, k_NSE, key_padding_mask, attn_mask, is_causal)
         k_NSE, v_NSE = self._extended(k_NSE, self.bias_k), self._extended(v_NSE, self.bias_v)
         q, k, v = (
-            x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            x.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for x in (q_NLE, k_NSE, v_NSE)
         )
         meaning["dropout_p"] = self.dropout if self.training else 0.0
@@ -230,7 +230,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if mask.shape == (L, S):
             return mask[None, None]
         if mask.shape == (N * self.num_heads, L, S):
-            return mask.unflatten(0, (N, self.num_heads))
+            return mask.reshape(N, self.num_heads, L, S)
         raise ValueError(
             f"attn_mask must be [L, S] = [{L}, {S}] or [N · num_heads, L, S] = "
             f"[{N * self.num_heads}, {L}, {S}]: got {list(mask.shape)}"
@@ -288,8 +288,8 @@ def replace(model: nn.Module, *, kernel: str = "auto") -> nn.Module:
         if type(module) not in (nn.MultiheadAttention, MultiheadAttention):
             raise UnsupportedError(
                 f"cannot replace {name or 'the model'}: {type(module).__name__} is a subclass of "
-                "torch.nn.MultiheadAttention and may mean something else; replace the others one "
-                "by one, with replace(submodule)"
+                "torch.nn.MultiheadAttention and may mean something else; call replace on the "
+                "other submodules"
             )
         swap.append(module)
     if not swap:
@@ -298,7 +298,7 @@ def replace(model: nn.Module, *, kernel: str = "auto") -> nn.Module:
         )
     for module in swap:
         module.__class__ = MultiheadAttention
-        module.kernel = kernel
+        cast(MultiheadAttention, module).kernel = kernel
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and replaced(module):
             module.use_nested_tensor = False

@@ -243,7 +243,8 @@ def check(model: PreTrainedModel | type[PreTrainedModel] | PreTrainedConfig) -> 
             ``attn_implementation="polyhead"``.
     """
     if isinstance(model, nn.Module):
-        own = {type(m) for m in model.modules() if _computes_attention_itself(type(m))}
+        classes: set[type] = {type(module) for module in model.modules()}
+        own = [cls for cls in classes if _computes_attention_itself(cls)]
         if own:
             names = ", ".join(sorted(cls.__name__ for cls in own))
             raise UnsupportedError(_reason(type(model).__name__, names))

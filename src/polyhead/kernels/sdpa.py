@@ -62,10 +62,12 @@ class SdpaKernel(Kernel):
 
 def _rows_are_dense(call: Call) -> bool:
     """Whether the last dimension of q, k and v lies in one piece, as the fused operator assumes."""
-    tensors = [call.q]
+    if call.source.key_dim == 1:
+        return True
+    dense = call.q.stride(-1) == 1
     if isinstance(call.source, DenseSource):
-        tensors += [call.source.k, call.source.v]
-    return all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in tensors)
+        dense = dense and call.source.k.stride(-1) == 1 == call.source.v.stride(-1)
+    return dense
 
 
 def _is_top_left_causal(call: Call) -> bool:

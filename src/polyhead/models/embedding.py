@@ -70,6 +70,8 @@ class Embedding(nn.Module):
         elif segments is not None:
             raise ValueError("this model has no segments (num_segments=0): got segments")
         if isinstance(self.positions, LearnedPositions):
+            if isinstance(positions, Tensor):
+                positions = positions.clamp(min=0)  # padding stands below 0
             x = x + self.positions(positions, ids.shape[1])
         elif self.positions is not None:
             x = x + self.positions(positions, ids.shape[1], x.dtype, x.device)

@@ -34,7 +34,7 @@ def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def check_positions(
-    positions: Tensor | None, first: int, ids: Tensor, max_positions: int, name: str = "positions"
+    positions: Tensor | None, first: int, ids: Tensor, max_positions: int, padding: bool = False
 ) -> None:
     """Raises unless every token of ``ids`` stands at a position below ``max_positions``.
 
@@ -43,12 +43,13 @@ def check_positions(
         first: The first token's position where there are no explicit ones.
         ids: ``[B, T]``.
         max_positions: Length of the model's context.
-        name: What the caller calls them.
+        padding: Whether positions below 0 are understood, as padding that a cache leaves out.
 
     Raises:
         ContextLengthError: A position beyond the context.
         TypeError: Not a tensor of whole numbers.
-        ValueError: Positions below 0, or of a shape that does not belong to ``ids``.
+        ValueError: Positions below 0 that nobody would leave out, or a shape that does not belong
+            to ``ids``.
     """
     B, T = ids.shape
     if positions is None:
@@ -60,16 +61,19 @@ def check_positions(
         return
     if not isinstance(positions, Tensor) or positions.is_floating_point():
         got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise TypeError(f"{name} must be a tensor of whole numbers: got {got}")
+        raise TypeError(f"positions must be a tensor of whole numbers: got {got}")
     if positions.shape not in ((T,), (1, T), (B, T)):
         raise ValueError(
-            f"{name} must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
+            f"positions must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
         )
     if is_traced(positions):
         return
     low, high = (int(end) for end in positions.aminmax())
-    if low < 0:
-        raise ValueError(f"{name} must be at least 0: got {low}")
+    if low < 0 and not padding:
+        raise ValueError(
+            f"positions must be at least 0: got {low}; below 0 stands padding, which a cache "
+            "leaves out and a call without one must hide by a mask"
+        )
     if high >= max_positions:
         raise ContextLengthError(
             f"the model's context is {max_positions} tokens, positions 0 to {max_positions - 1}: "

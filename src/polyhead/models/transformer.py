@@ -98,7 +98,7 @@ class Transformer(PacksWeights):
         Args:
             ids: ``[B, T]`` int64 or int32.
             positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache, from 0
-                without one.
+                without one. With a cache, tokens below 0 are padding and not remembered.
             segments: ``[B, T]`` token types, for models that have them; default all 0.
             mask: Who may look at whom; a decoder adds ``Causal()``. Padding on the right:
                 ``KeyLengths(lengths)``.
@@ -269,7 +269,7 @@ class Transformer(PacksWeights):
         last: int | None,
     ) -> None:
         check_ids("ids", ids, self.config.vocab_size)
-        check_positions(positions, start, ids, self.config.max_positions)
+        check_positions(positions, start, ids, self.config.max_positions, cache is not None)
         if last is not None and last < 1:
             raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
         if cache is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead.semantics.biases import Bias, TensorBias
-from polyhead.semantics.call import Call, Specification
+from polyhead.semantics.call import Call, Specification, decisive
 from polyhead.semantics.masks import Mask, bare_tensor_message
 from polyhead.semantics.scores import autocast_enabled
 from polyhead.semantics.sources import DenseSource, KeyValueSource
@@ -61,18 +61,21 @@ def call_of(
         raise ValueError(f"softcap must be positive and finite, or None for off: got {softcap}")
     if sinks is not None and sinks.shape != (H,):
         raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
-    spec = Specification(
-        scale=scale,
-        mask=mask,
-        bias=bias,
-        softcap=softcap,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        seed=seed,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
     q_tokens = _query_tokens(q, source, q_positions)
-    return Call.of(q, source, spec, q_tokens, needs_lse=return_lse or sinks is not None)
+    mask, visibility = decisive(mask, q_tokens, source.tokens)
+    spec = Specification(
+        scale, mask, bias, softcap, sinks, dropout_p, seed,
+        torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    requires_grad = torch.is_grad_enabled() and (
+        q.requires_grad
+        or source.requires_grad
+        or (bias is not None and bias.tensor.requires_grad)
+        or (sinks is not None and sinks.requires_grad)
+    )
+    return Call(
+        q, source, spec, q_tokens, return_lse or sinks is not None, visibility, requires_grad
+    )
 
 
 def _lowered(
@@ -159,7 +162,7 @@ def _query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -
     """The queries: the last stands at the place, and by default the position, of the last key."""
     B, _, T, _ = q.shape
     keys = source.tokens
-    shift = keys.places.high + 1 - T
+    shift = keys.start + keys.shift + keys.length - T
     if positions is not None:
         _check_positions("q_positions", positions, B, T, "T")
     elif keys.positions is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from polyhead.semantics.biases import Bias
@@ -42,12 +41,12 @@ class Specification:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """One attention to compute; made by ``Call.of``.
+    """One attention to compute.
 
     Attributes:
         q: ``[B, H, T, D]`` queries, any strides.
         source: Keys and values.
-        spec: The meaning; parts of its mask that decide nothing here are left out.
+        spec: The meaning; parts of the mask that decide nothing in this call are left out.
         q_tokens: The T queries: their positions and places.
         needs_lse: Whether the log-sum-exp is to be returned.
         visibility: What the mask leaves of all pairs; ALL where there is no mask.
@@ -62,33 +61,17 @@ class Call:
     visibility: Visibility
     requires_grad: bool
 
-    @classmethod
-    def of(
-        cls,
-        q: Tensor,
-        source: KeyValueSource,
-        spec: Specification,
-        q_tokens: Tokens,
-        *,
-        needs_lse: bool,
-    ) -> Call:
-        """Works out what the mask leaves, and whether a gradient may be asked for."""
-        visibility = Visibility.ALL
-        if spec.mask is not None:
-            visibility = spec.mask.classify(q_tokens, source.tokens)
-            mask = None
-            if visibility is not Visibility.ALL:
-                mask = spec.mask.simplified(q_tokens, source.tokens)
-            spec = spec if mask is spec.mask else replace(spec, mask=mask)
-        requires_grad = torch.is_grad_enabled() and (
-            q.requires_grad
-            or source.requires_grad
-            or (spec.bias is not None and spec.bias.tensor.requires_grad)
-            or (spec.sinks is not None and spec.sinks.requires_grad)
-        )
-        return cls(q, source, spec, q_tokens, needs_lse, visibility, requires_grad)
-
     @property
     def groups(self) -> int:
         """Query heads per kv head, H // G."""
         return self.q.shape[1] // self.source.num_kv_heads
+
+
+def decisive(mask: Mask | None, queries: Tokens, keys: Tokens) -> tuple[Mask | None, Visibility]:
+    """What of a mask decides anything between these tokens, and what it leaves visible."""
+    if mask is None:
+        return None, Visibility.ALL
+    visibility = mask.classify(queries, keys)
+    if visibility is Visibility.ALL:
+        return None, visibility
+    return mask.simplified(queries, keys), visibility

@@ -105,7 +105,7 @@ def distance(q: Tokens, k: Tokens, device: torch.device) -> Tensor:
     rows = q.position_tensor(device)[..., :, None]
     columns = k.position_tensor(device)[..., None, :]
     difference = rows - columns
-    return difference.reshape(-1, 1, *difference.shape[-2:])
+    return difference[None, None] if difference.ndim == 2 else difference[:, None]
 
 
 def is_traced(tensor: Tensor) -> bool:

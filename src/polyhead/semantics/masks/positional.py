@@ -83,9 +83,9 @@ class Prefix(Mask):
 
 def _rows(positions: Tensor) -> Tensor:
     """Query positions ``[T]`` or ``[B, T]`` as ``[1 or B, 1, T, 1]``."""
-    return positions.reshape(-1, 1, positions.shape[-1], 1)
+    return (positions[None] if positions.ndim == 1 else positions)[:, None, :, None]
 
 
 def _columns(positions: Tensor) -> Tensor:
     """Key positions ``[S]`` or ``[B, S]`` as ``[1 or B, 1, 1, S]``."""
-    return positions.reshape(-1, 1, 1, positions.shape[-1])
+    return (positions[None] if positions.ndim == 1 else positions)[:, None, None, :]

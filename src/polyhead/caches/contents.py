@@ -1,0 +1,216 @@
+"""The stores of one cache, filled together: which token goes where, and what can be taken back.
+
+    plain, latent   tokens  all of them, in the layout
+    quantised       sinks   the first tokens, exact
+                    codes   groups of tokens in 8 or 4 bits, in the layout
+                    tail    the last ``recent`` to ``recent + group − 1`` tokens, exact, in a ring
+
+A group moves from the tail into the codes once, when it is complete and older than ``recent``, so
+what a token looks like depends on the tokens of its group alone, not on how they were appended.
+
+Shape letters: B batch, G kv heads, D key size, V value size.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple, Self
+
+import torch
+
+from polyhead.caches import sizes
+from polyhead.caches.codecs import Codec, Codes, Exact, Stream
+from polyhead.caches.memory import Memory, Rows
+from polyhead.caches.pages import Pages
+from polyhead.caches.sizes import Latent, Layout, Quantized, Ring, Storage
+from polyhead.caches.source import COPIED_TOKENS, Stored
+
+
+class Shape(NamedTuple):
+    """What the first append settles."""
+
+    batch: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def stores(
+        self, layout: Layout, storage: Storage, *, positions: bool = False
+    ) -> tuple[sizes.Store, ...]:
+        """What a cache of this shape consists of; raises ConfigError for what cannot be."""
+        return sizes.stores(
+            layout,
+            storage,
+            kv_heads=self.kv_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            dtype=self.dtype,
+            positions=positions,
+        )
+
+
+def latent_of(storage: Storage) -> Latent | None:
+    if isinstance(storage, Quantized):
+        return storage.latent
+    return storage if isinstance(storage, Latent) else None
+
+
+class Contents:
+    """Memory for tokens of one shape.
+
+    Args:
+        layout: Where tokens lie.
+        storage: How they are encoded.
+        shape: Theirs.
+        reserved: Tokens per row to make room for.
+
+    Attributes:
+        memories: By the name of the store.
+        codecs: Likewise.
+    """
+
+    def __init__(self, layout: Layout, storage: Storage, shape: Shape, reserved: int) -> None:
+        self.layout, self.storage, self.shape = layout, storage, shape
+        needed = sizes.units(storage, reserved)
+        self.memories: dict[str, Memory] = {}
+        for store in shape.stores(layout, storage):
+            kind = Rows if store.page is None else Pages
+            self.memories[store.name] = kind(store, shape.batch, shape.device)
+            self.memories[store.name].reserve(needed[store.name])
+        exact = Exact(None if latent_of(storage) is None else shape.value_dim)
+        self.codecs: dict[str, Codec] = dict.fromkeys(self.memories, exact)
+        # The store in the layout, whose units a ring forgets.
+        self.main = self.memories.get("tokens") or self.memories["codes"]
+        if isinstance(storage, Quantized):
+            self.codecs["codes"] = Codes(storage, shape.key_dim, shape.value_dim, shape.dtype)
+
+    @property
+    def even(self) -> bool:
+        """Whether all rows stand at the same token in every store."""
+        return all(
+            len(set(memory.stops)) <= 1 and len(set(memory.firsts)) <= 1
+            for memory in self.memories.values()
+        )
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the tensors of any store hold positions; a fork may have added them to a pool."""
+        return any(
+            memory.store.fields[-1].name == "positions"
+            or len(memory.tensors) > len(memory.store.fields)
+            for memory in self.memories.values()
+        )
+
+    def add_positions(self) -> None:
+        """Stores positions from now on, and those of the tokens held: their places."""
+        for store in self.shape.stores(self.layout, self.storage, positions=True):
+            memory = self.memories[store.name]
+            if memory.store != store:
+                memory.add_positions(store, self.base(store.name))
+
+    def base(self, name: str) -> int:
+        """Place of the first token that a store can hold."""
+        after_sinks = isinstance(self.storage, Quantized) and name != "sinks"
+        return self.storage.sinks if after_sinks and isinstance(self.storage, Quantized) else 0
+
+    def states(self) -> list[tuple[int, ...]]:
+        """Rows with equal states can be written together."""
+        stops = [memory.stops for memory in self.memories.values()]
+        return list(zip(*stops, strict=True))
+
+    def write(self, rows: list[int] | None, stream: Stream, length: int) -> None:
+        """Appends to rows that have ``length`` tokens each; None: all rows."""
+        if not isinstance(self.storage, Quantized):
+            self.memories["tokens"].write(rows, self.codecs["tokens"].encode(stream))
+            return
+        count = stream.k.shape[2]
+        first = min(count, max(0, self.storage.sinks - length))
+        if first:
+            sinks = stream.part(0, first)
+            self.memories["sinks"].write(rows, self.codecs["sinks"].encode(sinks))
+            stream = stream.part(first, count)
+        self._encode_groups(rows, stream, self.storage)
+        self.memories["tail"].write(rows, self.codecs["tail"].encode(stream))
+
+    def _encode_groups(self, rows: list[int] | None, stream: Stream, storage: Quantized) -> None:
+        """Moves the groups that are now complete and old enough into the codes."""
+        tail, codes, group = self.memories["tail"], self.memories["codes"], storage.group
+        row = 0 if rows is None else rows[0]
+        held, before = codes.stops[row] * group, tail.stops[row]
+        groups = max(0, before + stream.k.shape[2] - held - storage.recent) // group
+        if not groups:
+            return
+        waiting = [
+            [x if rows is None else x[rows] for x in tail.read(run.address, run.address + run.count)]
+            for run in tail.runs(held, before)
+        ]
+        if waiting:
+            pieces = zip(*waiting, stream.tensors(), strict=True)
+            stream = stream.of([torch.cat(parts, dim=2) for parts in pieces])
+        codes.reserve(codes.stops[row] + groups)
+        # A few groups at a time: encoding works in float32.
+        step = max(1, COPIED_TOKENS // group) * group
+        for start in range(0, groups * group, step):
+            part = stream.part(start, min(start + step, groups * group))
+            codes.write(rows, self.codecs["codes"].encode(part))
+
+    def cut(self, row: int, length: int) -> None:
+        """Takes back the tokens of a row beyond ``length``, as far as ``max_rollback`` allows."""
+        if not isinstance(self.storage, Quantized):
+            self.memories["tokens"].cut(row, length)
+            return
+        rest = max(0, length - self.storage.sinks)
+        self.memories["tail"].cut(row, rest)
+        if rest < self.memories["codes"].stops[row] * self.storage.group:
+            self.memories["codes"].cut(row, 0)
+        if "sinks" in self.memories:
+            self.memories["sinks"].cut(row, min(length, self.storage.sinks))
+
+    def max_rollback(self, row: int, length: int) -> int:
+        """Tokens that a row of ``length`` tokens can take back without taking back all."""
+        most = length
+        if isinstance(self.storage, Quantized) and self.main.stops[row]:
+            most = length - self.storage.sinks - self.main.stops[row] * self.storage.group
+        first = self.main.firsts[row] * self.main.store.tokens
+        if isinstance(self.layout, Ring) and first:
+            most = min(most, length - self.layout.window + 1 - first)
+        return max(0, most)
+
+    def runs(self) -> list[Stored]:
+        """Everything held in the order of place, where rows are even."""
+        found = []
+        for name, memory in self.memories.items():
+            first, codec = memory.firsts[0], self.codecs[name]
+            if name == "tail":
+                first = self.tail_first(0)
+            found += [
+                Stored(memory, codec, run.address, run.count * codec.tokens)
+                for run in memory.runs(first, memory.stops[0])
+            ]
+        return found
+
+    def addresses(self) -> list[tuple[str, Stored]]:
+        """All addresses in use by any row, by store."""
+        return [
+            (name, Stored(memory, self.codecs[name], 0, memory.extent * memory.store.tokens))
+            for name, memory in self.memories.items()
+            if memory.extent
+        ]
+
+    def tail_first(self, row: int) -> int:
+        """The oldest unit of the tail that is not in the codes."""
+        codes = self.memories["codes"]
+        return codes.stops[row] * codes.store.tokens
+
+    def fork(self) -> Self:
+        other = copy.copy(self)
+        other.memories = {name: memory.fork() for name, memory in self.memories.items()}
+        other.main = other.memories.get("tokens") or other.memories["codes"]
+        return other
+
+    def reorder(self, rows: list[int]) -> None:
+        for memory in self.memories.values():
+            memory.reorder(rows)
+        self.shape = self.shape._replace(batch=len(rows))

@@ -1,0 +1,234 @@
+"""Where units lie: in rows that grow or wrap around, or in pages that sequences share.
+
+A *unit* is one token, or one group of quantised tokens; ``sizes.Store`` says what tensors it has.
+Every batch row counts its own units from 0, and writes follow on from its last. What lies where is
+known here only: others ask for ``runs`` of addresses and ``read`` them.
+
+    rows    address = unit, or unit mod limit once the store is full (a ring)
+    pages   address = unit; table[row][unit // page] is the page, see ``pages.py``
+
+Shape letters: B batch, n units.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from polyhead.caches.sizes import Store
+
+
+class Run(NamedTuple):
+    """Units ``first`` to ``first + count`` of every row at addresses from ``address`` on."""
+
+    first: int
+    address: int
+    count: int
+
+
+class Memory(ABC):
+    """The tensors of one store.
+
+    Attributes:
+        store: What they are.
+        stops: Units ever written minus those taken back, per batch row.
+        firsts: The oldest unit still held, per batch row.
+        tensors: One per field.
+    """
+
+    store: Store
+    device: torch.device
+    stops: list[int]
+    firsts: list[int]
+    tensors: list[Tensor]
+    in_place: bool
+    """Whether ``read`` returns views."""
+
+    @abstractmethod
+    def reserve(self, units: int) -> None:
+        """Makes room for ``units`` units in every row."""
+
+    @abstractmethod
+    def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
+        """Appends units to some rows.
+
+        Args:
+            rows: Batch rows that stand at the same unit; None: all of them.
+            records: ``[rows, heads, n, width]`` per field.
+        """
+
+    @abstractmethod
+    def read(self, start: int, stop: int, only: int | None = None) -> list[Tensor]:
+        """``[B, heads, n, width]`` per field, or of one, at addresses ``start`` to ``stop``."""
+
+    @abstractmethod
+    def runs(self, first: int, stop: int) -> list[Run]:
+        """Where units ``first`` to ``stop`` lie, for rows that stand at the same unit."""
+
+    @abstractmethod
+    def add_positions(self, store: Store, base: int) -> None:
+        """One more tensor: the positions of the tokens of each unit, counted from ``base`` so far.
+
+        Args:
+            store: The store with its new field.
+            base: Place of the first token of unit 0.
+        """
+
+    @abstractmethod
+    def fork(self) -> Self:
+        """Another memory with the same content."""
+
+    @abstractmethod
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row ``rows[i]`` was; there may be more or fewer rows than before."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Units that every row has room for now."""
+
+    @property
+    @abstractmethod
+    def used_bytes(self) -> int:
+        """Bytes that the units held take."""
+
+    def cut(self, row: int, stop: int) -> None:
+        """Takes back the units from ``stop`` on."""
+        self.stops[row] = stop
+        self.firsts[row] = min(self.firsts[row], stop)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def units(self, start: int, stop: int) -> Tensor:
+        """``[B, stop − start]`` the unit at each address of each row; −1 where there is none."""
+        address = torch.arange(start, stop)
+        stops, firsts = torch.tensor(self.stops)[:, None], torch.tensor(self.firsts)[:, None]
+        unit = address.expand(len(self.stops), -1)
+        if self.store.limit is not None:
+            unit = unit + (stops - 1 - unit).div(self.store.limit, rounding_mode="floor").mul(
+                self.store.limit
+            )
+        return unit.where((unit >= firsts) & (unit < stops), -1)
+
+    @property
+    def extent(self) -> int:
+        """Addresses in use by any row."""
+        stop = max(self.stops, default=0)
+        return stop if self.store.limit is None else min(stop, self.store.limit)
+
+
+class Rows(Memory):
+    """``[B, heads, capacity, width]`` per field: in order, or a ring where the store has a limit."""
+
+    in_place = True
+
+    def __init__(self, store: Store, batch: int, device: torch.device) -> None:
+        self.store, self.device = store, device
+        self.stops, self.firsts = [0] * batch, [0] * batch
+        self.tensors = [
+            empty((batch, field.heads, 0, field.width), field.dtype, device)
+            for field in store.fields
+        ]
+
+    @property
+    def capacity(self) -> int:
+        # Only the smallest: with gradients, tensors are exactly as long as what they hold.
+        return min(tensor.shape[2] for tensor in self.tensors)
+
+    @property
+    def used_bytes(self) -> int:
+        held = sum(stop - first for stop, first in zip(self.stops, self.firsts, strict=True))
+        return held * self.store.unit_bytes
+
+    def reserve(self, units: int) -> None:
+        wanted = self.store.capacity(units, self.capacity)
+        for i, old in enumerate(self.tensors):
+            if old.shape[2] < wanted:
+                # One field after the other, so that one old tensor at a time lives beside the new.
+                # A ring that still grows has never wrapped.
+                new = empty((*old.shape[:2], wanted, old.shape[3]), old.dtype, self.device)
+                with torch.no_grad():
+                    new[:, :, : old.shape[2]] = old
+                self.tensors[i] = new
+            del old
+
+    def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
+        touched = range(len(self.stops)) if rows is None else rows
+        start, count = self.stops[touched[0]], records[0].shape[2]
+        stop, limit = start + count, self.store.limit
+        if torch.is_grad_enabled() and any(
+            t.requires_grad for pair in zip(self.tensors, records, strict=True) for t in pair
+        ):
+            self._join(start, records)
+        else:
+            self.reserve(stop)
+            skipped = 0 if limit is None else max(0, count - limit)
+            for run in self.runs(start + skipped, stop):
+                part = slice(run.first - start, run.first - start + run.count)
+                for tensor, record in zip(self.tensors, records, strict=True):
+                    if rows is None:
+                        tensor.narrow(2, run.address, run.count).copy_(record[:, :, part])
+                        continue
+                    for i, row in enumerate(rows):
+                        tensor[row].narrow(1, run.address, run.count).copy_(record[i, :, part])
+        for row in touched:
+            self.stops[row] = stop
+            if limit is not None:
+                self.firsts[row] = max(self.firsts[row], stop - limit)
+
+    def _join(self, start: int, records: Sequence[Tensor]) -> None:
+        """New tensors, so that gradients flow to everything that is held."""
+        for i, record in enumerate(records):
+            self.tensors[i] = torch.cat((self.tensors[i][:, :, :start], record), dim=2)
+
+    def read(self, start: int, stop: int, only: int | None = None) -> list[Tensor]:
+        tensors = self.tensors if only is None else [self.tensors[only]]
+        return [tensor.narrow(2, start, stop - start) for tensor in tensors]
+
+    def runs(self, first: int, stop: int) -> list[Run]:
+        limit = self.store.limit
+        if first >= stop:
+            return []
+        if limit is None:
+            return [Run(first, first, stop - first)]
+        wrap = min(stop, (first // limit + 1) * limit)
+        runs = [Run(first, first % limit, wrap - first)]
+        return runs if wrap == stop else [*runs, Run(wrap, 0, stop - wrap)]
+
+    def add_positions(self, store: Store, base: int) -> None:
+        units = self.units(0, self.capacity)
+        self.store = store
+        self.tensors.append(positions_of(units, base, store.tokens)[:, None].to(self.device))
+
+    def fork(self) -> Self:
+        other = type(self)(self.store, 0, self.device)
+        other.stops, other.firsts = [*self.stops], [*self.firsts]
+        with torch.inference_mode(False), torch.no_grad():
+            other.tensors = [tensor.clone() for tensor in self.tensors]
+        return other
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        index = torch.tensor(rows, device=self.device)
+        for i, tensor in enumerate(self.tensors):
+            with torch.inference_mode(False), torch.no_grad():
+                self.tensors[i] = tensor.index_select(0, index)
+        self.stops = [self.stops[row] for row in rows]
+        self.firsts = [self.firsts[row] for row in rows]
+
+
+def positions_of(units: Tensor, base: int, tokens: int) -> Tensor:
+    """``[..., tokens]`` places of the tokens of each unit."""
+    with torch.inference_mode(False):
+        return base + units[..., None] * tokens + torch.arange(tokens, device=units.device)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # An ordinary tensor in any mode: one made in inference mode could not be written to outside.
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)

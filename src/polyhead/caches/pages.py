@@ -1,0 +1,207 @@
+"""Pages that sequences share: a pool of pages, counted references, copy-on-write.
+
+PagedAttention (Kwon et al. 2023). ``table[row][i]`` is the page that holds units i · page to
+(i + 1) · page of a batch row. Forks, beams and common prefixes point to the same pages; the pool
+counts how often each is pointed to. A page with more than one reference is never written: the row
+that wants to write gets a copy of its own first.
+
+Shape letters: B batch, P units in a page, m pages, n units.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from polyhead.caches.memory import Memory, Run, empty, positions_of
+from polyhead.caches.sizes import Store
+
+
+class PagePool:
+    """``[pages, heads, P, width]`` per field, for one cache and all that were forked from it.
+
+    Attributes:
+        tensors: One per field.
+        references: How many table entries point to each page.
+        free: Pages that none points to; the last is handed out next.
+    """
+
+    def __init__(self, store: Store, device: torch.device) -> None:
+        self.store, self.device = store, device
+        self.page = store.page or 1
+        self.tensors = [
+            empty((0, field.heads, self.page, field.width), field.dtype, device)
+            for field in store.fields
+        ]
+        self.references: list[int] = []
+        self.free: list[int] = []
+
+    def reserve(self, pages: int) -> None:
+        """Makes room until ``pages`` pages are free; doubles, as a store without pages does."""
+        have = len(self.references)
+        needed = have - len(self.free) + pages
+        if needed <= have:
+            return
+        wanted = max(needed, 2 * have)
+        for i, old in enumerate(self.tensors):
+            new = empty((wanted, *old.shape[1:]), old.dtype, self.device)
+            new[:have] = old
+            self.tensors[i] = new
+            del old
+        self.references += [0] * (wanted - have)
+        self.free[:0] = range(wanted - 1, have - 1, -1)
+
+    def take(self) -> int:
+        """A page that nothing else points to."""
+        self.reserve(1)
+        page = self.free.pop()
+        self.references[page] = 1
+        return page
+
+    def own(self, page: int) -> int:
+        """The page itself where it has one reference, else a copy that replaces one of them."""
+        if self.references[page] == 1:
+            return page
+        copy = self.take()
+        for tensor in self.tensors:
+            tensor[copy] = tensor[page]
+        self.references[page] -= 1
+        return copy
+
+    def share(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self.references[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self.references[page] -= 1
+            if self.references[page] == 0:
+                self.free.append(page)
+
+
+class Pages(Memory):
+    """Rows of a pool; forks share it, and give their pages back when they are collected."""
+
+    in_place = False
+
+    def __init__(
+        self, store: Store, batch: int, device: torch.device, pool: PagePool | None = None
+    ) -> None:
+        self.store, self.device = store, device
+        self.pool = PagePool(store, device) if pool is None else pool
+        self.stops, self.firsts = [0] * batch, [0] * batch
+        self.table: list[list[int]] = [[] for _ in range(batch)]
+        self._index: Tensor | None = None
+        weakref.finalize(self, _release_all, self.pool, self.table)
+
+    @property
+    def tensors(self) -> list[Tensor]:  # type: ignore[override]
+        return self.pool.tensors
+
+    @property
+    def capacity(self) -> int:
+        own = sum(map(len, self.table))
+        rows = max(1, len(self.table))
+        return (own + len(self.pool.free)) // rows * self.pool.page
+
+    @property
+    def used_bytes(self) -> int:
+        pages = len({page for row in self.table for page in row})
+        return pages * self.pool.page * self.store.unit_bytes
+
+    def reserve(self, units: int) -> None:
+        wanted = self.store.pages(units)
+        self.pool.reserve(sum(max(0, wanted - len(row)) for row in self.table))
+
+    def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
+        touched = range(len(self.stops)) if rows is None else rows
+        start, count = self.stops[touched[0]], records[0].shape[2]
+        stop, page = start + count, self.pool.page
+        if count:
+            self._own(touched, start, stop)
+            unit = torch.arange(start, stop)
+            first = start // page
+            pages = torch.tensor([self.table[row][first:] for row in touched])
+            where = pages[:, unit // page - first].to(self.device), (unit % page).to(self.device)
+            for tensor, record in zip(self.tensors, records, strict=True):
+                tensor.transpose(1, 2)[where] = record.transpose(1, 2)
+        for row in touched:
+            self.stops[row] = stop
+
+    def _own(self, rows: Iterable[int], start: int, stop: int) -> None:
+        """Pages for units ``start`` to ``stop`` of these rows, written by nobody else."""
+        wanted = self.store.pages(stop)
+        fresh = sum(wanted - len(self.table[row]) for row in rows)
+        self.pool.reserve(fresh)
+        for row in rows:
+            pages = self.table[row]
+            if start % self.pool.page and self.pool.references[pages[-1]] > 1:
+                pages[-1] = self.pool.own(pages[-1])
+                self._index = None
+            while len(pages) < wanted:
+                pages.append(self.pool.take())
+                self._index = None
+
+    def read(self, start: int, stop: int, only: int | None = None) -> list[Tensor]:
+        tensors = self.tensors if only is None else [self.tensors[only]]
+        page = self.pool.page
+        first, last = start // page, -(-stop // page)
+        index = self._page_index()[:, first:last]
+        part = slice(start - first * page, stop - first * page)
+        if index.numel() == 1:
+            return [tensor[self.table[0][first]][None, :, part] for tensor in tensors]
+        return [tensor[index].transpose(1, 2).flatten(2, 3)[:, :, part] for tensor in tensors]
+
+    def _page_index(self) -> Tensor:
+        """``[B, m]`` the table; a row that is shorter repeats a page that nobody may look at."""
+        if self._index is None:
+            longest = max(map(len, self.table), default=0)
+            rows = [row + [0] * (longest - len(row)) for row in self.table]
+            self._index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        return self._index
+
+    def runs(self, first: int, stop: int) -> list[Run]:
+        return [Run(first, first, stop - first)] if first < stop else []
+
+    def cut(self, row: int, stop: int) -> None:
+        super().cut(row, stop)
+        keep = self.store.pages(stop)
+        self.pool.release(self.table[row][keep:])
+        del self.table[row][keep:]
+        self._index = None
+
+    def add_positions(self, store: Store, base: int) -> None:
+        self.store = store
+        page = self.pool.page
+        if len(self.tensors) < len(store.fields):
+            # A fork may have added them before. Pages that are shared hold the same places.
+            shape = (len(self.pool.references), 1, page, store.tokens)
+            self.tensors.append(empty(shape, torch.int64, self.device).zero_())
+        for row in self.table:
+            units = torch.arange(len(row) * page, device=self.device).view(len(row), page)
+            self.tensors[-1][row] = positions_of(units, base, store.tokens)[:, None]
+
+    def fork(self) -> Self:
+        other = type(self)(self.store, 0, self.device, self.pool)
+        other.stops, other.firsts = [*self.stops], [*self.firsts]
+        other.table[:] = [[*row] for row in self.table]
+        self.pool.share(page for row in self.table for page in row)
+        return other
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        table = [[*self.table[row]] for row in rows]
+        self.pool.share(page for row in table for page in row)
+        self.pool.release(page for row in self.table for page in row)
+        # In place: the finalizer holds this very list.
+        self.table[:] = table
+        self.stops = [self.stops[row] for row in rows]
+        self.firsts = [0] * len(rows)
+        self._index = None
+
+
+def _release_all(pool: PagePool, table: list[list[int]]) -> None:
+    pool.release(page for row in table for page in row)

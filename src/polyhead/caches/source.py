@@ -1,0 +1,205 @@
+"""What a cache hands to a kernel: runs of addresses, read a tile at a time where they lie.
+
+Keys carry positions, so their order is free. While all batch rows stand at the same token the runs
+come in the order of place and positions are counted, not stored. Where rows differ in length an
+address holds another place in every row; then every key has its position written beside it, and an
+address that holds no token of a row stands at ``NOWHERE``, later than any query.
+
+Shape letters: B batch, G kv heads, S keys, n keys of a tile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from polyhead.caches.codecs import Codec, Stream
+from polyhead.caches.memory import Memory
+from polyhead.semantics.masks import Mask, Visibility
+from polyhead.semantics.sources import KeyValueSource
+from polyhead.semantics.tokens import Tokens
+
+NOWHERE = 1 << 40
+"""Position of an address that holds no token of a batch row: no causal query comes after it."""
+
+COPIED_TOKENS = 1024
+"""Most tokens that are decoded, or collected from pages, at a time."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Stored:
+    """A run of tokens that lie in a memory, from the first token of unit ``address`` on."""
+
+    memory: Memory
+    codec: Codec
+    address: int
+    length: int
+
+    @property
+    def in_place(self) -> bool:
+        return self.memory.in_place and self.codec.tokens == 1
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(tensor.requires_grad for tensor in self.memory.tensors)
+
+    def tile_size(self, size: int) -> int:
+        """At most ``size`` tokens; whole pages and units where those fit."""
+        if self.in_place:
+            return size
+        size = min(size, COPIED_TOKENS)
+        whole = self.codec.tokens * (self.memory.store.page or 1)
+        return size // whole * whole or size
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        tokens = self.codec.tokens
+        first = start // tokens
+        records = self.memory.read(self.address + first, self.address + -(-stop // tokens))
+        k, v = self.codec.decode(records)
+        if tokens == 1:
+            return k, v
+        part = slice(start - first * tokens, stop - first * tokens)
+        return k[:, :, part], v[:, :, part]
+
+    def positions(self) -> Tensor:
+        """``[B, length]`` positions, where they are stored."""
+        stop = self.address + self.length // self.codec.tokens
+        return self.codec.positions(self.memory.read(self.address, stop, only=-1))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Given:
+    """A run of tokens that lie in the tensors that the cache was given."""
+
+    stream: Stream
+    value_dim: int
+
+    in_place = True
+
+    @property
+    def length(self) -> int:
+        return self.stream.k.shape[2]
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(tensor.requires_grad for tensor in self.stream.tensors())
+
+    def tile_size(self, size: int) -> int:
+        return size
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        k, v, _ = self.stream.part(start, stop)
+        if k.stride(-1) != 1:
+            # Kernels may rely on the rows of a cache being dense.
+            k, v = k.contiguous(), v if v is None else v.contiguous()
+        return k, k[..., : self.value_dim] if v is None else v
+
+
+class Held(Mask):
+    """Hides the addresses that hold no token of a batch row."""
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return (k.position_tensor(device) < NOWHERE).reshape(-1, 1, 1, k.length)
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        if k.span is None:
+            return Visibility.SOME
+        if k.span.high < NOWHERE:
+            return Visibility.ALL
+        return Visibility.NONE if k.span.low >= NOWHERE else Visibility.SOME
+
+    def __repr__(self) -> str:
+        return "Held()"
+
+
+class SizesOf(Protocol):
+    """What a source says of its keys and values, in a cache's words."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def key_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+class StoredSource(KeyValueSource):
+    """Everything a cache holds; valid until the cache changes.
+
+    Args:
+        runs: In the order of index.
+        shape: Batch, heads, sizes, dtype and device.
+        shift: Place of the first token, where tokens are in the order of place.
+        positions: ``[B, S]``, or None: positions are places.
+        gaps: Whether rows differ in what they hold: then some keys stand at ``NOWHERE``, the order
+            of keys is not that of place, and queries need positions.
+
+    Attributes:
+        mask: With gaps, what hides them from any query. ``Causal()`` does so by itself.
+        gather_bytes: Bytes that ``gather`` copies; 0 where it returns views.
+    """
+
+    def __init__(
+        self,
+        runs: list[Stored | Given],
+        shape: SizesOf,
+        *,
+        shift: int = 0,
+        positions: Tensor | None = None,
+        gaps: bool = False,
+    ) -> None:
+        self.runs = [run for run in runs if run.length]
+        self.batch, self.num_kv_heads = shape.batch, shape.kv_heads
+        self.key_dim, self.value_dim = shape.key_dim, shape.value_dim
+        self.dtype, self.device = shape.dtype, shape.device
+        self._starts = [0, *accumulate(run.length for run in self.runs)]
+        self.tokens = Tokens.of(self._starts[-1], shift=shift, positions=positions)
+        self.gaps = gaps
+        self.mask = Held() if gaps else None
+        self.requires_grad = any(run.requires_grad for run in self.runs)
+
+    @property
+    def gather_bytes(self) -> int:
+        if len(self.runs) == 1 and self.runs[0].in_place:
+            return 0
+        heads = self.batch * self.num_kv_heads * self.tokens.length
+        return heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+    def tiles(self, size: int) -> list[Tokens]:
+        if len(self.runs) == 1 and self.runs[0].in_place:
+            return self.tokens.split(size)
+        return [
+            tile
+            for run, start in zip(self.runs, self._starts, strict=False)
+            for tile in self.tokens.slice(start, start + run.length).split(run.tile_size(size))
+        ]
+
+    def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
+        i = bisect_right(self._starts, tile.start) - 1
+        start = tile.start - self._starts[i]
+        return self.runs[i].read(start, start + tile.length)
+
+    def gather(self) -> tuple[Tensor, Tensor]:
+        pairs = [run.read(0, run.length) for run in self.runs]
+        if len(pairs) == 1:
+            return pairs[0]
+        if not pairs:
+            empty = torch.empty(
+                (self.batch, self.num_kv_heads, 0, self.key_dim + self.value_dim),
+                dtype=self.dtype,
+                device=self.device,
+            )
+            return empty[..., : self.key_dim], empty[..., self.key_dim :]
+        keys, values = zip(*pairs, strict=True)
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)

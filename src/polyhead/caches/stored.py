@@ -1,0 +1,320 @@
+"""A cache is a storage (how tokens are encoded) in a layout (where they lie).
+
+Every public kind of cache is this class with another pair; pairs that no name was given work too.
+
+Shape letters: B batch, G kv heads, T new tokens, D key size, V value size.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from polyhead.caches.arrivals import Arrivals, arrivals
+from polyhead.caches.codecs import Stream
+from polyhead.caches.contents import Contents, Shape, latent_of
+from polyhead.caches.protocol import Counts, KeyValueCache, per_row
+from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
+from polyhead.caches.views import view, with_chunk
+from polyhead.semantics.sources import KeyValueSource
+
+_NAMES = ("batch", "kv heads", "head size", "head size", "dtype", "device")
+
+
+class StoredCache(KeyValueCache):
+    """Remembers the tokens of one layer.
+
+    Nothing is allocated before the first ``append``, which also settles batch, heads, sizes, dtype
+    and device. Gradients flow through a dense layout of exact tokens, which then makes new tensors
+    instead of writing into its own.
+
+    Args:
+        layout: ``Dense()``, ``Ring(window)`` or ``Paged(page_size)``.
+        storage: ``Plain()``, ``Latent(rank, rope)`` or ``Quantized(...)``.
+        capacity: Tokens per row to make room for at the first append; more are taken all the same.
+
+    Raises:
+        ValueError: A negative capacity, or a layout and storage that do not go together.
+    """
+
+    def __init__(
+        self, layout: Layout | None = None, storage: Storage | None = None, capacity: int = 0
+    ) -> None:
+        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 0:
+            raise ValueError(f"capacity must be at least 0: got {capacity!r}")
+        self.layout: Layout = Dense() if layout is None else layout
+        self.storage: Storage = Plain() if storage is None else storage
+        latent = latent_of(self.storage)
+        key, value = 1, 1
+        if latent is not None:
+            key, value = latent.kv_lora_rank + latent.qk_rope_head_dim, latent.kv_lora_rank
+        Shape(1, 1, key, value, torch.float32, torch.device("cpu")).stores(
+            self.layout, self.storage
+        )
+        self._reserved = capacity
+        self._contents: Contents | None = None
+        self._lengths: list[int] = []
+        self._explicit = False
+
+    @property
+    def lengths(self) -> list[int]:
+        return [*self._lengths]
+
+    @property
+    def length(self) -> int:
+        return max(self._lengths, default=0)
+
+    @property
+    def capacity(self) -> int:
+        if self._contents is None:
+            return 0
+        return self._contents.main.capacity * self._contents.main.store.tokens
+
+    @property
+    def bytes(self) -> int:
+        return sum(memory.bytes for memory in self._memories.values())
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(memory.used_bytes for memory in self._memories.values())
+
+    def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
+        stream, shape = self._checked(k, v)
+        contents = self._contents
+        if contents is not None and contents.shape != shape:
+            contents = None
+        before = [0] * shape.batch if contents is None else self._lengths
+        empty = not any(before)
+        new = arrivals(
+            shape.batch,
+            k.shape[2],
+            before,
+            positions,
+            explicit=self._explicit and not empty,
+            states=[()] * shape.batch if contents is None else contents.states(),
+        )
+        self._check_gradients(stream, new)
+        if contents is None:
+            # Freed first: what was held is not needed any more, and may be as large as the new.
+            self._contents = None
+            self._contents = contents = Contents(self.layout, self.storage, shape, self._reserved)
+        if new.explicit or contents.has_positions:
+            contents.add_positions()
+        past = None
+        pushes = self._pushes(k.shape[2], max(before))
+        if pushes and not empty:
+            # What a long chunk pushes out of a ring is still seen by the chunk's first queries.
+            past = self.fork().source()
+        self._explicit = new.explicit
+        for rows, columns in new.groups:
+            part = self._selected(contents, stream, new, before, rows, columns)
+            contents.write(rows, part, before[0 if rows is None else rows[0]])
+        self._lengths = [n + more for n, more in zip(before, new.counts, strict=True)]
+        if pushes:
+            return with_chunk(past, stream, new, before, contents, explicit=new.explicit)
+        return self.source()
+
+    def source(self) -> KeyValueSource:
+        if self._contents is None:
+            raise ValueError("this cache holds no tokens yet: append some first")
+        return view(self._contents, explicit=self._explicit)
+
+    @property
+    def max_rollback(self) -> int:
+        return min(
+            (self._most(row, length) for row, length in enumerate(self._lengths)), default=0
+        )
+
+    def rollback(self, count: Counts) -> None:
+        counts = per_row("rollback count", count, len(self._lengths) or 1)
+        lengths = self._lengths or [0]
+        for row, (back, length) in enumerate(zip(counts, lengths, strict=True)):
+            if back > length:
+                raise ValueError(f"rollback count must be 0 to length={length} tokens: got {back}")
+            if back < length and back > (most := self._most(row, length)):
+                raise ValueError(
+                    f"rollback count must be at most {most} tokens now, or all {length}: got "
+                    f"{back}; {self._why_not_further()}"
+                )
+        for row, back in enumerate(counts):
+            if back:
+                self._cut(row, lengths[row] - back)
+
+    def fork(self) -> Self:
+        other = copy.copy(self)
+        other._lengths = [*self._lengths]
+        other._contents = None if self._contents is None else self._contents.fork()
+        return other
+
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        chosen = per_row("rows", rows if isinstance(rows, Tensor) else [*rows], len(rows))
+        if not chosen or max(chosen) >= len(self._lengths):
+            raise ValueError(f"rows must name batch rows below {len(self._lengths)}: got {chosen}")
+        if self._contents is not None:
+            self._contents.reorder(chosen)
+        self._lengths = [self._lengths[row] for row in chosen]
+
+    def reset(self) -> None:
+        for row in range(len(self._lengths)):
+            self._cut(row, 0)
+        self._explicit = False
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, stores = {}, {}
+        for name, memory in self._memories.items():
+            records = memory.read(0, memory.extent)
+            nowhere = (memory.units(0, memory.extent) < 0).to(memory.device)[:, None, :, None]
+            for field, record in zip(memory.store.fields, records, strict=False):
+                tensors[f"{name}.{field.name}"] = record.masked_fill(nowhere, 0).contiguous()
+            stores[name] = {"stops": memory.stops, "firsts": memory.firsts}
+        return tensors, self.description() | {
+            "lengths": self._lengths,
+            "explicit": self._explicit,
+            "stores": stores,
+        }
+
+    def restore(
+        self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], device: torch.device
+    ) -> None:
+        if not facts["stores"]:
+            self._contents, self._lengths, self._explicit = None, [], False
+            return
+        B, G, D, V = (facts[name] for name in ("batch", "kv_heads", "key_dim", "value_dim"))
+        shape = Shape(B, G, D, V, getattr(torch, facts["dtype"]), device)
+        contents = Contents(self.layout, self.storage, shape, self._reserved)
+        if any(name.endswith(".positions") for name in tensors):
+            contents.add_positions()
+        for name, memory in contents.memories.items():
+            records = [tensors[f"{name}.{field.name}"] for field in memory.store.fields]
+            memory.restore(records, **facts["stores"][name])
+        self._contents, self._lengths = contents, [*facts["lengths"]]
+        self._explicit = bool(facts["explicit"])
+
+    def description(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            what: {"kind": type(part).__name__} | dataclasses.asdict(part)
+            for what, part in (("layout", self.layout), ("storage", self.storage))
+        }
+        if self._contents is not None:
+            shape = self._contents.shape._asdict() | {"device": None}
+            shape["dtype"] = str(shape["dtype"]).removeprefix("torch.")
+            facts |= {name: value for name, value in shape.items() if name != "device"}
+        return facts
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.layout!r}, {self.storage!r}, {self.length} tokens, "
+            f"{self.bytes:,} bytes)"
+        )
+
+    @property
+    def _memories(self) -> Mapping[str, Any]:
+        return {} if self._contents is None else self._contents.memories
+
+    def _most(self, row: int, length: int) -> int:
+        return 0 if self._contents is None else self._contents.max_rollback(row, length)
+
+    def _cut(self, row: int, length: int) -> None:
+        if self._contents is not None:
+            self._contents.cut(row, length)
+        self._lengths[row] = length
+
+    def _pushes(self, count: int, before: int) -> bool:
+        """Whether appending takes keys out of a ring that the first new queries still see."""
+        if not isinstance(self.layout, Ring):
+            return False
+        held = self.layout.window + self.layout.spare
+        return count > self.layout.spare + 1 and before + count > held
+
+    def _checked(self, k: Tensor, v: Tensor) -> tuple[Stream, Shape]:
+        if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f"k must be [B, G, T, D] and v [B, G, T, V] with the same B, G, T: got "
+                f"{list(k.shape)} and {list(v.shape)}"
+            )
+        if k.dtype != v.dtype or k.device != v.device:
+            raise ValueError(
+                f"k and v must share dtype and device: got {k.dtype} on {k.device} and {v.dtype} "
+                f"on {v.device}"
+            )
+        if not k.is_floating_point():
+            raise ValueError(f"k and v must be floating-point: got {k.dtype}")
+        shape = Shape(k.shape[0], k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device)
+        held = None if self._contents is None else self._contents.shape
+        if shape != held:
+            if held is not None and any(self._lengths):
+                for i, (what, got, want) in enumerate(zip(_NAMES, shape, held, strict=True)):
+                    if got != want:
+                        raise ValueError(
+                            f"{'v' if i == 3 else 'k'} does not fit this cache: it holds {what} "
+                            f"{want}, got {got}"
+                        )
+            shape.stores(self.layout, self.storage)
+        if latent_of(self.storage) is None:
+            return Stream(k, v), shape
+        same = v.data_ptr() == k.data_ptr() and v.stride() == k.stride()
+        if not same and not torch.equal(v, k[..., : v.shape[-1]]):
+            raise ValueError(
+                f"v must be the first {v.shape[-1]} columns of k: a latent cache keeps them once"
+            )
+        return Stream(k, None), shape
+
+    def _check_gradients(self, stream: Stream, new: Arrivals) -> None:
+        if not torch.is_grad_enabled():
+            return
+        tensors = [t for memory in self._memories.values() for t in memory.tensors]
+        if not any(tensor.requires_grad for tensor in (*stream.tensors(), *tensors)):
+            return
+        if not isinstance(self.layout, Dense) or isinstance(self.storage, Quantized):
+            raise ValueError(
+                f"k or v requires a gradient, which a {type(self).__name__} cannot carry: append "
+                "under torch.no_grad(), or use a DenseCache"
+            )
+        if new.groups[0][0] is not None:
+            raise ValueError(
+                "k or v requires a gradient, which rows that differ in length cannot carry: "
+                "append under torch.no_grad()"
+            )
+
+    @staticmethod
+    def _selected(
+        contents: Contents,
+        stream: Stream,
+        new: Arrivals,
+        before: list[int],
+        rows: list[int] | None,
+        columns: list[int] | None,
+    ) -> Stream:
+        """The tokens of some rows and columns, with positions where those are stored."""
+        if contents.has_positions:
+            where = new.positions
+            if where is None:
+                where = torch.arange(stream.k.shape[2]) + torch.tensor(before)[:, None]
+            stream = stream._replace(positions=where[:, None, :, None].to(stream.k.device))
+        if rows is not None:
+            stream = stream.of([x[rows] for x in stream.tensors()])
+        if columns is None:
+            return stream
+        first = columns[0] if columns else 0
+        if columns == list(range(first, first + len(columns))):
+            return stream.part(first, first + len(columns))
+        return stream.of([x[:, :, columns] for x in stream.tensors()])
+
+    def _why_not_further(self) -> str:
+        reasons = []
+        if isinstance(self.layout, Ring):
+            reasons.append(
+                f"a ring of window={self.layout.window} and spare={self.layout.spare} has "
+                "forgotten what earlier queries would see"
+            )
+        if isinstance(self.storage, Quantized):
+            reasons.append(
+                f"older tokens are quantised in groups of {self.storage.group} and stay so "
+                f"(recent={self.storage.recent})"
+            )
+        return "; ".join(reasons)

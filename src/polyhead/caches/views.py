@@ -1,0 +1,92 @@
+"""The source of what a cache holds: in the order of place, or with a position beside every key.
+
+Shape letters: B batch, G kv heads, S keys, T tokens of a chunk, D key size, V value size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.caches.arrivals import Arrivals
+from polyhead.caches.codecs import Stream
+from polyhead.caches.contents import Contents
+from polyhead.caches.source import NOWHERE, Given, Stored, StoredSource
+from polyhead.semantics.sources import DenseSource, KeyValueSource
+
+
+def view(contents: Contents, *, explicit: bool) -> KeyValueSource:
+    """Everything held.
+
+    Args:
+        contents: Where it lies.
+        explicit: Whether positions are other than places, and stored.
+    """
+    if not contents.even:
+        return _uneven(contents, explicit)
+    runs = contents.runs()
+    positions = None
+    if explicit and runs:
+        positions = torch.cat([run.positions() for run in runs], dim=1)
+    shift = contents.main.firsts[0] * contents.main.store.tokens if contents.main.firsts else 0
+    if len(runs) == 1 and runs[0].in_place:
+        k, v = runs[0].read(0, runs[0].length)
+        return DenseSource(k, v, positions, shift)
+    return StoredSource([*runs], contents.shape, shift=shift, positions=positions)
+
+
+def _uneven(contents: Contents, explicit: bool) -> StoredSource:
+    device = contents.shape.device
+    runs: list[Stored | Given] = []
+    positions = []
+    for name, run in contents.addresses():
+        tokens = run.codec.tokens
+        units = run.memory.units(0, run.memory.extent)
+        if name == "tail":
+            firsts = torch.tensor([[contents.tail_first(row)] for row in range(len(units))])
+            units = units.where(units >= firsts, -1)
+        where = units[..., None] * tokens + torch.arange(tokens) + contents.base(name)
+        where = run.positions() if explicit else where.flatten(1).to(device)
+        held = (units >= 0).repeat_interleave(tokens, dim=1).to(device)
+        runs.append(run)
+        positions.append(where.where(held, NOWHERE))
+    return StoredSource(runs, contents.shape, positions=torch.cat(positions, dim=1), gaps=True)
+
+
+def with_chunk(
+    past: KeyValueSource | None,
+    stream: Stream,
+    new: Arrivals,
+    lengths: list[int],
+    contents: Contents,
+    *,
+    explicit: bool,
+) -> StoredSource:
+    """What a ring held before a chunk of T tokens, and the chunk in the tensors that brought it.
+
+    Args:
+        past: A source of what was held, untouched by the writing of the chunk; None: nothing.
+        stream: The chunk.
+        new: Its rows and positions.
+        lengths: Tokens of each row before it.
+        contents: For shape and device.
+        explicit: Whether positions are other than places.
+    """
+    shape, T = contents.shape, stream.k.shape[2]
+    runs: list[Stored | Given] = [Given(stream, shape.value_dim)]
+    if isinstance(past, StoredSource):
+        runs = [*past.runs, *runs]
+    elif past is not None:
+        runs = [Given(Stream(*past.gather()), shape.value_dim), *runs]
+    gaps = len(set(lengths)) > 1 or min(new.counts) < T or getattr(past, "gaps", False)
+    if not gaps and not explicit:
+        shift = lengths[0] if past is None else past.tokens.places.low
+        return StoredSource(runs, shape, shift=shift)
+    where = new.positions
+    if where is None:
+        where = torch.arange(T) + torch.tensor(lengths)[:, None]
+    where = where.where(where >= 0, NOWHERE).to(shape.device)
+    if past is not None:
+        held: Tensor = past.tokens.position_tensor(shape.device)
+        where = torch.cat((held.expand(shape.batch, -1), where), dim=1)
+    return StoredSource(runs, shape, positions=where, gaps=gaps)

@@ -1,0 +1,197 @@
+"""What other head layouts would cost at the same width, side by side.
+
+MHA remembers 2 · H · D numbers per token and layer, GQA 2 · G · D, MQA 2 · D (Shazeer 2019; Ainslie
+et al. 2023), MLA one latent of R + P (DeepSeek-V2, 2024). FlashAttention changes none of these
+numbers: it is another way to compute the same attention.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from polyhead.layers.config import AttentionConfig
+from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.planning.architecture import Architecture, AttentionShape
+from polyhead.planning.flops import attention_flops
+from polyhead.planning.memory import layer_cache, total_bytes
+from polyhead.planning.weights import of_attention
+
+EXAMPLES = {
+    "MHA": "BERT, GPT-2, GPT-3",
+    "GQA": "LLaMA-2-70B, LLaMA-3, Mistral, Qwen2",
+    "MQA": "PaLM, Falcon-7B",
+    "MLA": "DeepSeek-V2, V3, R1",
+}
+
+
+@dataclass(frozen=True)
+class LayoutRow:
+    """One head layout in all layers of a model.
+
+    Attributes:
+        name: ``"MHA"``, ``"GQA-8"``, ``"MQA"``, ``"MLA"``.
+        current: Whether the model has it.
+        query_heads: H of the first layer.
+        kv_heads: G of the first layer; None for a latent.
+        elements: Numbers remembered per token in the first layer.
+        token_bytes: Of one token in all layers, while no window is full.
+        cache_bytes: At the plan's tokens and batch, on all ranks together without copies.
+        share: ``cache_bytes`` beside those of MHA.
+        parameters: Of attention, all layers.
+        decode_flops: Scores and weighted values of one decode step, all layers.
+        examples: Models that have it.
+    """
+
+    name: str
+    current: bool
+    query_heads: int
+    kv_heads: int | None
+    elements: int
+    token_bytes: float
+    cache_bytes: int
+    share: float
+    parameters: int
+    decode_flops: int
+    examples: str
+
+
+def layouts(
+    model: Architecture, *, tokens: int, batch: int, kv_dtype: str, page: int | None
+) -> tuple[LayoutRow, ...]:
+    """MHA, GQA, MQA and MLA in place of the self-attention of every layer of a decoder."""
+    if model.kind == "encoder":
+        return ()
+    first = model.layers[0].attention
+    groups = _groups(first)
+    variants: list[tuple[str, Callable[[AttentionShape], AttentionShape]]] = [
+        ("MHA", lambda shape: as_heads(shape, shape.num_heads))
+    ]
+    if groups is not None:
+        variants.append((f"GQA-{groups}", lambda shape: as_heads(shape, groups)))
+    variants += [("MQA", lambda shape: as_heads(shape, 1)), ("MLA", as_latent)]
+    rows: list[LayoutRow] = []
+    for name, change in variants:
+        shapes = [change(layer.attention) for layer in model.layers]
+        kinds = Counter(shapes)
+        memory = Counter(layer_cache(shape, kv_dtype, page) for shape in shapes)
+        held = total_bytes(memory, tokens, batch)
+        rows.append(
+            LayoutRow(
+                name=name,
+                current=_same(shapes[0], first),
+                query_heads=shapes[0].num_heads,
+                kv_heads=_kv_heads(shapes[0]),
+                elements=elements(shapes[0]),
+                token_bytes=sum(each.token_bytes * times for each, times in memory.items()),
+                cache_bytes=held,
+                share=held / rows[0].cache_bytes if rows else 1.0,
+                parameters=sum(
+                    times * sum(piece.count for piece in of_attention(shape, model.embed_dim))
+                    for shape, times in kinds.items()
+                ),
+                decode_flops=sum(
+                    times * attention_flops(shape, 1, tokens - 1, batch)
+                    for shape, times in kinds.items()
+                ),
+                examples=EXAMPLES[name.split("-")[0]],
+            )
+        )
+    return tuple(rows)
+
+
+def as_heads(shape: AttentionShape, kv_heads: int) -> AttentionConfig:
+    """The same heads with keys and values of their own, ``kv_heads`` of them at most."""
+    if isinstance(shape, LatentAttentionConfig):
+        return AttentionConfig(
+            num_heads=shape.num_heads,
+            num_kv_heads=min(kv_heads, shape.num_heads),
+            head_dim=shape.v_head_dim,
+            rope=shape.rope,
+        )
+    groups = max(g for g in range(1, min(kv_heads, shape.num_heads) + 1) if not shape.num_heads % g)
+    return replace(shape, num_kv_heads=groups)
+
+
+def as_latent(shape: AttentionShape) -> LatentAttentionConfig:
+    """DeepSeek's proportions at the same heads: R = 4 · D, P = D / 2, no window."""
+    if isinstance(shape, LatentAttentionConfig):
+        return shape
+    D = shape.head_dim
+    return LatentAttentionConfig(
+        num_heads=shape.num_heads,
+        kv_lora_rank=4 * D,
+        qk_nope_head_dim=D,
+        qk_rope_head_dim=max(2, D // 4 * 2),
+        v_head_dim=D if shape.v_head_dim is None else shape.v_head_dim,
+    )
+
+
+def elements(shape: AttentionShape) -> int:
+    """Numbers remembered per token."""
+    if isinstance(shape, LatentAttentionConfig):
+        return shape.latent_dim
+    V = shape.head_dim if shape.v_head_dim is None else shape.v_head_dim
+    return shape.num_kv_heads * (shape.head_dim + V)
+
+
+def layout_name(shape: AttentionShape) -> str:
+    """``"MHA"``, ``"GQA-8"``, ``"MQA"`` or ``"MLA"``."""
+    if isinstance(shape, LatentAttentionConfig):
+        return "MLA"
+    if shape.num_kv_heads == shape.num_heads:
+        return "MHA"
+    return "MQA" if shape.num_kv_heads == 1 else f"GQA-{shape.num_kv_heads}"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How much smaller a cache is than another, and what was compared."""
+
+    share: float
+    baseline: str
+
+    def __str__(self) -> str:
+        return f"{self.share:.1%} less cache per token than {self.baseline}"
+
+
+def cache_saving(
+    model: Architecture, baseline: Architecture, *, bits: float = 16, baseline_bits: float = 16
+) -> float:
+    """1 − (bits per token of ``model``'s cache) / (bits per token of ``baseline``'s), all layers.
+
+    Like for like where both have as many bits per number.
+    """
+    ours, theirs = (
+        sum(elements(layer.attention) for layer in each.layers) for each in (model, baseline)
+    )
+    return 1 - ours * bits / (theirs * baseline_bits)
+
+
+def with_mha(model: Architecture) -> Architecture:
+    """The same model with keys and values for every head."""
+    return replace(
+        model,
+        layers=tuple(
+            replace(layer, attention=as_heads(layer.attention, layer.attention.num_heads))
+            for layer in model.layers
+        ),
+    )
+
+
+def _groups(shape: AttentionShape) -> int | None:
+    """The model's own number of groups where it has some, or 8, or the nearest divisor."""
+    H = shape.num_heads
+    if isinstance(shape, AttentionConfig) and 1 < shape.num_kv_heads < H:
+        return shape.num_kv_heads
+    divisors = [g for g in range(2, H) if H % g == 0]
+    return min(divisors, key=lambda g: (abs(g - 8), g)) if divisors else None
+
+
+def _kv_heads(shape: AttentionShape) -> int | None:
+    return shape.num_kv_heads if isinstance(shape, AttentionConfig) else None
+
+
+def _same(shape: AttentionShape, first: AttentionShape) -> bool:
+    return layout_name(shape) == layout_name(first)

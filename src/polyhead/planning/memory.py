@@ -1,0 +1,196 @@
+"""Cache bytes per layer, token and rank, and what fits in a memory.
+
+The bytes are those of ``polyhead.caches.sizes``, which the caches themselves allocate by: a plan is
+not an estimate of the allocator, it is the allocator's own description.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from polyhead.caches.sizes import (
+    Dense,
+    Latent,
+    Layout,
+    Paged,
+    Plain,
+    Quantized,
+    Ring,
+    Storage,
+    Store,
+    cache_bytes,
+    stores,
+    units,
+)
+from polyhead.errors import ConfigError
+from polyhead.layers.config import AttentionConfig
+from polyhead.planning.architecture import Architecture, AttentionShape
+
+CACHE_TYPES: dict[str, torch.dtype | int] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": 8,
+    "int4": 4,
+}
+"""A dtype of keys and values, or the bits of a quantised cache around exact bfloat16 tokens."""
+
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's cache on one rank, as the allocator describes it."""
+
+    layout: Layout
+    storage: Storage
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+    def bytes(self, tokens: int, batch: int) -> int:
+        """Allocated for ``tokens`` tokens in each of ``batch`` rows."""
+        return cache_bytes(
+            self.layout,
+            self.storage,
+            tokens=tokens,
+            batch=batch,
+            kv_heads=self.kv_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            dtype=self.dtype,
+        )
+
+    def read_bytes(self, tokens: int, batch: int) -> int:
+        """Of the tokens that a decode step at ``tokens`` tokens sees."""
+        seen = min(tokens, self.layout.window) if isinstance(self.layout, Ring) else tokens
+        counted = units(self.storage, seen)
+        return batch * sum(counted[store.name] * store.unit_bytes for store in self._stores())
+
+    @property
+    def token_bytes(self) -> float:
+        """Of one more token, while no window is full."""
+        for store in self._stores():
+            if store.name in ("tokens", "codes"):
+                return store.unit_bytes / store.tokens
+        raise ConfigError("a cache without a store of tokens")
+
+    def _stores(self) -> tuple[Store, ...]:
+        return stores(
+            self.layout,
+            self.storage,
+            kv_heads=self.kv_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            dtype=self.dtype,
+        )
+
+
+def layer_cache(
+    shape: AttentionShape, kv_dtype: str, page: int | None = None, ranks: int = 1
+) -> LayerCache:
+    """The cache that one attention needs on each rank.
+
+    A window is a ring of that many tokens; pages are for the layers that remember everything.
+
+    Raises:
+        ConfigError: An unknown ``kv_dtype`` or a page that does not go with it.
+    """
+    if kv_dtype not in CACHE_TYPES:
+        raise ConfigError(f"kv_dtype must be one of {', '.join(CACHE_TYPES)}: got {kv_dtype!r}")
+    kind = CACHE_TYPES[kv_dtype]
+    dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16
+    bits = kind if isinstance(kind, int) else None
+    layout: Layout = Dense() if page is None else Paged(page)
+    if not isinstance(shape, AttentionConfig):
+        latent = Latent(shape.kv_lora_rank, shape.qk_rope_head_dim)
+        storage: Storage = latent if bits is None else Quantized(bits, bits, latent=latent)
+        made = LayerCache(layout, storage, 1, shape.latent_dim, shape.kv_lora_rank, dtype)
+    else:
+        storage = Plain() if bits is None else Quantized(bits, bits)
+        if shape.window is not None:
+            layout = Ring(shape.window)
+            storage = Plain() if bits is None else Quantized(bits, bits, sinks=0)
+        V = shape.head_dim if shape.v_head_dim is None else shape.v_head_dim
+        heads = -(-shape.num_kv_heads // ranks)
+        made = LayerCache(layout, storage, heads, shape.head_dim, V, dtype)
+    made._stores()  # refuses what does not go together
+    return made
+
+
+def caches(
+    model: Architecture, kv_dtype: str, page: int | None = None, ranks: int = 1
+) -> tuple[LayerCache, ...]:
+    """One per decoder layer, then one per cross-attention; an encoder remembers nothing."""
+    if model.kind == "encoder":
+        return ()
+    shapes: list[AttentionShape] = [layer.attention for layer in model.layers]
+    shapes += [layer.cross_attention for layer in model.layers if layer.cross_attention]
+    return tuple(layer_cache(shape, kv_dtype, page, ranks) for shape in shapes)
+
+
+def total_bytes(layers: Counter[LayerCache], tokens: int, batch: int) -> int:
+    """Of all layers on one rank."""
+    return sum(times * layer.bytes(tokens, batch) for layer, times in layers.items())
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What fits in the memory of one rank beside the weights; activations are not counted.
+
+    Attributes:
+        memory: Bytes of one rank.
+        free: Bytes that the weights leave.
+        fits: Whether the tokens and batch of the plan do.
+        longest_context: Most tokens per sequence at the plan's batch; None: the cache stops
+            growing, or there is none.
+        largest_batch: Most sequences of the plan's tokens; None: there is no cache.
+    """
+
+    memory: int
+    free: int
+    fits: bool
+    longest_context: int | None
+    largest_batch: int | None
+
+
+def fit(
+    layers: tuple[LayerCache, ...], *, memory: int, weights: int, tokens: int, batch: int
+) -> Fit:
+    """The greatest context and batch whose caches fit beside the weights.
+
+    Raises:
+        ConfigError: Not even the weights fit.
+    """
+    if weights > memory:
+        raise ConfigError(
+            f"memory must hold the weights of a rank, {weights:,} bytes: got {memory:,}; raise "
+            f"memory or tensor_parallel, or take a narrower dtype"
+        )
+    free, kinds = memory - weights, Counter(layers)
+    return Fit(
+        memory=memory,
+        free=free,
+        fits=total_bytes(kinds, tokens, batch) <= free,
+        longest_context=_greatest(lambda n: total_bytes(kinds, n, batch) <= free),
+        largest_batch=_greatest(lambda n: n == 0 or total_bytes(kinds, tokens, n) <= free),
+    )
+
+
+def _greatest(fits: Callable[[int], bool]) -> int | None:
+    """The greatest number that fits, where everything below does too; None: no bound."""
+    high = 1
+    while fits(high):
+        if high >= _MOST:
+            return None
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,297 @@
+"""The page for every hand and eye: keyboard, themes, contrast, narrow windows, hostile text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyhead.inspection.page import PageData
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Any]
+Make = Callable[..., PageData]
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\u2028",
+    "\n",
+    "\"'`",
+    "\u202eabc",
+    "😀",
+    " 漢字",
+    "\ufffd",
+    "\udc80",
+    "",
+    "  ",
+    "\x00",
+    "&lt;",
+    "{{data}}",
+    "a" * 400,
+]
+
+# Every visible text with its colour on the first opaque background behind it, both as sRGB bytes.
+TEXT_COLOURS = """() => {
+    const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const bytes = (colour) => {
+        context.clearRect(0, 0, 1, 1);
+        context.fillStyle = colour;
+        context.fillRect(0, 0, 1, 1);
+        return [...context.getImageData(0, 0, 1, 1).data];
+    };
+    const found = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const node = walker.currentNode.parentElement;
+        const words = walker.currentNode.data.trim();
+        if (!words || !node.checkVisibility({ opacityProperty: true })) continue;
+        if (node.closest("script, style, .unseen, fieldset:disabled")) continue;
+        let behind = node;
+        while (behind && bytes(getComputedStyle(behind).backgroundColor)[3] < 255) {
+            behind = behind.parentElement;
+        }
+        const back = getComputedStyle(behind ?? document.body).backgroundColor;
+        found.push([words, bytes(getComputedStyle(node).color), bytes(back)]);
+    }
+    return found;
+}"""
+
+
+def focused(page: Any) -> str | None:
+    return page.evaluate("document.activeElement.dataset.testid ?? null")
+
+
+def luminance(colour: list[int]) -> float:
+    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+             for c in (x / 255 for x in colour[:3])]  # fmt: skip
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def contrast(one: list[int], other: list[int]) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_everything_is_reached_with_the_keyboard_alone(open_page: Open, make_data: Make) -> None:
+    data = make_data()
+    page = open_page(data, "#L0H0")
+    press = page.keyboard.press
+    visited = []
+    for _ in range(60):
+        press("Tab")
+        visited.append(focused(page))
+    wanted = {"theme", "help", "view-maps", "order-layer", "measure", "direction", "pair-query",
+              "pair-key", "scale-sqrt", "hide-first", "head-L0H0", "previous", "next", "close",
+              "lanes-both", "token-0", "heatmap", "copy-csv", "copy-json",
+              "row-sort-weight"}  # fmt: skip
+    assert wanted <= set(visited)
+    assert sum(name is not None and name.startswith("head-") for name in visited[:20]) == 1
+
+    page.get_by_test_id("head-L0H0").focus()
+    for key, name in [("ArrowRight", "L0H1"), ("ArrowDown", "L1H1"), ("End", "L1H5"),
+                      ("ArrowRight", "L2H0"), ("ArrowUp", "L1H0"), ("Control+End", "L2H5"),
+                      ("Home", "L2H0"), ("ArrowRight", "L2H1")]:  # fmt: skip
+        press(key)
+        assert focused(page) == f"head-{name}"
+    press("Enter")
+    assert page.get_by_test_id("panel-title").inner_text() == "Layer 2 · Head 1"
+    assert focused(page) == "heatmap"
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        press(key)
+    shown = np.float32(page.get_by_test_id("readout-weight").inner_text())
+    assert shown == data.weights[2, 1, 8, 2]
+    press("Enter")
+    assert page.get_by_test_id("pair-query").input_value() == "8"
+    press("]")
+    assert page.get_by_test_id("panel-title").inner_text() == "Layer 2 · Head 2"
+    press("[")
+    press("Escape")
+    assert not page.get_by_test_id("panel").is_visible()
+    assert focused(page) == "head-L2H1"
+    assert "#" not in page.url
+
+
+def test_tokens_are_walked_and_pinned_with_the_keyboard(open_page: Open, make_data: Make) -> None:
+    page = open_page(make_data(), "#L0H0")
+    page.get_by_test_id("token-0").focus()
+    for key in ("ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    assert focused(page) == "token-2"
+    assert page.get_by_test_id("sentence-out").inner_text().startswith("was looks at")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.press("End")
+    page.keyboard.press("Enter")
+    indexes = [page.get_by_test_id(f"readout-{x}-index").inner_text() for x in ("query", "key")]
+    assert indexes == ["8", "2"]
+
+
+def test_question_mark_opens_help_and_escape_closes_only_it(
+    open_page: Open, make_data: Make
+) -> None:
+    page = open_page(make_data(), "#L0H0")
+    page.keyboard.press("?")
+    dialog = page.get_by_test_id("help-dialog")
+    assert "previous and next head" in dialog.inner_text()
+    page.keyboard.press("]")
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert page.get_by_test_id("panel-title").inner_text() == "Layer 0 · Head 0"
+
+
+def test_brackets_step_in_the_order_shown(open_page: Open, make_data: Make) -> None:
+    data = make_data()
+    page = open_page(data)
+    page.get_by_test_id("order-rank").check()
+    values = data.weights[:, :, 6, 1]
+    order = sorted(np.ndindex(values.shape), key=lambda at: -float(values[at]))
+    for layer, head in order[1:4]:
+        page.keyboard.press("]")
+        title = page.get_by_test_id("panel-title").inner_text()
+        assert title == f"Layer {layer} · Head {head}"
+
+
+def test_focus_is_visible_wherever_it_goes(open_page: Open, make_data: Make) -> None:
+    page = open_page(make_data(), "#L0H0")
+    for _ in range(25):
+        page.keyboard.press("Tab")
+        ring = page.evaluate("""() => {
+            const node = document.activeElement;
+            const shown = node.matches(".segments input") ? node.nextElementSibling : node;
+            const style = getComputedStyle(shown);
+            return [style.outlineStyle, parseFloat(style.outlineWidth), node.tagName];
+        }""")
+        if ring[2] != "BODY":
+            assert ring[0] != "none", focused(page)
+            assert ring[1] >= 1, focused(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["maps", "table"])
+def test_every_text_has_a_contrast_of_at_least_4_5(
+    open_page: Open, make_data: Make, scheme: str, view: str
+) -> None:
+    page = open_page(make_data(), "#L1H1", color_scheme=scheme, reduced_motion="reduce")
+    page.get_by_test_id("order-rank").check()
+    page.get_by_test_id(f"view-{view}").check()
+    page.get_by_test_id("token-5").hover()
+    texts = page.evaluate(TEXT_COLOURS)
+    assert len(texts) > 100
+    poor = [(words, round(contrast(ink, back), 2)) for words, ink, back in texts
+            if contrast(ink, back) < 4.5]  # fmt: skip
+    assert poor == []
+
+
+def test_light_and_dark_look_their_part(open_page: Open, make_data: Make) -> None:
+    mean: dict[str, float] = {}
+    for scheme in ("light", "dark"):
+        page = open_page(make_data(), "#L1H1", color_scheme=scheme)
+        page.get_by_test_id("heatmap").hover(position={"x": 2, "y": 2})
+        shot = page.screenshot()
+        assert shot[:4] == b"\x89PNG"
+        ground = page.evaluate(TEXT_COLOURS)[0][2]
+        mean[scheme] = float(np.mean(ground[:3]))
+    assert mean["dark"] < 40 < 220 < mean["light"]
+
+
+def test_the_theme_switch_is_remembered(open_page: Open, make_data: Make) -> None:
+    page = open_page(make_data(), color_scheme="light")
+    back = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(back)
+    page.get_by_test_id("theme").click()
+    dark = page.evaluate(back)
+    assert dark != light
+    page.reload()
+    page.evaluate("polyhead.ready")
+    assert page.evaluate(back) == dark
+
+
+def test_a_browser_that_forbids_storage_still_switches(open_page: Open, make_data: Make) -> None:
+    page = open_page(make_data(), color_scheme="light")
+    page.evaluate("""Object.defineProperty(window, "localStorage", {
+        get() { throw new DOMException("denied", "SecurityError"); },
+    })""")
+    page.get_by_test_id("theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_narrow_window_needs_no_sideways_scrolling(open_page: Open, make_data: Make) -> None:
+    data = make_data(4, 8, 40)
+    page = open_page(data, viewport={"width": 400, "height": 760})
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    assert not page.get_by_test_id("panel").is_visible()
+    assert page.evaluate(fits)
+    page.get_by_test_id("head-L3H6").click()
+    assert page.get_by_test_id("panel").is_visible()
+    assert not page.get_by_test_id("grid").is_visible()
+    assert page.evaluate(fits)
+    box = page.get_by_test_id("heatmap").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 400
+    page.get_by_test_id("close").click()
+    page.get_by_test_id("view-table").check()
+    assert page.evaluate(fits)
+
+
+def test_reduced_motion_is_respected(open_page: Open, make_data: Make) -> None:
+    page = open_page(make_data(), reduced_motion="reduce")
+    moving = page.evaluate("""[...document.querySelectorAll("*")].filter((node) =>
+        getComputedStyle(node).transitionDuration !== "0s" ||
+        getComputedStyle(node).animationName !== "none").length""")
+    assert moving == 0
+
+
+def test_small_maps_are_drawn_in_device_pixels(open_page: Open, make_data: Make) -> None:
+    page = open_page(make_data(), device_scale_factor=2)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    ratio = page.locator("[data-testid=head-L0H0] canvas").evaluate(
+        "canvas => canvas.width / canvas.getBoundingClientRect().width"
+    )
+    assert ratio == pytest.approx(2, abs=0.03)
+
+
+def test_hostile_text_is_shown_and_never_run(open_page: Open, make_data: Make) -> None:
+    plain = open_page(make_data(tokens=len(HOSTILE)))
+    count = "document.querySelectorAll('img, script:not([id]), b b, i b').length"
+    expected = plain.evaluate(count)
+    data = replace(
+        make_data(3, 6, len(HOSTILE), continuation="<i>", facts={"<b>": HOSTILE[0]}),
+        title=HOSTILE[0],
+        model=HOSTILE[1],
+        tokens=HOSTILE,
+    )
+    page = open_page(data, "#L0H1")
+    assert page.evaluate(count) == expected
+    assert page.get_by_test_id("title").inner_text() == HOSTILE[0] + "<i>"
+    shown = [page.get_by_test_id(f"token-{i}").inner_text() for i in range(len(HOSTILE))]
+    assert shown[:4] == [HOSTILE[0], HOSTILE[1].replace(" ", "␣"), "\\u2028", "⏎"]
+    assert shown[5:] == ["\\u202eabc", "😀", "漢字", "\ufffd", "\ufffd", "∅", "␣␣", "\\u0000",
+                         "&lt;", "{{data}}", "a" * 400]  # fmt: skip
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for view in ("table", "maps"):
+        page.get_by_test_id(f"view-{view}").check()
+    page.get_by_test_id("token-0").click()
+    page.get_by_test_id("token-1").hover()
+
+
+def test_roles_and_names_tell_a_screen_reader_what_is_there(
+    open_page: Open, make_data: Make
+) -> None:
+    data = make_data()
+    page = open_page(data, "#L2H3")
+    grid = page.get_by_role("grid", name="All heads as small maps")
+    assert grid.get_by_role("row").count() == 3
+    cell = grid.get_by_role("gridcell", name=re.compile("^Layer 2, head 3, kv head 1"))
+    assert cell.get_attribute("aria-selected") == "true"
+    assert f"{data.weights[2, 3, 6, 1]:.3f}" in cell.get_attribute("aria-label")
+    nameless = page.eval_on_selector_all(
+        "button, select, input, canvas[tabindex], [role=grid], [role=listbox]",
+        """nodes => nodes.filter((node) => !(node.ariaLabel || node.textContent.trim() ||
+             node.labels?.length)).map((node) => node.outerHTML)""",
+    )
+    assert nameless == []

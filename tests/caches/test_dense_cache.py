@@ -1,0 +1,202 @@
+"""The dense cache, judged by a list of the tokens it should hold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from polyhead import Causal, DenseCache, attention
+from polyhead.caches import ModelCache
+
+
+def tokens(count: int, batch: int = 2, heads: int = 3, k: int = 4, v: int = 5):
+    return torch.randn(batch, heads, count, k), torch.randn(batch, heads, count, v)
+
+
+class AppendAndRollback(RuleBasedStateMachine):
+    """Any series of appends and rollbacks holds what concatenation would hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = DenseCache()
+        self.k, self.v = tokens(0)
+
+    @rule(count=st.integers(0, 90), in_inference_mode=st.booleans())
+    def append(self, count, in_inference_mode):
+        with torch.inference_mode(in_inference_mode):
+            k, v = tokens(count)
+            source = self.cache.append(k, v)
+        held = source.gather()
+        self.k, self.v = torch.cat((self.k, k), dim=2), torch.cat((self.v, v), dim=2)
+        assert torch.equal(held[0], self.k)
+        assert torch.equal(held[1], self.v)
+
+    @rule(data=st.data())
+    def rollback(self, data):
+        count = data.draw(st.integers(0, self.cache.length))
+        self.cache.rollback(count)
+        keep = self.k.shape[2] - count
+        self.k, self.v = self.k[:, :, :keep], self.v[:, :, :keep]
+
+    @rule()
+    def reset(self):
+        self.cache.reset()
+        self.k, self.v = tokens(0)
+
+    @precondition(lambda self: self.cache.length)
+    @rule()
+    def attend(self):
+        q = torch.randn(2, 6, 1, 4)
+        have = attention(q, self.cache.source(), mask=Causal())
+        torch.testing.assert_close(have, attention(q, self.k, self.v, mask=Causal()))
+
+    @precondition(lambda self: self.cache.length)
+    @rule(
+        wrong=st.sampled_from(
+            [("batch", {"batch": 1}), ("kv heads", {"heads": 1}), ("head size", {"k": 3}),
+             ("head size", {"v": 4})]
+        )
+    )  # fmt: skip
+    def refuse(self, wrong):
+        words, sizes = wrong
+        with pytest.raises(ValueError, match=words):
+            self.cache.append(*tokens(2, **sizes))
+
+    @invariant()
+    def counts_are_right(self):
+        assert self.cache.length == self.k.shape[2] <= max(self.cache.capacity, 0)
+        if self.cache.length:
+            k, v = self.cache.source().gather()
+            assert torch.equal(k, self.k)
+            assert torch.equal(v, self.v)
+            assert self.cache.used_bytes == self.k.nbytes + self.v.nbytes <= self.cache.bytes
+
+
+TestAppendAndRollback = AppendAndRollback.TestCase
+TestAppendAndRollback.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def test_bytes_are_those_of_the_tensors_allocated():
+    cache = DenseCache()
+    assert (cache.bytes, cache.used_bytes, cache.capacity) == (0, 0, 0)
+    k, v = tokens(70)
+    cache.append(k, v)
+    assert cache.bytes == (k.nbytes + v.nbytes) // 70 * cache.capacity
+    assert cache.used_bytes == k.nbytes + v.nbytes
+
+
+def test_growth_reallocates_a_logarithmic_number_of_times():
+    cache, capacities = DenseCache(), set()
+    for _ in range(3000):
+        cache.append(*tokens(1, batch=1, heads=1))
+        capacities.add(cache.capacity)
+    assert len(capacities) <= math.log2(3000)
+    assert cache.capacity < 2 * 3000
+
+
+def test_room_that_was_asked_for_is_made_once():
+    cache = DenseCache(capacity=1000)
+    cache.append(*tokens(1))
+    address, capacity = cache.source().gather()[0].data_ptr(), cache.capacity
+    cache.append(*tokens(999))
+    assert cache.capacity == capacity >= 1000
+    assert cache.source().gather()[0].data_ptr() == address
+
+
+def test_a_reset_keeps_memory_for_what_fits_and_follows_what_does_not():
+    cache = DenseCache()
+    cache.append(*tokens(5))
+    address = cache.source().gather()[0].data_ptr()
+    cache.reset()
+    assert cache.length == 0
+    cache.append(*tokens(3))
+    assert cache.source().gather()[0].data_ptr() == address
+    cache.reset()
+    k, v = tokens(3, batch=1, k=8)
+    held, _ = cache.append(k.double(), v.double()).gather()
+    assert (held.dtype, held.shape) == (torch.float64, (1, 3, 3, 8))
+
+
+def test_more_than_is_held_cannot_be_rolled_back():
+    cache = DenseCache()
+    cache.append(*tokens(3))
+    for count in (4, -1):
+        with pytest.raises(ValueError, match=f"got {count}"):
+            cache.rollback(count)
+    assert cache.length == 3
+
+
+def test_the_source_of_an_empty_cache_is_refused():
+    with pytest.raises(ValueError, match="holds no tokens"):
+        DenseCache().source()
+
+
+def test_other_dtypes_and_uneven_pairs_are_refused():
+    cache = DenseCache()
+    with pytest.raises(ValueError, match="same B, G, T"):
+        cache.append(tokens(3)[0], tokens(4)[1])
+    with pytest.raises(ValueError, match="share dtype"):
+        cache.append(tokens(3)[0].double(), tokens(3)[1])
+    cache.append(*tokens(3))
+    with pytest.raises(ValueError, match=r"dtype torch\.float32, got torch\.float64"):
+        cache.append(*(t.double() for t in tokens(1)))
+    assert cache.length == 3
+
+
+def test_positions_are_kept_per_row_and_must_go_on():
+    cache = DenseCache()
+    cache.append(*tokens(2))
+    rows = torch.tensor([[5, 6, 9], [2, 3, 4]])
+    held = cache.append(*tokens(3), rows).tokens.positions
+    assert held.tolist() == [[0, 1, 5, 6, 9], [0, 1, 2, 3, 4]]
+    held = cache.append(*tokens(1), torch.tensor([[10], [5]])).tokens.positions
+    assert held[:, -1].tolist() == [10, 5]
+    cache.rollback(2)
+    held = cache.append(*tokens(1), torch.tensor([[7], [8]])).tokens.positions
+    assert held.tolist() == [[0, 1, 5, 6, 7], [0, 1, 2, 3, 8]]
+    with pytest.raises(ValueError, match=r"positions"):
+        cache.append(*tokens(2), torch.arange(3))
+    assert cache.length == 5
+
+
+def test_gradients_reach_every_token():
+    cache, parts = DenseCache(), [tokens(n) for n in (3, 1, 4)]
+    for k, v in parts:
+        cache.append(k.requires_grad_(), v.requires_grad_())
+    k, v = cache.source().gather()
+    (k.sum() + 2 * v.sum()).backward()
+    for k, v in parts:
+        assert torch.equal(k.grad, torch.ones_like(k))
+        assert torch.equal(v.grad, torch.full_like(v, 2))
+    with torch.no_grad():
+        cache.append(*tokens(1))
+    assert not cache.source().gather()[0].requires_grad
+
+
+def test_a_model_cache_moves_its_layers_together():
+    cache = ModelCache([DenseCache(), DenseCache()], [DenseCache(), DenseCache()])
+    for layer in (*cache.layers, *cache.cross):
+        layer.append(*tokens(6))
+    cache.rollback(2)
+    assert [layer.length for layer in cache.layers] == [4, 4]
+    assert [layer.length for layer in cache.cross] == [6, 6]
+    assert cache.length == 4
+    assert cache.bytes == sum(layer.bytes for layer in (*cache.layers, *cache.cross))
+    with pytest.raises(ValueError, match="got 5"):
+        cache.rollback(5)
+    assert cache.length == 4
+    cache.layers[0].append(*tokens(3))
+    cache.truncate(4)
+    assert [layer.length for layer in cache.layers] == [4, 4]
+    cache.reset()
+    assert cache.length == cache.cross[0].length == cache.used_bytes == 0
+
+
+def test_a_model_cache_needs_a_layer():
+    with pytest.raises(ValueError, match="at least one layer"):
+        ModelCache([])

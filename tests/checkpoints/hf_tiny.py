@@ -1,0 +1,136 @@
+"""Tiny random Hugging Face models of each family, as their own library builds and saves them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One model: its family, what differs from ``SIZES``, and how many tokens it is tried on."""
+
+    family: str
+    options: dict[str, Any] = field(default_factory=dict)
+    tokens: int = 40
+
+    def build(self) -> transformers.PreTrainedModel:
+        torch.manual_seed(len(str(self)))
+        config_class = getattr(transformers, f"{self.family}Config")
+        sizes = dict(SIZES)
+        if self.family == "Bert":
+            del sizes["num_key_value_heads"]
+        config = config_class(**{**sizes, **self.options}, attn_implementation="eager")
+        suffix = "Model" if self.family == "Bert" else "ForCausalLM"
+        model = getattr(transformers, f"{self.family}{suffix}")(config).eval()
+        for name, tensor in model.named_parameters():
+            # Biases start at 0 and norms at 1, where nothing would notice their loss.
+            spread = 0.3 if tensor.ndim == 2 else 0.5
+            offset = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            torch.nn.init.normal_(tensor, mean=offset, std=spread if tensor.ndim < 2 else 0.15)
+        return model
+
+    def save(self, directory: Path) -> transformers.PreTrainedModel:
+        model = self.build()
+        model.save_pretrained(directory)
+        return model
+
+    def ids(self, batch: int = 2) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(7)
+        return torch.randint(3, SIZES["vocab_size"], (batch, self.tokens), generator=generator)
+
+
+def rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **options}}
+
+
+LLAMA3 = rope(
+    "llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=16)
+LONGROPE = rope(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.3],
+    long_factor=[1.5, 2.0, 3.0, 4.0],
+    original_max_position_embeddings=32,
+    factor=2.0,
+)
+SOME_WINDOWS = ["full_attention", "sliding_attention", "full_attention"]
+
+DECODERS = {
+    "llama, GQA": Tiny("Llama"),
+    "llama, MHA": Tiny("Llama", {"num_key_value_heads": 6}),
+    "llama, MQA": Tiny("Llama", {"num_key_value_heads": 1}),
+    "llama, tied": Tiny("Llama", {"tie_word_embeddings": True}),
+    "llama, explicit head_dim": Tiny("Llama", {"head_dim": 20}),
+    "llama, biases": Tiny("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, gelu": Tiny("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama, linear rope": Tiny("Llama", rope("linear", factor=4.0), tokens=150),
+    "llama, dynamic rope": Tiny("Llama", rope("dynamic", factor=4.0), tokens=150),
+    "llama, dynamic rope, short": Tiny("Llama", rope("dynamic", factor=4.0), tokens=60),
+    "llama, llama3 rope": Tiny("Llama", LLAMA3, tokens=64),
+    "llama, yarn rope": Tiny("Llama", YARN, tokens=64),
+    "llama, yarn rope, truncate off": Tiny(
+        "Llama",
+        rope("yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
+        tokens=64,
+    ),
+    "llama, yarn rope, mscale": Tiny(
+        "Llama",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=16,
+            mscale=0.7,
+            mscale_all_dim=1.3,
+            beta_fast=16.0,
+            beta_slow=2.0,
+        ),
+        tokens=64,
+    ),
+    "llama, longrope, long": Tiny("Llama", LONGROPE, tokens=64),
+    "llama, longrope, short": Tiny("Llama", LONGROPE, tokens=30),
+    "mistral, window": Tiny("Mistral", {"sliding_window": 9}, tokens=60),
+    "mistral, no window": Tiny("Mistral", {"sliding_window": None}, tokens=60),
+    "qwen2": Tiny("Qwen2"),
+    "qwen2, yarn rope": Tiny("Qwen2", YARN, tokens=64),
+    "qwen2, some windows": Tiny(
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "layer_types": SOME_WINDOWS},
+        tokens=60,
+    ),
+    "qwen3": Tiny("Qwen3", {"head_dim": 16}),
+    "qwen3, biases": Tiny("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3, late windows": Tiny(
+        "Qwen3",
+        {"head_dim": 8, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        tokens=60,
+    ),
+}
+
+BERTS = {
+    "bert": Tiny("Bert"),
+    "bert, relu": Tiny("Bert", {"hidden_act": "relu"}),
+    "bert, one segment": Tiny("Bert", {"type_vocab_size": 1}),
+}

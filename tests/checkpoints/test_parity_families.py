@@ -1,0 +1,115 @@
+"""Tiny random models of every family equal transformers' eager float32, through the converter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from hf_tiny import BERTS, DECODERS, Tiny
+
+from polyhead.checkpoints import load_checkpoint
+from polyhead.semantics import KeyLengths
+
+
+@pytest.mark.parametrize("tiny", DECODERS.values(), ids=DECODERS.keys())
+def test_decoder_logits_equal_transformers(tiny: Tiny, tmp_path: Path) -> None:
+    theirs = tiny.save(tmp_path)
+    ours = load_checkpoint(tmp_path)
+    ids = tiny.ids()
+    with torch.no_grad():
+        wanted, got = theirs(ids).logits, ours.model(ids)
+    assert (got - wanted).abs().max() < 1e-4
+    assert wanted.std() > 0.1, "the models' outputs are too small to tell them apart"
+
+
+@pytest.mark.parametrize("name", ["llama, GQA", "mistral, window", "qwen3, late windows"])
+def test_decoding_through_the_cache_equals_transformers(name: str, tmp_path: Path) -> None:
+    theirs = DECODERS[name].save(tmp_path)
+    ours = load_checkpoint(tmp_path)
+    ids = DECODERS[name].ids()
+    with torch.no_grad():
+        wanted = theirs(ids).logits
+        cache = ours.model.new_cache()
+        chunks = ids[:, :30].split([17] + [1] * 13, dim=1) + ids[:, 30:].split(10, dim=1)
+        steps = [ours.model(chunk, cache=cache) for chunk in chunks]
+    assert (torch.cat(steps, dim=1) - wanted).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama, llama3 rope", "llama, yarn rope", "llama, longrope, long"])
+def test_the_older_spelling_of_rope_means_the_same(name: str, tmp_path: Path) -> None:
+    theirs = DECODERS[name].save(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_scaling"] = config.pop("rope_parameters")
+    config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
+    config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
+    path.write_text(json.dumps(config))
+    ids = DECODERS[name].ids()
+    with torch.no_grad():
+        assert (load_checkpoint(tmp_path).model(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("tiny", BERTS.values(), ids=BERTS.keys())
+def test_encoder_states_equal_transformers(tiny: Tiny, tmp_path: Path) -> None:
+    theirs = tiny.save(tmp_path)
+    ours = load_checkpoint(tmp_path)
+    ids = tiny.ids(batch=3)
+    lengths = torch.tensor([tiny.tokens, 11, 1])
+    keep = torch.arange(tiny.tokens) < lengths[:, None]
+    segments = torch.zeros_like(ids)
+    if theirs.config.type_vocab_size > 1:
+        segments[:, 5:] = 1
+    with torch.no_grad():
+        wanted = theirs(ids, attention_mask=keep.long(), token_type_ids=segments)
+        got = ours.model(ids, segments=segments, mask=KeyLengths(lengths))
+    assert (got - wanted.last_hidden_state)[keep].abs().max() < 1e-4
+    assert "pooler.dense.weight" in ours.ignored
+
+
+def test_bare_body_gives_hidden_states(tmp_path: Path) -> None:
+    theirs = DECODERS["llama, GQA"].build().model
+    theirs.save_pretrained(tmp_path)
+    ours = load_checkpoint(tmp_path)
+    ids = DECODERS["llama, GQA"].ids()
+    with torch.no_grad():
+        assert (ours.model(ids) - theirs(ids).last_hidden_state).abs().max() < 1e-4
+
+
+def test_masked_language_model_gives_its_encoder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tiny = BERTS["bert"]
+    theirs = transformers.BertForMaskedLM(tiny.build().config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = load_checkpoint(tmp_path)
+    ids = tiny.ids()
+    with torch.no_grad():
+        wanted = theirs.bert(ids).last_hidden_state
+        assert (ours.model(ids) - wanted).abs().max() < 1e-4
+    assert any(name.startswith("cls.predictions") for name in ours.ignored)
+
+
+def test_shards_load_like_one_file(tmp_path: Path) -> None:
+    theirs = DECODERS["llama, GQA"].build()
+    theirs.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    ids = DECODERS["llama, GQA"].ids()
+    with torch.no_grad():
+        assert (load_checkpoint(tmp_path).model(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_files_load_in_any_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    DECODERS["qwen2"].build().to(dtype).save_pretrained(tmp_path)
+    theirs = transformers.Qwen2ForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    ids = DECODERS["qwen2"].ids()
+    ours = load_checkpoint(tmp_path)
+    assert {tensor.dtype for tensor in ours.model.parameters()} == {torch.float32}
+    with torch.no_grad():
+        assert (ours.model(ids) - theirs(ids).logits).abs().max() < 1e-4
+    kept = load_checkpoint(tmp_path, dtype=dtype)
+    assert {tensor.dtype for tensor in kept.model.parameters()} == {dtype}

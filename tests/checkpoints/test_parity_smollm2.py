@@ -1,0 +1,84 @@
+"""SmolLM2 out of its GGUF file equals transformers' eager float32 of the same file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from pydoc_data.topics import topics
+
+from polyhead.checkpoints import Checkpoint
+
+pytestmark = pytest.mark.model
+
+
+def _ids(checkpoint: Checkpoint, text: str, count: int) -> torch.Tensor:
+    ids = checkpoint.tokenizer.encode(text)[:count]
+    assert len(ids) == count
+    return torch.tensor([ids])
+
+
+@torch.no_grad()
+def test_logits_equal_on_1024_tokens_of_hamlet(
+    smollm2: Checkpoint, smollm2_oracle: Any, hamlet: str
+) -> None:
+    ids = _ids(smollm2, hamlet, 1024)
+    assert (smollm2.model(ids) - smollm2_oracle(ids).logits).abs().max() < 2e-4
+
+
+@torch.no_grad()
+def test_logits_equal_on_3000_tokens_of_documentation(
+    smollm2: Checkpoint, smollm2_oracle: Any
+) -> None:
+    ids = _ids(smollm2, "\n\n".join(topics.values())[:20_000], 3000)
+    assert (smollm2.model(ids) - smollm2_oracle(ids).logits).abs().max() < 2e-4
+
+
+@torch.no_grad()
+def test_perplexity_on_768_tokens_of_hamlet_is_equal(
+    smollm2: Checkpoint, smollm2_oracle: Any, hamlet: str
+) -> None:
+    ids = _ids(smollm2, hamlet, 768)
+
+    def perplexity(logits: torch.Tensor) -> float:
+        return math.exp(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
+
+    wanted = perplexity(smollm2_oracle(ids).logits)
+    assert perplexity(smollm2.model(ids)) == pytest.approx(wanted, rel=1e-3)
+    assert 2 < wanted < 100
+
+
+@torch.no_grad()
+def test_200_greedy_tokens_are_equal(smollm2: Checkpoint, smollm2_oracle: Any) -> None:
+    ids = torch.tensor([smollm2.tokenizer.encode("The animal didn't cross the street because")])
+
+    def ours(cache: Any) -> Any:
+        chunk = ids
+        while True:
+            chunk = smollm2.model(chunk, cache=cache, last=1)[:, -1].argmax(-1, keepdim=True)
+            yield int(chunk)
+
+    def theirs() -> Any:
+        chunk, past = ids, None
+        while True:
+            out = smollm2_oracle(chunk, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            chunk = out.logits[:, -1].argmax(-1, keepdim=True)
+            yield int(chunk)
+
+    pairs = zip(ours(smollm2.model.new_cache()), theirs(), range(200), strict=False)
+    got, wanted, _ = zip(*pairs, strict=True)
+    assert got == wanted
+
+
+@torch.no_grad()
+def test_bfloat16_predicts_like_float32(smollm2: Checkpoint, hamlet: str) -> None:
+    from polyhead.checkpoints import load_checkpoint
+
+    half = load_checkpoint("smollm2", dtype=torch.bfloat16, cache=False).model
+    assert {tensor.dtype for tensor in half.parameters()} == {torch.bfloat16}
+    ids = _ids(smollm2, hamlet, 256)
+    same = half(ids).argmax(-1) == smollm2.model(ids).argmax(-1)
+    assert same.float().mean() > 0.9

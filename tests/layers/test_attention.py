@@ -1,0 +1,404 @@
+"""Multi-head attention as a layer, judged by torch.nn.MultiheadAttention and by its own laws."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from polyhead import Causal, DenseCache, Documents, Drop, Keep, KeyLengths, Window
+from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.layers import MultiHeadAttention, RoPE
+from polyhead.layers.config import AttentionConfig, NormConfig, QKNormConfig, RopeConfig
+
+
+def torch_twin(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+    """torch's module with the same weights."""
+    E, H = layer.embed_dim, layer.num_heads
+    bias = layer.q_proj.bias is not None
+    twin = nn.MultiheadAttention(
+        E, H, bias=bias, batch_first=True, kdim=layer.kdim, vdim=layer.vdim
+    ).eval()
+    weights = [getattr(layer, name).weight for name in ("q_proj", "k_proj", "v_proj")]
+    with torch.no_grad():
+        if twin.in_proj_weight is not None:
+            twin.in_proj_weight.copy_(torch.cat(weights))
+        else:
+            for name, weight in zip(("q", "k", "v"), weights, strict=True):
+                getattr(twin, f"{name}_proj_weight").copy_(weight)
+        if bias:
+            biases = [getattr(layer, name).bias for name in ("q_proj", "k_proj", "v_proj")]
+            twin.in_proj_bias.copy_(torch.cat(biases))
+            twin.out_proj.bias.copy_(layer.o_proj.bias)
+        twin.out_proj.weight.copy_(layer.o_proj.weight)
+    return twin
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_torchs_module(bias, grad):
+    layer, x = MultiHeadAttention(32, 4, bias=bias), torch.randn(2, 7, 32)
+    with torch.set_grad_enabled(grad):
+        want, _ = torch_twin(layer)(x, x, x)
+        torch.testing.assert_close(layer(x), want)
+        hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+        want, _ = torch_twin(layer)(x, x, x, attn_mask=hidden)
+        torch.testing.assert_close(layer(x, mask=Causal()), want)
+        padding = torch.tensor([[0] * 7, [0] * 4 + [1] * 3]).bool()
+        want, _ = torch_twin(layer)(x, x, x, key_padding_mask=padding)
+        torch.testing.assert_close(layer(x, mask=KeyLengths([7, 4])), want)
+
+
+def test_cross_attention_equals_torchs_module():
+    layer = MultiHeadAttention(32, 4, bias=True, kdim=20, vdim=12)
+    x, for_k, for_v = torch.randn(2, 5, 32), torch.randn(2, 9, 20), torch.randn(2, 9, 12)
+    want, _ = torch_twin(layer)(x, for_k, for_v)
+    torch.testing.assert_close(layer(x, (for_k, for_v)), want)
+    layer = MultiHeadAttention(32, 4, kdim=20, vdim=20)
+    want, _ = torch_twin(layer)(x, for_k, for_k)
+    torch.testing.assert_close(layer(x, for_k), want)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, for_k), want)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_grouped_heads_equal_full_heads_with_copied_weights(kv_heads):
+    grouped = MultiHeadAttention(24, 6, kv_heads, rope=RoPE())
+    full = MultiHeadAttention(24, 6, rope=RoPE())
+    state = dict(grouped.state_dict())
+    for name in ("k_proj.weight", "v_proj.weight"):
+        heads = state[name].view(kv_heads, 4, 24)
+        state[name] = heads.repeat_interleave(6 // kv_heads, dim=0).reshape(24, 24)
+    full.load_state_dict(state)
+    x = torch.randn(2, 5, 24)
+    torch.testing.assert_close(grouped(x, mask=Causal()), full(x, mask=Causal()))
+
+
+CONFIGS = {
+    "plain": {},
+    "rope": {"rope": RopeConfig(theta=100.0)},
+    "partial rope": {"rope": RopeConfig(dim=4)},
+    "norm before rope": {"rope": RopeConfig(), "qk_norm": QKNormConfig()},
+    "norm after rope": {"rope": RopeConfig(), "qk_norm": QKNormConfig(place="after_rope")},
+    "full-width norm": {"rope": RopeConfig(), "qk_norm": QKNormConfig(place="full_width")},
+    "layernorm": {"qk_norm": QKNormConfig(NormConfig("layernorm", bias=True))},
+    "wide values": {"rope": RopeConfig(), "v_head_dim": 12},
+    "biases": {"rope": RopeConfig(), "qkv_bias": True, "out_bias": True},
+    "window": {"rope": RopeConfig(), "window": 5},
+    "softcap": {"softcap": 2.0, "scale": 0.3},
+    "sinks": {"rope": RopeConfig(), "sinks": True},
+}
+
+
+def built(num_heads: int = 4, kv_heads: int = 2, **fields) -> MultiHeadAttention:
+    config = AttentionConfig(num_heads, kv_heads, 8, **fields)
+    layer = MultiHeadAttention.from_config(24, config).eval()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "norm" in name or name == "sinks":
+                parameter.normal_(1.0)
+    return layer
+
+
+def by_hand(layer: MultiHeadAttention, x: torch.Tensor) -> torch.Tensor:
+    """Causal self-attention of one layer, head by head, from the formula."""
+    config, (B, T, _) = layer.config, x.shape
+    H, G, D, V = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.v_head_dim
+    place = None if config.qk_norm is None else config.qk_norm.place
+
+    def heads(x, proj, norm, count):
+        y = proj(x)
+        y = norm(y) if place == "full_width" else y
+        y = y.view(B, T, count, D).transpose(1, 2)
+        y = norm(y) if place == "before_rope" else y
+        y = y if config.rope is None else RoPE.from_config(config.rope).apply(y, torch.arange(T))
+        return norm(y) if place == "after_rope" else y
+
+    norms = (None, None) if place is None else (layer.q_norm, layer.k_norm)
+    q, k = heads(x, layer.q_proj, norms[0], H), heads(x, layer.k_proj, norms[1], G)
+    v = layer.v_proj(x).view(B, T, G, V).transpose(1, 2)
+    scale = 1 / math.sqrt(D) if config.scale is None else config.scale
+    back = torch.arange(T)[:, None] - torch.arange(T)
+    visible = (back >= 0) & (back < (config.window or T))
+    outs = []
+    for h in range(H):
+        g = h // (H // G)
+        scores = q[:, h] @ k[:, g].mT * scale
+        if config.softcap:
+            scores = config.softcap * torch.tanh(scores / config.softcap)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if config.sinks:
+            scores = torch.cat((scores, layer.sinks[h].expand(B, T, 1)), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :T]
+        outs.append(weights @ v[:, g])
+    return layer.o_proj(torch.cat(outs, dim=-1))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_configuration_is_its_formula(name, grad):
+    layer, x = built(**CONFIGS[name]), torch.randn(2, 11, 24)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(layer(x, mask=Causal()), by_hand(layer, x))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_reach_every_parameter(name):
+    layer = built(**CONFIGS[name])
+    layer(torch.randn(2, 6, 24), mask=Causal()).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(CONFIGS)),
+    cuts=st.sets(st.integers(1, 22)),
+    explicit=st.booleans(),
+    grad=st.booleans(),
+)
+def test_any_split_through_the_cache_equals_one_pass(name, cuts, explicit, grad):
+    torch.manual_seed(0)
+    layer, x = built(**CONFIGS[name]), torch.randn(2, 23, 24)
+    positions = torch.arange(23) * 2 if explicit else None
+    with torch.set_grad_enabled(grad):
+        whole = layer(x, mask=Causal(), positions=positions)
+        cache, parts = DenseCache(), []
+        ends = [*sorted(cuts), 23]
+        for start, stop in zip([0, *ends], ends, strict=False):
+            where = None if positions is None else positions[start:stop]
+            part = x[:, start:stop]
+            parts.append(layer(part, mask=Causal(), positions=where, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-5)
+    assert cache.length == 23
+
+
+def test_gradients_flow_through_a_cache():
+    layer, x = built(rope=RopeConfig()), torch.randn(1, 9, 24)
+    layer(x, mask=Causal()).square().sum().backward()
+    want = {name: p.grad.clone() for name, p in layer.named_parameters()}
+    layer.zero_grad()
+    cache = DenseCache()
+    parts = [layer(part, mask=Causal(), cache=cache) for part in x.split(4, dim=1)]
+    torch.cat(parts, dim=1).square().sum().backward()
+    for name, p in layer.named_parameters():
+        torch.testing.assert_close(p.grad, want[name])
+
+
+def test_ragged_rows_equal_their_solo_runs():
+    layer = built(rope=RopeConfig(), window=4)
+    rows = [torch.randn(1, n, 24) for n in (9, 5)]
+    padded = torch.full((2, 9, 24), torch.nan)
+    padded[0], padded[1, 4:] = rows[0], rows[1]
+    # Left padding stands at position 0 and is dropped; real tokens count from 0.
+    positions = torch.tensor([[*range(9)], [0] * 4 + [*range(5)]])
+    real = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    real[1, ..., :4] = False
+    with torch.no_grad():
+        out = layer(padded, mask=Causal() & Keep(real), positions=positions)
+        for row, x in enumerate(rows):
+            torch.testing.assert_close(out[row, -x.shape[1] :], layer(x, mask=Causal())[0])
+
+
+def test_a_window_joins_the_mask_it_is_given():
+    layer, x = built(window=3), torch.randn(1, 8, 24)
+    free = built()
+    free.load_state_dict(layer.state_dict())
+    documents = Documents([3, 5])
+    for mask in (Causal(), documents, Causal() & documents):
+        torch.testing.assert_close(layer(x, mask=mask), free(x, mask=mask & Window(3)))
+    torch.testing.assert_close(layer(x), free(x, mask=Window(3)))
+
+
+def test_cross_attention_reads_the_context_once():
+    layer, x, context = built(), torch.randn(2, 3, 24), torch.randn(2, 7, 24)
+    want, cache = layer(x, context), DenseCache()
+    torch.testing.assert_close(layer(x, context, cache=cache), want)
+    calls = []
+    layer.k_proj.register_forward_hook(lambda *args: calls.append(1))
+    torch.testing.assert_close(layer(x[:, 1:], context, cache=cache), want[:, 1:])
+    assert (cache.length, calls) == (7, [])
+    with pytest.raises(ValueError, match="holds a context of 7 tokens: got one of 6"):
+        layer(x, context[:, 1:], cache=cache)
+
+
+def test_dropout_acts_in_training_only():
+    layer, x = MultiHeadAttention(16, 4, dropout=0.5), torch.randn(1, 6, 16)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    plain = MultiHeadAttention(16, 4).eval()
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x), plain(x))
+
+
+def test_dropout_keeps_the_expectation():
+    layer, x = MultiHeadAttention(16, 4, dropout=0.3), torch.randn(1, 6, 16)
+    with torch.no_grad():
+        mean = torch.stack([layer(x) for _ in range(600)]).mean(dim=0)
+        torch.testing.assert_close(mean, layer.eval()(x), atol=0.05, rtol=0)
+
+
+HOOKED = [*CONFIGS, "cache", "dropout"]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", HOOKED)
+def test_a_hook_sees_the_exact_weights_and_changes_no_bit(name, grad):
+    layer, x = built(**CONFIGS.get(name, {"dropout": 0.4})), torch.randn(2, 9, 24)
+    layer.train(name == "dropout")
+    caches = (DenseCache(), DenseCache()) if name == "cache" else (None, None)
+    with torch.set_grad_enabled(grad):
+        for cache in caches:
+            if cache is not None:
+                layer(x[:, :5], mask=Causal(), cache=cache)
+        torch.manual_seed(1)
+        want = layer(x, mask=Causal(), cache=caches[0])
+        records = []
+        with layer.register_attention_hook(records.append):
+            torch.manual_seed(1)
+            have = layer(x, mask=Causal(), cache=caches[1])
+        layer(x, mask=Causal())
+    assert torch.equal(have, want)
+    (record,) = records
+    assert record.layer is layer
+    assert record.k.shape[2] == (14 if name == "cache" else 9)
+    assert record.lse.shape == (2, 4, 9)
+    k, v = (t.repeat_interleave(2, dim=1) for t in (record.k, record.v))
+    scores = record.q @ k.mT * record.scale
+    if record.softcap is not None:
+        scores = record.softcap * torch.tanh(scores / record.softcap)
+    T, S = scores.shape[-2:]
+    back = torch.arange(S - T, S)[:, None] - torch.arange(S)
+    scores = scores.masked_fill((back < 0) | (back >= (layer.config.window or S)), -torch.inf)
+    weights = torch.exp(scores - record.lse[..., None])
+    if name != "dropout":
+        torch.testing.assert_close(weights @ v, record.out)
+    if not layer.config.sinks:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, T))
+
+
+def test_a_hook_ends_when_it_is_removed():
+    layer, x, seen = built(), torch.randn(1, 3, 24), []
+    handle = layer.register_attention_hook(seen.append)
+    layer(x)
+    handle.remove()
+    handle.remove()
+    layer(x)
+    assert len(seen) == 1
+
+
+def test_keys_and_values_are_not_copied_for_grouped_heads(monkeypatch):
+    import polyhead.layers.attention as module
+
+    seen = []
+    original = module.attention
+    monkeypatch.setattr(
+        module,
+        "attention",
+        lambda q, source, **kw: seen.append(source) or original(q, source, **kw),
+    )
+    layer, cache = built(8, 2, rope=RopeConfig()), DenseCache()
+    with torch.no_grad():
+        layer(torch.randn(1, 5, 24), cache=cache)
+        layer(torch.randn(1, 1, 24), cache=cache)
+    k, v = seen[-1].gather()
+    assert k.shape == (1, 2, 6, 8)
+    assert k.data_ptr() == cache.source().k.data_ptr()
+    assert v.data_ptr() == cache.source().v.data_ptr()
+
+
+def test_the_constructor_says_the_same_as_the_configuration():
+    layer = MultiHeadAttention(24, 4, 2, head_dim=8, rope=RoPE(100.0), window=5, dropout=0.1)
+    config = AttentionConfig(4, 2, 8, rope=RopeConfig(theta=100.0), window=5, dropout=0.1)
+    assert layer.config == config
+    assert "heads=4/2×8" in repr(layer)
+
+
+def test_the_constructor_takes_at_most_twelve_parameters():
+    assert len(inspect.signature(MultiHeadAttention).parameters) <= 12
+
+
+def test_plain_attention_has_four_square_matrices():
+    assert sum(p.numel() for p in MultiHeadAttention(64, 8).parameters()) == 4 * 64**2
+
+
+def test_copies_share_nothing_and_agree():
+    layer, x = built(rope=RopeConfig(), window=3), torch.randn(1, 5, 24)
+    other = copy.deepcopy(layer)
+    assert torch.equal(other(x, mask=Causal()), layer(x, mask=Causal()))
+    assert other.rope is not layer.rope
+
+
+def test_runs_in_low_precision_and_on_meta():
+    layer, x = built(rope=RopeConfig(), sinks=True), torch.randn(1, 5, 24)
+    want = layer(x, mask=Causal())
+    low = layer.bfloat16()(x.bfloat16(), mask=Causal())
+    torch.testing.assert_close(low.float(), want, atol=0.03, rtol=0.03)
+    with torch.device("meta"):
+        empty = MultiHeadAttention(24, 4, rope=RoPE())
+    assert empty.q_proj.weight.is_meta
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((512, 7), r"num_heads must divide embed_dim: got embed_dim=512, num_heads=7; use 8 or"),
+        ((512, 8, 3), r"num_kv_heads must divide num_heads.*num_kv_heads=3; use one of \[1, 2"),
+        ((0, 8), "embed_dim must be a whole number of at least 1: got 0"),
+        ((64, 0), "num_heads must be a whole number of at least 1: got 0"),
+        ((64, 8, 8.0), "num_kv_heads must be a whole number"),
+    ],
+)
+def test_impossible_heads_are_refused(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        MultiHeadAttention(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"window": 0}, "window must be at least 1"),
+        ({"softcap": 0.0}, "softcap must be positive or None"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"kdim": 0}, "kdim must be a whole number"),
+    ],
+)
+def test_impossible_numbers_are_refused(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        MultiHeadAttention(64, 8, **fields)
+
+
+def test_a_rope_of_another_configuration_is_refused():
+    config = AttentionConfig(4, 4, 8, rope=RopeConfig())
+    with pytest.raises(ConfigError, match=r"must be built from config\.rope"):
+        MultiHeadAttention.from_config(24, config, rope=RoPE(5.0))
+
+
+def test_inputs_that_do_not_fit_are_refused_by_name():
+    layer, x = built(), torch.randn(2, 5, 24)
+    with pytest.raises(ValueError, match=r"x must be \[B, T, 24\]: got \[2, 5, 23\]"):
+        layer(x[..., 1:])
+    with pytest.raises(ValueError, match=r"context must be \[B=2, S, kdim=24\]: got \[1, 5, 24\]"):
+        layer(x, x[:1])
+    with pytest.raises(ValueError, match="need a context"):
+        layer(x, context_positions=torch.arange(5))
+    with pytest.raises(ValueError, match="self-attention needs kdim and vdim"):
+        MultiHeadAttention(24, 4, kdim=20)(x)
+    with pytest.raises(TypeError, match=r"Keep\(tensor\).*Drop\(tensor\)"):
+        layer(x, mask=torch.ones(5, 5).bool())
+    with pytest.raises(TypeError, match=r"Keep\(tensor\).*Drop\(tensor\)"):
+        built(window=2)(x, mask=torch.ones(5, 5).bool())
+    with pytest.raises(UnsupportedError, match="softcap"):
+        built(softcap=1.0)(x, kernel="sdpa")
+
+
+def test_masks_of_both_polarities_are_understood():
+    layer, x = built(), torch.randn(1, 5, 24)
+    allowed = torch.rand(5, 5) > 0.4
+    torch.testing.assert_close(layer(x, mask=Keep(allowed)), layer(x, mask=Drop(~allowed)))

@@ -1,0 +1,50 @@
+"""The feed-forward network, judged by its formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyhead.layers import FeedForward
+
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_is_the_formula(activation, gated, bias, grad):
+    network = FeedForward(8, 24, activation, gated, bias).eval()
+    x, act = torch.randn(2, 5, 8), ACTIVATIONS[activation]
+    hidden = act(network.gate_proj(x)) * network.up_proj(x) if gated else act(network.up_proj(x))
+    want = network.down_proj(hidden)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(network(x), want)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_reach_every_parameter(activation):
+    network = FeedForward(4, 8, activation, gated=True, bias=True)
+    network(torch.randn(2, 3, 4)).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_dropout_acts_in_training_only():
+    network, x = FeedForward(8, 32, dropout=0.5), torch.randn(1, 3, 8)
+    assert not torch.equal(network(x), network(x))
+    network.eval()
+    assert torch.equal(network(x), network(x))
+
+
+def test_bad_arguments_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"activation must be 'relu'.*'swish'"):
+        FeedForward(4, 8, "swish")
+    with pytest.raises(ValueError, match="dropout must be"):
+        FeedForward(4, 8, dropout=1.0)

@@ -1,0 +1,238 @@
+"""Rotary positions, judged by the rotary modules of transformers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from polyhead.errors import ConfigError
+from polyhead.layers import RoPE
+from polyhead.layers.config import RopeConfig
+
+POSITIONS = torch.tensor([0, 1, 1000, 8192, 60000])
+THETA = 5e5
+SHORT = tuple(1.0 + i / 64 for i in range(32))
+LONG = tuple(1.0 + i / 4 for i in range(32))
+
+# Our fields; transformers spells original_max_positions differently and takes lists.
+SCALINGS = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.5, "original_max_positions": 4096},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_positions": 2048,
+    },
+    "yarn": {"factor": 4.0, "original_max_positions": 1024},
+    "longrope": {
+        "factor": 2.0,
+        "original_max_positions": 2048,
+        "short_factor": SHORT,
+        "long_factor": LONG,
+    },
+}
+CASES = [
+    *SCALINGS.items(),
+    ("yarn", SCALINGS["yarn"] | {"attention_factor": 0.7}),
+    ("yarn", SCALINGS["yarn"] | {"mscale": 1.0, "mscale_all_dim": 0.5}),
+    ("yarn", SCALINGS["yarn"] | {"truncate": False, "beta_fast": 24.0, "beta_slow": 2.0}),
+    ("longrope", SCALINGS["longrope"] | {"attention_factor": 1.25}),
+]
+
+
+def of_transformers(name: str, fields: dict, dtype: torch.dtype, partial: float = 1.0):
+    """cos and sin of a fresh rotary module of transformers, as a function of positions."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    theirs = {
+        "original_max_position_embeddings" if key == "original_max_positions" else key: (
+            list(value) if isinstance(value, tuple) else value
+        )
+        for key, value in fields.items()
+        if (key, name) != ("original_max_positions", "dynamic")
+    }
+    config = LlamaConfig(
+        hidden_size=512,
+        num_attention_heads=8,
+        max_position_embeddings=4096,
+        rope_parameters={
+            "rope_type": name,
+            "rope_theta": THETA,
+            "partial_rotary_factor": partial,
+            **theirs,
+        },
+    )
+
+    def cos_sin(positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        module = LlamaRotaryEmbedding(config)
+        cos, sin = module(torch.zeros(1, dtype=dtype), positions[None])
+        return cos[0], sin[0]
+
+    return cos_sin
+
+
+def half_split(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    return apply_rotary_pos_emb(x, x, cos[None], sin[None])[0]
+
+
+@pytest.mark.parametrize("last", [2, 3, 5], ids=["short", "mid", "long"])
+@pytest.mark.parametrize(("name", "fields"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cos_and_sin_equal_transformers(name, fields, last, dtype):
+    # Which frequencies dynamic and longrope use depends on the greatest position of the call.
+    positions = POSITIONS[:last]
+    want = of_transformers(name, fields, dtype)(positions)
+    have = RoPE(THETA, type=name, **fields).cos_sin(positions, 64, dtype)
+    torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["linear", "dynamic", "llama3", "yarn"])
+def test_partial_rotary_equals_transformers(name):
+    fields = SCALINGS[name]
+    want = of_transformers(name, fields, torch.float32, partial=0.5)(POSITIONS)
+    have = RoPE(THETA, type=name, dim=32, **fields).cos_sin(POSITIONS, 64)
+    torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "fields"), CASES)
+@pytest.mark.parametrize("first", [0, 7, 4090])
+def test_tokens_that_follow_on_equal_explicit_positions(name, fields, first):
+    rope, x = RoPE(THETA, type=name, **fields), torch.randn(2, 3, 12, 64)
+    cos, sin = of_transformers(name, fields, torch.float32)(torch.arange(first, first + 12))
+    want = half_split(x, cos, sin)
+    torch.testing.assert_close(rope.apply(x, first), want)
+    torch.testing.assert_close(rope.apply(x, torch.arange(first, first + 12)), want)
+    across = rope.apply(x.transpose(1, 2), first, head_axis=2)
+    torch.testing.assert_close(across, want.transpose(1, 2))
+
+
+def test_every_batch_row_has_positions_of_its_own():
+    rope, x = RoPE(), torch.randn(2, 3, 5, 8)
+    positions = torch.tensor([[0, 1, 2, 3, 4], [9, 9, 50, 3, 0]])
+    for head_axis in (1, 2):
+        have = rope.apply(
+            x if head_axis == 1 else x.transpose(1, 2), positions, head_axis=head_axis
+        )
+        for row in range(2):
+            want = rope.apply(x[row : row + 1], positions[row])[0]
+            torch.testing.assert_close(
+                have[row] if head_axis == 1 else have[row].transpose(0, 1), want
+            )
+
+
+def test_partial_rotary_leaves_the_other_features_alone():
+    x = torch.randn(1, 2, 6, 16)
+    turned = RoPE(dim=8).apply(x, 3)
+    assert torch.equal(turned[..., 8:], x[..., 8:])
+    torch.testing.assert_close(turned[..., :8], RoPE().apply(x[..., :8], 3))
+
+
+def test_products_depend_on_the_distance_alone():
+    rope, q, k = RoPE(), torch.randn(1, 1, 1, 64), torch.randn(1, 1, 1, 64)
+    near = rope.apply(q, 5) @ rope.apply(k, 2).mT
+    far = rope.apply(q, 105) @ rope.apply(k, 102).mT
+    torch.testing.assert_close(near, far)
+
+
+def test_a_call_rotates_queries_and_keys_alike():
+    rope, q, k = RoPE(), torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
+    turned_q, turned_k = rope(q, k, 2)
+    torch.testing.assert_close(turned_q, rope.apply(q, 2))
+    torch.testing.assert_close(turned_k, rope.apply(k, torch.tensor([2, 3, 4])))
+
+
+def test_decoding_builds_a_table_few_times(monkeypatch):
+    import polyhead.layers.positions as module
+
+    built = []
+    original = module.inverse_frequencies
+    monkeypatch.setattr(
+        module, "inverse_frequencies", lambda *args: built.append(args) or original(*args)
+    )
+    rope, x = RoPE(), torch.randn(1, 1, 1, 8)
+    for position in range(1500):
+        rope.apply(x, position)
+    assert len(built) == 4  # 256, 512, 1024, 2048
+
+
+def test_results_do_not_depend_on_earlier_calls():
+    fields = SCALINGS["dynamic"]
+    fresh, used = RoPE(type="dynamic", **fields), RoPE(type="dynamic", **fields)
+    x = torch.randn(1, 1, 4, 64)
+    used.apply(x, 30_000)
+    for first in (5000, 0, 4092, 4093):
+        torch.testing.assert_close(used.apply(x, first), fresh.apply(x, first), rtol=0, atol=0)
+
+
+def test_tables_made_in_inference_mode_serve_training():
+    rope, x = RoPE(), torch.randn(1, 1, 4, 8)
+    with torch.inference_mode():
+        rope.apply(x, 0)
+    x.requires_grad_()
+    rope.apply(x, 0).square().sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+def test_gradient_is_the_inverse_rotation():
+    x = torch.randn(1, 2, 3, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: RoPE().apply(x, 4), x)
+
+
+def test_a_copy_and_a_pickle_rotate_alike():
+    rope, x = RoPE(THETA, type="yarn", **SCALINGS["yarn"]), torch.randn(1, 1, 4, 64)
+    want = rope.apply(x, 3)
+    for other in (copy.deepcopy(rope), pickle.loads(pickle.dumps(rope))):
+        assert other.config == rope.config
+        assert torch.equal(other.apply(x, 3), want)
+
+
+def test_works_without_values_on_the_meta_device():
+    assert RoPE().apply(torch.empty(1, 2, 3, 8, device="meta"), 4).shape == (1, 2, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"type": "linear"}, "'linear' needs factor"),
+        ({"type": "yarn", "factor": 2.0}, "needs original_max_positions"),
+        ({"factor": 2.0}, "'default' does not read factor"),
+        ({"type": "linear", "factor": 2.0, "mscale": 1.0}, "does not read mscale"),
+        ({"type": "su"}, "must be one of default, linear"),
+        ({"dim": 7}, "even number"),
+        ({"theta": 0.0}, "theta must be positive"),
+        (
+            {
+                "type": "longrope",
+                "original_max_positions": 8,
+                "short_factor": (1.0,),
+                "long_factor": (1.0,),
+            },
+            "factor or attention_factor",
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        RoPE(**fields)
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(TypeError, match="beta_medium"):
+        RoPE(type="yarn", factor=2.0, original_max_positions=8, beta_medium=3)
+
+
+def test_sizes_that_do_not_fit_the_head_are_refused():
+    with pytest.raises(ConfigError, match="head_dim=8"):
+        RoPE.from_config(RopeConfig(dim=10), head_dim=8)
+    with pytest.raises(ConfigError, match="one number per rotated pair, 4"):
+        RoPE.from_config(RopeConfig(type="longrope", **SCALINGS["longrope"]), head_dim=8)
+    with pytest.raises(ConfigError, match="even number"):
+        RoPE().apply(torch.randn(1, 1, 2, 7))

@@ -1,0 +1,164 @@
+"""One layer, judged by torch's encoder and decoder layers and by its own formulas."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from polyhead import Causal, DenseCache, KeyLengths
+from polyhead.errors import ConfigError
+from polyhead.layers import RoPE, TransformerLayer
+from polyhead.layers.config import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig
+
+PARTS = {
+    "self_attn": "attention",
+    "multihead_attn": "cross_attention",
+    "linear1": "feed_forward.up_proj",
+    "linear2": "feed_forward.down_proj",
+}
+
+
+def of_torch(theirs: nn.Module, cross: bool = False) -> dict[str, torch.Tensor]:
+    """Our state dict from that of torch's encoder or decoder layer."""
+    norms = ["attention_norm", *(["cross_attention_norm"] if cross else []), "feed_forward_norm"]
+    state = {}
+    for name, tensor in theirs.state_dict().items():
+        part, _, rest = name.partition(".")
+        if part.startswith("norm"):
+            state[f"{norms[int(part[4:]) - 1]}.{rest}"] = tensor
+        elif rest.startswith("in_proj"):
+            for proj, rows in zip("qkv", tensor.chunk(3), strict=True):
+                state[f"{PARTS[part]}.{proj}_proj.{rest.removeprefix('in_proj_')}"] = rows
+        else:
+            state[f"{PARTS[part]}.{rest.replace('out_proj', 'o_proj')}"] = tensor
+    return state
+
+
+def loaded(theirs: nn.Module, **fields) -> TransformerLayer:
+    ours = TransformerLayer(24, 4, 40, **fields).eval()
+    ours.load_state_dict(of_torch(theirs, fields.get("cross_attention", False)))
+    return ours
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0.0, 0.3)
+    return module.eval()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_equals_torchs_encoder_layer(placement, activation, grad):
+    theirs = randomised(
+        nn.TransformerEncoderLayer(
+            24, 4, 40, activation=activation, batch_first=True, norm_first=placement == "pre"
+        )
+    )
+    ours, x = loaded(theirs, norm_placement=placement, activation=activation), torch.randn(2, 6, 24)
+    padding = torch.tensor([[0] * 6, [0] * 4 + [1] * 2]).bool()
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(ours(x), theirs(x))
+        have = ours(x, mask=KeyLengths([6, 4]))
+        want = theirs(x, src_key_padding_mask=padding)
+        torch.testing.assert_close(have[0], want[0])
+        torch.testing.assert_close(have[1, :4], want[1, :4])
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_equals_torchs_decoder_layer(placement):
+    theirs = randomised(
+        nn.TransformerDecoderLayer(24, 4, 40, batch_first=True, norm_first=placement == "pre")
+    )
+    ours = loaded(theirs, norm_placement=placement, cross_attention=True)
+    x, context = torch.randn(2, 6, 24), torch.randn(2, 5, 24)
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    want = theirs(x, context, tgt_mask=hidden)
+    torch.testing.assert_close(ours(x, context, mask=Causal()), want)
+
+    cache, context_cache = DenseCache(), DenseCache()
+    parts = [
+        ours(part, context, mask=Causal(), cache=cache, context_cache=context_cache)
+        for part in x.split([2, 1, 3], dim=1)
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), want)
+
+
+def test_sandwich_normalises_before_and_after():
+    layer = randomised(TransformerLayer(24, 4, norm="rmsnorm", norm_placement="sandwich"))
+    x = torch.randn(1, 5, 24)
+    h = x + layer.attention_out_norm(layer.attention(layer.attention_norm(x)))
+    want = h + layer.feed_forward_out_norm(layer.feed_forward(layer.feed_forward_norm(h)))
+    torch.testing.assert_close(layer(x), want)
+
+
+def test_parameter_names_are_the_contract():
+    def names(**fields):
+        return {name for name, _ in TransformerLayer(8, 2, **fields).named_parameters()}
+
+    plain = {
+        *(f"attention.{p}_proj.weight" for p in "qkvo"),
+        "attention_norm.weight",
+        "feed_forward_norm.weight",
+        *(f"feed_forward.{p}_proj.weight" for p in ("gate", "up", "down")),
+    }
+    fields = {"norm": "rmsnorm", "gated": True, "activation": "silu", "bias": False}
+    assert names(**fields) == plain
+    assert names(**fields, norm_placement="sandwich") == plain | {
+        "attention_out_norm.weight",
+        "feed_forward_out_norm.weight",
+    }
+    assert names(**fields, cross_attention=True) == plain | {
+        *(f"cross_attention.{p}_proj.weight" for p in "qkvo"),
+        "cross_attention_norm.weight",
+    }
+    biased = {name.replace("weight", "bias") for name in plain}
+    assert names(gated=True) == plain | biased
+
+
+def test_dropout_acts_in_training_only():
+    layer, x = TransformerLayer(24, 4, dropout=0.3), torch.randn(1, 5, 24)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_residual_dropout_alone_acts():
+    attention, feed_forward = AttentionConfig(4, 4, 6), FeedForwardConfig(40)
+    layer = TransformerLayer.from_config(24, LayerConfig(attention, feed_forward, dropout=0.5))
+    x = torch.randn(1, 5, 24)
+    assert not torch.equal(layer(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+def test_the_constructor_says_the_same_as_the_configuration():
+    rope = RoPE(50.0)
+    layer = TransformerLayer(24, 4, num_kv_heads=2, rope=rope, norm=NormConfig(eps=1e-6))
+    assert layer.attention.rope is rope
+    other = TransformerLayer.from_config(24, layer.config)
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(1, 5, 24)
+    assert torch.equal(layer(x, mask=Causal()), other(x, mask=Causal()))
+    assert LayerConfig.from_json(layer.config.to_json()) == layer.config
+    assert len(inspect.signature(TransformerLayer).parameters) <= 12
+
+
+def test_what_does_not_go_together_is_refused():
+    layer, x = TransformerLayer(24, 4), torch.randn(1, 5, 24)
+    with pytest.raises(ValueError, match="no cross-attention: got a context"):
+        layer(x, x)
+    with pytest.raises(ValueError, match="needs a context"):
+        TransformerLayer(24, 4, cross_attention=True)(x)
+    with pytest.raises(ConfigError, match="num_heads must divide embed_dim"):
+        TransformerLayer(24, 5)
+    with pytest.raises(ConfigError, match="norm_placement must be 'pre'"):
+        TransformerLayer(24, 4, norm_placement="around")
+    roped = AttentionConfig(4, 4, 6, rope=RoPE().config)
+    with pytest.raises(ConfigError, match="cross_attention takes no rope"):
+        TransformerLayer.from_config(
+            24, LayerConfig(roped, FeedForwardConfig(40), cross_attention=roped)
+        )
