@@ -82,7 +82,7 @@ def main() -> None:
 
     past = torch.randn(1, given.cached, EMBED)
     x = torch.randn(1, 1, EMBED)
-    cache, peer_cache = LatentCache(), DynamicCache()
+    cache, peer_cache = LatentCache(512, 64), DynamicCache()
 
     def ours(computation: Any) -> Tensor:
         out = layer(x, mask=ph.Causal(), cache=cache, computation=computation)
@@ -124,7 +124,8 @@ def main() -> None:
     least = sum(p.nbytes for p in layer.parameters()) + cache.used_bytes
     limit = least / copy_rate(min(least, 1 << 28))
 
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, float32")
+    machine = platform.processor() or platform.machine()
+    print(f"{machine}, {torch.get_num_threads()} threads, float32")
     print(f"{given.heads} heads, 512 + 64, {given.cached} cached tokens, one decode step")
     for name, seconds in median.items():
         error = f"   max error {errors[name]:.1e}" if name in errors else ""

@@ -68,9 +68,10 @@ def main() -> None:
         "",
         "Written by `python tests/capabilities.py" + (" --all`" if everything else "`") + ".",
         "A cell is one choice on every axis below; every kernel computes it forward and backward",
-        "(q, k, v, bias tensor, T5 table, ALiBi slopes, sinks) and is compared with a float64 oracle",
-        "in NumPy: it matches within the error budget, matches forward only because it refuses the",
-        "gradient, or refuses by name. The counts say how many of the cells with that value match;",
+        "(q, k, v, bias tensor, T5 table, ALiBi slopes, sinks) and is compared with a float64",
+        "oracle in NumPy: it matches within the error budget, matches forward only because it",
+        "refuses the gradient, or refuses by name. The counts say how many of the cells with that",
+        "value match;",
         "a kernel that refuses one feature refuses every cell that has it beside others.",
         "",
         f"{len(chosen)} cells, {sum(totals.values())} verdicts, 0 wrong, "

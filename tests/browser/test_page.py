@@ -245,7 +245,8 @@ def test_scale_and_hidden_first_token_change_colours_but_no_number(
     # The first column is left blank but for its hatching, never in a colour of the ramp.
     red, green, blue, _ = pixel(page, "heatmap", **first)
     assert max(red, green, blue) - min(red, green, blue) < 16
-    assert readout(page) == (6, 1, data.weights[1, 0, 6, 1])
+    page.get_by_test_id("heatmap").hover(position=cell_position(page, 7, 3))
+    assert readout(page) == (7, 3, data.weights[1, 0, 7, 3])
     assert exact(page, "number-2") == np.float32(
         f"{HeadStatistics.from_weights(data.weights).first_token[1, 0]:.3f}"
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
-from pydoc_data.topics import topics
 
 from polyhead.checkpoints import Checkpoint
 

@@ -82,27 +82,37 @@ def test_wordpiece_ids_equal_transformers(
     assert wordpiece.encode(text, add_special=False) == bare
 
 
-def test_unaltered_transformers_agrees_where_no_spaces_stand_before_digits(
+def test_unaltered_transformers_agrees_where_no_space_stands_before_a_digit(
     bpe: Tokenizer, hamlet: str, smollm2_file: Path
 ) -> None:
     from transformers import AutoTokenizer
 
     oracle = AutoTokenizer.from_pretrained(smollm2_file.parent, gguf_file=smollm2_file.name)
-    for text in (hamlet, PROSE, CODE, DIGITS, SPACES, CJK, EMOJI, SPECIAL):
+    for text in (hamlet, PROSE, CODE, "1984, 123,456,789 2nd", SPACES, CJK, EMOJI, SPECIAL):
         assert bpe.encode(text) == oracle(text).input_ids
 
 
 def test_digits_are_cut_out_before_spaces_are_joined(bpe: Tokenizer) -> None:
-    assert bpe.pieces(bpe.encode("x   12")) == ["x", "   ", "1", "2"]
+    assert bpe.pieces(bpe.encode("x   12 ½")) == ["x", "   ", "1", "2", " ", "½"]
+
+
+@pytest.fixture(scope="module")
+def bytes_without_token(bpe: Tokenizer) -> set[int]:
+    """This vocabulary lacks a token for 10 bytes of UTF-8, which it therefore cannot spell."""
+    spelled = {bpe.token_bytes(i)[0] for i in range(bpe.vocab_size) if len(bpe.token_bytes(i)) == 1}
+    missing = set(range(256)) - spelled
+    assert missing < {4, 6, 19, 20, 22, 29, *range(0xC0, 0xC2), *range(0xF1, 0x100)}
+    return missing
 
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=60))
-def test_any_text_round_trips_and_equals_transformers(
-    text: str, bpe: Tokenizer, bpe_oracle: Any
+def test_any_text_has_the_ids_of_transformers_and_round_trips(
+    text: str, bpe: Tokenizer, bpe_oracle: Any, bytes_without_token: set[int]
 ) -> None:
+    assert bpe.encode(text) == bpe_oracle(text).input_ids
+    text = "".join(c for c in text if not bytes_without_token & set(c.encode()))
     ids = bpe.encode(text)
-    assert ids == bpe_oracle(text).input_ids
     assert bpe.decode(ids, skip_special=False) == text
     assert b"".join(bpe.token_bytes(token_id) for token_id in ids).decode() == text
     stream = bpe.stream(skip_special=False)

@@ -1,63 +1,28 @@
-"""Runs the real command in a process of its own, with a tiny model or a trained one."""
+"""Runs the real command with a tiny model or a trained one."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from process import Result, run_forked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
-
-COMMAND = [sys.executable, "-m", "polyhead.cli"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    def refused(self, code: int, *words: str) -> None:
-        """Asserts one clear sentence on stderr, an exit code, and no traceback."""
-        assert self.code == code, self
-        lines = self.err.strip().splitlines()
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("error: ")
-        for word in words:
-            assert word in lines[0], self.err
-        assert "Traceback" not in self.err
-
 
 Run = Callable[..., Result]
 
 
-def environment(**changes: str) -> dict[str, str]:
-    """This process's, with one thread (the machine may be busy) and neither colours nor a width."""
-    base = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
-    return base | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"} | changes
-
-
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Runs ``polyhead`` with arguments in an empty directory."""
+def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs ``polyhead`` with arguments in the empty directory ``tmp_path``."""
+    streams = tmp_path_factory.mktemp("streams")
 
     def run(*arguments: str | bytes, stdin: bytes = b"", **changes: str) -> Result:
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            input=stdin,
-            capture_output=True,
-            cwd=tmp_path,
-            env=environment(**changes),
-            timeout=240,
-        )
-        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        words = [os.fsdecode(argument) for argument in arguments]
+        return run_forked(words, tmp_path, streams, stdin, changes)
 
     return run
 

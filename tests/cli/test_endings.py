@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, environment
+from process import environment
 
+COMMAND = [sys.executable, "-m", "polyhead.cli"]
 LONG = ("--max-new-tokens", "60", "--temperature", "1.5", "--seed", "1")
 
 

@@ -50,7 +50,7 @@ def test_empty_file_is_refused_by_name(run: Run, verb: str, tmp_path: Path) -> N
 def test_file_that_is_not_utf8_is_refused_with_the_byte(
     run: Run, verb: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "latin.txt").write_bytes("caf".encode() + b"\xe9")
+    (tmp_path / "latin.txt").write_bytes(b"caf" + b"\xe9")
     run(verb, "--file", "latin.txt").refused(2, "latin.txt", "not UTF-8", "byte 3 is 0xe9")
     run(verb, "-", stdin=b"\xff").refused(2, "standard input", "not UTF-8", "byte 0")
     run(verb, b"caf\xe9").refused(2, "TEXT", "not UTF-8", "byte 3 is 0xe9")

@@ -124,12 +124,10 @@ def test_generate_reads_a_file_standard_input_or_an_argument_alike(
 ) -> None:
     text = "注意力 héllo"
     (tmp_path / "prompt.txt").write_text(f"{text}\n", encoding="utf-8-sig")
-    (tmp_path / "@odd").write_text(text, encoding="utf-8")
     options = ("--model", tiny, "-n", "5")
     wanted = run("generate", text, *options).out
     assert run("generate", "@prompt.txt", *options).out == wanted
     assert run("generate", "--file", "prompt.txt", *options).out == wanted
-    assert run("generate", "@@odd", *options).out == run("generate", "--", "@@odd", *options).out
     assert run("generate", "-", *options, stdin=text.encode()).out == wanted
 
 
@@ -269,3 +267,19 @@ def test_second_look_takes_less_than_ten_seconds(run: Run, smollm2: str) -> None
     started = time.perf_counter()
     assert run("look", DEMO, "--model", smollm2).code == 0
     assert time.perf_counter() - started < 10
+
+
+def test_terminal_gets_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    from polyhead.cli.terminal import BOLD, write_text
+
+    hostile = "a\x1b]0;title\x07\x9b2Jb\tc\n"
+    write_text(hostile, style=BOLD)
+    assert capsys.readouterr().out == hostile
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    write_text(hostile)
+    assert capsys.readouterr().out == "a\ufffd]0;title\ufffd\ufffd2Jb\tc\n"

@@ -30,8 +30,7 @@ CHAT_TEMPLATE = (
 )
 
 _LLAMA = {
-    "embedding.tokens": "model.embed_tokens",
-    "final_norm": "model.norm",
+    "final_norm": "norm",
     "feed_forward_norm": "post_attention_layernorm",
     "attention_norm": "input_layernorm",
     "feed_forward": "mlp",
@@ -106,9 +105,9 @@ def write_decoder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, tensor in decoder().state_dict().items():
-        for ours, theirs in _LLAMA.items():
-            name = name.replace(ours, theirs)
-        tensors[name if name.startswith("model.") else f"model.{name}"] = tensor.contiguous()
+        renamed = ".".join(_LLAMA.get(part, part) for part in name.split("."))
+        renamed = renamed.replace("embedding.tokens", "embed_tokens")
+        tensors[f"model.{renamed}"] = tensor.contiguous()
     save_file(tensors, folder / "model.safetensors")
     config = {
         "model_type": "llama",

@@ -10,12 +10,21 @@ import pytest
 import torch
 import transformers as hf
 from families import ALL, DECODERS, ENCODER_DECODERS, build, inputs, real_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
+from transformers import masking_utils
 
 import polyhead as ph
 from polyhead import UnsupportedError
 from polyhead.integrations import transformers as integration
-from polyhead.integrations._transformers_masks import TypedMask, translates
+from polyhead.integrations._transformers_masks import (
+    TypedMask,
+    tensor_mask,
+    translates,
+    typed_mask,
+)
+from polyhead.semantics import Tokens
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -27,8 +36,8 @@ def pair(family):
     return eager, integration.use(copy.deepcopy(eager))
 
 
-def output(model, given, counts):
-    result = model(**given, use_cache=False) if "input_ids" in given else model(**given)
+def output(model, batch, counts):
+    result = model(**batch, use_cache=False) if "input_ids" in batch else model(**batch)
     main = result.logits if "logits" in result else result.last_hidden_state
     return main if counts is None else main[counts]
 
@@ -44,8 +53,8 @@ def gradients(model, loss):
 @pytest.mark.parametrize("family", ALL)
 def test_outputs_and_gradients_equal_eagers(family, side):
     eager, ours = pair(family)
-    given, counts = inputs(family, side)
-    want, got = output(eager, given, counts), output(ours, given, counts)
+    batch, counts = inputs(family, side)
+    want, got = output(eager, batch, counts), output(ours, batch, counts)
     torch.testing.assert_close(got, want, **CLOSE)
     pull = torch.randn_like(want)
     wanted = gradients(eager, (want * pull).mean())
@@ -59,9 +68,9 @@ def test_outputs_and_gradients_equal_eagers(family, side):
 @pytest.mark.parametrize("family", ALL)
 def test_without_padding_outputs_equal_eagers(family):
     eager, ours = pair(family)
-    given, _ = inputs(family)
-    given = {name: x for name, x in given.items() if "attention_mask" not in name}
-    torch.testing.assert_close(output(ours, given, None), output(eager, given, None), **CLOSE)
+    batch, _ = inputs(family)
+    batch = {name: x for name, x in batch.items() if "attention_mask" not in name}
+    torch.testing.assert_close(output(ours, batch, None), output(eager, batch, None), **CLOSE)
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
@@ -69,8 +78,8 @@ def test_without_padding_outputs_equal_eagers(family):
 def test_generate_equals_eagers(family, cache):
     """Left padding, nine steps: past every window of five, in dynamic and static caches."""
     eager, ours = pair(family)
-    given, _ = inputs(family, "left" if family in DECODERS else "right")
-    prompt = {k: v for k, v in given.items() if not k.startswith("decoder")}
+    batch, _ = inputs(family, "left" if family in DECODERS else "right")
+    prompt = {k: v for k, v in batch.items() if not k.startswith("decoder")}
     results = [
         model.generate(
             **prompt, max_new_tokens=9, min_new_tokens=9, do_sample=False,
@@ -103,15 +112,15 @@ def test_sliding_caches_in_chunks_equal_one_pass(family, kind):
 
 def test_every_layer_goes_through_polyhead_and_explain_sees_it():
     _, ours = pair("gemma3")
-    given, _ = inputs("gemma3", "left")
-    seen = integration.explain(ours, **given)
+    batch, _ = inputs("gemma3", "left")
+    seen = integration.explain(ours, **batch)
     assert [name for name, _ in seen] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     text = str(seen)
     assert "Window(5)" in text.splitlines()[0]
     assert "Window" not in text.splitlines()[1]
     assert "KeyLengths" in text
     assert "tiled" in text
-    plain = integration.explain(ours, input_ids=given["input_ids"])
+    plain = integration.explain(ours, input_ids=batch["input_ids"])
     assert plain.layers[1][1].kernel == "sdpa"
     assert "mask Causal()" in plain.layers[1][1].call
 
@@ -119,9 +128,9 @@ def test_every_layer_goes_through_polyhead_and_explain_sees_it():
 @pytest.mark.parametrize("family", ALL)
 def test_all_attention_modules_of_a_family_are_seen(family):
     _, ours = pair(family)
-    given, _ = inputs(family)
+    batch, _ = inputs(family)
     layers = {"albert": 2, "vit": 2, "bert": 2}.get(family, 6 if family in ENCODER_DECODERS else 2)
-    assert len(integration.explain(ours, **given)) == layers
+    assert len(integration.explain(ours, **batch)) == layers
 
 
 def test_no_t_by_s_tensor_travels(monkeypatch):
@@ -132,8 +141,8 @@ def test_no_t_by_s_tensor_travels(monkeypatch):
         integration, "attention_forward",
         lambda m, q, k, v, mask, **kw: seen.append(mask) or original(m, q, k, v, mask, **kw),
     )  # fmt: skip
-    given, _ = inputs("mistral", "left")
-    ours(**given)
+    batch, _ = inputs("mistral", "left")
+    ours(**batch)
     assert translates()
     assert all(isinstance(mask, TypedMask) for mask in seen)
     assert "Keep" not in repr(seen[0].mask)
@@ -145,13 +154,57 @@ def test_no_t_by_s_tensor_travels(monkeypatch):
         torch.zeros(3).masked_fill(seen[0], 0.0)
 
 
+PREDICATES = {
+    "causal": masking_utils.causal_mask_function,
+    "all": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(3),
+    "both_sides": masking_utils.sliding_window_bidirectional_mask_function(2),
+    "chunks": masking_utils.chunked_causal_mask_function(3, torch.zeros(3, dtype=torch.long)),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(PREDICATES)), st.integers(1, 5), st.integers(1, 8), st.integers(0, 6),
+    st.integers(0, 3), st.sampled_from(["none", "left", "right", "both", "holes"]),
+    st.integers(0, 3), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+def test_typed_masks_say_what_transformers_draws(
+    kind, T, S, first, start, pads, short, as_tensor, seed
+):
+    """Any lengths, offsets (a static cache has them as tensors) and padding, full rows too."""
+    torch.manual_seed(seed)
+    total = max(1, start + S - short)
+    columns, ends = torch.arange(total), torch.randint(0, total + 1, (3, 2)).sort(dim=1).values
+    real = {
+        "none": None,
+        "left": columns >= ends[:, :1],
+        "right": columns < ends[:, 1:],
+        "both": (columns >= ends[:, :1]) & (columns < ends[:, 1:]),
+        "holes": torch.rand(3, total) < 0.6,
+    }[pads]
+    arguments = {
+        "batch_size": 3, "q_length": T, "kv_length": S, "kv_offset": start,
+        "mask_function": PREDICATES[kind], "attention_mask": real,
+    }  # fmt: skip
+    want = tensor_mask(**arguments, q_offset=start + first)
+    offset = torch.tensor(start + first) if as_tensor else start + first
+    got = typed_mask(**arguments, q_offset=offset)
+    rows = Tokens.of(T, shift=got.keys - T, positions=got.q_positions)
+    seen = torch.ones(1, dtype=torch.bool)
+    if got.mask is not None:
+        seen = got.mask.visible(rows, Tokens.of(got.keys), torch.device("cpu"))
+    seen = nn.functional.pad(seen.expand(3, 1, T, got.keys), (0, S - got.keys))
+    assert torch.equal(seen, want)
+
+
 def test_bool_tensor_masks_are_equal_too():
     eager, ours = pair("gemma2")
-    given, counts = inputs("gemma2", "left")
-    want = output(eager, given, counts)
+    batch, counts = inputs("gemma2", "left")
+    want = output(eager, batch, counts)
     try:
         integration.register(typed_masks=False)
-        torch.testing.assert_close(output(ours, given, counts), want, **CLOSE)
+        torch.testing.assert_close(output(ours, batch, counts), want, **CLOSE)
     finally:
         integration.register()
 
@@ -167,8 +220,8 @@ def test_padding_with_holes_and_masks_of_the_caller():
     own_bool = torch.rand(2, 1, 8, 8) < 0.6
     own_bool |= torch.eye(8, dtype=torch.bool)
     for mask in (holes, own_float):
-        given = {"input_ids": ids, "attention_mask": mask}
-        torch.testing.assert_close(output(ours, given, None), output(eager, given, None), **CLOSE)
+        batch = {"input_ids": ids, "attention_mask": mask}
+        torch.testing.assert_close(output(ours, batch, None), output(eager, batch, None), **CLOSE)
     as_float = torch.where(own_bool, 0.0, torch.finfo(torch.float32).min)
     want = output(eager, {"input_ids": ids, "attention_mask": as_float}, None)
     got = output(ours, {"input_ids": ids, "attention_mask": own_bool}, None)
@@ -180,26 +233,28 @@ def test_packed_documents_do_not_leak(family):
     eager, ours = pair(family)
     ids = torch.randint(3, 99, (1, 15))
     positions = torch.cat([torch.arange(n) for n in (4, 9, 2)])[None]
-    given = {"input_ids": ids, "position_ids": positions}
-    got = output(ours, given, None)
-    torch.testing.assert_close(got, output(eager, given, None), **CLOSE)
+    batch = {"input_ids": ids, "position_ids": positions}
+    got = output(ours, batch, None)
+    torch.testing.assert_close(got, output(eager, batch, None), **CLOSE)
     pieces = [output(ours, {"input_ids": piece}, None) for piece in ids.split([4, 9, 2], dim=1)]
     torch.testing.assert_close(got, torch.cat(pieces, dim=1), **CLOSE)
-    assert "Documents([4, 9, 2])" in str(integration.explain(ours, **given, use_cache=False))
+    assert "Documents([4, 9, 2])" in str(integration.explain(ours, **batch, use_cache=False))
 
     ends = torch.tensor([0, 4, 13, 15], dtype=torch.int32)
-    flattened = {**given, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    flattened = {**batch, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
     torch.testing.assert_close(output(ours, flattened, None), got, **CLOSE)
+    # With a cache transformers no longer looks at the positions; the boundaries still count.
+    torch.testing.assert_close(ours(**flattened).logits, got, **CLOSE)
     with pytest.raises(UnsupportedError, match="cu_seq_lens_q and cu_seq_lens_k must be equal"):
-        ours(**given, cu_seq_lens_q=ends)
+        ours(**batch, cu_seq_lens_q=ends)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "gpt_oss", "gemma2", "t5"])
 def test_weights_on_request_equal_eagers(family):
     eager, ours = pair(family)
-    given, counts = inputs(family)
-    eager_out = eager(**given, output_attentions=True)
-    out = ours(**given, output_attentions=True)
+    batch, counts = inputs(family)
+    eager_out = eager(**batch, output_attentions=True)
+    out = ours(**batch, output_attentions=True)
     names = [name for name in eager_out if name.endswith("attentions")]
     assert names
     for name in names:
@@ -210,6 +265,18 @@ def test_weights_on_request_equal_eagers(family):
                 real = counts
             rows = real[:, None].expand(want.shape[:3])
             torch.testing.assert_close(got[rows], want[rows], **CLOSE)
+
+
+def test_weights_over_a_static_cache_cover_all_of_its_slots():
+    eager, ours = pair("llama")
+    ids = torch.randint(3, 99, (2, 5))
+    results = []
+    for model in (eager, ours):
+        cache = hf.StaticCache(config=model.config, max_cache_len=9)
+        with torch.no_grad():
+            results.append(model(ids, past_key_values=cache, output_attentions=True).attentions)
+    assert results[1][0].shape == (2, 4, 5, 9)
+    torch.testing.assert_close(results[1], results[0], **CLOSE)
 
 
 def test_dropout_is_on_in_training_only():
@@ -234,14 +301,15 @@ def test_dropout_is_on_in_training_only():
     assert (mean - still).abs().mean() < 0.25 * (first - still).abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")
 def test_gradient_checkpointing():
     eager, ours = pair("gemma3")
-    given, counts = inputs("gemma3")
+    batch, counts = inputs("gemma3")
     for model in (eager, ours):
         model.gradient_checkpointing_enable()
         model.train()
-    want = gradients(eager, output(eager, given, counts).square().mean())
-    got = gradients(ours, output(ours, given, counts).square().mean())
+    want = gradients(eager, output(eager, batch, counts).square().mean())
+    got = gradients(ours, output(ours, batch, counts).square().mean())
     for name, w in want.items():
         torch.testing.assert_close(got[name], w, rtol=1e-4, atol=1e-6, msg=name)
 

@@ -86,9 +86,7 @@ def run_deepseek(module: Any, rotary: Any, x: Tensor, first: int = 0) -> Tensor:
     positions = torch.arange(first, first + T)[None]
     mask = torch.full((T, T), -torch.inf).triu(1)[None, None]
     with torch.no_grad():
-        out: Tensor = module(
-            x, position_embeddings=rotary(x, positions), attention_mask=mask
-        )[0]
+        out: Tensor = module(x, position_embeddings=rotary(x, positions), attention_mask=mask)[0]
     return out
 
 
@@ -162,9 +160,7 @@ def test_names_and_rows_return_to_deepseeks(q_lora_rank: int | None) -> None:
     assert back.keys() == theirs.state_dict().keys()
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(back[name], tensor), name
-    assert not torch.equal(
-        there["kv_a_proj_with_mqa.weight"], theirs.kv_a_proj_with_mqa.weight
-    )
+    assert not torch.equal(there["kv_a_proj_with_mqa.weight"], theirs.kv_a_proj_with_mqa.weight)
 
 
 def test_temperature_of_yarn_is_in_the_scale() -> None:
@@ -180,7 +176,7 @@ def test_temperature_of_yarn_is_in_the_scale() -> None:
 def test_absorbed_equals_expanded_over_512_decode_steps(rope: RopeConfig | None) -> None:
     layer = small(rope=rope)
     x = tokens(520)
-    caches = {name: LatentCache() for name in ("absorbed", "expanded")}
+    caches = {name: LatentCache(R, P) for name in ("absorbed", "expanded")}
     with torch.no_grad():
         whole = layer(x, mask=ph.Causal(), computation="expanded")
         for name, cache in caches.items():
@@ -196,7 +192,7 @@ def test_absorbed_equals_expanded_over_512_decode_steps(rope: RopeConfig | None)
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 50])
 def test_chunks_through_a_cache_equal_one_pass(chunk: int) -> None:
-    layer, x, cache = small(), tokens(50), LatentCache()
+    layer, x, cache = small(), tokens(50), LatentCache(R, P)
     with torch.no_grad():
         parts = [layer(part, mask=ph.Causal(), cache=cache) for part in x.split(chunk, dim=1)]
         whole = layer(x, mask=ph.Causal())
@@ -208,7 +204,8 @@ def test_gradients_of_both_computations_agree() -> None:
     for computation in ("absorbed", "expanded"):
         layer, x = small().double(), tokens(9).double().requires_grad_()
         out = layer(x, mask=ph.Causal(), computation=computation)
-        (out * torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)).sum().backward()
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+        (out * weights).sum().backward()
         grads.append({name: p.grad for name, p in layer.named_parameters()} | {"x": x.grad})
     for name, grad in grads[0].items():
         assert grad is not None
@@ -264,7 +261,7 @@ def test_bfloat16_stays_near_float32(computation: Any) -> None:
 
 
 def test_cache_grows_by_latent_and_rotary_part_per_token() -> None:
-    layer, cache = small(), LatentCache()
+    layer, cache = small(), LatentCache(R, P)
     with torch.no_grad():
         for length in range(1, 6):
             layer(tokens(1), mask=ph.Causal(), cache=cache)
@@ -288,7 +285,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_decode_step_makes_no_keys_or_values_of_the_past(batch: int) -> None:
-    layer, cache, past = small(), LatentCache(capacity=1024), 1000
+    layer, cache, past = small(), LatentCache(R, P, capacity=1024), 1000
     with torch.no_grad():
         layer(tokens(past, batch), mask=ph.Causal(), cache=cache)
         with Largest() as seen:
@@ -324,7 +321,7 @@ def test_choice_follows_the_cost() -> None:
 
 
 def test_forward_does_what_explain_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, cache = small(), LatentCache()
+    layer, cache = small(), LatentCache(R, P)
     ran: list[bool] = []
     expand = MultiHeadLatentAttention._expanded
 
@@ -418,7 +415,7 @@ def test_wrong_calls_are_named() -> None:
     layer = small()
     with pytest.raises(ValueError, match=r"x must be \[B, T, 48\]: got \[2, 3, 47\]"):
         layer(torch.zeros(2, 3, 47))
-    with pytest.raises(ValueError, match="computation must be 'auto'.*got 'fast'"):
+    with pytest.raises(ValueError, match=r"computation must be 'auto'.*got 'fast'"):
         layer(tokens(3), computation="fast")
     with pytest.raises(ValueError, match="keys are at least the queries"):
         layer.explain(5, 4)

@@ -1,7 +1,42 @@
-"""What is remembered: key/value caches behind one protocol."""
+"""What is remembered: key/value caches behind one protocol.
+
+A cache is a storage (plain, latent, quantised) in a layout (dense, ring, paged); see ``sizes`` for
+both as data, and ``StoredCache`` for pairs that no name was given.
+"""
 
 from polyhead.caches.dense import DenseCache
+from polyhead.caches.kinds import LatentCache, PagedCache, QuantizedCache, RingCache
 from polyhead.caches.model_cache import ModelCache
 from polyhead.caches.protocol import KeyValueCache
+from polyhead.caches.sizes import (
+    Dense,
+    Latent,
+    Layout,
+    Paged,
+    Plain,
+    Quantized,
+    Ring,
+    Storage,
+    cache_bytes,
+)
+from polyhead.caches.stored import StoredCache
 
-__all__ = ["DenseCache", "KeyValueCache", "ModelCache"]
+__all__ = [
+    "Dense",
+    "DenseCache",
+    "KeyValueCache",
+    "Latent",
+    "LatentCache",
+    "Layout",
+    "ModelCache",
+    "Paged",
+    "PagedCache",
+    "Plain",
+    "Quantized",
+    "QuantizedCache",
+    "Ring",
+    "RingCache",
+    "Storage",
+    "StoredCache",
+    "cache_bytes",
+]

@@ -87,27 +87,27 @@ class Codes:
 
     def encode(self, stream: Stream) -> list[Tensor]:
         """Units of n tokens, n a multiple of the group."""
-        k = stream.k.unflatten(2, (-1, self.tokens))
+        k = _split(stream.k, 2, (-1, self.tokens))
         records = [*_quantized(k, self.storage.k_bits, axis=3)]
         if stream.v is not None:
-            v = stream.v.unflatten(2, (-1, self.tokens)).unflatten(-1, (-1, self.value_group))
+            v = _split(_split(stream.v, 3, (-1, self.value_group)), 2, (-1, self.tokens))
             records += _quantized(v, self.storage.v_bits, axis=5)
         records = [record.flatten(3) for record in records]
         if stream.positions is not None:
-            records.append(stream.positions.squeeze(-1).unflatten(2, (-1, self.tokens)))
+            records.append(_split(stream.positions.squeeze(-1), 2, (-1, self.tokens)))
         return records
 
     def decode(self, records: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Keys ``[B, G, u · g, D]`` and values ``[B, G, u · g, V]``."""
         codes, scale, zero = records[:3]
-        codes = _unpacked(codes.unflatten(3, (-1, self.key_dim)), self.storage.k_bits)
+        codes = _unpacked(_split(codes, 3, (-1, self.key_dim)), self.storage.k_bits)
         k = _numbers(codes, scale[:, :, :, None], zero[:, :, :, None], self.dtype).flatten(2, 3)
         if self.storage.latent is not None:
             return k, k[..., : self.value_dim]
         codes, scale, zero = records[3:6]
         shape = (-1, self.value_dim // self.value_group, self.value_group)
-        codes = _unpacked(codes.unflatten(3, shape), self.storage.v_bits)
-        scale, zero = (x.unflatten(3, (self.tokens, -1))[..., None] for x in (scale, zero))
+        codes = _unpacked(_split(codes, 3, shape), self.storage.v_bits)
+        scale, zero = (_split(x, 3, (self.tokens, -1))[..., None] for x in (scale, zero))
         return k, _numbers(codes, scale, zero, self.dtype).flatten(2, 3).flatten(3)
 
     def positions(self, records: list[Tensor]) -> Tensor:
@@ -115,6 +115,11 @@ class Codes:
 
 
 Codec = Exact | Codes
+
+
+def _split(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+    """One axis as several."""
+    return x.unflatten(axis, sizes)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _quantized(x: Tensor, bits: int, axis: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -143,7 +143,10 @@ class Contents:
         if not groups:
             return
         waiting = [
-            [x if rows is None else x[rows] for x in tail.read(run.address, run.address + run.count)]
+            [
+                x if rows is None else x[rows]
+                for x in tail.read(run.address, run.address + run.length)
+            ]
             for run in tail.runs(held, before)
         ]
         if waiting:
@@ -186,7 +189,7 @@ class Contents:
             if name == "tail":
                 first = self.tail_first(0)
             found += [
-                Stored(memory, codec, run.address, run.count * codec.tokens)
+                Stored(memory, codec, run.address, run.length * codec.tokens)
                 for run in memory.runs(first, memory.stops[0])
             ]
         return found

@@ -23,11 +23,11 @@ from polyhead.caches.sizes import Store
 
 
 class Run(NamedTuple):
-    """Units ``first`` to ``first + count`` of every row at addresses from ``address`` on."""
+    """Units ``first`` to ``first + length`` of every row at addresses from ``address`` on."""
 
     first: int
     address: int
-    count: int
+    length: int
 
 
 class Memory(ABC):
@@ -68,6 +68,12 @@ class Memory(ABC):
     @abstractmethod
     def runs(self, first: int, stop: int) -> list[Run]:
         """Where units ``first`` to ``stop`` lie, for rows that stand at the same unit."""
+
+    @abstractmethod
+    def restore(
+        self, records: Sequence[Tensor], stops: Sequence[int], firsts: Sequence[int]
+    ) -> None:
+        """Takes over what another memory's ``read`` of all addresses gave; this one is empty."""
 
     @abstractmethod
     def add_positions(self, store: Store, base: int) -> None:
@@ -124,7 +130,7 @@ class Memory(ABC):
 
 
 class Rows(Memory):
-    """``[B, heads, capacity, width]`` per field: in order, or a ring where the store has a limit."""
+    """``[B, heads, capacity, width]`` per field: in order, or a ring if the store has a limit."""
 
     in_place = True
 
@@ -170,13 +176,13 @@ class Rows(Memory):
             self.reserve(stop)
             skipped = 0 if limit is None else max(0, count - limit)
             for run in self.runs(start + skipped, stop):
-                part = slice(run.first - start, run.first - start + run.count)
+                part = slice(run.first - start, run.first - start + run.length)
                 for tensor, record in zip(self.tensors, records, strict=True):
                     if rows is None:
-                        tensor.narrow(2, run.address, run.count).copy_(record[:, :, part])
+                        tensor.narrow(2, run.address, run.length).copy_(record[:, :, part])
                         continue
                     for i, row in enumerate(rows):
-                        tensor[row].narrow(1, run.address, run.count).copy_(record[i, :, part])
+                        tensor[row].narrow(1, run.address, run.length).copy_(record[i, :, part])
         for row in touched:
             self.stops[row] = stop
             if limit is not None:
@@ -200,6 +206,14 @@ class Rows(Memory):
         wrap = min(stop, (first // limit + 1) * limit)
         runs = [Run(first, first % limit, wrap - first)]
         return runs if wrap == stop else [*runs, Run(wrap, 0, stop - wrap)]
+
+    def restore(
+        self, records: Sequence[Tensor], stops: Sequence[int], firsts: Sequence[int]
+    ) -> None:
+        self.reserve(max(stops))
+        self.stops, self.firsts = [*stops], [*firsts]
+        for tensor, record in zip(self.tensors, records, strict=True):
+            tensor[:, :, : record.shape[2]] = record
 
     def add_positions(self, store: Store, base: int) -> None:
         units = self.units(0, self.capacity)

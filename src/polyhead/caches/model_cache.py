@@ -1,16 +1,27 @@
 """The caches of a whole model: one per attention layer, moved together.
 
-A decoder has one cache per layer; an encoder-decoder a second one per layer for cross-attention,
-filled once, and the encoder's output they were computed from.
+A decoder has one cache per layer, of whatever kind suits the layer; an encoder-decoder a second one
+per layer for cross-attention, filled once, and the encoder's output they were computed from.
+
+Shape letters: B batch, T tokens, S encoder tokens, E embed size.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from os import PathLike
+from typing import Self
 
+import torch
 from torch import Tensor
 
-from polyhead.caches.protocol import KeyValueCache
+from polyhead.caches import files
+from polyhead.caches.choice import HasLayers, Kind, layer_caches
+from polyhead.caches.dense import DenseCache
+from polyhead.caches.protocol import Counts, KeyValueCache, per_row
+from polyhead.caches.sizes import Quantized
+from polyhead.caches.stored import StoredCache
 from polyhead.semantics.masks import Mask
 
 
@@ -18,8 +29,9 @@ class ModelCache:
     """The memory of one batch of sequences.
 
     Args:
-        layers: The self-attention caches, one per layer.
+        layers: The self-attention caches, one per layer; of any kinds.
         cross: The cross-attention caches, one per layer; empty without an encoder.
+        owner: Which model they belong to, its configuration as JSON; checked by ``load``.
 
     Attributes:
         context: The encoder's output ``[B, S, E]`` once known; not counted in ``bytes``.
@@ -27,22 +39,65 @@ class ModelCache:
     """
 
     def __init__(
-        self, layers: Sequence[KeyValueCache], cross: Sequence[KeyValueCache] = ()
+        self,
+        layers: Sequence[KeyValueCache],
+        cross: Sequence[KeyValueCache] = (),
+        owner: str = "",
     ) -> None:
         if not layers:
             raise ValueError("a ModelCache needs at least one layer's cache: got none")
-        self.layers, self.cross = tuple(layers), tuple(cross)
+        self.layers, self.cross, self.owner = tuple(layers), tuple(cross), owner
         self.context: Tensor | None = None
         self.context_mask: Mask | None = None
 
+    @classmethod
+    def for_config(
+        cls,
+        config: HasLayers,
+        *,
+        capacity: int = 0,
+        kind: Kind = "auto",
+        page_size: int = 16,
+        quantized: Quantized | None = None,
+        spare: int = 0,
+    ) -> Self:
+        """Empty caches for a model.
+
+        Args:
+            config: Its configuration, such as a ``TransformerConfig``.
+            capacity: Tokens per row to make room for at once; more are taken all the same.
+            kind: ``"auto"``: rings for windowed layers, dense otherwise. ``"dense"`` and
+                ``"paged"``: every layer keeps every token, so that any number can be rolled back.
+            page_size: Of ``"paged"``.
+            quantized: Quantise old tokens so; in a ring without sinks.
+            spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
+
+        Raises:
+            ValueError: A number that cannot be, named.
+        """
+        chosen = layer_caches(
+            config, kind=kind, page_size=page_size, quantized=quantized, spare=spare
+        )
+        crossing = [layer for layer in config.layers if layer.cross_attention is not None]
+        return cls(
+            [StoredCache(layer.layout, layer.storage, capacity) for layer in chosen],
+            [DenseCache() for _ in crossing],
+            config.to_json(),
+        )
+
     @property
     def length(self) -> int:
-        """Tokens held by each layer."""
+        """Tokens of the longest row: where the next one stands if all are equally long."""
         return self.layers[0].length
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of each batch row's sequence, those included that a window has forgotten."""
+        return self.layers[0].lengths
+
+    @property
     def capacity(self) -> int:
-        """Tokens for which every layer has memory now."""
+        """Tokens for which every layer has memory now; a ring's memory serves any number."""
         return min(cache.capacity for cache in self.layers)
 
     @property
@@ -55,23 +110,83 @@ class ModelCache:
         """Bytes that the tokens held take of them."""
         return sum(cache.used_bytes for cache in (*self.layers, *self.cross))
 
-    def rollback(self, count: int) -> None:
+    @property
+    def max_rollback(self) -> int:
+        """Tokens that every layer can take back now. Taking back all is always possible."""
+        return min(cache.max_rollback for cache in self.layers)
+
+    def next_positions(self, real: Tensor) -> Tensor:
+        """Positions ``[B, T]`` for a batch with padding; see ``KeyValueCache.next_positions``."""
+        return self.layers[0].next_positions(real)
+
+    def rollback(self, count: Counts) -> None:
         """Forgets the last ``count`` tokens of every layer; the encoder's stay.
 
-        Raises:
-            ValueError: Fewer are held, or ``count`` is negative; nothing is forgotten.
-        """
-        if not 0 <= count <= self.length:
-            raise ValueError(
-                f"rollback count must be 0 to length={self.length} tokens: got {count}"
-            )
-        self.truncate(self.length - count)
+        Args:
+            count: One number, or one per batch row.
 
-    def truncate(self, length: int) -> None:
-        """Forgets what any layer holds beyond ``length`` tokens."""
+        Raises:
+            ValueError: More than are held, or than some layer can take back; nothing is forgotten.
+        """
         for cache in self.layers:
-            if cache.length > length:
-                cache.rollback(cache.length - length)
+            cache.check_rollback(count)
+        for cache in self.layers:
+            cache.rollback(count)
+
+    def crop(self, length: Counts) -> None:
+        """Forgets what goes beyond ``length`` tokens; shorter rows stay. Raises as ``rollback``."""
+        held = self.lengths
+        wanted = per_row("length", length, len(held))
+        self.rollback([max(0, have - keep) for have, keep in zip(held, wanted, strict=True)])
+
+    def truncate(self, length: Counts) -> None:
+        """Makes layers equal again after a call that failed between two of them.
+
+        Forgets what any layer holds beyond ``length`` tokens, one number or one per row. Where a
+        layer has already forgotten what was before (a long chunk in a ring), all layers are reset:
+        empty, but never wrong.
+        """
+        touched = [cache for cache in self.layers if cache.lengths]
+        if not touched:
+            return
+        batch = len(touched[0].lengths)
+        wanted = per_row("length", length, batch)
+        if len(touched) < len(self.layers):
+            wanted = [0] * batch
+        kept = [min(row) for row in zip(wanted, *(c.lengths for c in touched), strict=True)]
+        try:
+            for cache in touched:
+                cache.crop(kept)
+        except ValueError:
+            for cache in touched:
+                cache.reset()
+
+    def fork(self) -> Self:
+        """An independent cache with the same content; paged layers share their pages."""
+        other = copy.copy(self)
+        other.layers = tuple(cache.fork() for cache in self.layers)
+        other.cross = tuple(cache.fork() for cache in self.cross)
+        return other
+
+    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+        """Row i becomes what row ``rows[i]`` was (beam search); the batch may grow or shrink.
+
+        Raises:
+            ValueError: A row that is not there, or rows whose encoder tokens are masked.
+        """
+        chosen = per_row("rows", rows if isinstance(rows, Tensor) else [*rows], len(rows))
+        context = self.context
+        if context is not None and len(context) > 1 and self.context_mask is not None:
+            raise ValueError(
+                "rows with a context_mask cannot be reordered: a mask has no rows to move; "
+                "reset the context and give the reordered one"
+            )
+        self.layers[0].check_rows(chosen)
+        for cache in (*self.layers, *self.cross):
+            if cache.lengths:
+                cache.reorder(chosen)
+        if context is not None:
+            self.context = context[torch.tensor(chosen, device=context.device)]
 
     def reset(self) -> None:
         """Forgets everything, the encoder's output too; memory is kept for the next sequence."""
@@ -84,6 +199,34 @@ class ModelCache:
         for cache in self.cross:
             cache.reset()
         self.context = self.context_mask = None
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes everything held to a safetensors file, whole or not at all.
+
+        Raises:
+            ValueError: There is a ``context_mask``, which cannot be written.
+        """
+        if self.context_mask is not None:
+            raise ValueError(
+                "a cache with a context_mask cannot be saved: a mask is not a tensor; give the "
+                "encoder's tokens without padding"
+            )
+        extra = {} if self.context is None else {"context": self.context.contiguous()}
+        files.write(path, self.owner, (*self.layers, *self.cross), extra)
+
+    def load(self, path: str | PathLike[str], device: torch.device | str = "cpu") -> None:
+        """Becomes what ``save`` wrote from the cache of the same model.
+
+        Args:
+            path: The file.
+            device: Where the tensors go.
+
+        Raises:
+            CheckpointError: Not such a file, or of another model or other kinds of cache: says
+                what differs, and the cache is as it was.
+        """
+        extra = files.read(path, self.owner, (*self.layers, *self.cross), torch.device(device))
+        self.context, self.context_mask = extra.get("context"), None
 
     def __repr__(self) -> str:
         return f"ModelCache({len(self.layers)} layers, {self.length} tokens, {self.bytes:,} bytes)"

@@ -174,6 +174,13 @@ class Pages(Memory):
         del self.table[row][keep:]
         self._index = None
 
+    def restore(
+        self, records: Sequence[Tensor], stops: Sequence[int], firsts: Sequence[int]
+    ) -> None:
+        self.reserve(max(stops))
+        for row, stop in enumerate(stops):
+            self.write([row], [record[row : row + 1, :, :stop] for record in records])
+
     def add_positions(self, store: Store, base: int) -> None:
         self.store = store
         page = self.pool.page

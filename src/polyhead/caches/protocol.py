@@ -16,13 +16,14 @@ Shape letters: B batch, G kv heads, T new tokens, S tokens held, D key size, V v
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from polyhead.caches import files
 from polyhead.semantics.sources import KeyValueSource
 
 Counts = int | Sequence[int] | Tensor
@@ -119,6 +120,10 @@ class KeyValueCache(ABC):
             ValueError: More than are held, or than a window or quantised groups can give back.
         """
 
+    @abstractmethod
+    def check_rollback(self, count: Counts) -> list[int]:
+        """What ``rollback`` would take from each row; raises what it would, changes nothing."""
+
     def crop(self, length: Counts) -> None:
         """Forgets what goes beyond ``length`` tokens; shorter rows stay as they are.
 
@@ -141,21 +146,50 @@ class KeyValueCache(ABC):
             ValueError: A row that is not there, or none.
         """
 
+    def check_rows(self, rows: Sequence[int] | Tensor) -> list[int]:
+        """The rows of ``reorder`` as numbers; raises what it would, changes nothing."""
+        chosen = per_row("rows", rows if isinstance(rows, Tensor) else [*rows], len(rows))
+        if not chosen or max(chosen) >= len(self.lengths):
+            raise ValueError(
+                f"rows must name batch rows of the cache, which has {len(self.lengths)}: got "
+                f"{chosen}"
+            )
+        return chosen
+
     @abstractmethod
     def reset(self) -> None:
         """Forgets all tokens; memory may be kept for the next ones."""
 
     @abstractmethod
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes everything held to a safetensors file, whole or not at all."""
+    def description(self) -> dict[str, Any]:
+        """What this cache was made as, and the shape of its tokens once that is settled."""
 
     @abstractmethod
-    def load(self, path: str | PathLike[str]) -> None:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything held: tensors, and facts that JSON can hold, ``description`` among them."""
+
+    @abstractmethod
+    def restore(
+        self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], device: torch.device
+    ) -> None:
+        """Becomes what ``state`` of a cache with the same description gave."""
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes everything held to a safetensors file, whole or not at all."""
+        files.write(path, "", [self])
+
+    def load(self, path: str | PathLike[str], device: torch.device | str = "cpu") -> None:
         """Becomes what ``save`` wrote from a cache that was made as this one was.
 
+        Args:
+            path: The file.
+            device: Where the tensors go.
+
         Raises:
-            CheckpointError: Not such a file, or of a cache of another kind or shape: says which.
+            CheckpointError: Not such a file, or of a cache of another kind or shape: says which,
+                and the cache is as it was.
         """
+        files.read(path, "", [self], torch.device(device))
 
 
 def per_row(name: str, value: Counts, batch: int) -> list[int]:

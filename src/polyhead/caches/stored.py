@@ -126,13 +126,11 @@ class StoredCache(KeyValueCache):
 
     @property
     def max_rollback(self) -> int:
-        return min(
-            (self._most(row, length) for row, length in enumerate(self._lengths)), default=0
-        )
+        return min((self._most(row, length) for row, length in enumerate(self._lengths)), default=0)
 
-    def rollback(self, count: Counts) -> None:
-        counts = per_row("rollback count", count, len(self._lengths) or 1)
+    def check_rollback(self, count: Counts) -> list[int]:
         lengths = self._lengths or [0]
+        counts = per_row("rollback count", count, len(lengths))
         for row, (back, length) in enumerate(zip(counts, lengths, strict=True)):
             if back > length:
                 raise ValueError(f"rollback count must be 0 to length={length} tokens: got {back}")
@@ -141,9 +139,12 @@ class StoredCache(KeyValueCache):
                     f"rollback count must be at most {most} tokens now, or all {length}: got "
                     f"{back}; {self._why_not_further()}"
                 )
-        for row, back in enumerate(counts):
+        return counts
+
+    def rollback(self, count: Counts) -> None:
+        for row, back in enumerate(self.check_rollback(count)):
             if back:
-                self._cut(row, lengths[row] - back)
+                self._cut(row, self._lengths[row] - back)
 
     def fork(self) -> Self:
         other = copy.copy(self)
@@ -152,9 +153,7 @@ class StoredCache(KeyValueCache):
         return other
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
-        chosen = per_row("rows", rows if isinstance(rows, Tensor) else [*rows], len(rows))
-        if not chosen or max(chosen) >= len(self._lengths):
-            raise ValueError(f"rows must name batch rows below {len(self._lengths)}: got {chosen}")
+        chosen = self.check_rows(rows)
         if self._contents is not None:
             self._contents.reorder(chosen)
         self._lengths = [self._lengths[row] for row in chosen]

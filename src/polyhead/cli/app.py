@@ -11,6 +11,7 @@ import typer
 from polyhead.cli.doctor import doctor
 from polyhead.cli.generate import generate
 from polyhead.cli.look import look
+from polyhead.cli.plan import plan
 from polyhead.cli.trace import trace
 
 app = typer.Typer(
@@ -52,5 +53,5 @@ def _reflowed(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
 
 
-for verb in (look, trace, generate, doctor):
+for verb in (look, trace, generate, plan, doctor):
     app.command(help=_reflowed(verb.__doc__ or ""))(verb)

@@ -51,7 +51,7 @@ def generate(
     The text goes to standard output, speed and sizes to standard error.
     """
     from polyhead.cli.models import load_decoder
-    from polyhead.cli.terminal import read_text
+    from polyhead.cli.terminal import read_text, write_text
 
     prompt = read_text(text, file)
     language_model = load_decoder(model, dtype)
@@ -67,13 +67,11 @@ def generate(
     )
     try:
         for piece in stream:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            write_text(piece)
     finally:
         # Ctrl-C too: what was written stays, the line is ended, the figures say how far it came.
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            write_text("\n")
             report(stream.stats)
 
 

@@ -140,33 +140,24 @@ def check_writable(out: Path) -> None:
 def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: bool) -> Generation:
     """The continuation, streamed to the terminal behind its prompt."""
     from polyhead.cli.generate import figures
+    from polyhead.cli.terminal import BOLD, FAINT, write_text
     from polyhead.generation import Generation
 
     stream = model.stream(text, max_new_tokens=max_new_tokens)
     if show:
-        _styled(text, "2")
+        write_text(text, style=FAINT)
     pieces = []
     try:
         for piece in stream:
             pieces.append(piece)
             if show:
-                _styled(piece, "1")
+                write_text(piece, style=BOLD)
     finally:
         if show and not isinstance(sys.exc_info()[1], BrokenPipeError):
             print(flush=True)
     if show:
-        _styled(figures(stream.stats) + "\n", "2")
+        write_text(figures(stream.stats) + "\n", style=FAINT)
     return Generation("".join(pieces), tuple(stream.ids), stream.stats)
-
-
-def _styled(text: str, code: str) -> None:
-    """Writes text as it is, in an ANSI style where standard output is a terminal with colours."""
-    from polyhead.cli.terminal import console
-
-    if console().color_system is not None:
-        text = f"\x1b[{code}m{text}\x1b[0m"
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _watch(model: LanguageModel | TextEncoder, tokens: TokenizedText) -> Probe:

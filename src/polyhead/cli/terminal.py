@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from rich.console import Console
 
 from polyhead.errors import InputError
 
-if TYPE_CHECKING:
-    from rich.console import Console
+BOLD, FAINT = "1", "2"
 
 _PIPE_WIDTH = 100
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class _Console(Console):
+    """Leaves a closed pipe to ``polyhead.cli.main``, where Console would end the process itself."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -23,12 +33,10 @@ def console(*, stderr: bool = False) -> Console:
 
     A pipe or file gets plain text of 100 columns, unless COLUMNS says otherwise.
     """
-    from rich.console import Console
-
     stream = sys.stderr if stderr else sys.stdout
     piped = stream is None or not stream.isatty()
     width = _PIPE_WIDTH if piped and not os.environ.get("COLUMNS") else None
-    return Console(
+    return _Console(
         stderr=stderr, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False
     )
 
@@ -36,6 +44,20 @@ def console(*, stderr: bool = False) -> Console:
 def print_json(data: Any) -> None:
     """Writes one JSON document to standard output, readable and strictly valid."""
     print(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=2))
+
+
+def write_text(text: str, *, style: str = "") -> None:
+    """Writes text to standard output at once, in an ANSI style where that is a terminal.
+
+    A terminal never gets control characters, whoever wrote the text: they could move the cursor or
+    worse. A pipe or file gets the text as it is.
+    """
+    if sys.stdout.isatty():
+        text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+        if style and console().color_system is not None:
+            text = f"\x1b[{style}m{text}\x1b[0m"
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 class Advance(Protocol):
@@ -80,14 +102,15 @@ def read_text(text: str | None, file: Path | None) -> str:
             file = Path(text[1:])
         text = text[1:]
     if file is not None:
-        content = _decode(read_file(file), str(file))
+        source, content = str(file), read_file(file)
     elif text == "-":
-        content = _decode(sys.stdin.buffer.read(), "standard input")
+        source, content = "standard input", sys.stdin.buffer.read()
     else:
-        content = _decode(os.fsencode(text or ""), "TEXT")
-    if not content.strip():
-        raise InputError(f"{file or 'TEXT'} is empty: there is nothing to look at")
-    return content
+        source, content = "TEXT", os.fsencode(text or "")
+    decoded = _decode(content, source)
+    if not decoded.strip():
+        raise InputError(f"{source} is empty: give at least one character")
+    return decoded
 
 
 def read_file(file: Path) -> bytes:

@@ -42,9 +42,12 @@ from polyhead.semantics.scores import (
 )
 from polyhead.semantics.tokens import is_traced, is_transformed
 
-SCORES_PER_TILE = 1 << 20
-"""Scores held at a time (4 MiB in float32): large enough for matrix products to run at their rate,
-small enough to stay near the processor."""
+SCORES_PER_TILE = 1 << 19
+"""Scores held at a time on a CPU (2 MiB in float32): large enough for matrix products to run at
+their rate, small enough to stay in its cache. Elsewhere 16 times as many."""
+
+KEYS_PER_TILE = 2048
+"""Most keys of a tile, so that a single query with a window skips what lies outside."""
 
 
 class TiledKernel(Kernel):
@@ -69,9 +72,10 @@ class TiledKernel(Kernel):
 def _tile_sizes(q: Tensor, keys: int) -> tuple[int, int]:
     """Queries and keys per tile."""
     heads = q.shape[0] * q.shape[1]
-    area = max(1, SCORES_PER_TILE // max(1, heads))
-    rows = min(q.shape[2], max(16, 1 << int(math.log2(area) / 2)))
-    return max(1, rows), max(64, min(keys, area // max(1, rows)))
+    most = SCORES_PER_TILE if q.device.type == "cpu" else 16 * SCORES_PER_TILE
+    area = max(1, most // max(1, heads))
+    rows = max(1, min(q.shape[2], max(16, 1 << int(math.log2(area) / 2))))
+    return rows, max(64, min(keys, area // rows, KEYS_PER_TILE))
 
 
 def _tiles(

@@ -35,7 +35,7 @@ from polyhead.layers.latent_cost import (
     choose,
     explain_choice,
 )
-from polyhead.layers.linear import FusedLinear, PacksWeights, linear
+from polyhead.layers.linear import FusedLinear, linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
@@ -242,11 +242,13 @@ class MultiHeadLatentAttention(Hooked):
         if joined is None:
             q, latent = first(x), self.kv_a_proj_with_mqa(x)
         else:
-            q, latent = joined.split((joined.shape[-1] - R - P, R + P), dim=-1)
+            q, latent = joined[..., : -R - P], joined[..., -R - P :]
         if config.q_lora_rank is not None:
             q = linear(self._q_b, self.q_a_norm(q), self.q_b_proj)
-        n, p = q.view(B, T, config.num_heads, N + P).split((N, P), dim=-1)
-        c, r = latent.view(B, T, 1, R + P).split((R, P), dim=-1)
+        q = q.view(B, T, config.num_heads, N + P)
+        n, p = q[..., :N], q[..., N:]
+        latent = latent.view(B, T, 1, R + P)
+        c, r = latent[..., :R], latent[..., R:]
         if self.rope is not None:
             p = self.rope.apply(p, positions, head_axis=2)
             r = self.rope.apply(r, positions, head_axis=2)
@@ -260,7 +262,7 @@ class MultiHeadLatentAttention(Hooked):
         return weight[:, : config.qk_nope_head_dim], weight[:, config.qk_nope_head_dim :]
 
     def _expanded(self, source: KeyValueSource) -> DenseSource:
-        """Keys ``[B, H, S, N + P]`` and values ``[B, H, S, V]`` of all tokens of a latent source."""
+        """Keys ``[B, H, S, N + P]`` and values ``[B, H, S, V]`` of all tokens of a source."""
         config = self.config
         N, R = config.qk_nope_head_dim, config.kv_lora_rank
         latent = source.gather()[0][:, 0]

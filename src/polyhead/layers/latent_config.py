@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polyhead.errors import ConfigError
 from polyhead.layers.config import Data, NormConfig, RopeConfig
@@ -30,8 +30,8 @@ class LatentAttentionConfig(Data):
     v_head_dim: int
     q_lora_rank: int | None = None  # None: queries straight from the input (V2-Lite)
     bias: bool = False
-    rope: RopeConfig | None = RopeConfig()
-    norm: NormConfig = NormConfig(eps=1e-6)
+    rope: RopeConfig | None = field(default_factory=RopeConfig)
+    norm: NormConfig = field(default_factory=lambda: NormConfig(eps=1e-6))
     scale: float | None = None
     dropout: float = 0.0
 

@@ -51,7 +51,7 @@ def _converted(
     for name, tensor in state.items():
         module, _, leaf = name.rpartition(".")
         if order is not None and module in ("q_proj", "q_b_proj"):
-            heads = tensor.unflatten(0, (config.num_heads, config.qk_head_dim))
+            heads = tensor.view(config.num_heads, config.qk_head_dim, *tensor.shape[1:])
             tensor = torch.cat((heads[:, :-P], heads[:, -P:][:, order]), dim=1).flatten(0, 1)
         elif order is not None and module == "kv_a_proj_with_mqa":
             tensor = torch.cat((tensor[:-P], tensor[-P:][order]))

@@ -76,8 +76,10 @@ class Piece:
 def pieces(model: Architecture) -> Counter[Piece]:
     """All pieces of a model, each with how often it occurs."""
     E, found = model.embed_dim, Counter[Piece]()
-    lookup = Piece("embedding", model.vocab_size, E, multiplied=False, looked_up=model.head != "tied")
-    found[lookup] += 1
+    # A tied embedding is the head too, and a step reads all of it.
+    looked_up = model.head != "tied"
+    table = Piece("embedding", model.vocab_size, E, multiplied=False, looked_up=looked_up)
+    found[table] += 1
     for rows in (model.learned_positions, model.segments):
         if rows:
             found[Piece("embedding", 1, rows * E, multiplied=False)] += 1

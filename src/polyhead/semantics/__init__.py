@@ -6,6 +6,7 @@ Read in this order: ``tokens``, ``masks``, ``biases``, ``sources``, ``call``, ``
 
 from polyhead.semantics.biases import ALiBi, Bias, RelativeBias, TensorBias
 from polyhead.semantics.call import Call, Specification
+from polyhead.semantics.drawing import draw
 from polyhead.semantics.masks import (
     Causal,
     Documents,
@@ -43,5 +44,6 @@ __all__ = [
     "Visibility",
     "Window",
     "add_sinks",
+    "draw",
     "merge_states",
 ]

@@ -1,0 +1,150 @@
+"""Caches in and out of safetensors files, checked against what they should be.
+
+The header says what each cache was made as (layout, storage, shape) and, for a model's caches,
+which configuration they belong to. A file is written beside its place and moved there when it is
+whole. Nothing of a cache changes before everything in the file has been checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from polyhead.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from polyhead.caches.protocol import KeyValueCache
+
+_KEY = "polyhead.cache"
+_VERSION = 1
+
+
+def write(
+    path: str | PathLike[str],
+    owner: str,
+    caches: Sequence[KeyValueCache],
+    extra: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes caches to one file, whole or not at all.
+
+    Args:
+        path: Of the file; one that is there is replaced.
+        owner: What they belong to, a model's configuration as JSON; ``""`` for a cache alone.
+        caches: In order.
+        extra: More tensors.
+    """
+    tensors: dict[str, Tensor] = dict(extra or {})
+    all_facts = []
+    for i, cache in enumerate(caches):
+        held, facts = cache.state()
+        tensors |= {f"{i}.{name}": tensor for name, tensor in held.items()}
+        all_facts.append(facts)
+    header = json.dumps({"version": _VERSION, "owner": owner, "caches": all_facts})
+    target = Path(path)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, name, metadata={_KEY: header})
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read(
+    path: str | PathLike[str], owner: str, caches: Sequence[KeyValueCache], device: torch.device
+) -> dict[str, Tensor]:
+    """Fills caches from a file that ``write`` made of caches like them; returns the extra tensors.
+
+    Raises:
+        CheckpointError: Not such a file, or of other caches; names the difference.
+    """
+    header, tensors = _opened(Path(path), device)
+    _check_owner(path, header["owner"], owner)
+    if len(header["caches"]) != len(caches):
+        raise CheckpointError(
+            f"{path}: holds {len(header['caches'])} caches, one per layer: expected {len(caches)}"
+        )
+    parts = []
+    for i, (facts, cache) in enumerate(zip(header["caches"], caches, strict=True)):
+        _check_description(f"{path}: cache {i}", facts, cache.description())
+        prefix = f"{i}."
+        parts.append(
+            {
+                name.removeprefix(prefix): tensors.pop(name)
+                for name in [*tensors]
+                if name.startswith(prefix)
+            }
+        )
+    # Into copies first: a tensor that does not fit must not leave half the layers changed.
+    filled = [cache.fork() for cache in caches]
+    try:
+        for fork, part, facts in zip(filled, parts, header["caches"], strict=True):
+            fork.restore(part, facts, device)
+    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: its tensors do not fit its header: {error}") from error
+    for cache, fork in zip(caches, filled, strict=True):
+        cache.__dict__.update(fork.__dict__)
+    return tensors
+
+
+def _opened(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            text = (file.metadata() or {}).get(_KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from error
+    try:
+        header = json.loads(text or "")
+        version = header["version"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: not a file of caches: it has no {_KEY} header") from error
+    if version != _VERSION:
+        raise CheckpointError(f"{path}: version must be {_VERSION}: got {version}")
+    return header, tensors
+
+
+def _check_owner(path: str | PathLike[str], got: str, want: str) -> None:
+    if got == want:
+        return
+    if not got or not want:
+        have = "a model's caches" if got else "a cache without a model"
+        raise CheckpointError(f"{path}: holds {have}: expected {'one' if got else 'a model'}")
+    raise CheckpointError(
+        f"{path}: is the cache of another model: "
+        f"{_difference(json.loads(got), json.loads(want), 'config')}"
+    )
+
+
+def _check_description(where: str, got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+    for name, value in want.items():
+        if name in got and got[name] != value:
+            raise CheckpointError(
+                f"{where} is of another kind: {_difference(got[name], value, name)}"
+            )
+
+
+def _difference(got: Any, want: Any, name: str) -> str:
+    """The first place where two pieces of JSON differ, in words."""
+    if isinstance(got, dict) and isinstance(want, dict):
+        for key in [*want, *got]:
+            if key not in got or key not in want or got[key] != want[key]:
+                return _difference(got.get(key), want.get(key), f"{name}.{key}")
+    if isinstance(got, list) and isinstance(want, list) and len(got) == len(want):
+        for i, (have, wanted) in enumerate(zip(got, want, strict=True)):
+            if have != wanted:
+                return _difference(have, wanted, f"{name}[{i}]")
+    return f"{name} is {got!r} in the file, {want!r} here"

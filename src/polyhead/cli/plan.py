@@ -1,0 +1,89 @@
+"""``polyhead plan``: parameters, operations, cache bytes and what fits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG_OR_NAME",
+            help="A config.json, its directory, or a preset such as llama-3-8b.",
+            show_default=False,
+        ),
+    ] = "",
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Context of each sequence; default: all that the model was made for."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    dtype: Annotated[
+        str, typer.Option(help="Of weights: float32, bfloat16, float16, float8, int8, int4.")
+    ] = "bfloat16",
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the cache: float32, bfloat16, float16, int8, int4; default: dtype."),
+    ] = None,
+    page: Annotated[
+        int | None, typer.Option(help="Tokens of a page; default: caches in one piece.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(help="Ranks that share heads and hidden features.")
+    ] = 1,
+    memory: Annotated[
+        str | None, typer.Option(help="Of one rank, such as 24GiB: say what fits.")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of one rank's memory, such as 3.35TB/s.")
+    ] = None,
+    flops: Annotated[str | None, typer.Option(help="Of one rank, such as 989TFLOP/s.")] = None,
+    presets: Annotated[bool, typer.Option("--presets", help="List the presets and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Plan a model: parameters, FLOPs, cache bytes, what fits.
+
+    Example: polyhead plan llama-3-8b --tokens 8192 --memory 24GiB
+    """
+    from polyhead.cli.terminal import console, print_json
+    from polyhead.errors import ConfigError, InputError
+    from polyhead.planning import plan as plan_model
+    from polyhead.planning.presets import presets as known
+    from polyhead.planning.presets import subject
+    from polyhead.planning.report import render
+
+    screen = console()
+    if presets:
+        if json:
+            listed = {name: {"title": p.title, "source": p.source} for name, p in known().items()}
+            print_json(listed)
+            return
+        for name, preset in known().items():
+            screen.print(f"{name:<18}{preset.title}")
+        return
+    if not config:
+        raise InputError(f"no model: give a config.json or a preset: {', '.join(known())}")
+    if tokens is None:
+        tokens = subject(config).architecture.max_positions
+        if tokens is None:
+            raise ConfigError(f"{config} has no max_position_embeddings: give --tokens")
+    made = plan_model(
+        config,
+        tokens=tokens,
+        batch=batch,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        page=page,
+        tensor_parallel=tensor_parallel,
+        memory=memory,
+        bandwidth=bandwidth,
+        flops=flops,
+    )
+    if json:
+        print_json(made.to_dict())
+        return
+    for part in render(made):
+        screen.print(part)

@@ -1,0 +1,324 @@
+"""``plan``: what a model costs before it exists.
+
+    time of a decode step ≥ max(bytes read / bandwidth, operations / rate)
+
+Everything but that bound is a count, not an estimate: parameters, visible pairs and cache bytes are
+what the layers, masks and caches of this package make. Activations are not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from polyhead.errors import ConfigError, ContextLengthError
+from polyhead.layers.config import AttentionConfig
+from polyhead.models.counts import ParameterCounts
+from polyhead.planning.architecture import Architecture, AttentionShape
+from polyhead.planning.flops import Flops
+from polyhead.planning.flops import flops as count_flops
+from polyhead.planning.layouts import LayoutRow, Saving, layout_name, layouts
+from polyhead.planning.memory import CACHE_TYPES, Fit, LayerCache, caches, fit
+from polyhead.planning.presets import subject
+from polyhead.planning.units import quantity
+from polyhead.planning.weights import check_ranks, counts, pieces
+
+WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
+"""Bits of a weight; scales of quantised weights are not counted."""
+
+
+@dataclass(frozen=True)
+class LayerCachePlan:
+    """One layer's cache on one rank.
+
+    Attributes:
+        layers: Numbers of the layers that have this cache, from 0.
+        attention: ``"GQA-8"``, and the window where there is one.
+        kv_heads: On this rank.
+        token_bytes: Of one more token in one layer, while no window is full.
+        bytes: Of one layer, allocated for the plan's tokens and batch.
+        cross: Whether it is that of a cross-attention.
+    """
+
+    layers: tuple[int, ...]
+    attention: str
+    kv_heads: int
+    token_bytes: float
+    bytes: int
+    cross: bool = False
+
+
+@dataclass(frozen=True)
+class DecodeBound:
+    """The least that one decode step of one rank takes.
+
+    Attributes:
+        memory_seconds: Bytes read at the bandwidth, or None where none was given.
+        compute_seconds: Operations at the rate, or None.
+        seconds: The greater one.
+        bound: Which one that is.
+        tokens_per_second: Of all sequences of the batch.
+    """
+
+    memory_seconds: float | None
+    compute_seconds: float | None
+    seconds: float
+    bound: Literal["memory", "compute"]
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a model costs; print it, or take its fields.
+
+    Attributes:
+        architecture: The shapes.
+        tokens: Context, of each sequence.
+        batch: Sequences.
+        dtype: Of weights.
+        kv_dtype: Of the cache.
+        page: Tokens of a page, or None.
+        tensor_parallel: Ranks that share heads and hidden features.
+        parameters: By part.
+        active_parameters: That one token meets, embedding and head included.
+        weight_bytes: Of all weights once.
+        rank_weight_bytes: On one rank, copies included.
+        cache_token_bytes: Of one more token on one rank, all layers, while no window is full.
+        cache_bytes: On one rank, all layers: what the caches allocate.
+        cache_layers: The same by layer.
+        prefill: Operations of a prompt of ``tokens`` (of the forward pass, of an encoder).
+        decode: Operations of a step that makes token number ``tokens``; None for an encoder.
+        decode_weight_bytes: Of weights that such a step reads on one rank.
+        decode_cache_bytes: Of cache that it reads on one rank.
+        bound: The time that such a step takes at least, where a bandwidth or rate was given.
+        fit: What fits, where a memory was given.
+        layouts: MHA, GQA, MQA and MLA at this width.
+        savings: This cache beside others.
+        notes: What was assumed or deserves a warning.
+    """
+
+    architecture: Architecture
+    tokens: int
+    batch: int
+    dtype: str
+    kv_dtype: str
+    page: int | None
+    tensor_parallel: int
+    parameters: ParameterCounts
+    active_parameters: int
+    weight_bytes: int
+    rank_weight_bytes: int
+    cache_token_bytes: float
+    cache_bytes: int
+    cache_layers: tuple[LayerCachePlan, ...]
+    prefill: Flops
+    decode: Flops | None
+    decode_weight_bytes: int
+    decode_cache_bytes: int
+    bound: DecodeBound | None
+    fit: Fit | None
+    layouts: tuple[LayoutRow, ...]
+    savings: tuple[Saving, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def rank_bytes(self) -> int:
+        """Weights and cache of one rank."""
+        return self.rank_weight_bytes + self.cache_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain dicts, lists, numbers, strings and None, sums included."""
+        data = dataclasses.asdict(self)
+        data["parameters"]["total"] = self.parameters.total
+        data["rank_bytes"] = self.rank_bytes
+        for name, each in (("prefill", self.prefill), ("decode", self.decode)):
+            if each is not None:
+                data[name] |= {"model": each.model, "hardware": each.hardware}
+        return data
+
+    def __str__(self) -> str:
+        from polyhead.planning.report import text
+
+        return text(self)
+
+
+def plan(
+    config: Any,
+    *,
+    tokens: int,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    kv_dtype: str | None = None,
+    page: int | None = None,
+    tensor_parallel: int = 1,
+    memory: float | str | None = None,
+    bandwidth: float | str | None = None,
+    flops: float | str | None = None,
+) -> Plan:
+    """Parameters, operations, cache bytes and what fits, of a model that need not exist.
+
+    Args:
+        config: A preset's name (``"llama-3-8b"``), a path to a Hugging Face config.json or its
+            directory, the file's object, a ``TransformerConfig``, or an ``Architecture``.
+        tokens: Context, of each sequence; of an encoder-decoder, of both sides.
+        batch: Sequences.
+        dtype: Of weights: float32, bfloat16, float16, float8, int8 or int4.
+        kv_dtype: Of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
+            ``QuantizedCache`` keeps them, scales included); default: ``dtype`` where a cache can
+            have it, bfloat16 otherwise.
+        page: Tokens of a page; default: caches in one piece.
+        tensor_parallel: Ranks. Query and kv heads, hidden features and the vocabulary are shared;
+            norms and the latents of MLA are on every rank, and a kv head on several where there
+            are more ranks than kv heads.
+        memory: Of one rank, in bytes or as ``"24GiB"``: what fits is worked out.
+        bandwidth: Of one rank's memory, in bytes per second or as ``"3.35TB/s"``.
+        flops: Of one rank, in operations per second or as ``"989TFLOP/s"``.
+
+    Raises:
+        ConfigError: A field of the configuration, or an argument, is missing or impossible; or not
+            even the weights fit in ``memory``.
+        ContextLengthError: More tokens than there are learned positions.
+        ModelNotFoundError: No preset and no path of that name.
+    """
+    for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", tensor_parallel)):
+        _whole(name, value)
+    if page is not None:
+        _whole("page", page)
+    if dtype not in WEIGHT_BITS:
+        raise ConfigError(f"dtype must be one of {', '.join(WEIGHT_BITS)}: got {dtype!r}")
+    if kv_dtype is None:
+        kv_dtype = dtype if dtype in ("float32", "bfloat16", "float16") else "bfloat16"
+    elif kv_dtype not in CACHE_TYPES:
+        raise ConfigError(f"kv_dtype must be one of {', '.join(CACHE_TYPES)}: got {kv_dtype!r}")
+    found = subject(config)
+    model, ranks = found.architecture, tensor_parallel
+    check_ranks(model, ranks)
+    notes = found.notes + _context_notes(model, tokens)
+
+    weights = pieces(model)
+    rank_weights = _bytes(sum(p.on_rank(ranks) * n for p, n in weights.items()), dtype)
+    layers = caches(model, kv_dtype, page, ranks)
+    step, bound, touched, read = None, None, 0, 0
+    if model.kind != "encoder":
+        step = _flops(model, queries=1, cached=tokens - 1, batch=batch)
+        touched = _bytes(sum(p.touched(ranks, batch) * n for p, n in weights.items()), dtype)
+        read = sum(n * each.read_bytes(tokens, batch) for each, n in Counter(layers).items())
+        bound = _bound(
+            touched + read,
+            step.model / ranks,
+            None if bandwidth is None else quantity("bandwidth", bandwidth, unit="B/s"),
+            None if flops is None else quantity("flops", flops, unit="FLOP/s"),
+            batch,
+        )
+    parameters = counts(weights)
+    return Plan(
+        architecture=model,
+        tokens=tokens,
+        batch=batch,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        page=page,
+        tensor_parallel=ranks,
+        parameters=parameters,
+        active_parameters=sum(piece.active * n for piece, n in weights.items()),
+        weight_bytes=_bytes(parameters.total, dtype),
+        rank_weight_bytes=rank_weights,
+        cache_token_bytes=sum(each.token_bytes for each in layers),
+        cache_bytes=sum(n * each.bytes(tokens, batch) for each, n in Counter(layers).items()),
+        cache_layers=_by_layer(model, layers, tokens, batch),
+        prefill=_flops(model, queries=tokens, cached=0, batch=batch),
+        decode=step,
+        decode_weight_bytes=touched,
+        decode_cache_bytes=read,
+        bound=bound,
+        fit=None
+        if memory is None
+        else fit(
+            layers,
+            memory=int(quantity("memory", memory, unit="B")),
+            weights=rank_weights,
+            tokens=tokens,
+            batch=batch,
+        ),
+        layouts=layouts(model, tokens=tokens, batch=batch, kv_dtype=kv_dtype, page=page),
+        savings=found.savings,
+        notes=notes,
+    )
+
+
+def _flops(model: Architecture, *, queries: int, cached: int, batch: int) -> Flops:
+    return count_flops(model, queries=queries, cached=cached, batch=batch, context=cached + queries)
+
+
+def _bytes(parameters: float, dtype: str) -> int:
+    return -(-round(parameters * WEIGHT_BITS[dtype]) // 8)
+
+
+def _bound(
+    bytes_read: int, operations: float, bandwidth: float | None, rate: float | None, batch: int
+) -> DecodeBound | None:
+    memory = None if bandwidth is None else bytes_read / bandwidth
+    compute = None if rate is None else operations / rate
+    seconds = max(memory or 0.0, compute or 0.0)
+    if seconds == 0.0:
+        return None
+    return DecodeBound(
+        memory_seconds=memory,
+        compute_seconds=compute,
+        seconds=seconds,
+        bound="memory" if seconds == memory else "compute",
+        tokens_per_second=batch / seconds,
+    )
+
+
+def _by_layer(
+    model: Architecture, layers: tuple[LayerCache, ...], tokens: int, batch: int
+) -> tuple[LayerCachePlan, ...]:
+    shapes: list[tuple[int, AttentionShape, bool]] = []
+    if model.kind != "encoder":
+        shapes = [(i, layer.attention, False) for i, layer in enumerate(model.layers)]
+        shapes += [
+            (i, layer.cross_attention, True)
+            for i, layer in enumerate(model.layers)
+            if layer.cross_attention is not None
+        ]
+    groups: dict[tuple[LayerCache, str, bool], list[int]] = {}
+    for (i, shape, cross), cache in zip(shapes, layers, strict=True):
+        groups.setdefault((cache, _described(shape), cross), []).append(i)
+    return tuple(
+        LayerCachePlan(
+            layers=tuple(numbers),
+            attention=words,
+            kv_heads=cache.kv_heads,
+            token_bytes=cache.token_bytes,
+            bytes=cache.bytes(tokens, batch),
+            cross=cross,
+        )
+        for (cache, words, cross), numbers in groups.items()
+    )
+
+
+def _described(shape: AttentionShape) -> str:
+    words = layout_name(shape)
+    if isinstance(shape, AttentionConfig) and shape.window is not None:
+        words += f", window {shape.window:,}"
+    return words
+
+
+def _context_notes(model: Architecture, tokens: int) -> tuple[str, ...]:
+    limit = model.max_positions
+    if limit is None or tokens <= limit:
+        return ()
+    if model.learned_positions:
+        raise ContextLengthError(
+            f"tokens must be at most max_position_embeddings={limit:,}, there are no more learned "
+            f"positions: got {tokens:,}"
+        )
+    return (f"tokens={tokens:,} is past the model's max_position_embeddings={limit:,}",)
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")

@@ -1,0 +1,149 @@
+"""Models known by name, with the sources of their numbers, and where a description comes from.
+
+``presets.json`` holds a config.json per model, as its authors published it or as their paper says
+it, and the number of parameters that is public.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from polyhead.checkpoints.json_file import read_json
+from polyhead.errors import ConfigError, ModelNotFoundError
+from polyhead.models.config import TransformerConfig
+from polyhead.planning.architecture import Architecture
+from polyhead.planning.layouts import Saving, cache_saving, with_mha
+from polyhead.planning.reading import read_architecture
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A known model.
+
+    Attributes:
+        name: What a caller types.
+        title: For people.
+        source: Where the configuration is from.
+        parameters: The public count, or None where the paper's is rounded beyond use.
+        parameters_source: Where that is from.
+        config: As a config.json.
+        baselines: Other presets that its cache is compared with in public, and how many bits a
+            number were counted with.
+    """
+
+    name: str
+    title: str
+    source: str
+    parameters: int | None
+    parameters_source: str
+    config: Mapping[str, Any]
+    baselines: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def architecture(self) -> Architecture:
+        return read_architecture(self.config, f"preset {self.name}", self.title)[0]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be planned.
+
+    Attributes:
+        architecture: Its shapes.
+        notes: What had to be assumed.
+        savings: Its cache beside others that it is compared with.
+    """
+
+    architecture: Architecture
+    notes: tuple[str, ...] = ()
+    savings: tuple[Saving, ...] = ()
+
+
+@cache
+def presets() -> Mapping[str, Preset]:
+    """All presets by name."""
+    text = files("polyhead.planning").joinpath("presets.json").read_text(encoding="utf-8")
+    return {
+        name: Preset(name=name, **{**values, "baselines": tuple(values.get("baselines", ()))})
+        for name, values in json.loads(text).items()
+    }
+
+
+def subject(config: Any) -> Subject:
+    """Finds out what a caller means.
+
+    Args:
+        config: An ``Architecture``, a ``TransformerConfig``, the object of a config.json (or
+            anything with ``to_dict()`` that gives one, such as transformers' configurations), a
+            path to a config.json or its directory, or a preset's name.
+
+    Raises:
+        ConfigError: A field is missing or impossible.
+        ModelNotFoundError: A string that is neither a preset nor a path.
+        TypeError: Anything else.
+    """
+    if isinstance(config, Architecture):
+        return _subject(config)
+    if isinstance(config, TransformerConfig):
+        return _subject(Architecture.of(config))
+    if isinstance(config, str) and config.lower() in presets():
+        preset = presets()[config.lower()]
+        made = _subject(preset.architecture)
+        named = tuple(
+            Saving(
+                cache_saving(
+                    preset.architecture,
+                    presets()[each["preset"]].architecture,
+                    bits=each["bits"],
+                    baseline_bits=each["baseline_bits"],
+                ),
+                each["words"],
+            )
+            for each in preset.baselines
+        )
+        return Subject(made.architecture, made.notes, named + made.savings)
+    if isinstance(config, str | os.PathLike):
+        path = _path(config)
+        return _subject(*read_architecture(read_json(path), str(path), _title(path)))
+    if hasattr(config, "to_dict"):
+        config = config.to_dict()
+    if isinstance(config, Mapping):
+        return _subject(*read_architecture(config, "config"))
+    raise TypeError(
+        f"config must be a preset's name, a path to config.json, its object, or a "
+        f"TransformerConfig: got {type(config).__name__}"
+    )
+
+
+def _subject(model: Architecture, notes: tuple[str, ...] = ()) -> Subject:
+    if model.kind == "encoder":
+        return Subject(model, notes)
+    saving = cache_saving(model, with_mha(model))
+    if saving <= 0:
+        return Subject(model, notes)
+    return Subject(model, notes, (Saving(saving, "MHA of the same heads, like for like"),))
+
+
+def _path(given: str | os.PathLike[str]) -> Path:
+    path = Path(given).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.exists():
+        raise ModelNotFoundError(
+            f"no configuration {os.fspath(given)!r}: it is neither a path nor a preset; presets "
+            f"are {', '.join(presets())}"
+        )
+    if path.suffix != ".json":
+        raise ConfigError(f"{path} is no config.json: a plan reads a .json file or its directory")
+    return path
+
+
+def _title(path: Path) -> str:
+    return path.parent.name if path.name == "config.json" and path.parent.name else path.stem

@@ -1,0 +1,63 @@
+"""Quantities as people write them: 24GiB, 3.35TB/s, 2^20 tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from polyhead.errors import ConfigError
+
+_PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_QUANTITY = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmgtp]?)(i?)([a-z/]*)")
+
+
+def quantity(name: str, value: float | str, *, unit: str) -> float:
+    """A positive number, given as one or as text: ``"24GiB"``, ``"3.35TB/s"``, ``"989 TFLOP/s"``.
+
+    Args:
+        name: The argument, for messages.
+        value: As given.
+        unit: ``"B"``, ``"B/s"`` or ``"FLOP/s"``; may be left out, in any case of letters.
+
+    Raises:
+        ConfigError: Not such a quantity, or not positive.
+    """
+    number: float
+    if isinstance(value, str):
+        found = _QUANTITY.fullmatch(value.strip().lower())
+        if found is None or found[4] not in _spellings(unit):
+            raise ConfigError(
+                f"{name} must be a number of {unit}, such as 24G{unit}: got {value!r}"
+            )
+        base = 1024 if found[3] else 1000
+        number = float(found[1].replace(",", "").replace("_", "")) * base ** _PREFIXES[found[2]]
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number of {unit}: got {value!r}")
+    else:
+        number = value
+    if not (math.isfinite(number) and number > 0):
+        raise ConfigError(f"{name} must be positive: got {value!r}")
+    return number
+
+
+def _spellings(unit: str) -> tuple[str, ...]:
+    plain = unit.lower()
+    return (plain, plain.replace("/s", ""), "flops", "") if "flop" in plain else (plain, "b", "")
+
+
+def binary(count: float) -> str:
+    """Bytes in the largest binary unit: ``"10.41 GiB"``."""
+    for prefix in ("", "Ki", "Mi", "Gi"):
+        if abs(count) < 1024:
+            return f"{count:,.0f} B" if not prefix else f"{count:,.2f} {prefix}B"
+        count /= 1024
+    return f"{count:,.2f} TiB"
+
+
+def decimal(count: float, unit: str = "") -> str:
+    """A count in thousands: ``"8.03 G"``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(count) < 1000:
+            return f"{count:,.4g} {prefix}{unit}".rstrip()
+        count /= 1000
+    return f"{count:,.4g} P{unit}"

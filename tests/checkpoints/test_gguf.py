@@ -1,0 +1,171 @@
+"""GGUF files of every supported architecture and storage type equal the model they were made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_tiny import float16_is_exact, write_gguf
+from hf_tiny import DECODERS, Tiny
+
+from polyhead.checkpoints import load_checkpoint
+from polyhead.checkpoints.gguf_file import GGUFFile
+from polyhead.errors import CheckpointError, ConfigError
+
+LLAMA = DECODERS["llama, GQA"]
+Kind = gguf.GGMLQuantizationType
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama, GQA",
+        "llama, MQA",
+        "llama, tied",
+        "llama, biases",
+        "llama, explicit head_dim",
+        "qwen2",
+        "qwen3",
+    ],
+)
+def test_architectures_equal_their_source(name: str, tmp_path: Path) -> None:
+    theirs = DECODERS[name].build()
+    ours = load_checkpoint(write_gguf(tmp_path / "tiny.gguf", theirs))
+    ids = DECODERS[name].ids()
+    assert (ours.model(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16])
+def test_half_precision_is_kept_exactly(kind: Kind, tmp_path: Path) -> None:
+    theirs = LLAMA.build()
+    float16_is_exact(theirs)
+    ours = load_checkpoint(write_gguf(tmp_path / "tiny.gguf", theirs, kind=kind))
+    ids = LLAMA.ids()
+    assert (ours.model(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0])
+def test_quantised_tensors_equal_the_packages_own_reader(kind: Kind, tmp_path: Path) -> None:
+    theirs = Tiny("Llama", {"hidden_size": 96, "intermediate_size": 160}).build()
+    path = write_gguf(tmp_path / "tiny.gguf", theirs, kind=kind)
+    file = GGUFFile(path)
+    for wanted in gguf.GGUFReader(path).tensors:
+        values = gguf.quants.dequantize(wanted.data, wanted.tensor_type)
+        assert np.array_equal(file.tensor(wanted.name).numpy(), values), wanted.name
+    assert file.tensors["blk.0.attn_q.weight"].type_name == kind.name
+    load_checkpoint(path)
+
+
+def test_metadata_equals_the_packages_own_reader(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA.build(), some__list=[1, 2, 3], flag=True)
+    file = GGUFFile(path)
+    fields = {
+        key: field.contents()
+        for key, field in gguf.GGUFReader(path).fields.items()
+        if not key.startswith("GGUF.")
+    }
+    assert fields.keys() == file.metadata.keys()
+    for key, wanted in fields.items():
+        assert file.metadata[key] == (pytest.approx(wanted) if type(wanted) is float else wanted)
+
+
+@torch.no_grad()
+def test_scaled_rotary_embedding_equals_transformers(tmp_path: Path) -> None:
+    yarn = DECODERS["llama, yarn rope"]
+    theirs = yarn.build()
+    path = write_gguf(
+        tmp_path / "yarn.gguf",
+        theirs,
+        rope__scaling__type="yarn",
+        rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=16,
+        rope__scaling__finetuned=True,
+    )
+    assert (load_checkpoint(path).model(yarn.ids()) - theirs(yarn.ids()).logits).abs().max() < 1e-4
+
+    linear = DECODERS["llama, linear rope"]
+    theirs = linear.build()
+    path = write_gguf(tmp_path / "linear.gguf", theirs, rope__scaling__factor=4.0)
+    ours = load_checkpoint(path)
+    assert (ours.model(linear.ids()) - theirs(linear.ids()).logits).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_llama3_scaling_worked_out_per_pair_equals_transformers(tmp_path: Path) -> None:
+    tiny = DECODERS["llama, llama3 rope"]
+    theirs = tiny.build()
+    scaled = theirs.model.rotary_emb.inv_freq
+    plain = 500.0 ** -(torch.arange(0, 8, 2) / 8)
+    assert not torch.allclose(scaled, plain)
+    path = write_gguf(tmp_path / "tiny.gguf", theirs, tensors={"rope_freqs.weight": plain / scaled})
+    assert (load_checkpoint(path).model(tiny.ids()) - theirs(tiny.ids()).logits).abs().max() < 1e-4
+
+
+@torch.no_grad()
+def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
+    theirs = LLAMA.build()
+    path = write_gguf(
+        tmp_path / "tiny.gguf", theirs, attention__head_count=[6] * 3, attention__head_count_kv=[2] * 3
+    )
+    ids = LLAMA.ids()
+    assert (load_checkpoint(path).model(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architecture": "gemma3"}, r"general\.architecture is 'gemma3'; supported are llama"),
+        ({"attention__sliding_window": 512}, r"llama\.attention\.sliding_window.*not understood"),
+        ({"rope__scaling__type": "longrope"}, r"rope\.scaling\.type is 'longrope'"),
+        ({"rope__scaling__attn_factor": 2.0}, r"rope\.scaling\.attn_factor.*2\.0"),
+        ({"expert_count": 8}, r"llama\.expert_count is 8; supported is 0"),
+        ({"attention__causal": False}, r"llama\.attention\.causal is False"),
+        ({"context_length": None}, r"key 'llama\.context_length' is missing"),
+        ({"attention__head_count": [6, 6]}, r"attention\.head_count is \[6, 6\]"),
+        ({"attention__head_count": 5}, r"num_kv_heads must divide num_heads"),
+        ({"block_count": "many"}, r"llama\.block_count must be a whole number: got 'many'"),
+    ],
+)
+def test_settings_that_are_not_understood_are_errors_by_name(
+    change: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA.build(), **change)
+    with pytest.raises(ConfigError, match=words):
+        load_checkpoint(path)
+
+
+def test_tensors_that_do_not_fit_are_errors_by_name(tmp_path: Path) -> None:
+    theirs = LLAMA.build()
+    extra = write_gguf(tmp_path / "a.gguf", theirs, tensors={"rope_factors_long.weight": torch.ones(4)})
+    with pytest.raises(CheckpointError, match=r"'rope_factors_long\.weight' is one that"):
+        load_checkpoint(extra)
+    fewer = write_gguf(tmp_path / "b.gguf", theirs, block_count=2)
+    with pytest.raises(CheckpointError, match=r"'blk\.2\.\S+' \(layers\.2\.\S+\) is one that.*more"):
+        load_checkpoint(fewer)
+    more = write_gguf(tmp_path / "c.gguf", theirs, block_count=4)
+    with pytest.raises(CheckpointError, match=r"tensor 'layers\.3\.\S+' is missing \(and 8 more\)"):
+        load_checkpoint(more)
+    wide = write_gguf(tmp_path / "d.gguf", theirs, feed_forward_length=96)
+    with pytest.raises(CheckpointError, match=r"must have shape \[\d+, \d+\]: got \[\d+, \d+\]"):
+        load_checkpoint(wide)
+
+
+def test_only_rotated_rows_change_their_order(tmp_path: Path) -> None:
+    theirs = LLAMA.build()
+    with torch.no_grad():
+        for i, row in enumerate(theirs.model.layers[0].self_attn.k_proj.weight):
+            row.fill_(i)
+    whole = write_gguf(tmp_path / "whole.gguf", theirs)
+    part = write_gguf(tmp_path / "part.gguf", theirs, rope__dimension_count=4)
+    stored = GGUFFile(part).tensor("blk.0.attn_k.weight")[:, 0]
+    assert stored[:8].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    ours = load_checkpoint(whole).model.layers[0].attention.k_proj.weight[:, 0]
+    assert ours.tolist() == list(range(16))
+    ours = load_checkpoint(part).model.layers[0].attention.k_proj.weight[:, 0]
+    assert ours[:8].tolist() == [0, 1, 4, 5, 2, 6, 3, 7]

@@ -1,0 +1,91 @@
+"""Runs the command in a real process that is forked from one where torch is imported already.
+
+Starting an interpreter and importing torch takes a second or two, a hundred times over. A process
+forked from a warm server has its own standard streams, working directory, environment, signals and
+exit code like any other; what differs is only its beginning and the interpreter's last words, and
+``test_endings.py`` runs those in processes from nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PRELOADED = (
+    "polyhead.cli.app",
+    "polyhead.generation",
+    "polyhead.inspection.heads",
+    "polyhead.inspection.page",
+    "polyhead.inspection.trace_model",
+    "rich.progress",
+    "rich.table",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def refused(self, code: int, *words: str) -> None:
+        """Asserts one clear sentence on stderr, an exit code, and no traceback."""
+        assert self.code == code, self
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("error: ")
+        for word in words:
+            assert word in lines[0], self.err
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's, with one thread (the machine may be busy) and neither colours nor a width."""
+    base = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
+    return base | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"} | changes
+
+
+def run_forked(
+    arguments: Sequence[str], folder: Path, streams: Path, stdin: bytes, changes: Mapping[str, str]
+) -> Result:
+    """Runs ``polyhead`` in ``folder``; ``streams`` is where its standard streams are kept."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    (streams / "in").write_bytes(stdin)
+    process = context.Process(
+        target=_child, args=(list(arguments), str(folder), str(streams), environment(**changes))
+    )
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None, "the command did not end"
+    out, err = ((streams / name).read_bytes().decode() for name in ("out", "err"))
+    return Result(process.exitcode, out, err)
+
+
+def _child(
+    arguments: list[str], folder: str, streams: str, variables: dict[str, str]
+) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    writing = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for number, (name, flags) in enumerate(
+        (("in", os.O_RDONLY), ("out", writing), ("err", writing))
+    ):
+        file = os.open(os.path.join(streams, name), flags, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
+    import torch
+
+    from polyhead.cli import main
+
+    torch.set_num_threads(1)
+    sys.exit(main(arguments))

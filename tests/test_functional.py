@@ -1,0 +1,187 @@
+"""The public function: what it refuses and how it says so, what it chooses, its shapes."""
+
+import re
+import sys
+from pathlib import Path
+
+import beartype
+import jaxtyping
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead import functional
+from polyhead.kernels import KERNELS
+from polyhead.semantics import DenseSource, draw, state
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def qkv(B=2, H=4, G=2, T=5, S=7, D=8, V=None, dtype=torch.float32):
+    torch.manual_seed(0)
+    shapes = [(B, H, T, D), (B, G, S, D), (B, G, S, V or D)]
+    return [torch.randn(*shape, dtype=dtype) for shape in shapes]
+
+
+Q, K, V = qkv()
+BOOL = torch.ones(5, 7, dtype=torch.bool)
+
+WRONG = [
+    (TypeError, "polyhead.Keep.*polyhead.Drop", lambda: ph.attention(Q, K, V, mask=BOOL)),
+    (
+        TypeError,
+        "mask must be a mask expression.*str",
+        lambda: ph.attention(Q, K, V, mask="causal"),
+    ),
+    (TypeError, "Keep.*Drop", lambda: ph.Causal() & BOOL),
+    (TypeError, r"& \| ~", lambda: ph.Causal() and ph.Window(3)),
+    (TypeError, "is a bias", lambda: ph.Keep(BOOL.float())),
+    (TypeError, "polyhead.Keep", lambda: ph.attention(Q, K, V, bias=BOOL)),
+    (TypeError, "bias must be", lambda: ph.attention(Q, K, V, bias="alibi")),
+    (TypeError, "q must be a tensor", lambda: ph.attention(None, K, V)),
+    (TypeError, "k and v must be tensors", lambda: ph.attention(Q, K)),
+    (TypeError, "leave out v", lambda: ph.attention(Q, DenseSource(K, V), V)),
+    (TypeError, "whole numbers", lambda: ph.attention(Q, K, V, q_positions=torch.ones(5))),
+    (ValueError, r"q must be \[B, H, T, D\]", lambda: ph.attention(Q[0], K, V)),
+    (ValueError, "same B, G, S", lambda: ph.attention(Q, K, V[:, :, 1:])),
+    (ValueError, "share the batch", lambda: ph.attention(Q[:1], K, V)),
+    (ValueError, "head size", lambda: ph.attention(Q[..., 1:], K, V)),
+    (ValueError, "H = 3.*G = 2", lambda: ph.attention(Q[:, :3], K, V)),
+    (ValueError, "share dtype", lambda: ph.attention(Q.half(), K, V)),
+    (ValueError, "share dtype", lambda: ph.attention(Q, K, V.half())),
+    (ValueError, "float64, float32", lambda: ph.attention(Q.long(), K, V)),
+    (ValueError, r"broadcast.*\[2, 4, 5, 7\]", lambda: ph.attention(Q, K, V, mask=ph.Keep(BOOL.T))),
+    (ValueError, "broadcast", lambda: ph.attention(Q, K, V, bias=torch.ones(3, 7))),
+    (ValueError, "slope per head", lambda: ph.attention(Q, K, V, bias=ph.ALiBi(3))),
+    (ValueError, "table", lambda: ph.attention(Q, K, V, bias=ph.RelativeBias(torch.ones(32, 3)))),
+    (ValueError, "None for off", lambda: ph.attention(Q, K, V, softcap=0.0)),
+    (ValueError, "scale must be finite", lambda: ph.attention(Q, K, V, scale=float("nan"))),
+    (ValueError, r"sinks must be \[H\]", lambda: ph.attention(Q, K, V, sinks=torch.ones(2))),
+    (ValueError, "below 1", lambda: ph.attention(Q, K, V, dropout_p=1.0)),
+    (ValueError, "q_positions must be", lambda: ph.attention(Q, K, V, q_positions=torch.arange(6))),
+    (ValueError, "batch 2", lambda: ph.attention(Q, K, V, mask=ph.KeyLengths([1, 2, 3]))),
+    (ValueError, "adds up to 5", lambda: ph.attention(Q, K, V, mask=ph.Documents([2, 3]))),
+    (ValueError, "Window size", lambda: ph.Window(0)),
+    (ValueError, "auto.*tiled", lambda: ph.attention(Q, K, V, kernel="fastest")),
+]
+
+
+@pytest.mark.parametrize(("kind", "words", "call"), WRONG, ids=[words for _, words, _ in WRONG])
+def test_a_wrong_argument_is_named(kind, words, call):
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_a_kernel_that_is_named_refuses_and_says_who_can():
+    with pytest.raises(ph.UnsupportedError, match=r"'sdpa' cannot do softcap=5.0; can: tiled"):
+        ph.attention(Q, K, V, softcap=5.0, kernel="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kernel"),
+    [
+        ({}, "sdpa"),
+        ({"mask": ph.Window(99) & ph.KeyLengths(7)}, "sdpa"),
+        ({"mask": ph.Causal()}, "tiled"),
+        ({"softcap": 3.0}, "tiled"),
+        ({"bias": ph.ALiBi(4)}, "tiled"),
+        ({"dropout_p": 0.1}, "tiled"),
+        ({"sinks": torch.ones(4)}, "sdpa"),
+    ],
+)
+def test_explain_says_which_kernel_runs_and_why_not_the_others(arguments, kernel):
+    found = ph.explain(Q, K, V, **arguments)
+    assert found.kernel == kernel
+    assert set(found.refusals) == set(KERNELS) - {kernel}
+    assert f"{kernel} " in str(found)
+    # What explain names is what runs: a kernel that it says cannot do it refuses.
+    for other, why in found.refusals.items():
+        if why.startswith("cannot do "):
+            with pytest.raises(ph.UnsupportedError, match=re.escape(why)):
+                ph.attention(Q, K, V, kernel=other, **arguments)
+
+
+def test_square_causal_calls_take_the_fused_kernel_even_with_a_window_that_hides_nothing():
+    q, k, v = qkv(T=7)
+    assert ph.explain(q, k, v, mask=ph.Causal() & ph.Window(7)).kernel == "sdpa"
+    assert ph.explain(q, k, v, mask=ph.Causal() & ph.Window(6)).kernel == "tiled"
+
+
+def test_the_last_query_lines_up_with_the_last_key():
+    q, k, v = qkv(T=3)
+    whole = torch.cat([torch.randn(2, 4, 4, 8), q], dim=2)
+    full = ph.attention(whole, k, v, mask=ph.Causal(), kernel="reference")
+    assert torch.allclose(ph.attention(q, k, v, mask=ph.Causal()), full[:, :, 4:], atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "tiled"])
+@pytest.mark.parametrize(("T", "S"), [(0, 4), (4, 0), (0, 0)])
+def test_no_queries_or_no_keys(kernel, T, S):
+    q, k, v = (x.requires_grad_() for x in qkv(T=T, S=S))
+    out, lse = ph.attention(q, k, v, mask=ph.Causal(), kernel=kernel, return_lse=True)
+    assert out.shape == (2, 4, T, 8)
+    assert (out == 0).all()
+    assert lse.isneginf().all()
+    grads = torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True)
+    assert all(g is None or (g == 0).all() for g in grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_out_has_the_dtype_of_q_and_lse_is_at_least_single(dtype, kernel):
+    out, lse = ph.attention(*qkv(dtype=dtype), return_lse=True, kernel=kernel)
+    assert out.dtype == dtype
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def test_bfloat16_slopes_do_not_round_distances():
+    q, k, v = qkv(B=1, T=1, S=3000, dtype=torch.bfloat16)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    wide = ph.attention(q, k, v, bias=ph.ALiBi(slopes), return_lse=True)
+    narrow = ph.attention(q, k, v, bias=ph.ALiBi(slopes.bfloat16()), return_lse=True)
+    assert torch.equal(wide[1], narrow[1])
+    apart = ph.ALiBi(slopes.bfloat16()).tile(
+        ph.semantics.Tokens.of(1, shift=2999), ph.semantics.Tokens.of(3000), torch.ones(1)
+    )
+    assert apart[0, 0, 0, 0] == -2999 * 0.5
+
+
+def _shapes_checked(monkeypatch, module, function):
+    """The function with its jaxtyping shapes checked; users pay nothing for them."""
+    for name in ("Float", "Int"):
+        monkeypatch.setattr(module, name, getattr(jaxtyping, name), raising=False)
+    return jaxtyping.jaxtyped(typechecker=beartype.beartype)(function)
+
+
+def test_the_shapes_in_the_signatures_are_true(monkeypatch):
+    attention = _shapes_checked(monkeypatch, functional, functional.attention)
+    positions = {"q_positions": torch.arange(5), "kv_positions": torch.arange(7).expand(2, 7)}
+    out, lse = attention(Q, K, V, sinks=torch.ones(4), return_lse=True, **positions)
+    merge = _shapes_checked(monkeypatch, state, state.merge_states)
+    merge([out, out], [lse, lse])
+    with pytest.raises(jaxtyping.TypeCheckError):
+        attention(Q, K, V, sinks=torch.ones(3))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        merge([out], [lse[:, :1]])
+
+
+def test_importing_the_operation_imports_neither_jaxtyping_nor_the_compiler():
+    import subprocess
+
+    code = "import polyhead, sys; print({'jaxtyping', 'beartype', 'triton'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_mask_draws_itself():
+    assert draw(ph.Causal(), 3).split() == ["█··", "██·", "███"]
+    assert draw(ph.Causal() & ph.Window(2), 2, 4).split() == ["·██·", "··██"]
+    assert draw(None, 1, 3) == "███"
+    two = draw(ph.KeyLengths([1, 2]), 1, 2)
+    assert two.split("\n\n") == ["█·", "██"]
+    assert draw(ph.Causal(), 500).count("\n") == 63
+    image = draw(ph.Causal(), 3, svg=True)
+    assert image.startswith("<svg")
+    assert image.count("z") == 6
+    with pytest.raises(ValueError, match="at least one"):
+        draw(ph.Causal(), 0)
