@@ -1,6 +1,8 @@
 """Removes one feature's line at a time from each kernel and shows that the tests fail.
 
-    python tests/mutation.py [--only WORD]      prints a table; exit code 1 if a mutant survives
+    python tests/mutation.py [--only WORD] [--write]
+
+Prints a table; exit code 1 if a mutant survives. ``--write`` puts it into docs/capabilities.md.
 
 The tree is not touched: every mutant is a copy of the package in a temporary directory.
 """
@@ -150,20 +152,34 @@ def run(mutation: Mutation | None) -> tuple[bool, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutations whose feature or file has this word")
-    only = parser.parse_args().only
+    parser.add_argument("--write", action="store_true", help="write docs/capabilities.md")
+    asked = parser.parse_args()
     failed, first = run(None)
     if failed:
         raise SystemExit(f"the tests fail without a mutation: {first}")
+    chosen = [m for m in MUTATIONS if asked.only in m.feature or asked.only in m.file]
+    lines = ["| file | removed | caught by |", "|---|---|---|"]
+    print(*lines, sep="\n")
     survivors = 0
-    chosen = [m for m in MUTATIONS if only in m.feature or only in m.file]
-    print("| file | removed | caught by |\n|---|---|---|")
     for mutation in chosen:
         caught, first = run(mutation)
         survivors += not caught
         verdict = f"`{first}`" if caught else "**survives**"
-        print(f"| {mutation.file} | {mutation.feature} | {verdict} |", flush=True)
-    print(f"\n{len(chosen) - survivors} of {len(chosen)} mutants are caught")
+        lines.append(f"| {mutation.file} | {mutation.feature} | {verdict} |")
+        print(lines[-1], flush=True)
+    summary = f"{len(chosen) - survivors} of {len(chosen)} mutants are caught"
+    print(f"\n{summary}")
+    if asked.write:
+        write(f"`python tests/mutation.py --write`: {summary}.", lines)
     return survivors > 0
+
+
+def write(summary: str, lines: list[str]) -> None:
+    """Puts the table at the end of docs/capabilities.md."""
+    page = ROOT / "docs/capabilities.md"
+    before = page.read_text(encoding="utf-8").partition("\n## Mutations")[0]
+    table = "\n".join(lines)
+    page.write_text(f"{before}\n## Mutations\n\n{summary}\n\n{table}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ class ConfigError(PolyheadError, ValueError):
 
 
 class CheckpointError(PolyheadError, ValueError):
-    """A file that is truncated, corrupt, of an unknown format, or does not fit its configuration."""
+    """A file that is truncated, corrupt, of unknown format, or does not fit its configuration."""
 
 
 class ModelNotFoundError(PolyheadError, LookupError):
-    """No model of that name, directory or file is here; the message says what is and how to get one."""
+    """No such model, directory or file; the message says what is here and how to get one."""
 
     def __str__(self) -> str:
         # LookupError's subclass KeyError quotes its message; keep plain sentences plain.

@@ -1,7 +1,7 @@
-"""What a cache should remember, kept as plain lists of tokens, and attention worked out from them.
+"""What a cache should remember, kept as lists of tokens, and attention worked out from them.
 
-A token is its keys ``[G, D]`` and values ``[G, V]``. Nothing here knows how a cache stores anything:
-rows are lists, a window is a slice, and attention is the formula in float64, one row at a time.
+A token is its keys ``[G, D]`` and values ``[G, V]``. Nothing here knows how tokens are stored: rows
+are lists, a window is a mask, and attention is the formula in float64, one row at a time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Row:
             most = length - self.encoded
         if isinstance(layout, Ring):
             if isinstance(storage, Quantized):
-                groups = max(1, -(-(layout.window + layout.spare - storage.recent) // storage.group))
+                groups = max(
+                    1, -(-(layout.window + layout.spare - storage.recent) // storage.group)
+                )
                 first = max(0, self.encoded - groups * storage.group)
             else:
                 first = max(0, self.ever - layout.window - layout.spare)
@@ -83,7 +85,7 @@ class Row:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, positions: list[int], window: int | None) -> Tensor:
-    """Causal attention of ``q [H, T, D]`` at these positions over ``k [G, S, D]``: ``[H, T, V]``."""
+    """Causal attention ``[H, T, V]`` of ``q [H, T, D]`` at these positions over ``k [G, S, D]``."""
     groups = q.shape[0] // k.shape[0]
     k, v = (x.double().repeat_interleave(groups, 0) for x in (k, v))
     scores = q.double() @ k.mT / math.sqrt(q.shape[-1])

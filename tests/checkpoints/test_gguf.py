@@ -111,7 +111,10 @@ def test_llama3_scaling_worked_out_per_pair_equals_transformers(tmp_path: Path) 
 def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
     theirs = LLAMA.build()
     path = write_gguf(
-        tmp_path / "tiny.gguf", theirs, attention__head_count=[6] * 3, attention__head_count_kv=[2] * 3
+        tmp_path / "tiny.gguf",
+        theirs,
+        attention__head_count=[6] * 3,
+        attention__head_count_kv=[2] * 3,
     )
     ids = LLAMA.ids()
     assert (load_checkpoint(path).model(ids) - theirs(ids).logits).abs().max() < 1e-4
@@ -142,11 +145,15 @@ def test_settings_that_are_not_understood_are_errors_by_name(
 
 def test_tensors_that_do_not_fit_are_errors_by_name(tmp_path: Path) -> None:
     theirs = LLAMA.build()
-    extra = write_gguf(tmp_path / "a.gguf", theirs, tensors={"rope_factors_long.weight": torch.ones(4)})
+    extra = write_gguf(
+        tmp_path / "a.gguf", theirs, tensors={"rope_factors_long.weight": torch.ones(4)}
+    )
     with pytest.raises(CheckpointError, match=r"'rope_factors_long\.weight' is one that"):
         load_checkpoint(extra)
     fewer = write_gguf(tmp_path / "b.gguf", theirs, block_count=2)
-    with pytest.raises(CheckpointError, match=r"'blk\.2\.\S+' \(layers\.2\.\S+\) is one that.*more"):
+    with pytest.raises(
+        CheckpointError, match=r"'blk\.2\.\S+' \(layers\.2\.\S+\) is one that.*more"
+    ):
         load_checkpoint(fewer)
     more = write_gguf(tmp_path / "c.gguf", theirs, block_count=4)
     with pytest.raises(CheckpointError, match=r"tensor 'layers\.3\.\S+' is missing \(and 8 more\)"):

@@ -38,7 +38,9 @@ def test_decoding_through_the_cache_equals_transformers(name: str, tmp_path: Pat
     assert (torch.cat(steps, dim=1) - wanted).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["llama, llama3 rope", "llama, yarn rope", "llama, longrope, long"])
+@pytest.mark.parametrize(
+    "name", ["llama, llama3 rope", "llama, yarn rope", "llama, longrope, long"]
+)
 def test_the_older_spelling_of_rope_means_the_same(name: str, tmp_path: Path) -> None:
     theirs = DECODERS[name].save(tmp_path)
     path = tmp_path / "config.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -121,7 +120,7 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("a file")
     with pytest.raises(CheckpointError, match="b cannot be written"):
         save_checkpoint(load_checkpoint(tmp_path / "a"), tmp_path / "b")
-    assert os.listdir(tmp_path) == ["a", "b"] or sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_a_configuration_that_no_family_has_is_refused(tmp_path: Path) -> None:

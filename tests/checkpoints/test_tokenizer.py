@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from polyhead.checkpoints import Checkpoint, Tokenizer
 from polyhead.errors import CheckpointError, ConfigError, InputError
 
-PROSE = "The animal didn't cross the street because it was too tired. They've said: “No!” — he'll go."
-CODE = "def f(x):\n\treturn [i**2 for i in range(x)]  # squares\n\n\nif __name__ == '__main__':\n    f(3)\n"
+PROSE = (
+    "The animal didn't cross the street because it was too tired. They've said: “No!” — he'll go."
+)
+CODE = (
+    "def f(x):\n\treturn [i**2 for i in x]  # squares\n\n\nif __name__ == '__main__':\n    f(3)\n"
+)
 DIGITS = "In 1984 there were 123,456,789 of them (3.14159e-10), 50% off, ½ ² Ⅷ ٣ 2nd"
 SPACES = "a  b   c\t\td \n\n\n e\r\n f\u00a0g\u3000h \n"
 CJK = "人工智能の注意機構は素晴らしいです。한국어도 있습니다 مرحبا שלום नमस्ते"

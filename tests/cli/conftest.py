@@ -29,7 +29,7 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a tiny random Llama directory: 2 layers, 4 heads, one token per byte, 96 tokens."""
+    """The path of a tiny random Llama: 2 layers, 4 heads, a token per byte, context 96."""
     from tiny import write_decoder
 
     return str(write_decoder(tmp_path_factory.mktemp("models") / "tiny-llama"))

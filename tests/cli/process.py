@@ -67,9 +67,7 @@ def run_forked(
     return Result(process.exitcode, out, err)
 
 
-def _child(
-    arguments: list[str], folder: str, streams: str, variables: dict[str, str]
-) -> None:
+def _child(arguments: list[str], folder: str, streams: str, variables: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)

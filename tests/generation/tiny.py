@@ -1,4 +1,4 @@
-"""A tiny random decoder and encoder with a byte tokenizer, in memory and as Hugging Face folders."""
+"""A tiny random decoder and encoder with a byte tokenizer, in memory and as a directory."""
 
 from __future__ import annotations
 

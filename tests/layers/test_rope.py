@@ -12,7 +12,7 @@ from polyhead.errors import ConfigError
 from polyhead.layers import RoPE
 from polyhead.layers.config import RopeConfig
 
-POSITIONS = torch.tensor([0, 1, 1000, 8192, 60000])
+POSITIONS = torch.tensor([0, 1, 1000, 2047, 2048, 4095, 4096, 8192, 60000])
 THETA = 5e5
 SHORT = tuple(1.0 + i / 64 for i in range(32))
 LONG = tuple(1.0 + i / 4 for i in range(32))
@@ -83,7 +83,7 @@ def half_split(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return apply_rotary_pos_emb(x, x, cos[None], sin[None])[0]
 
 
-@pytest.mark.parametrize("last", [2, 3, 5], ids=["short", "mid", "long"])
+@pytest.mark.parametrize("last", range(2, 10))
 @pytest.mark.parametrize(("name", "fields"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cos_and_sin_equal_transformers(name, fields, last, dtype):
@@ -163,13 +163,13 @@ def test_decoding_builds_a_table_few_times(monkeypatch):
     assert len(built) == 4  # 256, 512, 1024, 2048
 
 
-def test_results_do_not_depend_on_earlier_calls():
-    fields = SCALINGS["dynamic"]
-    fresh, used = RoPE(type="dynamic", **fields), RoPE(type="dynamic", **fields)
-    x = torch.randn(1, 1, 4, 64)
-    used.apply(x, 30_000)
-    for first in (5000, 0, 4092, 4093):
-        torch.testing.assert_close(used.apply(x, first), fresh.apply(x, first), rtol=0, atol=0)
+@pytest.mark.parametrize(("name", "trained"), [("dynamic", 4096), ("longrope", 2048)])
+def test_results_do_not_depend_on_earlier_calls(name, trained):
+    fields, x = SCALINGS[name], torch.randn(1, 1, 4, 64)
+    used = RoPE(type=name, **fields)
+    for first in (30_000, 5000, 0, trained - 4, trained - 3, trained - 4):
+        fresh = RoPE(type=name, **fields).apply(x, torch.arange(first, first + 4))
+        torch.testing.assert_close(used.apply(x, first), fresh, rtol=0, atol=0)
 
 
 def test_tables_made_in_inference_mode_serve_training():

@@ -62,10 +62,10 @@ def arrivals(
                 "positions must be given at every append: this cache holds tokens with positions "
                 "of their own"
             )
-        if len(set(lengths)) > 1:
+        if len(set(states)) > 1:
             raise ValueError(
-                f"positions must be given at every append: rows differ in length, {list(lengths)}; "
-                "see next_positions"
+                "positions must be given at every append: rows differ in length or have been taken "
+                f"back differently (lengths {list(lengths)}); see next_positions"
             )
         return Arrivals(_grouped(states, None), [count] * batch, None, explicit=False)
     if not isinstance(positions, Tensor) or positions.is_floating_point():

@@ -89,10 +89,7 @@ class Contents:
     @property
     def even(self) -> bool:
         """Whether all rows stand at the same token in every store."""
-        return all(
-            len(set(memory.stops)) <= 1 and len(set(memory.firsts)) <= 1
-            for memory in self.memories.values()
-        )
+        return all(len(set(memory.stops)) <= 1 for memory in self.memories.values())
 
     @property
     def has_positions(self) -> bool:
@@ -185,9 +182,8 @@ class Contents:
         """Everything held in the order of place, where rows are even."""
         found = []
         for name, memory in self.memories.items():
-            first, codec = memory.firsts[0], self.codecs[name]
-            if name == "tail":
-                first = self.tail_first(0)
+            codec = self.codecs[name]
+            first = self.tail_first(0) if name == "tail" else max(memory.firsts)
             found += [
                 Stored(memory, codec, run.address, run.length * codec.tokens)
                 for run in memory.runs(first, memory.stops[0])

@@ -132,7 +132,7 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
                 )
             return ResolvedModel(name, path, _format(path), f"package {model.package}")
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return ResolvedModel(name, path, _format(path), str(path))
     if _HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         return ResolvedModel(name, _download(name), "hugging_face", f"Hugging Face hub {name}")

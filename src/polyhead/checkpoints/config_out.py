@@ -7,6 +7,7 @@ a window or a bias is never written.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,10 +35,9 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     for model_type, family in FAMILIES.items():
         if (family.body == "bert") != (config.kind == "encoder"):
             continue
+        write = _bert if family.body == "bert" else _decoder
         try:
-            values = (
-                _bert(config) if family.body == "bert" else _decoder(config, model_type, family)
-            )
+            values: dict[str, Any] = json.loads(json.dumps(write(config, model_type, family)))
             again = read_config(values, f"as {model_type}")
         except (ConfigError, AttributeError, KeyError, TypeError) as error:
             losses[model_type] = [str(error)]
@@ -94,11 +94,11 @@ def _decoder(config: TransformerConfig, model_type: str, family: Family) -> dict
     return values
 
 
-def _bert(config: TransformerConfig) -> dict[str, Any]:
+def _bert(config: TransformerConfig, model_type: str, family: Family) -> dict[str, Any]:
     first = config.layers[0]
     return {
-        "architectures": ["BertModel"],
-        "model_type": "bert",
+        "architectures": [_CLASSES[model_type] + "Model"],
+        "model_type": model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.embed_dim,
         "intermediate_size": first.feed_forward.hidden_dim,

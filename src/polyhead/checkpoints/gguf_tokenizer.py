@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.checkpoints.tokenizer import Tokenizer, surround
 from polyhead.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -101,7 +101,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
 
 def _byte_level_bpe(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
     import tokenizers
-    from tokenizers import decoders, models, normalizers, processors
+    from tokenizers import decoders, models, normalizers
+
+    def flag(name: str, default: bool) -> bool:
+        return bool(metadata.get(f"tokenizer.ggml.{name}", default))
 
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -123,14 +126,11 @@ def _byte_level_bpe(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
         for name, key in _SPECIAL_KEYS.items()
         if f"tokenizer.ggml.{key}" in metadata
     }
-    before = ["bos_token"] * bool(metadata.get("tokenizer.ggml.add_bos_token", split.adds_bos))
-    after = ["eos_token"] * bool(metadata.get("tokenizer.ggml.add_eos_token", False))
-    around = {special[name]: vocabulary[special[name]] for name in (*before, *after)}
-    if around:
-        backend.post_processor = processors.TemplateProcessing(
-            single=[special[name] for name in before] + ["$A"] + [special[name] for name in after],
-            special_tokens=list(around.items()),
-        )
+    surround(
+        backend,
+        special["bos_token"] if flag("add_bos_token", split.adds_bos) else None,
+        special["eos_token"] if flag("add_eos_token", False) else None,
+    )
     return Tokenizer(
         backend,
         special_tokens=special,

@@ -21,7 +21,7 @@ PIPE_CLOSED = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``polyhead`` with ``arguments`` (default: the process's own) and returns its exit code."""
+    """Runs ``polyhead`` with ``arguments`` (default: the process's own); returns its exit code."""
     line = list(sys.argv[1:] if arguments is None else arguments)
     debug = os.environ.get("POLYHEAD_DEBUG", "0") not in ("", "0")
     options = line[: line.index("--")] if "--" in line else line

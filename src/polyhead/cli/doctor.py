@@ -1,4 +1,4 @@
-"""``polyhead doctor``: what this machine can run, and the one command that would enable the rest."""
+"""``polyhead doctor``: what this machine can run, and what would enable the rest."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     section("kernels, in the order of preference")
     for kernel in report["kernels"]:
         screen.print(
-            Text.assemble("  ", mark(kernel["live"]), (kernel["name"].ljust(16), "cyan"), kernel["summary"]),
+            Text.assemble(
+                "  ", mark(kernel["live"]), (kernel["name"].ljust(16), "cyan"), kernel["summary"]
+            ),
             soft_wrap=True,
         )
         if not kernel["live"]:
@@ -184,7 +186,9 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     for model in report["models"]:
         found = model["path"] is not None
         screen.print(
-            Text.assemble("  ", mark(found), (model["name"].ljust(16), "cyan"), model["description"]),
+            Text.assemble(
+                "  ", mark(found), (model["name"].ljust(16), "cyan"), model["description"]
+            ),
             soft_wrap=True,
         )
         detail = model["path"] if found else f"to install: {model['to_install']}"

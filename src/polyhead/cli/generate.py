@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 def generate(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="TEXT", help="The prompt; @FILE reads it from a file, - from standard input."),
+        typer.Argument(
+            metavar="TEXT", help="The prompt; @FILE reads it from a file, - from standard input."
+        ),
     ] = None,
     model: Annotated[
         str,
@@ -26,7 +28,9 @@ def generate(
             help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
         ),
     ] = "smollm2",
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the prompt from this file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read the prompt from this file.")
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Stop after so many tokens.")
     ] = 128,

@@ -25,7 +25,9 @@ _BAR_CELLS = 10
 def look(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."),
+        typer.Argument(
+            metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
+        ),
     ] = None,
     model: Annotated[
         str,
@@ -36,14 +38,16 @@ def look(
             help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
         ),
     ] = "smollm2",
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")
+    ] = None,
     query: Annotated[
         str | None, typer.Option(help="The word that looks (its last occurrence).")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The word that is looked at.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page is written.")] = Path(
-        "polyhead-look.html"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page is written.")
+    ] = Path("polyhead-look.html"),
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page.")] = True,
     layers: Annotated[
         str | None, typer.Option(help="Only these layers in the table, such as 0-3,7.")
@@ -184,7 +188,7 @@ def _choose_pair(
     if all(words) and (not causal or words[1][0][0] < words[0][-1][-1]):
         return find_pair(tokens, *_DEMO_PAIR, causal=causal), ""
     pair = strongest_pair(seen, tokens)
-    return pair, "Chosen by itself: where the last word looks most. --query and --key say otherwise."
+    return pair, "Chosen by itself: where the last word looks most (or give --query and --key)."
 
 
 def _write_page(
@@ -268,9 +272,7 @@ def _as_data(
         "tokens": list(tokens.pieces),
         "continuation": generation,
         "pair": asdict(pair),
-        "heads": [
-            {key: _number(value) for key, value in asdict(entry).items()} for entry in looks
-        ],
+        "heads": [{key: _number(value) for key, value in asdict(entry).items()} for entry in looks],
         "page": None if place is None else str(place),
         "no_page_because": refusal,
     }

@@ -19,7 +19,7 @@ from rich.text import Text
 Block = list[Text]
 
 _LABEL_CELLS = 10
-_NUMBER_STYLE = ""
+_FAINT_BELOW = 0.05
 _FAINT = "dim"
 _STRONG = "bold cyan"
 
@@ -46,9 +46,7 @@ def matrix(
     shown_rows = _pick(len(values), most_rows)
     shown_columns = _pick(len(values[0]), most_columns)
     form = _number_format(values)
-    cells = [
-        [_cell(values, form, row, column) for column in shown_columns] for row in shown_rows
-    ]
+    cells = [[_cell(values, form, row, column) for column in shown_columns] for row in shown_rows]
     heads = [_name(columns, column, "…") for column in shown_columns] if columns else []
     widths = [
         max(cell_len(line[i]) for line in [*cells, *([heads] if heads else [])])
@@ -67,14 +65,10 @@ def matrix(
         if margin:
             text.append(set_cell_size(labels[place], margin) + " ", style=_FAINT)
         text.append(f"{left} ")
-        largest = max((v for v in values[row] if not math.isnan(v)), default=0.0) if row >= 0 else 0.0
         for i, column in enumerate(shown_columns):
-            style = _NUMBER_STYLE
-            if emphasise and row >= 0 and column >= 0:
-                value = values[row][column]
-                style = _STRONG if value == largest > 0 else _FAINT if value < 0.05 else style
+            style = _style(values[row], column) if emphasise and row >= 0 <= column else ""
+            text.append("  " if i else "")
             text.append(_right(line[i], widths[i]), style=style)
-            text.append("  " if i + 1 < len(shown_columns) else "")
         text.append(f" {right}")
         block.append(text)
     return block
@@ -126,6 +120,13 @@ def number(value: float, form: str = ".3f") -> str:
         return "−∞" if value < 0 else "∞"
     text = format(value, form)
     return text[1:] if text.startswith("-") and not float(text) else text
+
+
+def _style(row: Sequence[float], column: int) -> str:
+    """How a weight is set: the largest of its row stands out, what is near 0 steps back."""
+    if row[column] == max(row) > 0:
+        return _STRONG
+    return _FAINT if row[column] < _FAINT_BELOW else ""
 
 
 def _name(names: Sequence[str], index: int, left_out: str) -> str:

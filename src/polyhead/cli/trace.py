@@ -22,9 +22,11 @@ _TOKEN_BY_TOKEN = ("QK", "scaled", "capped", "biased", "masked", "exp", "A")
 def trace(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="TEXT", help="With --model: the text to trace; @FILE reads it from a file."),
+        typer.Argument(
+            metavar="TEXT", help="With --model: the text to trace; @FILE reads it from a file."
+        ),
     ] = None,
-    input: Annotated[  # noqa: A002
+    input: Annotated[
         Path | None,
         typer.Option(
             "--input",
@@ -55,7 +57,7 @@ def trace(
     if input is not None and model is not None:
         raise InputError("give --input or --model, not both")
     if model is None and (text is not None or file is not None):
-        raise InputError("a text needs a model to trace: add --model MODEL, such as --model smollm2")
+        raise InputError("a text needs a model to trace: add --model MODEL, such as smollm2")
     if model is not None:
         result = _of_model(model, text, file, layer, head)
     elif input is not None:

@@ -107,9 +107,9 @@ class TextEncoder(nn.Module):
         for row, tokens in zip(ids, rows, strict=True):
             row[: len(tokens)] = torch.tensor(tokens)
         padded = bool((lengths < ids.shape[1]).any())
-        hidden = self.transformer(ids, mask=KeyLengths(lengths) if padded else None).float()
+        hidden: Tensor = self.transformer(ids, mask=KeyLengths(lengths) if padded else None)
         real = torch.arange(ids.shape[1], device=device) < lengths[:, None]
-        return hidden.masked_fill(~real[..., None], 0.0).sum(dim=1) / lengths[:, None]
+        return hidden.float().masked_fill(~real[..., None], 0.0).sum(dim=1) / lengths[:, None]
 
     def extra_repr(self) -> str:
         return self.origin

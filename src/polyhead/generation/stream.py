@@ -6,7 +6,7 @@ decode; everything is settled before it starts. Nothing of it runs while nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -125,7 +125,7 @@ class TextStream(Iterator[str]):
             )
         return self._cache_figures
 
-    def _write(self) -> Iterator[str]:
+    def _write(self) -> Generator[str]:
         """The pieces; keeps the model in evaluation mode meanwhile."""
         training = self._model.training
         self._model.eval()

@@ -1,3 +1,5 @@
-"""Seeing attention: ``probe`` (weights and statistics of a running model), ``heads`` (which head
-looks from one word to another), ``trace`` (one layer step by step), ``page`` (all heads in a browser).
+"""Seeing attention.
+
+``probe``: weights and statistics of a running model. ``heads``: which heads look from one word to
+another. ``trace``: one layer step by step. ``page``: all heads in a browser.
 """

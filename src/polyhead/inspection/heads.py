@@ -155,7 +155,8 @@ def rank_heads(seen: Probe, pair: Pair) -> list[HeadLook]:
         about = view.summary()
         numbers = (weights, about.entropy, about.first_token, about.previous_token)
         columns: Sequence[list[float]] = [column.tolist() for column in numbers]
-        looks += [HeadLook(layer, head, *row) for head, row in enumerate(zip(*columns, strict=True))]
+        rows = zip(*columns, strict=True)
+        looks += [HeadLook(layer, head, *row) for head, row in enumerate(rows)]
     return sorted(looks, key=lambda look: (-look.weight, look.layer, look.head))
 
 

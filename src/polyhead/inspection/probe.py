@@ -15,7 +15,7 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head si
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -122,13 +122,16 @@ class AttentionView:
         size = max(1, _BLOCK_NUMBERS // max(1, batch * heads * self.k.shape[2]))
         for first in range(start, stop, size):
             last = min(first + size, stop)
-            yield first, weight_rows(
-                self.q[:, :, first:last],
-                self.k,
-                self.lse[:, :, first:last],
-                self._spec,
-                self._q_tokens.slice(first, last),
-                self._k_tokens,
+            yield (
+                first,
+                weight_rows(
+                    self.q[:, :, first:last],
+                    self.k,
+                    self.lse[:, :, first:last],
+                    self._spec,
+                    self._q_tokens.slice(first, last),
+                    self._k_tokens,
+                ),
             )
 
     @property
@@ -163,7 +166,7 @@ class AttentionView:
 
     def summary(self) -> HeadSummary:
         """Each statistic as one number per head."""
-        batch, heads, total = self.lse.shape
+        batch, _, total = self.lse.shape
         counted = ~self.lse.isneginf()
         if total > 1:
             first = self._q_tokens.position_tensor(self.q.device).expand(batch, total)
@@ -243,8 +246,8 @@ class Probe:
         if name not in self._views:
             have = ", ".join(map(str, self.layers)) or "none"
             raise LookupError(
-                f"nothing was seen of layer {layer!r}: layers seen are {have}; run the model inside "
-                f"`with probe(model) as seen:`"
+                f"nothing was seen of layer {layer!r}: layers seen are {have}; run the model "
+                f"inside `with probe(model) as seen:`"
             )
         return self._views[name]
 
@@ -282,18 +285,14 @@ def probe(model: nn.Module, layers: Sequence[int | str] | None = None) -> Iterat
         raise ValueError(f"{type(model).__name__} has no polyhead.MultiHeadAttention to watch")
     wanted = names if layers is None else [_name_of(names, layer) for layer in layers]
     seen = Probe(names)
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for name in wanted:
-            handles.append(modules[name].register_attention_hook(partial(seen._keep, name)))
+            hooks.enter_context(modules[name].register_attention_hook(partial(seen._keep, name)))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def attention_modules(model: nn.Module) -> dict[str, MultiHeadAttention]:
-    """Every attention of a model by its module's path, in the order in which the model holds them."""
+    """Every attention of a model by its module's path, in the order of the model."""
     return {
         name: module
         for name, module in model.named_modules()

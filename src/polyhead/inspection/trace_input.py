@@ -8,8 +8,8 @@
      "causal": true}                          optional; or "mask": [[true, false], ...]  [T, T]
 
 The projections may also be whole matrices ``[E, H·D]`` with ``"num_heads"`` (and, for fewer
-key/value heads, ``"num_kv_heads"``): head i then owns the i-th block of columns. In ``"mask"``, true
-means that the row's token may look at the column's.
+key/value heads, ``"num_kv_heads"``): head i then owns the i-th block of columns. In ``"mask"``,
+true means that the row's token may look at the column's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def parse_trace_json(content: bytes | str, source: str = "the input") -> Attenti
     try:
         data = json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
     except UnicodeDecodeError as error:
-        raise InputError(f"{source} is not UTF-8 text: byte {error.start} cannot be decoded") from error
+        raise InputError(f"{source} is not UTF-8 text: byte {error.start} is wrong") from error
     except json.JSONDecodeError as error:
         raise InputError(
             f"{source} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
@@ -68,7 +68,9 @@ def parse_trace_input(data: Any) -> AttentionInput:
     w_k = _heads("W_K", data, x, kv_count)
     w_v = _heads("W_V", data, x, kv_count)
     if len(w_q) % len(w_k):
-        raise InputError(f"W_K must have a number of heads that divides W_Q's {len(w_q)}: got {len(w_k)}")
+        raise InputError(
+            f"W_K must have a number of heads that divides W_Q's {len(w_q)}: got {len(w_k)}"
+        )
     if len(w_v) != len(w_k):
         raise InputError(f"W_V must have as many heads as W_K, {len(w_k)}: got {len(w_v)}")
     if w_k[0].shape != w_q[0].shape:
@@ -121,14 +123,14 @@ def _heads(key: str, data: Mapping[str, Any], x: Tensor, count_key: str) -> tupl
     count = data.get(count_key)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InputError(
-            f"{key} is one whole matrix {list(matrix.shape)}, so {count_key} must be a whole number "
-            f"of at least 1: got {count!r}"
+            f"{key} is one whole matrix {list(matrix.shape)}, so {count_key} must be a whole "
+            f"number of at least 1: got {count!r}"
         )
     if matrix.shape[1] % count:
         raise InputError(
             f"{key} has {matrix.shape[1]} columns, which {count_key} = {count} does not divide"
         )
-    return tuple(matrix.split(matrix.shape[1] // count, dim=1))
+    return torch.chunk(matrix, count, dim=1)
 
 
 def _visible(data: Mapping[str, Any], length: int) -> Tensor | None:

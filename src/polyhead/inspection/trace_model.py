@@ -173,7 +173,8 @@ def _bias(record: AttentionRecord, head: int) -> Tensor | None:
         return None
     if isinstance(bias, Tensor):
         bias = TensorBias(bias)
-    return _of_head(bias.tile(*_tokens(record)), record, head).double()
+    like = record.q.new_zeros((), dtype=torch.float64)
+    return _of_head(bias.tile(*_tokens(record), like), record, head).detach().double()
 
 
 def _of_head(tile: Tensor, record: AttentionRecord, head: int) -> Tensor:

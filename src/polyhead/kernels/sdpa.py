@@ -65,7 +65,7 @@ def _rows_are_dense(call: Call) -> bool:
     if call.source.key_dim == 1:
         return True
     dense = call.q.stride(-1) == 1
-    if isinstance(call.source, DenseSource):
+    if type(call.source) is DenseSource:
         dense = dense and call.source.k.stride(-1) == 1 == call.source.v.stride(-1)
     return dense
 
@@ -74,7 +74,7 @@ def _is_top_left_causal(call: Call) -> bool:
     """Whether the mask is Causal() alone over T = S tokens that stand in order."""
     q, k = call.q_tokens, call.source.tokens
     in_order = q.positions is None and k.positions is None
-    return isinstance(call.spec.mask, Causal) and in_order and q.places == k.places
+    return type(call.spec.mask) is Causal and in_order and q.places == k.places
 
 
 def _fused(call: Call, k: Tensor, v: Tensor, *, is_causal: bool) -> State:

@@ -82,8 +82,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(window="every", defaults=_UNTIED | {"num_key_value_heads": 8}),
     "mixtral": Family(
         window="every",
-        defaults=_UNTIED
-        | {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        defaults=_UNTIED | {"num_key_value_heads": 8, "num_experts": 8, "num_experts_per_tok": 2},
     ),
     "qwen2": Family(biases="qkv", window="late", defaults=_QWEN),
     "qwen2_moe": Family(

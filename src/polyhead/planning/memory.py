@@ -67,10 +67,24 @@ class LayerCache:
         )
 
     def read_bytes(self, tokens: int, batch: int) -> int:
-        """Of the tokens that a decode step at ``tokens`` tokens sees."""
-        seen = min(tokens, self.layout.window) if isinstance(self.layout, Ring) else tokens
-        counted = units(self.storage, seen)
-        return batch * sum(counted[store.name] * store.unit_bytes for store in self._stores())
+        """What a decode step at ``tokens`` tokens reads of it."""
+        read = self.read_units(tokens)
+        return batch * sum(read[store.name] * store.unit_bytes for store in self._stores())
+
+    def read_units(self, tokens: int) -> dict[str, int]:
+        """Units of each store that hold a row's ``tokens`` tokens, each token once.
+
+        The tail of a quantised cache has room for tokens that are in codes already.
+        """
+        held = units(self.storage, tokens)
+        if isinstance(self.storage, Quantized):
+            held["tail"] = tokens - held["sinks"] - held["codes"] * self.storage.group
+        return {
+            store.name: held[store.name]
+            if store.limit is None
+            else min(held[store.name], store.limit)
+            for store in self._stores()
+        }
 
     @property
     def token_bytes(self) -> float:

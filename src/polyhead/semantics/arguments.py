@@ -98,7 +98,8 @@ def _lowered(
 def _source(
     k: Tensor | KeyValueSource, v: Tensor | None, positions: Tensor | None
 ) -> KeyValueSource:
-    if isinstance(k, KeyValueSource):
+    # Tensors are asked for first: isinstance of an abstract class is slow.
+    if not isinstance(k, Tensor) and isinstance(k, KeyValueSource):
         if v is not None or positions is not None:
             raise TypeError(
                 "a key/value source brings its own values and positions: leave out v and "

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from facts import TINY, TINY_LATENT
+from plan_facts import TINY, TINY_LATENT
 
 from polyhead.layers import (
     AttentionConfig,
@@ -23,6 +23,7 @@ from polyhead.planning.architecture import Architecture
 from polyhead.planning.weights import counts, of_attention, pieces
 
 _SMALL = {k: v for k, v in TINY.items() if k != "model_type"}
+_PLAIN = {k: v for k, v in _SMALL.items() if k != "num_key_value_heads"}
 _SIDES = {
     "vocab_size": 100,
     "d_model": 32,
@@ -53,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {k: v for k, v in TINY_LATENT.items() if k != "model_type"}
     | {"q_lora_rank": None, "attention_bias": True},
     "gpt2": {"vocab_size": 100, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
-    "gpt_neox": _SMALL,
+    "gpt_neox": _PLAIN,
     "falcon": {
         "vocab_size": 100,
         "hidden_size": 32,
@@ -62,7 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_kv_heads": 2,
         "new_decoder_architecture": True,
     },
-    "bert": _SMALL,
+    "bert": _PLAIN,
     "bart": _SIDES,
     "marian": _SIDES | {"pad_token_id": 0, "decoder_start_token_id": 0},
 }
@@ -116,7 +117,9 @@ def our_configs() -> list[TransformerConfig]:
     gated = FeedForwardConfig(48)
     wide = FeedForwardConfig(40, gated=False, bias=True)
     return [
-        TransformerConfig("decoder", 50, 32, 64, (LayerConfig(heads, gated), LayerConfig(full, wide))),
+        TransformerConfig(
+            "decoder", 50, 32, 64, (LayerConfig(heads, gated), LayerConfig(full, wide))
+        ),
         TransformerConfig(
             "encoder",
             50,

@@ -1,0 +1,138 @@
+"""Pages: where they lie changes nothing, shared ones are never written, free ones never read."""
+
+import random
+
+import pytest
+import torch
+from test_state_machine import check_pools
+
+import polyhead as ph
+from polyhead.caches import Latent, Paged, PagedCache, Plain, Quantized, StoredCache
+
+
+def tokens(count, batch=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 2, count, 8, generator=generator)
+
+
+def pool_of(cache):
+    return next(m.pool for m in cache._memories.values() if hasattr(m, "pool"))
+
+
+STORAGES = {
+    "plain": (Plain(), 8),
+    "latent": (Latent(6, 2), 6),
+    "quantised": (Quantized(group=4, sinks=2, recent=4), 8),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@torch.no_grad()
+def test_fifty_physical_orders_of_pages_are_bit_identical(storage):
+    kind, V = STORAGES[storage]
+    G = 1 if storage == "latent" else 2
+    k, q = tokens(50)[:, :G], torch.randn(2, 4, 5, 8)
+    outs = []
+    for seed in range(50):
+        cache = StoredCache(Paged(8), kind, capacity=64)
+        cache.append(k[:, :, :1], k[:, :, :1, :V])
+        cache.reset()
+        random.Random(seed).shuffle(pool_of(cache).free)
+        for part in k.split(13, dim=2):
+            source = cache.append(part, part[..., :V])
+        outs.append(ph.attention(q, source, mask=ph.Causal(), kernel="tiled"))
+    tables = next(m.table for m in cache._memories.values() if hasattr(m, "table"))
+    assert tables[0] != sorted(tables[0])
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@torch.no_grad()
+def test_forks_share_pages_until_one_of_them_writes():
+    cache = PagedCache(4)
+    cache.append(tokens(10, batch=1), tokens(10, batch=1))
+    fork = cache.fork()
+    pool = pool_of(cache)
+    assert pool is pool_of(fork)
+    assert len(pool.references) - len(pool.free) == 3
+    before = cache.source().gather()[0].clone()
+    fork.append(tokens(1, batch=1, seed=1), tokens(1, batch=1, seed=1))
+    assert len(pool.references) - len(pool.free) == 4
+    assert sorted(pool.references, reverse=True)[:4] == [2, 2, 1, 1]
+    assert torch.equal(cache.source().gather()[0], before)
+    check_pools([cache, fork])
+
+
+@torch.no_grad()
+def test_a_prefix_is_reused_without_copying_it():
+    cache = PagedCache(4, capacity=32)
+    cache.append(tokens(16, batch=1), tokens(16, batch=1))
+    used = cache.used_bytes
+    fork = cache.fork()
+    fork.crop(8)
+    fork.reorder([0, 0, 0])
+    pool = pool_of(cache)
+    assert len(pool.references) - len(pool.free) == 4
+    assert fork.used_bytes == used // 2
+    fork.append(tokens(1, batch=3, seed=1), tokens(1, batch=3, seed=1))
+    assert len(pool.references) - len(pool.free) == 7
+    keys = fork.source().gather()[0]
+    assert torch.equal(keys[:, :, :8], tokens(16, batch=1)[:, :, :8].expand(3, -1, -1, -1))
+
+
+@torch.no_grad()
+def test_pages_come_back_when_a_fork_is_dropped_and_when_tokens_are_taken_back():
+    cache = PagedCache(4)
+    cache.append(tokens(16), tokens(16))
+    fork = cache.fork()
+    fork.append(tokens(9, seed=1), tokens(9, seed=1))
+    pool = pool_of(cache)
+    taken = len(pool.references) - len(pool.free)
+    assert taken == 8 + 6
+    del fork
+    assert len(pool.references) - len(pool.free) == 8
+    cache.rollback(9)
+    assert len(pool.references) - len(pool.free) == 4
+    cache.reset()
+    assert len(pool.references) == len(pool.free)
+
+
+@torch.no_grad()
+def test_garbage_in_free_pages_and_behind_short_rows_is_never_seen():
+    cache = PagedCache(4)
+    cache.append(tokens(20), tokens(20))
+    cache.reset()
+    check_pools([cache])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [-1, -1, 0, -1, 1, -1, -1]])
+    k, q = tokens(7), torch.randn(2, 4, 7, 8)
+    source = cache.append(k, k, positions)
+    check_pools([cache])
+    out = ph.attention(q, source, mask=ph.Causal(), q_positions=positions)
+    assert out.isfinite().all()
+    assert (out[1, :, [0, 1, 3, 5, 6]] == 0).all()
+
+
+@torch.no_grad()
+def test_tiles_of_pages_are_small_and_cover_every_key_once():
+    cache = PagedCache(16)
+    source = cache.append(tokens(3000, batch=1), tokens(3000, batch=1))
+    tiles = source.tiles(1 << 20)
+    assert max(tile.length for tile in tiles) <= 1024
+    assert [i for t in tiles for i in range(t.start, t.start + t.length)] == list(range(3000))
+    assert source.gather_bytes == 3000 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: PagedCache(0), "page_size must be a whole number of at least 1: got 0"),
+        (lambda: PagedCache(2.5), "page_size must be a whole number of at least 1: got 2.5"),
+        (
+            lambda: PagedCache(48, storage=Quantized(group=32)),
+            "page_size must be a multiple of group=32: got 48",
+        ),
+    ],
+)
+def test_impossible_pages_are_refused_by_name(make, words):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert words in str(error.value)

@@ -1,0 +1,212 @@
+"""Rows of different lengths: padded on either side or packed, each attends as it would alone."""
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.caches import (
+    Dense,
+    DenseCache,
+    Latent,
+    LatentCache,
+    Paged,
+    PagedCache,
+    Plain,
+    Quantized,
+    QuantizedCache,
+    Ring,
+    RingCache,
+    StoredCache,
+)
+
+WINDOW = 6
+CACHES = {
+    "dense": (lambda: DenseCache(), None),
+    "ring": (lambda: RingCache(WINDOW), WINDOW),
+    "ring with spare": (lambda: RingCache(WINDOW, spare=20), WINDOW),
+    "paged": (lambda: PagedCache(4), None),
+    "quantised": (lambda: QuantizedCache(group=4, sinks=2, recent=3), None),
+    "paged × quantised": (
+        lambda: StoredCache(Paged(4), Quantized(group=4, sinks=2, recent=3)),
+        None,
+    ),
+}
+PROMPTS = [5, 11, 1, 8]
+
+
+def layer(window):
+    torch.manual_seed(1)
+    return ph.MultiHeadAttention(16, 4, 2, rope=ph.RoPE(), window=window).eval()
+
+
+def padded(side, lengths, generator):
+    """``[B, T]`` True for tokens, with padding on one side or scattered."""
+    width = max(lengths) + 2
+    rows = []
+    for n in lengths:
+        places = {"left": range(width - n, width), "right": range(n)}.get(side)
+        if places is None:
+            places = torch.randperm(width, generator=generator)[:n].tolist()
+        rows.append([i in places for i in range(width)])
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "scattered"])
+@pytest.mark.parametrize("kind", CACHES)
+@torch.no_grad()
+def test_every_row_of_a_padded_batch_equals_its_solo_run(kind, side):
+    make, window = CACHES[kind]
+    attn, cache = layer(window), make()
+    alone = [make() for _ in PROMPTS]
+    generator = torch.Generator().manual_seed(0)
+    # A prompt, a second turn of other lengths, and decoding past the window.
+    turns = [PROMPTS, [4, 1, 9, 2], *[[1, 1, 1, 1]] * 9]
+    for lengths in turns:
+        real = padded(side, lengths, generator) if max(lengths) > 1 else torch.ones(4, 1).bool()
+        x = torch.randn(*real.shape, 16, generator=generator)
+        x[~real] = 1e3
+        positions = cache.next_positions(real)
+        out = attn(x, mask=ph.Causal(), positions=positions, cache=cache)
+        for row, solo in enumerate(alone):
+            expected = attn(x[row][real[row]][None], mask=ph.Causal(), cache=solo)[0]
+            torch.testing.assert_close(out[row][real[row]], expected, atol=1e-5, rtol=1e-5)
+        assert (attn.o_proj.bias is None) and (out[~real] == 0).all()
+    assert cache.lengths == [cache.length for cache in alone]
+
+
+@pytest.mark.parametrize(("layout", "window"), [(Dense(), None), (Ring(WINDOW), WINDOW)])
+@torch.no_grad()
+def test_padding_is_not_remembered_so_it_takes_no_room(layout, window):
+    cache = StoredCache(layout, Plain())
+    k = torch.randn(2, 1, 6, 4)
+    real = torch.tensor([[False] * 4 + [True] * 2, [True] * 3 + [False] * 3])
+    cache.append(k, k, cache.next_positions(real))
+    assert cache.lengths == [2, 3]
+    assert cache.used_bytes == (2 + 3) * 2 * 4 * 4
+    keys = cache.source().gather()[0]
+    assert torch.equal(keys[0, :, :2], k[0, :, 4:])
+    assert torch.equal(keys[1, :, :3], k[1, :, :3])
+
+
+@torch.no_grad()
+def test_a_mask_that_is_not_causal_hides_what_a_row_does_not_hold_with_the_sources_mask():
+    cache = PagedCache(4)
+    k, v = torch.randn(2, 2, 2, 7, 8)
+    real = torch.tensor([[True] * 7, [True] * 3 + [False] * 4])
+    source = cache.append(k, v, cache.next_positions(real))
+    q = torch.randn(2, 4, 1, 8)
+    q_positions = torch.tensor([[6], [2]])
+    out = ph.attention(q, source, mask=source.mask, q_positions=q_positions)
+    alone = ph.attention(q[1:], k[1:, :, :3], v[1:, :, :3])
+    torch.testing.assert_close(out[1:], alone)
+    whole = ph.attention(q[:1], k[:1], v[:1])
+    torch.testing.assert_close(out[:1], whole)
+
+
+@pytest.mark.parametrize("make", [lambda: DenseCache(), lambda: PagedCache(4)])
+@pytest.mark.parametrize("chunk", [1, 4, 17])
+@torch.no_grad()
+def test_packed_documents_through_a_cache_equal_their_solo_runs(make, chunk):
+    attn, cache = layer(None), make()
+    lengths = [5, 9, 3]
+    x = torch.randn(1, 17, 16)
+    positions = ph.Documents(lengths).positions()
+    outs, done = [], 0
+    for part in x.split(chunk, dim=1):
+        where = positions[done : done + part.shape[1]]
+        done += part.shape[1]
+        so_far = [n for n in (5, min(9, done - 5), min(3, done - 14)) if n > 0]
+        so_far[0] = min(5, done)
+        mask = ph.Causal() & ph.Documents(so_far)
+        outs.append(attn(part, mask=mask, positions=where, cache=cache))
+    out = torch.cat(outs, dim=1)
+    for document, packed in zip(x.split(lengths, dim=1), out.split(lengths, dim=1), strict=True):
+        alone = attn(document, mask=ph.Causal())
+        torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-5)
+    assert cache.positions.tolist() in (positions.tolist(), [positions.tolist()])
+
+
+@pytest.mark.parametrize("kind", [*CACHES, "latent"])
+@torch.no_grad()
+def test_positions_of_the_callers_own_are_remembered_through_everything(kind):
+    make = CACHES[kind][0] if kind in CACHES else lambda: LatentCache(6, 2)
+    G, V = (1, 6) if kind == "latent" else (2, 8)
+    cache = make()
+    k = torch.randn(2, G, 20, 8)
+    own = torch.arange(20) * 3 + torch.tensor([[7], [100]])
+    for part, where in zip(k[:, :, :12].split(5, 2), own[:, :12].split(5, 1), strict=True):
+        cache.append(part, part[..., :V], where)
+    held = cache.source().tokens.length
+    assert torch.equal(cache.positions, own[:, 12 - held : 12])
+    cache.reorder([1, 0])
+    fork = cache.fork()
+    fork.append(k[:, :, 12:13], k[:, :, 12:13, :V], own[[1, 0], 12:13])
+    assert torch.equal(fork.positions[:, -1], own[[1, 0], 12])
+    held = cache.source().tokens.length
+    assert torch.equal(cache.positions, own[[1, 0], 12 - held : 12])
+    with pytest.raises(ValueError, match="positions must be given at every append"):
+        cache.append(k[:, :, :1], k[:, :, :1, :V])
+
+
+@torch.no_grad()
+def test_a_fork_that_starts_to_store_positions_leaves_the_others_as_they_were():
+    cache = PagedCache(4)
+    k = torch.randn(1, 2, 6, 8)
+    cache.append(k, k)
+    fork = cache.fork()
+    fork.append(k[:, :, :1], k[:, :, :1], torch.tensor([50]))
+    assert fork.positions.tolist() == [[0, 1, 2, 3, 4, 5, 50]]
+    cache.append(k[:, :, :2], k[:, :, :2])
+    assert cache.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    cache.append(k[:, :, :1], k[:, :, :1], torch.tensor([70]))
+    assert cache.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 70]]
+
+
+@torch.no_grad()
+def test_uneven_rows_need_positions_and_say_so():
+    cache = DenseCache()
+    k = torch.randn(2, 1, 4, 8)
+    cache.append(k, k)
+    cache.rollback([0, 2])
+    assert cache.lengths == [4, 2]
+    with pytest.raises(ValueError, match=r"positions must be given .* differ in length .*\[4, 2\]"):
+        cache.append(k, k)
+    assert cache.lengths == [4, 2]
+    with pytest.raises(ValueError, match=r"positions must be \[T\] = \[4\] or \[B, T\] = \[2, 4\]"):
+        cache.append(k, k, torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"whole numbers: got torch.float32"):
+        cache.append(k, k, torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"real must be bool \[B, T\]"):
+        cache.next_positions(torch.ones(2, 4))
+    with pytest.raises(ValueError, match="real must have batch 2, as the cache: got 3"):
+        cache.next_positions(torch.ones(3, 4).bool())
+
+
+def test_gradients_are_refused_where_they_would_be_lost():
+    k = torch.randn(2, 1, 4, 8, requires_grad=True)
+    for cache in (RingCache(4), PagedCache(4), QuantizedCache()):
+        with pytest.raises(ValueError, match=r"requires a gradient, which a \w+Cache cannot carry"):
+            cache.append(k, k)
+        assert cache.length == 0
+    cache = DenseCache()
+    cache.append(k, k)
+    cache.rollback([0, 1])
+    with pytest.raises(ValueError, match="rows that differ in length cannot carry"):
+        cache.append(k, k, cache.next_positions(torch.ones(2, 4).bool()))
+
+
+def test_a_quantised_latent_ring_takes_a_padded_chunk_longer_than_its_window():
+    with torch.no_grad():
+        storage = Quantized(group=2, sinks=0, recent=2, latent=Latent(6, 2))
+        cache = StoredCache(Ring(WINDOW), storage)
+        k = torch.randn(2, 1, 15, 8)
+        real = torch.ones(2, 15).bool()
+        real[1, ::3] = False
+        positions = cache.next_positions(real)
+        q = torch.randn(2, 4, 15, 8)
+        mask = ph.Causal() & ph.Window(WINDOW)
+        source = cache.append(k, k[..., :6], positions)
+        out = ph.attention(q, source, mask=mask, q_positions=positions)
+        alone = k[1:, :, real[1]]
+        expected = ph.attention(q[1:, :, real[1]], alone, alone[..., :6], mask=mask)
+        torch.testing.assert_close(out[1:, :, real[1]], expected)
