@@ -63,13 +63,13 @@ def alive():
     gc.collect()
     stores = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor):
+        if issubclass(type(thing), torch.Tensor):
             storage = thing.untyped_storage()
             stores[storage.data_ptr()] = storage.nbytes()
     return sum(stores.values())
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 @torch.no_grad()
 def test_planned_bytes_are_allocated_bytes(seed):
     case = draw(seed)
@@ -106,17 +106,17 @@ def test_stored_positions_are_counted_too():
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that were alive at once, and how often memory was asked for."""
+    """The most bytes that a cache and the memory it asks for took at once."""
 
-    def __init__(self, watched):
+    def __init__(self, cache):
         super().__init__()
-        self.watched, self.peak, self.seen = watched, 0, set()
+        self.cache, self.peak, self.calls = cache, 0, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if function is torch.ops.aten.empty.memory_format:
-            self.seen.add(id(result))
-            self.peak = max(self.peak, self.watched() + result.nbytes)
+            self.calls += 1
+            self.peak = max(self.peak, self.cache.bytes + result.nbytes)
         return result
 
 
@@ -129,15 +129,16 @@ def test_growth_reallocates_log2_times_peaks_at_half_more_and_gives_all_back(lay
     before = alive()
     cache = StoredCache(layout, storage)
     sizes = []
-    with Peak(lambda: cache.bytes) as watch:
+    with Peak(cache) as watch:
         for _ in range(2048):
             cache.append(k, v)
             if cache.bytes not in sizes:
                 sizes.append(cache.bytes)
-    assert len(sizes) <= 12
-    assert watch.peak <= 1.5 * cache.bytes
+    assert 5 <= len(sizes) <= 12
+    assert watch.calls >= len(sizes)
+    assert cache.bytes < watch.peak <= 1.5 * cache.bytes
     assert alive() - before == cache.bytes
-    del cache
+    del cache, watch
     assert alive() == before
 
 

@@ -98,6 +98,7 @@ def test_hub_ids_fetch_only_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_
     assert loaded.origin == "Hugging Face hub some-org/some_model.v1"
     assert asked["repo"] == "some-org/some_model.v1"
     assert "*.safetensors" in asked["allow_patterns"]
+    assert asked["ignore_patterns"] == ["*/*"], "other formats lie in folders of their own"
     assert not any("bin" in pattern or pattern == "*" for pattern in asked["allow_patterns"])
 
 

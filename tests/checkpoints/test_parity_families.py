@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from hf_tiny import BERTS, DECODERS, Tiny
+from safetensors.torch import load_file, save_file
 
 from polyhead.checkpoints import load_checkpoint
 from polyhead.semantics import KeyLengths
@@ -54,6 +55,18 @@ def test_the_older_spelling_of_rope_means_the_same(name: str, tmp_path: Path) ->
         assert (load_checkpoint(tmp_path).model(ids) - theirs(ids).logits).abs().max() < 1e-4
 
 
+def test_late_windows_follow_from_max_window_layers(tmp_path: Path) -> None:
+    name = "qwen3, late windows"
+    theirs = DECODERS[name].save(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    assert config.pop("layer_types") == ["full_attention"] + ["sliding_attention"] * 2
+    path.write_text(json.dumps(config))
+    ids = DECODERS[name].ids()
+    with torch.no_grad():
+        assert (load_checkpoint(tmp_path).model(ids) - theirs(ids).logits).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("tiny", BERTS.values(), ids=BERTS.keys())
 def test_encoder_states_equal_transformers(tiny: Tiny, tmp_path: Path) -> None:
     theirs = tiny.save(tmp_path)
@@ -91,6 +104,29 @@ def test_masked_language_model_gives_its_encoder(tmp_path: Path) -> None:
         wanted = theirs.bert(ids).last_hidden_state
         assert (ours.model(ids) - wanted).abs().max() < 1e-4
     assert any(name.startswith("cls.predictions") for name in ours.ignored)
+
+
+def test_older_names_of_norm_parameters_and_buffers_are_known(tmp_path: Path) -> None:
+    theirs = BERTS["bert"].save(tmp_path / "bert")
+    path = tmp_path / "bert" / "model.safetensors"
+    leaves = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in load_file(path).items():
+        for new, old in leaves.items():
+            name = name.replace(new, old)
+        renamed[name] = tensor
+    renamed["embeddings.position_ids"] = torch.arange(64)[None]
+    save_file(renamed, path)
+    ids = BERTS["bert"].ids()
+    with torch.no_grad():
+        wanted = theirs(ids).last_hidden_state
+        assert (load_checkpoint(tmp_path / "bert").model(ids) - wanted).abs().max() < 1e-4
+
+    DECODERS["llama, GQA"].save(tmp_path / "llama")
+    path = tmp_path / "llama" / "model.safetensors"
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(load_file(path) | buffer, path)
+    assert load_checkpoint(tmp_path / "llama").ignored == tuple(buffer)
 
 
 def test_shards_load_like_one_file(tmp_path: Path) -> None:

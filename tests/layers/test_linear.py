@@ -272,9 +272,9 @@ def test_owners_free_the_copy_when_they_move_or_train():
         owner.drop_packed,
     ):
         owner.eval()(torch.randn(1, 2, 16))
-        assert owner._into_hidden._seen is not None
+        assert owner._into_hidden._weight is not None
         leave()
-        assert owner._into_hidden._seen is None
+        assert owner._into_hidden._weight is None
 
 
 def test_owners_follow_a_projection_that_was_replaced():

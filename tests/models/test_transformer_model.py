@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyhead import KeyLengths, Window
+from polyhead import Documents, KeyLengths, Window
 from polyhead.errors import ContextLengthError, InputError
 from polyhead.models import (
     AttentionConfig,
@@ -70,10 +70,11 @@ def test_any_split_through_the_cache_equals_one_pass(cuts, embedding, grad):
     assert cache.length == 30
 
 
-def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been():
+@pytest.mark.parametrize("options", [{"kind": "dense"}, {"kind": "paged"}, {"spare": 6}])
+def test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(options):
     decoder, ids = model(), some_ids(1, 20)
     with torch.no_grad():
-        cache = decoder.new_cache()
+        cache = decoder.new_cache(**options)
         decoder(ids[:, :12], cache=cache)
         decoder(some_ids(1, 7), cache=cache)
         cache.rollback(7)
@@ -88,7 +89,7 @@ def test_a_failed_call_leaves_the_cache_as_it_was():
         raise KeyboardInterrupt
 
     with torch.no_grad():
-        cache = decoder.new_cache()
+        cache = decoder.new_cache(kind="dense")
         decoder(ids[:, :12], cache=cache)
         handle = decoder.layers[1].register_forward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -122,6 +123,23 @@ def test_a_failed_first_call_forgets_the_encoders_output():
             both(ids, cache=cache, encoder_ids=one)
 
 
+def test_padded_rows_go_on_as_they_would_alone():
+    decoder, rows = model(), [some_ids(1, 9), some_ids(1, 5)]
+    ids = torch.zeros(2, 9, dtype=torch.int64)
+    real = torch.ones(2, 9, dtype=torch.bool)
+    ids[0], ids[1, 4:], real[1, :4] = rows[0], rows[1], False
+    later = some_ids(2, 3)
+    with torch.no_grad():
+        cache = decoder.new_cache()
+        first = decoder(ids, positions=cache.next_positions(real), cache=cache)
+        then = decoder(later, cache=cache)
+        for row, alone in enumerate(rows):
+            want = decoder(torch.cat((alone, later[row : row + 1]), dim=1))[0]
+            count = alone.shape[1]
+            torch.testing.assert_close(first[row, -count:], want[:count])
+            torch.testing.assert_close(then[row], want[count:])
+
+
 def test_last_gives_the_last_rows_of_all():
     decoder, ids = model(), some_ids(2, 9)
     with torch.no_grad():
@@ -143,11 +161,19 @@ def test_a_decoder_is_causal_and_an_encoder_is_not():
 
 
 def test_a_mask_is_added_to_causal_order():
-    decoder, ids = model(), some_ids(2, 10)
+    decoder, ids = model(), some_ids(1, 10)
     with torch.no_grad():
-        padded = decoder(ids, mask=KeyLengths([10, 6]))
-        torch.testing.assert_close(padded[1, :6], decoder(ids[1:, :6])[0])
+        packed = decoder(ids, mask=Documents([4, 6]))
+        torch.testing.assert_close(packed[:, :4], decoder(ids[:, :4]))
+        torch.testing.assert_close(packed[:, 4:], decoder(ids[:, 4:]))
         torch.testing.assert_close(decoder(ids, mask=Window(64)), decoder(ids))
+
+
+def test_padding_does_not_reach_an_encoder():
+    encoder, ids = model("encoder"), some_ids(2, 10)
+    with torch.no_grad():
+        padded = encoder(ids, mask=KeyLengths([10, 6]))
+        torch.testing.assert_close(padded[1, :6], encoder(ids[1:, :6])[0])
 
 
 @pytest.mark.parametrize("embedding", [None, "learned", "sinusoidal"])

@@ -1,7 +1,7 @@
 """Which cache each layer of a configuration gets.
 
-A layer that sees a sliding window gets a ring, where the model's context is longer than the window;
-a latent layer keeps latents; everything else is dense, or all layers are paged.
+A layer that sees a sliding window gets a ring, a latent layer keeps latents, everything else is
+dense; or all layers are paged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ class HasLayers(Protocol):
 
     @property
     def layers(self) -> Sequence[HasAttention]: ...
-    @property
-    def max_positions(self) -> int: ...
     def to_json(self) -> str: ...
 
 
@@ -69,14 +67,12 @@ def layer_caches(
     if kind not in ("auto", "dense", "paged"):
         raise ValueError(f"kind must be 'auto', 'dense' or 'paged': got {kind!r}")
     return [
-        _layer_cache(layer.attention, config.max_positions, kind, page_size, quantized, spare)
-        for layer in config.layers
+        _layer_cache(layer.attention, kind, page_size, quantized, spare) for layer in config.layers
     ]
 
 
 def _layer_cache(
     attention: Any,
-    max_positions: int,
     kind: Kind,
     page_size: int,
     quantized: Quantized | None,
@@ -84,7 +80,7 @@ def _layer_cache(
 ) -> LayerCache:
     layout: Layout = Paged(page_size) if kind == "paged" else Dense()
     window = getattr(attention, "window", None)
-    if kind == "auto" and window is not None and window < max_positions:
+    if kind == "auto" and window is not None:
         layout = Ring(window, spare)
         quantized = None if quantized is None else replace(quantized, sinks=0)
     rank = getattr(attention, "kv_lora_rank", None)

@@ -6,7 +6,7 @@ from polyhead.caches.stored import StoredCache
 
 
 class DenseCache(StoredCache):
-    """Remembers every token of one layer; the only named cache that gradients flow through.
+    """Remembers every token of one layer.
 
     Doubling reallocates at most log2(length) times. Keys are moved before the room for values is
     made, so at the peak of a growth 1.25 times the new capacity is alive.

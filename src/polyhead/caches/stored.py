@@ -189,8 +189,18 @@ class StoredCache(KeyValueCache):
         if any(name.endswith(".positions") for name in tensors):
             contents.add_positions()
         for name, memory in contents.memories.items():
-            records = [tensors[f"{name}.{field.name}"] for field in memory.store.fields]
-            memory.restore(records, **facts["stores"][name])
+            stops, firsts = (facts["stores"][name][end] for end in ("stops", "firsts"))
+            units = min(max(stops), memory.store.limit or max(stops))
+            records = []
+            for field in memory.store.fields:
+                records.append(record := tensors[f"{name}.{field.name}"])
+                wanted = (B, field.heads, units, field.width)
+                if record.shape != wanted or record.dtype != field.dtype:
+                    raise ValueError(
+                        f"{name}.{field.name} must be {field.dtype} {list(wanted)}: got "
+                        f"{record.dtype} {list(record.shape)}"
+                    )
+            memory.restore(records, stops, firsts)
         self._contents, self._lengths = contents, [*facts["lengths"]]
         self._explicit = bool(facts["explicit"])
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyhead.checkpoints.tokenizer import Tokenizer, surround
+from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
         for name, key in _SPECIAL_KEYS.items()
         if f"tokenizer.ggml.{key}" in metadata
     }
-    surround(
+    _surround(
         backend,
         special["bos_token"] if flag("add_bos_token", split.adds_bos) else None,
         special["eos_token"] if flag("add_eos_token", False) else None,
@@ -169,6 +169,16 @@ def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[in
     if types:
         backend.add_special_tokens(of(_CONTROL, special=True))
         backend.add_tokens(of(_USER_DEFINED, special=False))
+
+
+def _surround(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
+    """Makes a tokenizer put special tokens before and after every text."""
+    from tokenizers import processors
+
+    around = [token for token in (before, after) if token is not None]
+    template = [token for token in (before, "$A", after) if token is not None]
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys(around)]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
 
 
 def _pair(merge: str) -> tuple[str, str]:

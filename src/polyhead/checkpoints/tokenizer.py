@@ -90,13 +90,6 @@ class Tokenizer:
         special = _optional_json(directory / "special_tokens_map.json") | config
         generation = _optional_json(directory / "generation_config.json")
         tokens = {name: _content(special[name]) for name in SPECIAL_NAMES if special.get(name)}
-        if config.keys() & {"add_bos_token", "add_eos_token"}:
-            # As transformers does, the flags win over what tokenizer.json puts around a text.
-            surround(
-                backend,
-                tokens.get("bos_token") if config.get("add_bos_token") else None,
-                tokens.get("eos_token") if config.get("add_eos_token") else None,
-            )
         return cls(
             backend,
             special_tokens=tokens,
@@ -222,16 +215,6 @@ class Tokenizer:
     def _piece(self, token_id: int) -> str:
         found = self.token_bytes(token_id)
         return found.decode("utf-8", errors="backslashreplace") if found else f"[{token_id}]"
-
-
-def surround(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
-    """Makes a tokenizer put special tokens before and after every text."""
-    from tokenizers import processors
-
-    around = [token for token in (before, after) if token is not None]
-    template = [token for token in (before, "$A", after) if token is not None]
-    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys(around)]
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
 
 
 def as_ids(value: Any) -> tuple[int, ...]:

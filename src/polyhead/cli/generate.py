@@ -55,7 +55,7 @@ def generate(
     The text goes to standard output, speed and sizes to standard error.
     """
     from polyhead.cli.models import load_decoder
-    from polyhead.cli.terminal import read_text, write_text
+    from polyhead.cli.terminal import read_text, started, write_text
 
     prompt = read_text(text, file)
     language_model = load_decoder(model, dtype)
@@ -70,7 +70,7 @@ def generate(
         stop=stop,
     )
     try:
-        for piece in stream:
+        for piece in started(stream):
             write_text(piece)
     finally:
         # Ctrl-C too: what was written stays, the line is ended, the figures say how far it came.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _DEMO_PAIR = ("it", "animal")
 _ROWS = 10
 _BAR_CELLS = 10
+_ECHO = 400
+"""Characters of the prompt that are shown before its continuation."""
 
 
 def look(
@@ -82,8 +84,11 @@ def look(
     written = None
     if isinstance(loaded, LanguageModel) and max_new_tokens != 0:
         written = _continue(loaded, content, max_new_tokens, show=not json)
-    with progress("looking at every head"):
+    with progress("looking at every head") as advance:
         seen = _watch(loaded, tokens)
+        for number, view in enumerate(seen):
+            advance("looking at every head", number, len(seen))
+            view.summary()
         pair, remark = _choose_pair(seen, tokens, query, key, loaded.config.kind == "decoder")
         looks = rank_heads(seen, pair)
         if chosen is not None:
@@ -144,18 +149,21 @@ def check_writable(out: Path) -> None:
 def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: bool) -> Generation:
     """The continuation, streamed to the terminal behind its prompt."""
     from polyhead.cli.generate import figures
-    from polyhead.cli.terminal import BOLD, FAINT, write_text
+    from polyhead.cli.terminal import BOLD, FAINT, started, write_text
     from polyhead.generation import Generation
 
     stream = model.stream(text, max_new_tokens=max_new_tokens)
-    if show:
-        write_text(text, style=FAINT)
+    echo = f"…{text[-_ECHO:]}" if len(text) > _ECHO else text
     pieces = []
     try:
-        for piece in stream:
+        for piece in started(stream):
+            if show and not pieces:
+                write_text(echo, style=FAINT)
             pieces.append(piece)
             if show:
                 write_text(piece, style=BOLD)
+        if show and not pieces:
+            write_text(echo, style=FAINT)
     finally:
         if show and not isinstance(sys.exc_info()[1], BrokenPipeError):
             print(flush=True)

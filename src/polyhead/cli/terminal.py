@@ -9,11 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
 from polyhead.errors import InputError
+
+if TYPE_CHECKING:
+    from polyhead.generation import TextStream
 
 BOLD, FAINT = "1", "2"
 
@@ -83,6 +86,15 @@ def progress(what: str) -> Iterator[Advance]:
             bar.update(task, description=what, completed=done, total=total or None)
 
         yield advance
+
+
+def started(stream: TextStream) -> Iterator[str]:
+    """The pieces of a stream, with a bar on the terminal until the first has come."""
+    with progress(f"reading {stream.stats.prompt_tokens:,} tokens"):
+        first = next(stream, None)
+    if first is not None:
+        yield first
+        yield from stream
 
 
 def read_text(text: str | None, file: Path | None) -> str:

@@ -37,7 +37,8 @@ def trace(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Trace a head of this model on TEXT.")
+        str | None,
+        typer.Option("--model", "-m", metavar="MODEL", help="Trace a head of this model on TEXT."),
     ] = None,
     layer: Annotated[int, typer.Option(help="With --model: the layer, counted from 0.")] = 0,
     head: Annotated[int, typer.Option(help="With --model: the head, counted from 0.")] = 0,

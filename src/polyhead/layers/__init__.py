@@ -13,6 +13,7 @@ from polyhead.layers.config import (
     QKNormConfig,
     RopeConfig,
 )
+from polyhead.layers.experts import Experts, MixtureConfig
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.latent_config import LatentAttentionConfig
@@ -26,6 +27,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionHook",
     "AttentionRecord",
+    "Experts",
     "FeedForward",
     "FeedForwardConfig",
     "FusedLinear",
@@ -34,6 +36,7 @@ __all__ = [
     "LayerConfig",
     "LayerNorm",
     "LearnedPositions",
+    "MixtureConfig",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "NormConfig",

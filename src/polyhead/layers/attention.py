@@ -12,27 +12,24 @@ E embed size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
 from polyhead.errors import ConfigError
-from polyhead.functional import attention
 from polyhead.layers.config import AttentionConfig, QKNormConfig, RopeConfig
-from polyhead.layers.linear import FusedLinear, PacksWeights, linear
+from polyhead.layers.hooks import Hooked
+from polyhead.layers.linear import FusedLinear, linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.semantics import Bias, Causal, DenseSource, KeyValueSource, Mask, Window
 
 Context = Tensor | tuple[Tensor, Tensor]
 
 
-class MultiHeadAttention(PacksWeights):
+class MultiHeadAttention(Hooked):
     """Projects to queries, keys and values, attends, projects back.
 
     ``from_config`` reaches what this constructor leaves out: separate biases, ``scale``, ``sinks``,
@@ -83,12 +80,10 @@ class MultiHeadAttention(PacksWeights):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if head_dim is None:
-            head_dim = _default_head_dim(embed_dim, num_heads)
         config = AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-            head_dim=head_dim,
+            head_dim=default_head_dim(embed_dim, num_heads) if head_dim is None else head_dim,
             qkv_bias=bias,
             out_bias=bias,
             rope=rope.config if isinstance(rope, RoPE) else rope,
@@ -122,7 +117,7 @@ class MultiHeadAttention(PacksWeights):
             ConfigError: Numbers that do not go together, or a ``rope`` of another configuration.
         """
         layer = cls.__new__(cls)
-        PacksWeights.__init__(layer)
+        Hooked.__init__(layer)
         layer._build(embed_dim, config, kdim, vdim, rope)
         return layer
 
@@ -166,7 +161,6 @@ class MultiHeadAttention(PacksWeights):
         self._window = None if config.window is None else Window(config.window)
         self._causal_window = None if self._window is None else Causal() & self._window
         self._qkv, self._q, self._kv, self._o = (FusedLinear() for _ in range(4))
-        self._hooks: dict[HookHandle, AttentionHook] = {}
 
     def forward(
         self,
@@ -208,28 +202,28 @@ class MultiHeadAttention(PacksWeights):
         if context is None:
             if context_positions is not None:
                 raise ValueError("context_positions need a context: got none")
+            if positions is None and cache is not None:
+                positions = ragged_positions(cache, x)
             q, source = self._self_attention(x, positions, cache)
         else:
             q, source = self._cross_attention(x, context, positions, context_positions, cache)
         if self._window is not None:
             mask = self._with_window(mask)
-        heads = self._attend(q, source, mask, bias, positions, kernel)
+        heads = self._attend(
+            q,
+            source,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self._parameters["sinks"],
+            q_positions=positions,
+            dropout_p=self.dropout if self.training else 0.0,
+            kernel=kernel,
+        )
         B, _, T, _ = heads.shape
         joined = heads.transpose(1, 2).reshape(B, T, -1)
-        return linear(self._o, joined, self.o_proj)
-
-    def register_attention_hook(self, hook: AttentionHook) -> HookHandle:
-        """Calls ``hook(record)`` with an ``AttentionRecord`` of every call from now on.
-
-        The outputs stay bit-identical. While a gradient is being recorded the log-sum-exp takes a
-        second, gradient-free call, so that the first can use the kernel it would have used.
-
-        Returns:
-            A handle; ``handle.remove()`` ends it, and so does leaving ``with handle:``.
-        """
-        handle = HookHandle(self._hooks)
-        self._hooks[handle] = hook
-        return handle
+        return linear(self._o, joined, self._modules["o_proj"])
 
     def _self_attention(
         self, x: Tensor, positions: Tensor | None, cache: KeyValueCache | None
@@ -239,25 +233,20 @@ class MultiHeadAttention(PacksWeights):
                 f"self-attention needs kdim and vdim equal to embed_dim={self.embed_dim}: got "
                 f"kdim={self.kdim}, vdim={self.vdim}; pass a context"
             )
-        where = positions
-        first: int | Tensor = 0
-        if where is not None:
-            first = where
-        elif cache is not None:
-            first = cache.length
-        q, k, v = self._project(x, first)
         if cache is None:
-            return q, DenseSource(k, v, where)
-        return q, cache.append(k, v, where)
+            q, k, v = self._project(x, 0 if positions is None else positions)
+            return q, DenseSource(k, v, positions)
+        q, k, v = self._project(x, cache.length if positions is None else positions)
+        return q, cache.append(k, v, positions)
 
     def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
         H, G, D, V = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
         B, T, _ = x.shape
-        q_proj, k_proj, v_proj = self.q_proj, self.k_proj, self.v_proj
-        joined = self._qkv(x, q_proj, k_proj, v_proj)
+        modules = self._modules  # faster than attributes, which nn.Module looks up here
+        joined = self._qkv(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         if joined is None:
-            q, k, v = q_proj(x), k_proj(x), v_proj(x)
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         elif self._qk_norm_place is None and self.rope is not None:
             # Queries and keys are neighbours in memory: one rotation turns both.
             qk = joined[..., : (H + G) * D].view(B, T, H + G, D)
@@ -329,80 +318,6 @@ class MultiHeadAttention(PacksWeights):
             return self._window
         return self._window & mask
 
-    def _attend(
-        self,
-        q: Tensor,
-        source: KeyValueSource,
-        mask: Mask | None,
-        bias: Bias | Tensor | None,
-        positions: Tensor | None,
-        kernel: str,
-    ) -> Tensor:
-        """The heads' outputs ``[B, H, T, V]``."""
-        if self._hooks:
-            return self._attend_and_record(q, source, mask, bias, positions, kernel)
-        return attention(
-            q,
-            source,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            q_positions=positions,
-            dropout_p=self.dropout if self.training else 0.0,
-            kernel=kernel,
-        )
-
-    def _attend_and_record(
-        self,
-        q: Tensor,
-        source: KeyValueSource,
-        mask: Mask | None,
-        bias: Bias | Tensor | None,
-        positions: Tensor | None,
-        kernel: str,
-    ) -> Tensor:
-        dropout_p = self.dropout if self.training else 0.0
-        call: Callable[..., Any] = partial(
-            attention,
-            q,
-            source,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            q_positions=positions,
-        )
-        out: Tensor
-        lse: Tensor
-        if torch.is_grad_enabled():
-            out = call(dropout_p=dropout_p, kernel=kernel)
-            with torch.no_grad():
-                _, lse = call(return_lse=True)
-        else:
-            out, lse = call(dropout_p=dropout_p, kernel=kernel, return_lse=True)
-        k, v = source.gather()
-        record = AttentionRecord(
-            layer=self,
-            q=q,
-            k=k,
-            v=v,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            q_positions=positions,
-            kv_positions=source.tokens.positions,
-            out=out,
-            lse=lse,
-        )
-        for hook in tuple(self._hooks.values()):
-            hook(record)
-        return out
-
     def extra_repr(self) -> str:
         parts = [f"{self.embed_dim}, heads={self.num_heads}/{self.num_kv_heads}×{self.head_dim}"]
         if self.rope is not None:
@@ -415,7 +330,22 @@ class MultiHeadAttention(PacksWeights):
         return ", ".join(parts)
 
 
-def _default_head_dim(embed_dim: int, num_heads: int) -> int:
+def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:
+    """Positions ``[B, T]`` that follow on in rows of different lengths; None where all are equal.
+
+    Args:
+        cache: Whose rows.
+        tokens: ``[B, T, ...]``, the new ones.
+    """
+    lengths = cache.lengths
+    if len(lengths) < 2 or min(lengths) == max(lengths):
+        return None
+    first = torch.tensor(lengths, device=tokens.device)
+    return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+
+
+def default_head_dim(embed_dim: int, num_heads: int) -> int:
+    """embed_dim / num_heads; raises ConfigError where that is not whole."""
     _check_sizes(embed_dim=embed_dim, num_heads=num_heads)
     if embed_dim % num_heads:
         nearest = min(

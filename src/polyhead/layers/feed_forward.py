@@ -63,7 +63,8 @@ class FeedForward(PacksWeights):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1: got {dropout}")
         self.activation, self.gated, self.dropout = activation, gated, dropout
-        self.gate_proj = nn.Linear(embed_dim, hidden_dim, bias=bias) if gated else None
+        gate = nn.Linear(embed_dim, hidden_dim, bias=bias) if gated else None
+        self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, hidden_dim, bias=bias)
         self.down_proj = nn.Linear(hidden_dim, embed_dim, bias=bias)
         self._into_hidden, self._out_of_hidden = FusedLinear(), FusedLinear()
@@ -82,19 +83,20 @@ class FeedForward(PacksWeights):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``."""
-        up, gate = self.up_proj, self.gate_proj
+        modules = self._modules  # faster than attributes, which nn.Module looks up here
+        up, gate, down = modules["up_proj"], modules["gate_proj"], modules["down_proj"]
         if gate is None:
             hidden = activate(linear(self._into_hidden, x, up), self.activation)
         else:
             both = self._into_hidden(x, gate, up)
-            gates, values = (gate(x), up(x)) if both is None else both.chunk(2, dim=-1)
+            gates, values = (gate(x), self.up_proj(x)) if both is None else both.chunk(2, dim=-1)
             hidden = activate(gates, self.activation)
             # In place where nothing is recorded: a fresh buffer of this size costs more than the
             # product, because its pages are touched for the first time.
             hidden = hidden * values if torch.is_grad_enabled() else hidden.mul_(values)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
-        return linear(self._out_of_hidden, hidden, self.down_proj)
+        return linear(self._out_of_hidden, hidden, down)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, gated={self.gated}, dropout={self.dropout}"

@@ -46,14 +46,34 @@ class Hooked(PacksWeights):
         q_positions: Tensor | None,
         dropout_p: float,
         kernel: str,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """``attention`` ``[B, H, T, V]``, shown to the hooks."""
-        call: Callable[..., Any] = partial(
-            attention, q, source, mask=mask, bias=bias, scale=scale, q_positions=q_positions
-        )
         if not self._hooks:
-            alone: Tensor = call(dropout_p=dropout_p, kernel=kernel)
-            return alone
+            return attention(
+                q,
+                source,
+                mask=mask,
+                bias=bias,
+                scale=scale,
+                softcap=softcap,
+                sinks=sinks,
+                q_positions=q_positions,
+                dropout_p=dropout_p,
+                kernel=kernel,
+            )
+        call: Callable[..., Any] = partial(
+            attention,
+            q,
+            source,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            q_positions=q_positions,
+        )
         out: Tensor
         if torch.is_grad_enabled():
             out = call(dropout_p=dropout_p, kernel=kernel)
@@ -63,15 +83,15 @@ class Hooked(PacksWeights):
             out, lse = call(dropout_p=dropout_p, kernel=kernel, return_lse=True)
         k, v = source.gather()
         record = AttentionRecord(
-            layer=self,  # type: ignore[arg-type]  # any layer with hooks
+            layer=self,
             q=q,
             k=k,
             v=v,
             mask=mask,
             bias=bias,
             scale=scale,
-            softcap=None,
-            sinks=None,
+            softcap=softcap,
+            sinks=sinks,
             q_positions=q_positions,
             kv_positions=source.tokens.positions,
             out=out,

@@ -178,6 +178,9 @@ class MultiHeadLatentAttention(Hooked):
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
         forced = _forced(computation)
         first: int | Tensor = 0 if cache is None else cache.length
+        if positions is None and cache is not None and len(set(cache.lengths)) > 1:
+            held = torch.tensor(cache.lengths, device=x.device)
+            positions = held[:, None] + torch.arange(x.shape[1], device=x.device)
         n, p, latent = self._project(x, first if positions is None else positions)
         R = self.config.kv_lora_rank
         if cache is None:

@@ -22,10 +22,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+_Pair = tuple[Tensor | None, Tensor | None]
+"""A weight and its bias."""
 
 _SAMPLES = 64
 _enabled = True
@@ -53,7 +56,7 @@ class FusedLinear:
     def __init__(self) -> None:
         self.drop()
 
-    def __call__(self, x: Tensor, *linears: nn.Module) -> Tensor | None:
+    def __call__(self, x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         """The outputs of all ``linears`` for ``x``, side by side; None where that cannot be done.
 
         Args:
@@ -69,8 +72,7 @@ class FusedLinear:
         """
         if not _may_use_copies(x):
             return None
-        weights: list[Tensor | None] = []
-        biases: list[Tensor | None] = []
+        pairs: list[_Pair] = []
         for linear in linears:
             if (
                 type(linear) is not nn.Linear
@@ -80,67 +82,63 @@ class FusedLinear:
             ):
                 return None
             parameters = linear._parameters
-            weights.append(parameters["weight"])
-            biases.append(parameters["bias"])
-        return self._product(x, weights, biases)
+            pairs.append((parameters["weight"], parameters["bias"]))
+        return self._product(x, pairs)
 
-    def product(
-        self, x: Tensor, weights: list[Tensor | None], biases: list[Tensor | None]
-    ) -> Tensor | None:
-        """As a call, for bare tensors: weights ``[out, in]`` and biases ``[out]`` or None."""
-        return self._product(x, weights, biases) if _may_use_copies(x) else None
-
-    def _product(
-        self, x: Tensor, weights: list[Tensor | None], biases: list[Tensor | None]
-    ) -> Tensor | None:
-        if not self._is_current(weights, biases) and not self._pack(weights, biases):
-            return None
-        if x.dtype is not self._weight.dtype:
-            return None
-        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            x, self._weight, self._bias, "none", [], ""
-        )
-        return y
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """As a call, for a weight ``[out, in]`` and bias ``[out]`` that stand in no module."""
+        return self._product(x, [(weight, bias)]) if _may_use_copies(x) else None
 
     def drop(self) -> None:
         """Frees the packed copy."""
-        self._seen: list[_Seen | None] | None = None
-        self._weight: Tensor = torch.empty(0, device="cpu")
+        self._seen: list[_Seen] = []
+        self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
-    def _is_current(self, weights: list[Tensor | None], biases: list[Tensor | None]) -> bool:
+    def _product(self, x: Tensor, pairs: list[_Pair]) -> Tensor | None:
         seen = self._seen
-        if seen is None:
-            return False
-        for now, then in zip(weights, seen, strict=False):
-            if then is None or not then.still(now):
-                return False
-        for bias, then in zip(biases, seen[len(weights) :], strict=True):
-            if bias is not None if then is None else not then.still(bias):
-                return False
-        return True
+        current = len(seen) == len(pairs)
+        if current:
+            for pair, then in zip(pairs, seen, strict=True):
+                if not then.still(*pair):
+                    current = False
+                    break
+        if not current and not self._pack(pairs):
+            return None
+        packed = self._weight
+        if packed is None or x.dtype is not packed.dtype:
+            return None
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, packed, self._bias, "none", [], ""
+        )
+        return y
 
-    def _pack(self, weights: list[Tensor | None], biases: list[Tensor | None]) -> bool:
-        self.drop()
-        first = weights[0]
-        if first is None or not _can_pack(first.dtype):
+    def _pack(self, pairs: list[_Pair]) -> bool:
+        weights = [weight for weight, _ in pairs if weight is not None]
+        if len(weights) != len(pairs) or not _can_pack(weights[0].dtype):
             return False
-        for weight, bias in zip(weights, biases, strict=True):
-            if not _packable(weight, first) or not (bias is None or _packable(bias, first)):
+        self.drop()
+        for weight, bias in pairs:
+            if not _packable(weight, weights[0]):
                 return False
-        rows = [weight.detach() for weight in weights if weight is not None]
+            if bias is not None and not _packable(bias, weights[0]):
+                return False
+        rows = [weight.detach() for weight in weights]
         with torch.inference_mode(False), torch.no_grad():
             joined = rows[0].contiguous() if len(rows) == 1 else torch.cat(rows)
             # 16 rows of x: the layout is good from one token to a long prompt.
             self._weight = torch.ops.mkldnn._reorder_linear_weight(joined, 16)
-            if any(bias is not None for bias in biases):
+            if any(bias is not None for _, bias in pairs):
                 self._bias = torch.cat(
                     [
                         row.new_zeros(len(row)) if bias is None else bias.detach()
-                        for row, bias in zip(rows, biases, strict=True)
+                        for row, (_, bias) in zip(rows, pairs, strict=True)
                     ]
                 )
-        self._seen = [None if p is None else _Seen.of(p) for p in (*weights, *biases)]
+        self._seen = [
+            _Seen(weight, None if bias is None else _Seen(bias, None))
+            for weight, (_, bias) in zip(weights, pairs, strict=True)
+        ]
         return True
 
     def __copy__(self) -> FusedLinear:
@@ -173,31 +171,28 @@ class PacksWeights(nn.Module):
         return super().train(mode)
 
 
-class _Seen(NamedTuple):
-    """What a parameter was when it was packed."""
+class _Seen:
+    """What a parameter, and the bias that belongs to it, were when they were packed."""
 
-    parameter: Tensor
-    version: int
-    address: int
-    # A view of the parameter's memory, as whole numbers. It keeps that memory from being freed, so
-    # that a parameter which moved and came back cannot be found at the old address.
-    sample: Any
-    fingerprint: bytes
+    __slots__ = ("address", "bias", "fingerprint", "parameter", "sample", "version")
 
-    @classmethod
-    def of(cls, parameter: Tensor) -> _Seen:
+    def __init__(self, parameter: Tensor, bias: _Seen | None) -> None:
         memory = parameter.detach().as_strided((parameter.numel(),), (1,))
         whole = torch.int32 if parameter.dtype == torch.float32 else torch.int16
-        sample = memory.view(whole)[:: _stride(parameter)].numpy()
-        address = parameter.data_ptr()
-        return cls(parameter, parameter._version, address, sample, sample.tobytes())
+        self.parameter, self.bias = parameter, bias
+        self.version, self.address = parameter._version, parameter.data_ptr()
+        # A view of the parameter's memory, as whole numbers. It keeps that memory from being
+        # freed, so that a parameter which moved and came back is not found at the old address.
+        self.sample = memory.view(whole)[:: _stride(parameter)].numpy()
+        self.fingerprint = self.sample.tobytes()
 
-    def still(self, parameter: Tensor | None) -> bool:
+    def still(self, parameter: Tensor | None, bias: Tensor | None = None) -> bool:
         return (
             parameter is self.parameter
             and parameter._version == self.version
             and parameter.data_ptr() == self.address
             and self.sample.tobytes() == self.fingerprint
+            and (bias is None if self.bias is None else self.bias.still(bias))
         )
 
 
@@ -256,9 +251,12 @@ def _can_pack(dtype: torch.dtype) -> bool:
         return torch.allclose(y.float(), x.float() @ weight.float().mT, rtol=2e-2, atol=2e-2)
 
 
-def linear(pack: FusedLinear, x: Tensor, module: nn.Module) -> Tensor:
+def linear(pack: FusedLinear, x: Tensor, module: nn.Module | None) -> Tensor:
     """``module(x)``, by the packed weight where that can be done."""
     y = pack(x, module)
-    if y is None:
-        y = module(x)
-    return y
+    if y is not None:
+        return y
+    if module is None:
+        raise TypeError("a projection must be a module: got None")
+    out: Tensor = module(x)
+    return out

@@ -12,11 +12,15 @@ Shape letters: E the features that are normalised.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.layers.config import NormConfig
+
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -53,10 +57,15 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., E]`` to the same, in the dtype of ``x``."""
         weight = self.weight
+        dtype = x.dtype
+        wide = x.float() if dtype in _NARROW else x
         if self.weight_offset:
-            precise = weight.to(torch.promote_types(weight.dtype, torch.float32))
-            return normalise(_widened(x), self.eps).mul_(precise + self.weight_offset).to(x.dtype)
-        return normalise(_widened(x), self.eps).to(x.dtype).mul_(weight)
+            precise = weight.float() if weight.dtype in _NARROW else weight
+            return normalise(wide, self.eps).mul_(precise + self.weight_offset).to(dtype)
+        y = normalise(wide, self.eps)
+        if wide is not x:
+            y = y.to(dtype)
+        return y.mul_(weight)
 
     def extra_repr(self) -> str:
         offset = f", weight_offset={self.weight_offset}" if self.weight_offset else ""
@@ -65,15 +74,19 @@ class RMSNorm(nn.Module):
 
 def normalise(x: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + ε) over the last dimension, a new tensor."""
-    if not x.is_cpu:
+    if torch.is_grad_enabled() or type(x) is not Tensor or not x.is_cpu:
         return F.rms_norm(x, list(x.shape[-1:]), None, eps)
-    # On CPUs F.rms_norm is many small kernels; the norm is one pass and these are five.
+    # On CPUs F.rms_norm is many small kernels, and slower than these four on one token or many.
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * norm.square().div_(x.shape[-1]).add_(eps).rsqrt_()
+    mean_and_eps = torch.addcmul(_epsilon(eps, x.dtype), norm, norm, value=1.0 / x.shape[-1])
+    return x * mean_and_eps.rsqrt_()
 
 
-def _widened(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+@cache
+def _epsilon(eps: float, dtype: torch.dtype) -> Tensor:
+    # A tensor, because a Python number costs an operation more than the operation itself.
+    with torch.inference_mode(False):
+        return torch.tensor(eps, dtype=dtype, device="cpu")
 
 
 def build_norm(dim: int, config: NormConfig) -> LayerNorm | RMSNorm:

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyhead.semantics import Bias, Mask
 
 if TYPE_CHECKING:
-    from polyhead.layers.attention import MultiHeadAttention
+    from polyhead.layers.hooks import Hooked
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,7 +36,7 @@ class AttentionRecord:
         lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included.
     """
 
-    layer: MultiHeadAttention
+    layer: Hooked
     q: Tensor
     k: Tensor
     v: Tensor

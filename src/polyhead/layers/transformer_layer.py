@@ -12,6 +12,7 @@ Shape letters: B batch, T tokens, S tokens of the context, E embed size.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Self
 
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
 from polyhead.errors import ConfigError
-from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.attention import MultiHeadAttention, default_head_dim
 from polyhead.layers.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -75,9 +76,15 @@ class TransformerLayer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        attention = MultiHeadAttention(
-            embed_dim, num_heads, num_kv_heads, bias=bias, rope=rope, dropout=dropout
-        ).config
+        attention = AttentionConfig(
+            num_heads=num_heads,
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+            head_dim=default_head_dim(embed_dim, num_heads),
+            qkv_bias=bias,
+            out_bias=bias,
+            rope=rope.config if isinstance(rope, RoPE) else rope,
+            dropout=dropout,
+        )
         if not isinstance(norm, NormConfig):
             norm = NormConfig(type=norm, bias=norm == "layernorm")
         config = LayerConfig(
@@ -91,7 +98,7 @@ class TransformerLayer(nn.Module):
             ),
             norm=norm,
             norm_placement=norm_placement,
-            cross_attention=_without_rope(attention) if cross_attention else None,
+            cross_attention=replace(attention, rope=None) if cross_attention else None,
             dropout=dropout,
         )
         self._build(embed_dim, config, rope if isinstance(rope, RoPE) else None)
@@ -202,7 +209,3 @@ class TransformerLayer(nn.Module):
             normed: Tensor = getattr(self, f"{part}_norm")(x)
             return normed
         return x
-
-
-def _without_rope(config: AttentionConfig) -> AttentionConfig:
-    return AttentionConfig(**{**vars(config), "rope": None})

@@ -15,7 +15,9 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from polyhead.caches import DenseCache, ModelCache
+from polyhead.caches import ModelCache, Quantized
+from polyhead.caches.choice import Kind
+from polyhead.layers.attention import ragged_positions
 from polyhead.layers.config import LayerConfig, RopeConfig
 from polyhead.layers.linear import FusedLinear, PacksWeights
 from polyhead.layers.norms import build_norm
@@ -103,7 +105,7 @@ class Transformer(PacksWeights):
             mask: Who may look at whom; a decoder adds ``Causal()``. Padding on the right:
                 ``KeyLengths(lengths)``.
             cache: From ``new_cache``; a decoder appends to it. A call that fails leaves it as it
-                was.
+                was, or empty where a window has already forgotten what was.
             encoder_ids: ``[B, S]``.
             encoder_hidden: ``[B, S, E]``.
             encoder_mask: Which of the encoder's tokens may be looked at, by the encoder too.
@@ -147,7 +149,11 @@ class Transformer(PacksWeights):
         kernel: str = "auto",
     ) -> Tensor:
         """What ``logits`` is applied to, ``[B, T or last, E]``; takes the arguments of a call."""
-        start = 0 if cache is None else cache.length
+        start, before = 0, []
+        if cache is not None:
+            start, before = cache.length, cache.lengths
+            if positions is None:
+                positions = ragged_positions(cache.layers[0], ids)
         self._check(ids, positions, start, cache, last)
         context, context_mask = self._context(
             ids, cache, encoder_ids, encoder_hidden, encoder_mask, kernel
@@ -173,7 +179,7 @@ class Transformer(PacksWeights):
         except BaseException:
             # Interrupted between two layers, a cache would hold more tokens in some than in others.
             if cache is not None:
-                cache.truncate(start)
+                cache.truncate(before or 0)
                 if cache.context is None:
                     cache.reset_context()
             raise
@@ -194,7 +200,7 @@ class Transformer(PacksWeights):
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
         weight = self.embedding.tokens.weight if self.head.weight is None else self.head.weight
-        logits = self._logits.product(hidden, [weight], [self.head.bias])
+        logits = self._logits.product(hidden, weight, self.head.bias)
         if logits is None:
             logits = nn.functional.linear(hidden, weight, self.head.bias)
         cap = self.config.logit_softcap
@@ -236,20 +242,37 @@ class Transformer(PacksWeights):
             x = self.encoder_final_norm(x)
         return x
 
-    def new_cache(self, capacity: int = 0) -> ModelCache:
+    def new_cache(
+        self,
+        capacity: int = 0,
+        *,
+        kind: Kind = "auto",
+        page_size: int = 16,
+        quantized: Quantized | None = None,
+        spare: int = 0,
+    ) -> ModelCache:
         """An empty cache for one batch of sequences.
 
         Args:
             capacity: Tokens to make room for at once; more are taken all the same.
+            kind: ``"auto"``: a layer with a window keeps no more than the window; ``"dense"`` and
+                ``"paged"``: every layer keeps every token, so that any number can be rolled back.
+            page_size: Of ``"paged"``.
+            quantized: Quantise old tokens so.
+            spare: Tokens kept beyond a window, to roll back that many and one.
 
         Raises:
-            ValueError: An encoder, which has nothing to remember, or a negative capacity.
+            ValueError: An encoder, which has nothing to remember, or a number that cannot be.
         """
         if self.config.kind == "encoder":
             raise ValueError("an encoder sees all tokens at once: it takes no cache")
-        return ModelCache(
-            [DenseCache(capacity) for _ in self.layers],
-            [DenseCache() for _ in self.layers] if self.config.encoder_layers else (),
+        return ModelCache.for_config(
+            self.config,
+            capacity=capacity,
+            kind=kind,
+            page_size=page_size,
+            quantized=quantized,
+            spare=spare,
         )
 
     def observe(self) -> AbstractContextManager[Observation]:

@@ -52,10 +52,11 @@ function sizeLarge() {
   const above = large.box.getBoundingClientRect().top - panel.getBoundingClientRect().top +
     panel.scrollTop;
   const scrolls = getComputedStyle(panel).overflowY === "auto";
-  // At least as tall as it is wide, if a scrolled panel can show that at once.
-  const height = scrolls
-    ? Math.max(panel.clientHeight - above - 20, Math.min(width, panel.clientHeight - 56))
-    : Math.max(width, 420);
+  // What is left of the panel, if that makes cells of a good size; else what a scrolled panel shows.
+  const left = panel.clientHeight - above - 20;
+  const height = !scrolls ? Math.max(width, 420)
+    : left - large.top >= 22 * TOKENS ? left
+      : Math.max(left, Math.min(width, panel.clientHeight - 56));
   const dpr = devicePixelRatio || 1;
   const fit = Math.min((width - large.left - EDGE) / TOKENS, (height - large.top - EDGE) / TOKENS, 44);
   const wanted = state.zoom === "labels" ? Math.max(15, fit) : Math.max(1.5, fit);

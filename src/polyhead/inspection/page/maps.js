@@ -5,6 +5,8 @@ const maps = {
   steps: new Int16Array(TOKENS * TOKENS), size: 0, cursor: "L0H0",
 };
 
+const MIN_MAP = 22; // smallest side of a map, in CSS pixels
+
 const watcher = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (isIntersecting) {
@@ -182,13 +184,24 @@ function onMapsKey(event) {
   }
 }
 
-// As many maps in a row as there are heads, as large as the room allows.
+// The largest maps for which a layer fills its lines evenly: one line if they stay legible, else
+// two, three, ... lines of whole kv groups.
 function sizeMaps() {
-  const room = maps.box.clientWidth;
-  if (!room) return;
+  const room = maps.box.clientWidth - 34;
+  if (room <= 0) return;
   const groups = Math.max(...page.kvHeads);
-  const gaps = 3 * HEADS + (groups < HEADS ? 7 * (groups - 1) : 0);
-  const size = Math.max(26, Math.min(148, Math.floor((room - 34 - gaps) / HEADS)));
+  const units = Math.min(...page.kvHeads) === groups ? groups : HEADS;
+  const gap = groups < HEADS ? 10 : 3;
+  let size = 0;
+  let perLine = units;
+  for (; perLine > 0; perLine--) {
+    if (units % perLine) continue;
+    const count = (perLine * HEADS) / units;
+    size = Math.floor((room - 3 * (count - perLine) - gap * (perLine - 1)) / count);
+    if (size >= MIN_MAP) break;
+  }
+  size = Math.max(MIN_MAP, Math.min(148, size));
+  maps.box.classList.toggle("wrapped", perLine < units);
   if (size === maps.size) return;
   maps.size = size;
   maps.box.style.setProperty("--thumb", `${size}px`);

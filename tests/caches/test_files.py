@@ -1,0 +1,174 @@
+"""A cache that is saved and loaded goes on as if nothing had happened, or says why it cannot."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from test_state_machine import KINDS, tokens
+
+import polyhead as ph
+from polyhead.caches import (
+    DenseCache,
+    LatentCache,
+    ModelCache,
+    PagedCache,
+    QuantizedCache,
+    RingCache,
+    StoredCache,
+)
+from polyhead.errors import CheckpointError
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("own_positions", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_loaded_cache_goes_on_bit_for_bit(kind, own_positions, ragged, tmp_path):
+    layout, storage = KINDS[kind]
+    cache, loaded = StoredCache(layout, storage), StoredCache(layout, storage)
+    real = torch.ones(2, 29).bool()
+    if ragged:
+        real[1, 3:9] = False
+    positions = None
+    for seed, count in enumerate((17, 12)):
+        q, k, v = tokens(seed, 2, count, storage)
+        if ragged or own_positions:
+            positions = cache.next_positions(real[:, :count])
+            positions = positions + 100 * own_positions * (positions >= 0)
+        cache.append(k, v, positions)
+    cache.save(tmp_path / "cache.safetensors")
+    loaded.load(tmp_path / "cache.safetensors")
+    assert loaded.lengths == cache.lengths
+    assert loaded.max_rollback == cache.max_rollback
+    assert torch.equal(loaded.positions, cache.positions)
+    for seed in (7, 8):
+        q, k, v = tokens(seed, 2, 5, storage)
+        if ragged or own_positions:
+            positions = cache.next_positions(torch.ones(2, 5).bool()) + 100 * own_positions
+        outs = [
+            ph.attention(q, each.append(k, v, positions), mask=ph.Causal(), q_positions=positions)
+            for each in (cache, loaded)
+        ]
+        assert torch.equal(*outs)
+
+
+def test_an_empty_cache_can_be_saved_and_loaded(tmp_path):
+    DenseCache().save(tmp_path / "file")
+    cache = DenseCache()
+    cache.load(tmp_path / "file")
+    assert cache.length == cache.bytes == 0
+
+
+FILLED = torch.randn(1, 1, 40, 8)
+
+
+def filled(cache):
+    with torch.no_grad():
+        cache.append(FILLED, FILLED[..., :6] if isinstance(cache, LatentCache) else FILLED)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "words"),
+    [
+        (RingCache(8), RingCache(9), "layout.window is 8 in the file, 9 here"),
+        (RingCache(8), DenseCache(), "layout.kind is 'Ring' in the file, 'Dense' here"),
+        (PagedCache(4), PagedCache(8), "layout.page_size is 4 in the file, 8 here"),
+        (
+            LatentCache(6, 2),
+            LatentCache(5, 3),
+            "storage.kv_lora_rank is 6 in the file, 5 here",
+        ),
+        (QuantizedCache(8), QuantizedCache(4), "storage.k_bits is 8 in the file, 4 here"),
+    ],
+)
+def test_a_cache_of_another_kind_is_refused_by_name(saved, here, words, tmp_path):
+    filled(saved).save(tmp_path / "file")
+    with pytest.raises(CheckpointError) as error:
+        here.load(tmp_path / "file")
+    assert words in str(error.value)
+    assert here.length == 0
+
+
+@torch.no_grad()
+def test_a_cache_of_another_shape_is_refused_by_name(tmp_path):
+    filled(DenseCache()).save(tmp_path / "file")
+    other = DenseCache()
+    other.append(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8))
+    with pytest.raises(CheckpointError, match="kv_heads is 1 in the file, 2 here"):
+        other.load(tmp_path / "file")
+    assert other.length == 3
+
+
+def test_files_that_are_no_caches_are_refused(tmp_path):
+    path = tmp_path / "file"
+    with pytest.raises(CheckpointError, match="no such file"):
+        DenseCache().load(path)
+    filled(DenseCache()).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        DenseCache().load(path)
+    save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match="not a file of caches: it has no polyhead"):
+        DenseCache().load(path)
+    filled(RingCache(64)).save(path)
+    ModelCache([DenseCache(), DenseCache()]).save(tmp_path / "two")
+    with pytest.raises(CheckpointError, match="holds 2 caches, one per layer: expected 1"):
+        DenseCache().load(tmp_path / "two")
+
+
+def test_tensors_that_do_not_fit_their_header_are_refused_and_nothing_changes(tmp_path):
+    path = tmp_path / "file"
+    filled(DenseCache()).save(path)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    for tensors in (
+        {"0.tokens.k": FILLED},
+        {"0.tokens.k": FILLED, "0.tokens.v": FILLED[..., :5].contiguous()},
+        {"0.tokens.k": FILLED[:, :, :30].contiguous(), "0.tokens.v": FILLED.clone()},
+        {"0.tokens.k": FILLED.double(), "0.tokens.v": FILLED.clone()},
+    ):
+        save_file(tensors, path, metadata=header)
+        cache = filled(DenseCache())
+        with pytest.raises(CheckpointError, match="its tensors do not fit its header"):
+            cache.load(path)
+        assert torch.equal(cache.source().gather()[0], FILLED)
+
+
+def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    filled(DenseCache()).save(path)
+    before = path.read_bytes()
+
+    def broken(tensors, name, metadata):
+        with open(name, "wb") as file:
+            file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("polyhead.caches.files.save_file", broken)
+    with pytest.raises(OSError, match="disk full"):
+        filled(DenseCache()).save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_cache_of_another_model_is_refused_by_name(tmp_path):
+    def of(heads):
+        owner = json.dumps({"layers": [{"attention": {"num_kv_heads": heads}}]})
+        return ModelCache([filled(DenseCache())], owner=owner)
+
+    of(2).save(tmp_path / "file")
+    with pytest.raises(
+        CheckpointError,
+        match=r"of another model: config.layers\[0\].attention.num_kv_heads is 2 in the file, 4",
+    ):
+        of(4).load(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="holds a model's caches"):
+        DenseCache().load(tmp_path / "file")
+    same = of(2)
+    same.reset()
+    same.load(tmp_path / "file")
+    assert same.length == 40

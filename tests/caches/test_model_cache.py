@@ -1,0 +1,173 @@
+"""The caches of all layers move together, whatever kind each of them is."""
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.caches import (
+    Dense,
+    DenseCache,
+    ModelCache,
+    Paged,
+    Quantized,
+    Ring,
+    RingCache,
+    cache_bytes,
+)
+from polyhead.caches.choice import layer_caches
+from polyhead.layers.config import AttentionConfig, FeedForwardConfig, LayerConfig, RopeConfig
+from polyhead.models.config import TransformerConfig
+
+WINDOW = 6
+
+
+def config(windows=(WINDOW, WINDOW, None)):
+    return TransformerConfig(
+        kind="decoder",
+        vocab_size=30,
+        embed_dim=16,
+        max_positions=100,
+        layers=tuple(
+            LayerConfig(
+                AttentionConfig(4, 1, 8, rope=RopeConfig(theta=10_000.0), window=window),
+                FeedForwardConfig(32),
+            )
+            for window in windows
+        ),
+    )
+
+
+def model():
+    torch.manual_seed(0)
+    return ph.Transformer(config()).eval()
+
+
+def test_windowed_layers_get_rings_and_the_others_grow():
+    chosen = layer_caches(config((WINDOW, 100, None)), spare=2)
+    assert [layer.layout for layer in chosen] == [Ring(WINDOW, 2), Ring(100, 2), Dense()]
+    assert chosen[0][2:] == (1, 8, 8)
+    assert [c.layout for c in layer_caches(config(), kind="paged", page_size=4)] == [Paged(4)] * 3
+    assert [c.layout for c in layer_caches(config(), kind="dense")] == [Dense()] * 3
+    quantised = layer_caches(config(), quantized=Quantized(4, sinks=3))
+    assert [layer.storage.sinks for layer in quantised] == [0, 0, 3]
+    with pytest.raises(ValueError, match="kind must be 'auto', 'dense' or 'paged': got 'ring'"):
+        layer_caches(config(), kind="ring")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"spare": 3}, {"kind": "paged", "page_size": 4}, {"kind": "dense"}],
+)
+@pytest.mark.parametrize("chunk", [1, 4, 9, 30])
+@torch.no_grad()
+def test_a_model_with_local_and_global_layers_equals_one_pass(chunk, options):
+    net, ids = model(), torch.randint(30, (2, 30), generator=torch.Generator().manual_seed(1))
+    cache = ModelCache.for_config(config(), **options)
+    pieces = [net(part, cache=cache) for part in ids.split(chunk, dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), net(ids), atol=1e-5, rtol=1e-5)
+    if not options:
+        assert cache.layers[0].used_bytes == 2 * WINDOW * 16 * 4
+
+
+@torch.no_grad()
+def test_planned_bytes_of_all_layers_are_allocated_bytes():
+    cache = ModelCache.for_config(config(), capacity=90)
+    model()(torch.zeros(2, 30, dtype=torch.int64), cache=cache)
+    planned = sum(
+        cache_bytes(
+            layer.layout,
+            layer.storage,
+            tokens=90,
+            batch=2,
+            kv_heads=layer.kv_heads,
+            key_dim=layer.key_dim,
+            value_dim=layer.value_dim,
+            dtype=torch.float32,
+        )
+        for layer in layer_caches(config())
+    )
+    assert cache.bytes == planned
+
+
+@torch.no_grad()
+def test_rollback_is_refused_before_any_layer_changes():
+    net, cache = model(), ModelCache.for_config(config(), spare=1)
+    net(torch.zeros(1, 20, dtype=torch.int64), cache=cache)
+    assert cache.max_rollback == 2
+    # A dense layer could give back more, and comes first.
+    cache = ModelCache(cache.layers[::-1])
+    for refused in (lambda: cache.rollback(3), lambda: cache.crop(10)):
+        with pytest.raises(ValueError, match="at most 2 tokens now, or all 20"):
+            refused()
+        assert [layer.length for layer in cache.layers] == [20, 20, 20]
+    cache.crop(18)
+    assert [layer.length for layer in cache.layers] == [18, 18, 18]
+
+
+@torch.no_grad()
+def test_forks_and_beams_equal_runs_of_their_own():
+    net = model()
+    ids = torch.randint(30, (2, 15), generator=torch.Generator().manual_seed(2))
+    for options in ({}, {"kind": "paged", "page_size": 4}):
+        cache = ModelCache.for_config(config(), **options)
+        net(ids[:, :12], cache=cache)
+        fork = cache.fork()
+        fork.reorder([1, 0, 1])
+        out = net(ids[[1, 0, 1], 12:], cache=fork)
+        torch.testing.assert_close(out, net(ids)[[1, 0, 1], 12:], atol=1e-5, rtol=1e-5)
+        out = net(ids[:, 12:], cache=cache)
+        torch.testing.assert_close(out, net(ids)[:, 12:], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_a_failed_call_leaves_layers_equal_or_empty():
+    k = torch.randn(1, 1, 10, 8)
+    cache = ModelCache([RingCache(4, spare=3), DenseCache(), DenseCache()])
+    for layer in cache.layers:
+        layer.append(k, k)
+    cache.layers[0].append(k[:, :, :2], k[:, :, :2])
+    cache.layers[1].append(k[:, :, :2], k[:, :, :2])
+    cache.truncate(10)
+    assert [layer.lengths for layer in cache.layers] == [[10]] * 3
+    cache.layers[0].append(k, k)
+    cache.truncate([10])
+    assert [layer.lengths for layer in cache.layers] == [[0]] * 3
+    cache = ModelCache([DenseCache(), DenseCache()])
+    cache.layers[0].append(k, k)
+    cache.truncate(0)
+    assert cache.layers[0].length == 0
+
+
+@torch.no_grad()
+def test_save_and_load_of_a_model_with_an_encoders_output(tmp_path):
+    k = torch.randn(2, 1, 5, 8)
+    cache = ModelCache([DenseCache()], [DenseCache()])
+    cache.layers[0].append(k, k)
+    cache.cross[0].append(k[:, :, :3], k[:, :, :3])
+    cache.context = torch.randn(2, 3, 16)
+    cache.save(tmp_path / "file")
+    loaded = ModelCache([DenseCache()], [DenseCache()])
+    loaded.load(tmp_path / "file")
+    assert torch.equal(loaded.context, cache.context)
+    assert torch.equal(loaded.cross[0].source().gather()[0], k[:, :, :3])
+    loaded.reorder([1])
+    assert torch.equal(loaded.context, cache.context[1:])
+    cache.context_mask = ph.KeyLengths([3, 2])
+    with pytest.raises(ValueError, match="a cache with a context_mask cannot be saved"):
+        cache.save(tmp_path / "file")
+    with pytest.raises(ValueError, match="rows with a context_mask cannot be reordered"):
+        cache.reorder([1, 0])
+
+
+@torch.no_grad()
+def test_rows_that_are_not_there_are_refused_before_any_layer_changes():
+    cache = ModelCache([DenseCache(), DenseCache()])
+    k = torch.randn(2, 1, 5, 8)
+    for layer in cache.layers:
+        layer.append(k, k)
+    for rows in ([2], [0, -1], []):
+        with pytest.raises(ValueError, match="rows must"):
+            cache.reorder(rows)
+        with pytest.raises(ValueError, match="rows must"):
+            cache.layers[0].reorder(rows)
+    assert cache.lengths == [5, 5]

@@ -1,0 +1,129 @@
+"""The mixture of experts equals transformers' DeepSeek-V2, DeepSeek-V3 and Mixtral blocks."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyhead.errors import ConfigError
+from polyhead.layers.config import FeedForwardConfig
+from polyhead.layers.experts import Experts, MixtureConfig
+
+EXPERT = FeedForwardConfig(16)
+CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
+    "v2 greedy": (
+        "deepseek_v2",
+        "DeepseekV2Moe",
+        {"topk_method": "greedy", "routed_scaling_factor": 1.5},
+        MixtureConfig(EXPERT, 8, 3, FeedForwardConfig(32), scale=1.5),
+    ),
+    "v2 groups": (
+        "deepseek_v2",
+        "DeepseekV2Moe",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+        MixtureConfig(EXPERT, 8, 3, FeedForwardConfig(32), groups=4, groups_per_token=2),
+    ),
+    "v3": (
+        "deepseek_v3",
+        "DeepseekV3MoE",
+        {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        MixtureConfig(
+            EXPERT, 8, 3, FeedForwardConfig(32), scoring="sigmoid", choice_bias=True,
+            normalise=True, scale=2.5, groups=2, groups_per_token=1, group_score="best two",
+        ),
+    ),
+    "mixtral": (
+        "mixtral",
+        "MixtralSparseMoeBlock",
+        {"num_local_experts": 8, "intermediate_size": 16},
+        MixtureConfig(EXPERT, 8, 3, normalise=True),
+    ),
+}  # fmt: skip
+
+
+def pair(case: str) -> tuple[Any, Experts]:
+    """transformers' block and ours with the same weights."""
+    name, kind, settings, config = CASES[case]
+    models = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    configs = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
+    prefix = {"mixtral": "Mixtral"}.get(name, kind[:10])
+    made = getattr(configs, f"{prefix}Config")(
+        hidden_size=24,
+        num_attention_heads=4, num_experts_per_tok=3,
+        **({} if name == "mixtral" else {"moe_intermediate_size": 16, "n_routed_experts": 8,
+                                         "n_shared_experts": 2}),
+        **settings,
+    )  # fmt: skip
+    made._experts_implementation = "eager"
+    theirs = getattr(models, kind)(made).eval()
+    torch.manual_seed(0)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    ours = Experts(24, config).eval()
+    with torch.no_grad():
+        ours.router.weight.copy_(theirs.gate.weight)
+        if ours.choice_bias is not None:
+            theirs.gate.e_score_correction_bias.normal_(std=0.3)
+            ours.choice_bias.copy_(theirs.gate.e_score_correction_bias)
+        for i, expert in enumerate(ours.experts):
+            gate, up = theirs.experts.gate_up_proj[i].chunk(2)
+            expert.gate_proj.weight.copy_(gate)
+            expert.up_proj.weight.copy_(up)
+            expert.down_proj.weight.copy_(theirs.experts.down_proj[i])
+        if ours.shared is not None:
+            ours.shared.load_state_dict(theirs.shared_experts.state_dict())
+    return theirs, ours
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, 40, 24, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_transformers(case: str) -> None:
+    theirs, ours = pair(case)
+    with torch.no_grad():
+        expected, got = theirs(tokens()), ours(tokens())
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_reach_router_experts_and_input(case: str) -> None:
+    theirs, ours = pair(case)
+    x, y = tokens().requires_grad_(), tokens().requires_grad_()
+    ours(x).square().sum().backward()
+    theirs(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        ours.router.weight.grad, theirs.gate.weight.grad, atol=1e-4, rtol=1e-4
+    )
+
+
+def test_only_the_chosen_experts_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = pair("mixtral")
+    ran = []
+    for i, expert in enumerate(ours.experts):
+        expert.register_forward_hook(lambda m, args, out, i=i: ran.append((i, len(args[0]))))
+    x = tokens()[:1, :1]
+    with torch.no_grad():
+        _, chosen = ours.route(x[0])
+        ours(x)
+    assert sorted(ran) == [(i, 1) for i in sorted(chosen[0].tolist())]
+
+
+def test_round_trip_and_refusals() -> None:
+    config = CASES["v3"][3]
+    assert MixtureConfig.from_json(config.to_json()) == config
+    for changes, words in (
+        ({"experts_per_token": 5}, "experts_per_token must be 1 to the 4 experts"),
+        ({"groups": 3}, "groups must divide num_experts=8"),
+        ({"groups_per_token": 3}, "groups_per_token must be 1 to groups=2"),
+        ({"scoring": "tanh"}, "scoring must be"),
+        ({"group_score": "worst"}, "group_score must be"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            MixtureConfig(**{**vars(config), **changes})
