@@ -36,7 +36,8 @@ def main() -> None:
     theirs = load_theirs()
     rows = []
     for name in arguments.dtypes:
-        rows += compare(as_dtype(theirs, getattr(torch, name)), name, arguments.rounds)
+        ours = ph.load("smollm2", dtype=name)
+        rows += compare(ours, as_dtype(theirs, getattr(torch, name)), name, arguments.rounds)
     print(f"\n{'work':28} {'polyhead':>12} {'transformers':>14} {'ratio':>7} {'of limit':>9}")
     for row in rows:
         limit = "" if row["of_limit"] is None else f"{row['of_limit']:.0%}"
@@ -67,8 +68,7 @@ def as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 
 @torch.inference_mode()
-def compare(theirs: torch.nn.Module, dtype: str, rounds: int) -> list[dict]:
-    ours = ph.load("smollm2", dtype=dtype)
+def compare(ours: ph.LanguageModel, theirs: torch.nn.Module, dtype: str, rounds: int) -> list[dict]:
     ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:PREFILL]])
     check_equal(ours, theirs, ids, dtype)
 

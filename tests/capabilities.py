@@ -27,13 +27,8 @@ SIGNS = {"match": "yes", "forward only": "forward", "refused": "—"}
 def cells(everything: bool) -> list[dict[str, Any]]:
     if everything:
         return list(matrix.every_cell())
-    found = [cell for seed in range(20) for cell in matrix.covering_cells(seed)]
-    # Any one feature alone, so that a kernel's refusals can be told apart.
-    plain = {axis: values[0] for axis, values in matrix.AXES.items()}
-    for dtype in matrix.AXES["dtype"]:
-        for axis, values in matrix.AXES.items():
-            found += [plain | {"dtype": dtype, axis: value} for value in values]
-    return found
+    covering = [cell for seed in range(20) for cell in matrix.covering_cells(seed)]
+    return covering + matrix.single_cells()
 
 
 def name_of(axis: str, value: Any) -> str:

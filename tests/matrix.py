@@ -114,6 +114,18 @@ def covering_cells(seed: int = 0) -> list[dict[str, Any]]:
     return cells
 
 
+def single_cells() -> list[dict[str, Any]]:
+    """Every value alone beside plain ones, so that no refusal hides behind another."""
+    plain = {axis: values[0] for axis, values in AXES.items()}
+    return [
+        plain | {"dtype": dtype, "lse": lse, axis: value}
+        for dtype in AXES["dtype"]
+        for lse in AXES["lse"]
+        for axis, values in AXES.items()
+        for value in values
+    ]
+
+
 def _lay_out(values: Tensor, memory: str) -> Tensor:
     """The same values as another view; ``expanded`` repeats the first batch row."""
     B, N, L, D = values.shape

@@ -25,8 +25,8 @@ TESTS = [
     "tests/semantics/test_laws.py",
 ]
 KEYWORDS = (
-    "covering or sdpa_can_do or poison or masked_for_all or garbage or kv_heads or skipped"
-    " or head_size or merging or finite_differences"
+    "covering or feature_alone or minus_infinity or sdpa_can_do or poison or masked_for_all"
+    " or garbage or kv_heads or skipped or head_size or merging or finite_differences"
 )
 
 

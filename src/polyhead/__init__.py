@@ -38,15 +38,24 @@ from polyhead.semantics import (
     Prefix,
     RelativeBias,
     Window,
+    draw,
     merge_states,
 )
 
 if TYPE_CHECKING:
-    from polyhead.caches import DenseCache
+    from polyhead.caches import (
+        DenseCache,
+        LatentCache,
+        ModelCache,
+        PagedCache,
+        QuantizedCache,
+        RingCache,
+    )
     from polyhead.generation import LanguageModel, TextEncoder, load
     from polyhead.inspection.probe import probe
-    from polyhead.layers import MultiHeadAttention, RoPE, TransformerLayer
+    from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer, TransformerConfig
+    from polyhead.planning import Plan, plan
 
 try:
     __version__ = version("polyhead")
@@ -56,13 +65,21 @@ except PackageNotFoundError:  # imported from a source tree that is not installe
 _LAZY = {
     "DenseCache": "polyhead.caches",
     "LanguageModel": "polyhead.generation",
+    "LatentCache": "polyhead.caches",
+    "ModelCache": "polyhead.caches",
     "MultiHeadAttention": "polyhead.layers",
+    "MultiHeadLatentAttention": "polyhead.layers",
+    "PagedCache": "polyhead.caches",
+    "Plan": "polyhead.planning",
+    "QuantizedCache": "polyhead.caches",
+    "RingCache": "polyhead.caches",
     "RoPE": "polyhead.layers",
     "TextEncoder": "polyhead.generation",
     "Transformer": "polyhead.models",
     "TransformerConfig": "polyhead.models",
     "TransformerLayer": "polyhead.layers",
     "load": "polyhead.generation",
+    "plan": "polyhead.planning",
     "probe": "polyhead.inspection.probe",
 }
 
@@ -83,12 +100,19 @@ __all__ = [
     "KeyLengths",
     "KeyValueSource",
     "LanguageModel",
+    "LatentCache",
     "Mask",
+    "ModelCache",
     "ModelNotFoundError",
     "MultiHeadAttention",
+    "MultiHeadLatentAttention",
+    "PagedCache",
+    "Plan",
     "PolyheadError",
     "Prefix",
+    "QuantizedCache",
     "RelativeBias",
+    "RingCache",
     "RoPE",
     "TextEncoder",
     "Transformer",
@@ -97,14 +121,18 @@ __all__ = [
     "UnsupportedError",
     "Window",
     "attention",
+    "draw",
     "explain",
     "load",
     "merge_states",
+    "plan",
     "probe",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        return importlib.import_module("polyhead.integrations")
     if name in _LAZY:
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead.checkpoints import Checkpoint, Tokenizer
-from polyhead.errors import CheckpointError, ConfigError, InputError
+from polyhead.errors import CheckpointError, InputError
 
 PROSE = (
     "The animal didn't cross the street because it was too tired. They've said: “No!” — he'll go."
@@ -226,24 +226,3 @@ def test_chat_needs_a_template_and_messages(bpe: Tokenizer, wordpiece: Tokenizer
         bpe.apply_chat_template([])
     with pytest.raises(InputError, match="'role' and 'content'"):
         bpe.apply_chat_template([{"content": "no role"}])
-
-
-def test_unknown_vocabularies_are_refused_by_name() -> None:
-    from polyhead.checkpoints.gguf_tokenizer import tokenizer_from_gguf
-
-    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.model is 'llama'.*gpt2"):
-        tokenizer_from_gguf({"tokenizer.ggml.model": "llama"}, Path("x.gguf"))
-    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.pre is 'gpt-4o'.*smollm"):
-        tokenizer_from_gguf(
-            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-4o"}, Path("x.gguf")
-        )
-    with pytest.raises(CheckpointError, match="the vocabulary is corrupt"):
-        tokenizer_from_gguf(
-            {
-                "tokenizer.ggml.model": "gpt2",
-                "tokenizer.ggml.pre": "smollm",
-                "tokenizer.ggml.tokens": ["a", "b"],
-                "tokenizer.ggml.merges": ["a c"],
-            },
-            Path("x.gguf"),
-        )

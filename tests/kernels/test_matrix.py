@@ -32,6 +32,13 @@ def test_covering_cells_match_the_oracle_or_are_refused_by_name(small_tiles, cap
     assert sum(n for (name, _), n in counts.items() if name == "sdpa") == len(cells)
 
 
+def test_every_feature_alone_matches_the_oracle_or_is_refused_by_name(capsys):
+    cells = [c for c in matrix.single_cells() if c["dtype"] in (torch.float32, torch.bfloat16)]
+    counts = _count(cells, capsys, "every feature alone")
+    assert counts["tiled", "match"] == counts["reference", "match"] == len(cells)
+    assert counts["sdpa", "match"] > 0
+
+
 def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
     plain = {"bias": "none", "softcap": None, "dropout": 0.0, "mask": "none"}
     causal = plain | {"mask": "causal", "sizes": (24, 24), "positions": "default"}

@@ -55,12 +55,12 @@ def some_ids(*shape: int) -> torch.Tensor:
 @given(
     cuts=st.sets(st.integers(1, 29)),
     embedding=st.sampled_from([None, "learned", "sinusoidal"]),
-    grad=st.booleans(),
+    kind=st.sampled_from(["auto", "dense", "paged"]),
 )
-def test_any_split_through_the_cache_equals_one_pass(cuts, embedding, grad):
+def test_any_split_through_the_cache_equals_one_pass(cuts, embedding, kind):
     decoder = model(embedding=EmbeddingConfig(embedding))
-    ids, cache, parts = some_ids(2, 30), decoder.new_cache(), []
-    with torch.set_grad_enabled(grad):
+    ids, cache, parts = some_ids(2, 30), decoder.new_cache(kind=kind), []
+    with torch.set_grad_enabled(kind == "dense"):
         whole = decoder(ids)
         ends = [*sorted(cuts), 30]
         for start, stop in zip([0, *ends], ends, strict=False):
@@ -123,8 +123,10 @@ def test_a_failed_first_call_forgets_the_encoders_output():
             both(ids, cache=cache, encoder_ids=one)
 
 
-def test_padded_rows_go_on_as_they_would_alone():
-    decoder, rows = model(), [some_ids(1, 9), some_ids(1, 5)]
+@pytest.mark.parametrize("embedding", [None, "learned", "sinusoidal"])
+def test_padded_rows_go_on_as_they_would_alone(embedding):
+    decoder = model(embedding=EmbeddingConfig(embedding))
+    rows = [some_ids(1, 9), some_ids(1, 5)]
     ids = torch.zeros(2, 9, dtype=torch.int64)
     real = torch.ones(2, 9, dtype=torch.bool)
     ids[0], ids[1, 4:], real[1, :4] = rows[0], rows[1], False

@@ -170,6 +170,20 @@ def test_merging_with_a_row_that_saw_nothing_changes_nothing_and_gradients_are_f
 
 
 @kernels
+def test_a_sink_of_minus_infinity_is_no_sink_even_where_a_row_sees_nothing(kernel):
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, 5, 3, requires_grad=True) for _ in range(3)]
+    sinks = torch.tensor([0.5, -torch.inf], requires_grad=True)
+    mask = ph.Causal() & ~ph.Prefix(2)
+    plain, without = ph.attention(*leaves, mask=mask, return_lse=True, kernel=kernel)
+    out, lse = ph.attention(*leaves, mask=mask, sinks=sinks, return_lse=True, kernel=kernel)
+    assert torch.equal(out[:, 1], plain[:, 1])
+    assert torch.equal(lse[:, 1], without[:, 1])
+    total = out.sum() + lse.masked_fill(lse.isneginf(), 0.0).sum()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(total, [*leaves, sinks]))
+
+
+@kernels
 @few
 @given(calls())
 def test_copied_kv_heads_equal_shared_ones(kernel, call):

@@ -1,9 +1,10 @@
 """The tokenizer inside a GGUF file, rebuilt as a ``tokenizers.Tokenizer``.
 
-A GGUF file stores tokens, merges and special ids, but not how text is split before merging: it only
-*names* that (``tokenizer.ggml.pre``). The table below gives each name its split, as the original
-models' tokenizer.json files and llama.cpp have it; a name that is not in it is an error, because a
-wrong split loads cleanly and gives other ids.
+A byte-level vocabulary comes with its merges, but not with how text is split before merging: the
+file only *names* that (``tokenizer.ggml.pre``). The table below gives each name its split, as the
+original models' tokenizer.json files and llama.cpp have it; a name that is not in it is an error,
+because a wrong split loads cleanly and gives other ids. A SentencePiece vocabulary splits nothing,
+and its merges follow from the tokens' scores.
 """
 
 from __future__ import annotations
@@ -84,61 +85,108 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
         CheckpointError: the vocabulary contradicts itself.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ConfigError(
-            f"{path}: tokenizer.ggml.model is {kind!r}; only 'gpt2' (byte-level BPE) is supported"
-        )
     pre = str(metadata.get("tokenizer.ggml.pre"))
-    if pre not in SPLITS:
+    if kind not in ("gpt2", "llama"):
+        raise ConfigError(
+            f"{path}: tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE) and "
+            f"'llama' (SentencePiece BPE)"
+        )
+    if kind == "gpt2" and pre not in SPLITS:
         raise ConfigError(
             f"{path}: tokenizer.ggml.pre is {pre!r}; supported are {', '.join(sorted(SPLITS))}"
         )
     try:
-        return _byte_level_bpe(metadata, SPLITS[pre])
+        if kind == "llama":
+            return _complete(_sentencepiece(metadata), metadata, adds_bos=True)
+        split = SPLITS[pre]
+        return _complete(_byte_level(metadata, split), metadata, adds_bos=split.adds_bos)
     except (KeyError, IndexError, ValueError) as error:
         raise CheckpointError(f"{path}: the vocabulary is corrupt: {error!r}") from error
 
 
-def _byte_level_bpe(metadata: Mapping[str, Any], split: _Split) -> Tokenizer:
-    import tokenizers
-    from tokenizers import decoders, models, normalizers
+def _byte_level(metadata: Mapping[str, Any], split: _Split) -> tokenizers.Tokenizer:
+    from tokenizers import decoders, normalizers
 
-    def flag(name: str, default: bool) -> bool:
-        return bool(metadata.get(f"tokenizer.ggml.{name}", default))
-
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ValueError(f"{len(tokens) - len(vocabulary)} tokens occur twice")
-    merges = [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]]
-    try:
-        model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split.ignore_merges)
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(str(error)) from error
-    backend = tokenizers.Tokenizer(model)
+    backend = _bpe(
+        metadata["tokenizer.ggml.tokens"],
+        [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]],
+        ignore_merges=split.ignore_merges,
+    )
     if split.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(split)
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Llama 2's kind: words begin with "▁", unknown characters fall back to byte tokens."""
+    from tokenizers import decoders, pre_tokenizers
+
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    backend = _bpe(tokens, _merges_by_score(tokens, scores), fuse_unk=True, byte_fallback=True)
+    prefixed = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        prepend_scheme="first" if prefixed else "never", split=False
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * prefixed)
+    return backend
+
+
+def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece stores none: two tokens merge where they join to a third, best score first."""
+    rank = {token: i for i, token in enumerate(tokens)}
+    found = []
+    for token, score in zip(tokens, scores, strict=True):
+        for at in range(1, len(token)):
+            left, right = token[:at], token[at:]
+            if left in rank and right in rank:
+                found.append((-score, -len(left), -len(right), rank[left], rank[right]))
+    found.sort()
+    return [(tokens[left], tokens[right]) for *_, left, right in found]
+
+
+def _bpe(tokens: list[str], merges: list[tuple[str, str]], **options: bool) -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import models
+
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise ValueError(f"{len(tokens) - len(vocabulary)} tokens occur twice")
+    try:
+        return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(str(error)) from error
+
+
+def _complete(
+    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], *, adds_bos: bool
+) -> Tokenizer:
+    """Adds what every kind of vocabulary has: special tokens and a chat template."""
+
+    def flag(name: str, default: bool) -> bool:
+        return bool(metadata.get(f"tokenizer.ggml.{name}", default))
+
+    def given(key: str) -> bool:
+        return f"tokenizer.ggml.{key}" in metadata
+
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [])
     special = {
         name: tokens[metadata[f"tokenizer.ggml.{key}"]]
         for name, key in _SPECIAL_KEYS.items()
-        if f"tokenizer.ggml.{key}" in metadata
+        if given(key)
     }
     _surround(
         backend,
-        special["bos_token"] if flag("add_bos_token", split.adds_bos) else None,
+        special["bos_token"] if flag("add_bos_token", adds_bos) else None,
         special["eos_token"] if flag("add_eos_token", False) else None,
     )
     return Tokenizer(
         backend,
         special_tokens=special,
-        stop_ids=[
-            metadata[f"tokenizer.ggml.{key}"]
-            for key in _STOP_KEYS
-            if f"tokenizer.ggml.{key}" in metadata
-        ],
+        stop_ids=[metadata[f"tokenizer.ggml.{key}"] for key in _STOP_KEYS if given(key)],
         chat_template=metadata.get("tokenizer.chat_template"),
     )
 
