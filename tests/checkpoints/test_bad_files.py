@@ -14,7 +14,7 @@ from hf_tiny import BERTS, DECODERS
 from safetensors.torch import load_file, save_file
 
 from polyhead.checkpoints import load_checkpoint
-from polyhead.errors import CheckpointError, PolyheadError
+from polyhead.errors import CheckpointError, ConfigError, PolyheadError
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +249,13 @@ def test_unreadable_file(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "read_bytes", denied)
     _refused(llama, "cannot be read: Permission denied", llama / "config.json")
+
+
+def test_sizes_beyond_all_bounds(llama: Path) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"vocab_size": 2**62}))
+    with pytest.raises(ConfigError, match="sizes that no tensor can have"):
+        load_checkpoint(llama)
 
 
 def test_unknown_precision(llama: Path) -> None:

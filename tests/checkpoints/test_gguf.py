@@ -127,11 +127,16 @@ def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
         ({"attention__sliding_window": 512}, r"llama\.attention\.sliding_window.*not understood"),
         ({"rope__scaling__type": "longrope"}, r"rope\.scaling\.type is 'longrope'"),
         ({"rope__scaling__attn_factor": 2.0}, r"rope\.scaling\.attn_factor.*2\.0"),
+        (
+            {"rope__dimension_count": 10},
+            r"dimension_count is 10; supported is an even number up to 8",
+        ),
         ({"expert_count": 8}, r"llama\.expert_count is 8; supported is 0"),
         ({"attention__causal": False}, r"llama\.attention\.causal is False"),
         ({"context_length": None}, r"key 'llama\.context_length' is missing"),
         ({"attention__head_count": [6, 6]}, r"attention\.head_count is \[6, 6\]"),
         ({"attention__head_count": 5}, r"num_kv_heads must divide num_heads"),
+        ({"block_count": 0}, r"llama\.block_count is 0; supported is 1 to 10000"),
         ({"block_count": "many"}, r"llama\.block_count must be a whole number: got 'many'"),
     ],
 )

@@ -45,8 +45,9 @@ class Result:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's, with one thread (the machine may be busy) and neither colours nor a width."""
-    base = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
+    """This process's, with one thread (the machine may be busy) and a plain terminal."""
+    unwanted = ("COLUMNS", "FORCE_COLOR", "PYTHONUNBUFFERED", "POLYHEAD_DEBUG")
+    base = {name: value for name, value in os.environ.items() if name not in unwanted}
     return base | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"} | changes
 
 

@@ -57,12 +57,13 @@ def test_interrupt_while_a_model_is_loaded_is_quiet(tiny: str) -> None:
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-@pytest.mark.parametrize("verb", ["generate", "trace", "doctor", "look"])
+@pytest.mark.parametrize("verb", ["generate", "trace", "doctor", "look", "--version"])
 def test_closed_pipe_ends_quietly(tiny: str, tmp_path: Path, verb: str) -> None:
     arguments = {
         "generate": ("Hello", "--model", tiny, *LONG),
         "trace": ("Hello " * 10, "--model", tiny, "--json"),
         "doctor": (),
+        "--version": (),
         "look": ("one two", "--model", tiny, "--out", str(tmp_path / "page.html")),
     }[verb]
     reader, writer = os.pipe()

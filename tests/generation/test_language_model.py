@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def test_stop_token_ends_the_text_and_is_not_shown(
     assert done.stats.new_tokens == 3
 
 
+def test_stop_tokens_of_the_configuration_count_too(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letter = model.tokenizer.encode("c")[0]
+    config = dataclasses.replace(model.config, eos_token_ids=(letter,))
+    monkeypatch.setattr(model.transformer, "config", config)
+    _favour(model, monkeypatch, b"abcd")
+    assert model.generate(PROMPT, max_new_tokens=4).text == "ab"
+
+
 def test_stop_text_ends_the_text_before_it(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +187,21 @@ def test_chat_wraps_the_prompt_in_the_models_template(model: LanguageModel) -> N
     assert ids.count(VOCABULARY - 1) == 1
 
 
+def test_chat_adds_no_special_tokens_beside_those_of_the_template(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def encode(text: str, add_special: bool = True) -> list[int]:
+        asked.append(add_special)
+        return [1]
+
+    monkeypatch.setattr(model.tokenizer, "encode", encode)
+    model.prompt_ids(PROMPT)
+    model.prompt_ids(PROMPT, chat=True)
+    assert asked == [True, False]
+
+
 def test_training_mode_is_left_as_it_was(model: LanguageModel) -> None:
     model.train()
     try:
@@ -188,6 +214,17 @@ def test_training_mode_is_left_as_it_was(model: LanguageModel) -> None:
     next(stream)
     stream.close()
     assert not model.transformer.training
+
+
+def test_dropout_is_off_while_text_is_written(model: LanguageModel) -> None:
+    model.train()
+    try:
+        stream = model.stream(PROMPT, max_new_tokens=5)
+        next(stream)
+        assert not model.transformer.layers[0].training
+    finally:
+        stream.close()
+        model.eval()
 
 
 def test_gradients_can_be_on_around_a_stream(model: LanguageModel) -> None:

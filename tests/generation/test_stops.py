@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polyhead.generation.stops import StopTexts
@@ -19,6 +19,8 @@ def _run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
     pieces=st.lists(st.text("abc", max_size=3), max_size=12),
 )
+@example(stops=["b", "a"], pieces=["cab"])
+@example(stops=["abb", "ba"], pieces=["ca", "b", "a"])
 def test_text_ends_before_the_first_stop_however_it_is_cut(
     stops: list[str], pieces: list[str]
 ) -> None:

@@ -139,6 +139,25 @@ def test_statistics_equal_those_of_the_whole_matrix(
         torch.testing.assert_close(got.double(), values, atol=1e-5, rtol=0.0)
 
 
+def test_positions_decide_who_sees_whom_and_how_far_away_it_is() -> None:
+    positions = torch.tensor([4, 0, 9, 2, 7, 1, 3, 8, 20, 6, 30])
+    view = _see(Stack(1), _input(), positions=positions)[0]
+    visible = positions[:, None] >= positions
+    weights = _exact(view, visible)
+    torch.testing.assert_close(view.rows().double(), weights, atol=1e-6, rtol=0.0)
+    apart = positions[:, None] - positions
+    got = view.previous_token.double()
+    torch.testing.assert_close(got, (weights * (apart == 1)).sum(-1), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(view.first_token.double(), weights[..., 1], atol=1e-5, rtol=0.0)
+
+
+def test_distance_counts_in_both_directions() -> None:
+    view = _see(Stack(1), _input(), mask=None)[0]
+    apart = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).abs()
+    wanted = (view.rows() * apart).sum(-1)
+    torch.testing.assert_close(view.mean_distance, wanted, atol=1e-5, rtol=0.0)
+
+
 def test_summary_is_the_mean_over_all_queries_but_the_first() -> None:
     view = _see(Stack(), _input())[0]
     summary = view.summary()

@@ -323,7 +323,7 @@ class _Model(torch.nn.Module):
             MultiHeadAttention.from_config(8, config) for _ in range(2)
         )
         for parameter in self.parameters():
-            torch.nn.init.normal_(parameter)
+            torch.nn.init.normal_(parameter, std=0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
@@ -361,6 +361,14 @@ def test_steps_of_a_models_head_end_in_the_layers_own_output(
     size = 5 if "v_head_dim" in options else 6
     own = trace["concat"].values[:, head * size : (head + 1) * size]
     torch.testing.assert_close(trace[f"head{head}.out"].values, own, atol=1e-4, rtol=1e-4)
+    (_, q), (_, k_transposed) = trace[f"head{head}.QK"].factors
+    (_, v) = trace[f"head{head}.out"].factors[1]
+    torch.testing.assert_close(trace[f"head{head}.V"].values, v, atol=1e-4, rtol=1e-4)
+    if "rope" not in options:
+        torch.testing.assert_close(trace[f"head{head}.Q"].values, q, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            trace[f"head{head}.K"].values, k_transposed.T, atol=1e-4, rtol=1e-4
+        )
     placed = f"head{head}.Q_placed" in {step.key for step in trace.steps}
     assert placed == ("rope" in options)
 

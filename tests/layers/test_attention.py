@@ -240,6 +240,19 @@ def test_cross_attention_reads_the_context_once():
         layer(x, context[:, 1:], cache=cache)
 
 
+def test_cross_attention_stands_at_the_positions_it_is_given():
+    layer, x, context = built(rope=RopeConfig()), torch.randn(2, 3, 24), torch.randn(2, 4, 24)
+    positions, places = torch.tensor([4, 1, 9]), torch.tensor([2, 8, 0, 4])
+    have = layer(x, context, mask=Causal(), positions=positions, context_positions=places)
+    allowed = places <= positions[:, None]
+    want = layer(x, context, mask=Keep(allowed), positions=positions, context_positions=places)
+    torch.testing.assert_close(have, want)
+    shifted = layer(
+        x, context, mask=Causal(), positions=positions + 7, context_positions=places + 7
+    )
+    torch.testing.assert_close(have, shifted)
+
+
 def test_dropout_acts_in_training_only():
     layer, x = MultiHeadAttention(16, 4, dropout=0.5), torch.randn(1, 6, 16)
     assert not torch.equal(layer(x), layer(x))

@@ -223,6 +223,7 @@ def encoder_decoder(placement: str) -> tuple[nn.Transformer, Transformer]:
     return theirs, ours
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_an_encoder_decoder_equals_torchs(placement):
     theirs, ours = encoder_decoder(placement)

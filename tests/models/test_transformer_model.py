@@ -197,6 +197,21 @@ def test_explicit_positions_equal_those_that_follow_on(embedding):
             assert not torch.allclose(shifted, want)
 
 
+def test_the_embedding_is_its_formula():
+    norm = NormConfig("layernorm", bias=True)
+    data = EmbeddingConfig("learned", num_segments=2, norm=norm, scale=3.0, dropout=0.5)
+    embedding, ids = model(embedding=data).embedding, some_ids(2, 4)
+    segments = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]])
+    want = embedding.norm(
+        3.0 * embedding.tokens.weight[ids]
+        + embedding.segments.weight[segments]
+        + embedding.positions.weight[5:9]
+    )
+    torch.testing.assert_close(embedding(ids, 5, segments), want)
+    embedding.train()
+    assert (embedding(ids, 5, segments) == 0).any()
+
+
 def test_an_untied_head_and_its_softcap_are_used():
     decoder, ids = model(head="untied", head_bias=True, logit_softcap=3.0), some_ids(1, 4)
     with torch.no_grad():

@@ -205,7 +205,7 @@ def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
 def _decoder(keys: Keys, family: Family) -> TransformerConfig:
     embed_dim = keys.whole("hidden_size")
     num_heads = keys.whole("num_attention_heads")
-    num_layers = keys.whole("num_hidden_layers")
+    num_layers = keys.num_layers("num_hidden_layers")
     max_positions = keys.whole("max_position_embeddings")
     head_dim = keys.whole("head_dim", None) or _divided(keys, embed_dim, num_heads)
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"))
@@ -275,7 +275,7 @@ def _bert(keys: Keys) -> TransformerConfig:
         vocab_size=keys.whole("vocab_size"),
         embed_dim=embed_dim,
         max_positions=keys.whole("max_position_embeddings"),
-        layers=(layer,) * keys.whole("num_hidden_layers"),
+        layers=(layer,) * keys.num_layers("num_hidden_layers"),
         embedding=EmbeddingConfig(
             positions="learned",
             num_segments=keys.whole("type_vocab_size"),

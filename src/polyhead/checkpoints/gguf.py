@@ -8,6 +8,7 @@ model that forgets it loads cleanly and talks nonsense.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from polyhead.models.config import (
 )
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
+_ROTATED = re.compile(r"layers\.(\d+)\.attention\.([qk])_proj\.")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def _config(file: GGUFFile) -> TransformerConfig:
             f"supported are {', '.join(ARCHITECTURES)}"
         )
     keys = Keys(file.metadata, file.path, prefix=f"{name}.")
-    layers = keys.whole("block_count")
+    layers = keys.num_layers("block_count")
     embed_dim = keys.whole("embedding_length")
     heads = _per_layer(keys, "attention.head_count", layers)
     kv_heads = _per_layer(keys, "attention.head_count_kv", layers, heads)
@@ -171,6 +173,8 @@ def _per_layer(keys: Keys, key: str, layers: int, default: list[int] | None = No
 def _rope(keys: Keys, file: GGUFFile, head_dim: int, max_positions: int) -> RopeConfig:
     theta = keys.number("rope.freq_base", 10_000.0)
     rotated = keys.whole("rope.dimension_count", head_dim)
+    if not 2 <= rotated <= head_dim or rotated % 2:
+        raise keys.refused("rope.dimension_count", rotated, f"an even number up to {head_dim}")
     dim = None if rotated == head_dim else rotated
     kind = keys.take("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", None) or keys.number("rope.scale_linear", None)
@@ -225,16 +229,12 @@ def _rope_by_pair(
 
 def _half_split(tensor: Tensor, name: str, config: TransformerConfig) -> Tensor:
     """Puts interleaved rows of q and k (and their biases) into half-split order, head by head."""
-    parts = name.split(".")
-    if parts[-2] not in ("q_proj", "k_proj"):
+    found = _ROTATED.match(name)
+    if found is None or int(found[1]) >= len(config.layers):
         return tensor
-    attention = (
-        config.layers[int(parts[1])].attention if int(parts[1]) < len(config.layers) else None
-    )
-    if attention is None or attention.rope is None:
-        return tensor
-    heads = attention.num_heads if parts[-2] == "q_proj" else attention.num_kv_heads
-    if tensor.shape[0] != heads * attention.head_dim:
+    attention = config.layers[int(found[1])].attention
+    heads = attention.num_heads if found[2] == "q" else attention.num_kv_heads
+    if attention.rope is None or tensor.shape[0] != heads * attention.head_dim:
         return tensor  # misshapen: reported with its name when the state is checked
     rotated = attention.rope.dim or attention.head_dim
     rows = tensor.reshape(heads, attention.head_dim, -1)

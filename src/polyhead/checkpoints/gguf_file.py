@@ -202,10 +202,10 @@ class GGUFFile:
                 f"{self.path}: tensor {name!r} has type number {type_id}, which is not known"
             ) from error
         block, block_bytes = GGML_QUANT_SIZES[kind]
-        if prod(shape) % block:
+        if not shape or not prod(shape) or shape[-1] % block:
             raise CheckpointError(
-                f"{self.path} is corrupt: tensor {name!r} of shape {shape} is no whole number of "
-                f"{kind.name} blocks"
+                f"{self.path} is corrupt: rows of tensor {name!r}, of shape {list(shape)}, are no "
+                f"whole number of {kind.name} blocks"
             )
         num_bytes = prod(shape) // block * block_bytes
         if base + offset + num_bytes > len(self._data):

@@ -14,6 +14,7 @@ from polyhead.errors import ConfigError
 
 _T = TypeVar("_T")
 _MISSING: Any = object()
+_MOST_LAYERS = 10_000
 
 
 class Keys:
@@ -66,6 +67,13 @@ class Keys:
     def whole(self, key: str, default: Any = _MISSING) -> Any:
         """A whole number; null counts as absent where there is a default."""
         return self._typed(key, default, int, "a whole number")
+
+    def num_layers(self, key: str) -> int:
+        """A number of layers, small enough to build a configuration for each."""
+        count = self.whole(key)
+        if not 1 <= count <= _MOST_LAYERS:
+            raise self.refused(key, count, f"1 to {_MOST_LAYERS} layers")
+        return count
 
     @overload
     def number(self, key: str) -> float: ...

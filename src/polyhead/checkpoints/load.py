@@ -17,7 +17,7 @@ from polyhead.checkpoints.gguf import read_gguf
 from polyhead.checkpoints.hugging_face import read_directory
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.tokenizer import Tokenizer
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, ConfigError
 from polyhead.models.config import TransformerConfig
 from polyhead.models.transformer import Transformer
 
@@ -112,9 +112,13 @@ def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Tran
     Raises:
         CheckpointError: a tensor is missing, one too many, misshapen or quantised; or the tokenizer
             has more tokens than the model.
+        ConfigError: the sizes do not go together, or are beyond all bounds.
     """
-    with torch.device("meta"), _Unfilled():
-        model = Transformer(parts.config)
+    try:
+        with torch.device("meta"), _Unfilled():
+            model = Transformer(parts.config)
+    except (RuntimeError, OverflowError) as error:  # torch's words for a size beyond its integers
+        raise ConfigError(f"{where}: sizes that no tensor can have: {error}") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check(parts, expected, where)
     vocab_size = parts.config.vocab_size

@@ -154,7 +154,7 @@ def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: boo
 
     stream = model.stream(text, max_new_tokens=max_new_tokens)
     echo = f"…{text[-_ECHO:]}" if len(text) > _ECHO else text
-    pieces = []
+    pieces: list[str] = []
     try:
         for piece in started(stream):
             if show and not pieces:
