@@ -29,6 +29,13 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+mutation: $(VENV)/.test
+	$(BIN)/python tests/mutation.py
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/kernels.py --quick
+	$(BIN)/python benchmarks/model.py
+
 clean:
 	rm -rf $(VENV)
 
