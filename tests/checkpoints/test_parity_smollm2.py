@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from polyhead.checkpoints import Checkpoint
+from polyhead.checkpoints import Checkpoint, load_checkpoint
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 
 def _ids(checkpoint: Checkpoint, text: str, count: int) -> torch.Tensor:
@@ -79,8 +79,6 @@ def test_200_greedy_tokens_are_equal(smollm2: Checkpoint, smollm2_oracle: Any) -
 
 @torch.no_grad()
 def test_bfloat16_predicts_like_float32(smollm2: Checkpoint, hamlet: str) -> None:
-    from polyhead.checkpoints import load_checkpoint
-
     half = load_checkpoint("smollm2", dtype=torch.bfloat16, cache=False).model
     assert {tensor.dtype for tensor in half.parameters()} == {torch.bfloat16}
     ids = _ids(smollm2, hamlet, 256)

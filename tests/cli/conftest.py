@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from process import Result, run_forked
+from process import Result, Run, run_forked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture

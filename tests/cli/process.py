@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,10 @@ class Result:
         assert lines[0].startswith("error: ")
         for word in words:
             assert word in lines[0], self.err
+
+
+Run = Callable[..., Result]
+"""The fixture ``run``: command-line arguments, ``stdin=`` bytes and environment variables."""
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from process import Run
 
 VERBS = ("look", "generate")
 
