@@ -28,10 +28,6 @@ def test_logits_equal_on_1024_tokens_of_hamlet(
     assert (smollm2.model(ids) - smollm2_oracle(ids).logits).abs().max() < 2e-4
 
 
-@pytest.mark.xfail(
-    reason="greatest difference 2.0e-4 on an AMD EPYC with two threads: the limit is not met there",
-    strict=False,
-)
 @torch.no_grad()
 def test_logits_equal_on_3000_tokens_of_documentation(
     smollm2: Checkpoint, smollm2_oracle: Any

@@ -281,6 +281,22 @@ def test_second_look_takes_less_than_ten_seconds(run: Run, smollm2: str, tmp_pat
     assert min(seconds) < 10
 
 
+def test_warning_is_a_sentence_without_its_place_in_the_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import warnings
+
+    from polyhead import cli
+
+    def warn(line: list[str]) -> int:
+        warnings.warn("the copy is\ncorrupt", stacklevel=2)
+        return 0
+
+    monkeypatch.setattr(cli, "_run", warn)
+    assert cli.main([]) == 0
+    assert capsys.readouterr().err == "warning: the copy is corrupt\n"
+
+
 def test_terminal_gets_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

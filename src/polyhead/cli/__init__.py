@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 INTERRUPTED = 130
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Mathematics must not end a run on a terminal whose encoding lacks its signs.
             stream.reconfigure(errors="replace")
     try:
-        code = _run(line)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            code = _run(line)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -92,6 +95,11 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _warn(message: Warning | str, *where: object) -> None:
+    """A warning as a sentence, without the place in the code that gave it."""
+    _complain(f"warning: {' '.join(str(message).split())}")
 
 
 def _complain(message: str) -> None:

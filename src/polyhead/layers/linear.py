@@ -33,6 +33,9 @@ _Pair = tuple[Tensor | None, Tensor | None]
 """A weight and its bias."""
 
 _SAMPLES = 64
+_FEW_ROWS = 16
+"""Rows of a float32 input up to which the packed product is used: it rounds up to 1.9 times worse
+than the plain one, which a long text shows, and is faster by a few percent only there."""
 _enabled = True
 
 
@@ -98,6 +101,8 @@ class FusedLinear:
         self._bias: Tensor | None = None
 
     def _product(self, x: Tensor, pairs: list[_Pair]) -> Tensor | None:
+        if x.dtype is torch.float32 and x.numel() > _FEW_ROWS * x.shape[-1]:
+            return None
         seen = self._seen
         current = len(seen) == len(pairs)
         if current:
