@@ -27,6 +27,32 @@ void product(const Product& p, int threads) {
     }
 }
 
+void feed_forward(const FeedForward& f, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        const int thread = omp_get_thread_num(), team = omp_get_num_threads();
+        if (f.dtype == kFloat32) hidden_of<float>(f, thread, team);
+        else if (f.dtype == kBFloat16) hidden_of<BFloat16>(f, thread, team);
+        else hidden_of<Half>(f, thread, team);
+#pragma omp barrier
+        if (f.dtype == kFloat32) output_of<float>(f, thread, team);
+        else if (f.dtype == kBFloat16) output_of<BFloat16>(f, thread, team);
+        else output_of<Half>(f, thread, team);
+    }
+}
+
+void norm(const Norm& p, int threads) {
+    if (p.rows * p.dim < 1 << 16) threads = 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
+        const int64_t first = p.rows * thread / team, last = p.rows * (thread + 1) / team;
+        if (p.dtype == kFloat32) norm_rows<float>(p, first, last);
+        else if (p.dtype == kBFloat16) norm_rows<BFloat16>(p, first, last);
+        else norm_rows<Half>(p, first, last);
+    }
+}
+
 void attend(const Attention& c, int threads) {
     if (c.dtype == kFloat32) attend_of<float>(c, threads);
     else if (c.dtype == kBFloat16) attend_of<BFloat16>(c, threads);
@@ -42,6 +68,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 }  // namespace PH_NAMESPACE
 
 extern const Code PH_CODE;
-const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::widened, PH_NAMESPACE::attend};
+const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
+                      PH_NAMESPACE::norm, PH_NAMESPACE::widened, PH_NAMESPACE::attend};
 
 }  // namespace polyhead

@@ -109,6 +109,55 @@ PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
+// feed_forward(code, threads, dtype, activation, x, x_stride, rows, in_features, y,
+//              gate or 0, its bias or 0, up, bias, hidden_features, down, bias, out_features)
+PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Arguments a(args, count);
+    const Code* code = code_at(a.whole());
+    if (!code) return nullptr;
+    const int threads = (int)a.whole();
+    FeedForward f{};
+    f.dtype = (Dtype)a.whole(), f.activation = (Activation)a.whole();
+    const void* x = a.address<void>();
+    const int64_t x_stride = a.whole();
+    f.rows = a.whole(), f.in_features = a.whole();
+    f.y = a.address<void>();
+    f.gate.weight = a.address<void>(), f.gate.bias = a.address<void>();
+    f.up.weight = a.address<void>(), f.up.bias = a.address<void>();
+    f.gate.out_features = f.up.out_features = a.whole();
+    f.down.weight = a.address<void>(), f.down.bias = a.address<void>(), f.down.out_features = a.whole();
+    if (a.failed()) return nullptr;
+    if (a.more() || f.rows < 1 || f.rows > kMostRows || threads < 1) {
+        PyErr_Format(PyExc_ValueError, "feed_forward takes up to %d rows", kMostRows);
+        return nullptr;
+    }
+    PyThreadState* state = PyEval_SaveThread();
+    std::vector<float> room(f.rows * (f.in_features + f.up.out_features));
+    code->widen(f.dtype, x, x_stride, f.rows, f.in_features, room.data());
+    f.x = room.data();
+    f.hidden = room.data() + f.rows * f.in_features;
+    code->feed_forward(f, threads);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
+// norm(code, threads, dtype, x, x_stride, rows, dim, weight, eps, offset, y)
+PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Arguments a(args, count);
+    const Code* code = code_at(a.whole());
+    if (!code) return nullptr;
+    const int threads = (int)a.whole();
+    Norm p{};
+    p.dtype = (Dtype)a.whole();
+    p.x = a.address<void>(), p.x_stride = a.whole(), p.rows = a.whole(), p.dim = a.whole();
+    p.weight = a.address<void>(), p.eps = a.real(), p.offset = a.real(), p.y = a.address<void>();
+    if (a.failed()) return nullptr;
+    PyThreadState* state = PyEval_SaveThread();
+    code->norm(p, threads < 1 ? 1 : threads);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
 // attend(code, threads, dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
 //        q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
 //        keep, its 3 strides, slopes, q_positions, q_positions_batch, bias, its 4 strides,
@@ -153,6 +202,8 @@ PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
     {"product", (PyCFunction)(void (*)())product, METH_FASTCALL, "Few rows of x times weights."},
+    {"feed_forward", (PyCFunction)(void (*)())feed_forward, METH_FASTCALL, "A feed-forward network of few rows."},
+    {"norm", (PyCFunction)(void (*)())norm, METH_FASTCALL, "RMS norm of rows."},
     {"attend", (PyCFunction)(void (*)())attend, METH_FASTCALL, "Attention, forward."},
     {nullptr, nullptr, 0, nullptr},
 };

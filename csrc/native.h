@@ -27,6 +27,29 @@ struct Product {
     int64_t y_stride;
 };
 
+enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2 };
+
+// y = down(activation(gate(x)) · up(x)), or down(activation(up(x))) where gate has no weight.
+struct FeedForward {
+    Dtype dtype;
+    const float* x;         // [rows, in_features]
+    int64_t rows, in_features;
+    Activation activation;
+    Factor gate, up, down;
+    float* hidden;          // [rows, up.out_features], room to work in
+    void* y;                // [rows, down.out_features]
+};
+
+// y = x / √(mean(x²) + eps) · (weight + offset) along rows.
+struct Norm {
+    Dtype dtype;
+    const void* x;
+    int64_t rows, dim, x_stride;
+    const void* weight;
+    float eps, offset;
+    void* y;                // [rows, dim]
+};
+
 // Keys and values that lie in one strided piece: [B, G, length, D] and [B, G, length, V].
 struct Piece {
     const char *k, *v;
@@ -67,6 +90,8 @@ struct Code {
     const char* name;
     bool (*runs_here)();
     void (*product)(const Product&, int threads);
+    void (*feed_forward)(const FeedForward&, int threads);
+    void (*norm)(const Norm&, int threads);
     void (*widen)(Dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to);
     void (*attend)(const Attention&, int threads);
 };

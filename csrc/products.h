@@ -39,16 +39,32 @@ inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, floa
     }
 }
 
-template <int M, class T>
-void product_rows(const Product& p, const Factor& f, int64_t first, int64_t last, int64_t column) {
-    const T* w = (const T*)f.weight + first * p.in_features;
+// dots[m] of one row of W with every row of x, for as many rows as x has.
+template <class T>
+inline void dots_with(const float* x, int64_t rows, const T* w, int64_t K, float* found) {
+    switch (rows) {
+        case 1: return dot_rows<1>(x, K, w, K, found);
+        case 2: return dot_rows<2>(x, K, w, K, found);
+        case 3: return dot_rows<3>(x, K, w, K, found);
+        case 4: return dot_rows<4>(x, K, w, K, found);
+        case 5: return dot_rows<5>(x, K, w, K, found);
+        case 6: return dot_rows<6>(x, K, w, K, found);
+        case 7: return dot_rows<7>(x, K, w, K, found);
+        default: return dot_rows<8>(x, K, w, K, found);
+    }
+}
+
+// y[m, n] for n in [first, last) of one factor.
+template <class T, class Y>
+void factor_rows(const float* x, int64_t rows, int64_t K, const Factor& f, int64_t first, int64_t last,
+                 Y* y, int64_t y_stride) {
+    const T* w = (const T*)f.weight + first * K;
     const T* bias = (const T*)f.bias;
-    T* y = (T*)p.y + column + first;
-    float found[M];
-    for (int64_t n = first; n < last; ++n, w += p.in_features, ++y) {
-        dot_rows<M>(p.x, p.in_features, w, p.in_features, found);
-        for (int m = 0; m < M; ++m)
-            round_to(found[m] + (bias ? to_float(bias[n]) : 0.0f), y + m * p.y_stride);
+    float found[kMostRows];
+    for (int64_t n = first; n < last; ++n, w += K) {
+        dots_with(x, rows, w, K, found);
+        for (int64_t m = 0; m < rows; ++m)
+            round_to(found[m] + (bias ? to_float(bias[n]) : 0.0f), y + m * y_stride + n);
     }
 }
 
@@ -62,19 +78,65 @@ template <class T> void product_of(const Product& p, int thread, int threads) {
         const Factor& f = p.factors[i];
         const int64_t first = from > column ? from - column : 0;
         const int64_t last = to - column < f.out_features ? to - column : f.out_features;
-        if (first < last) {
-            switch (p.rows) {
-                case 1: product_rows<1, T>(p, f, first, last, column); break;
-                case 2: product_rows<2, T>(p, f, first, last, column); break;
-                case 3: product_rows<3, T>(p, f, first, last, column); break;
-                case 4: product_rows<4, T>(p, f, first, last, column); break;
-                case 5: product_rows<5, T>(p, f, first, last, column); break;
-                case 6: product_rows<6, T>(p, f, first, last, column); break;
-                case 7: product_rows<7, T>(p, f, first, last, column); break;
-                default: product_rows<8, T>(p, f, first, last, column); break;
+        if (first < last)
+            factor_rows<T>(p.x, p.rows, p.in_features, f, first, last, (T*)p.y + column, p.y_stride);
+        column += f.out_features;
+    }
+}
+
+inline float activated(float x, Activation kind) {
+    if (kind == kRelu) return x > 0 ? x : 0;
+    if (kind == kSilu) return x / (1.0f + exponential(splat(-x))[0]);
+    const float inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.0f + hyperbolic_tangent(splat(inner))[0]);
+}
+
+// What the hidden features are summed up in stays float32 until the last product.
+template <class T> void hidden_of(const FeedForward& f, int thread, int threads) {
+    const int64_t F = f.up.out_features, K = f.in_features;
+    const int64_t first = F * thread / threads, last = F * (thread + 1) / threads;
+    const bool gate = f.gate.weight;
+    if (gate) factor_rows<T>(f.x, f.rows, K, f.gate, first, last, f.hidden, F);
+    const T *up = (const T*)f.up.weight, *up_bias = (const T*)f.up.bias;
+    float found[kMostRows];
+    for (int64_t n = first; n < last; ++n) {
+        dots_with(f.x, f.rows, up + n * K, K, found);
+        for (int64_t m = 0; m < f.rows; ++m) {
+            const float value = found[m] + (up_bias ? to_float(up_bias[n]) : 0.0f);
+            float& hidden = f.hidden[m * F + n];
+            hidden = gate ? activated(hidden, f.activation) * value : activated(value, f.activation);
+        }
+    }
+}
+
+template <class T> void output_of(const FeedForward& f, int thread, int threads) {
+    const int64_t N = f.down.out_features;
+    factor_rows<T>(f.hidden, f.rows, f.up.out_features, f.down, N * thread / threads,
+                   N * (thread + 1) / threads, (T*)f.y, N);
+}
+
+// In 16 bits the quotient is rounded before it meets the weight, as the models with such norms were
+// trained; with an offset it is rounded once, at the end.
+template <class T> void norm_rows(const Norm& p, int64_t first, int64_t last) {
+    const T* weight = (const T*)p.weight;
+    for (int64_t m = first; m < last; ++m) {
+        const T* x = (const T*)p.x + m * p.x_stride;
+        T* y = (T*)p.y + m * p.dim;
+        Vec squares{};
+        int64_t d = 0;
+        for (; d + W <= p.dim; d += W) squares += load(x + d) * load(x + d);
+        float total = sum(squares);
+        for (; d < p.dim; ++d) total += to_float(x[d]) * to_float(x[d]);
+        const float factor = 1.0f / __builtin_sqrtf(total / (float)p.dim + p.eps);
+        for (d = 0; d < p.dim; ++d) {
+            const float scaled = to_float(x[d]) * factor;
+            if (p.offset != 0.0f) {
+                round_to(scaled * (to_float(weight[d]) + p.offset), y + d);
+            } else {
+                round_to(scaled, y + d);
+                round_to(to_float(y[d]) * to_float(weight[d]), y + d);
             }
         }
-        column += f.out_features;
     }
 }
 

@@ -17,7 +17,6 @@ from polyhead.layers.experts import Experts, MixtureConfig
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.latent_config import LatentAttentionConfig
-from polyhead.layers.linear import FusedLinear, packing
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
@@ -30,7 +29,6 @@ __all__ = [
     "Experts",
     "FeedForward",
     "FeedForwardConfig",
-    "FusedLinear",
     "HookHandle",
     "LatentAttentionConfig",
     "LayerConfig",
@@ -47,5 +45,4 @@ __all__ = [
     "SinusoidalPositions",
     "TransformerLayer",
     "build_norm",
-    "packing",
 ]

@@ -21,7 +21,7 @@ from polyhead.caches import KeyValueCache
 from polyhead.errors import ConfigError
 from polyhead.layers.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.layers.hooks import Hooked
-from polyhead.layers.linear import FusedLinear, linear
+from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import Bias, Causal, DenseSource, KeyValueSource, Mask, Window
@@ -160,7 +160,6 @@ class MultiHeadAttention(Hooked):
 
         self._window = None if config.window is None else Window(config.window)
         self._causal_window = None if self._window is None else Causal() & self._window
-        self._qkv, self._q, self._kv, self._o = (FusedLinear() for _ in range(4))
 
     def forward(
         self,
@@ -223,7 +222,7 @@ class MultiHeadAttention(Hooked):
         )
         B, _, T, _ = heads.shape
         joined = heads.transpose(1, 2).reshape(B, T, -1)
-        return linear(self._o, joined, self._modules["o_proj"])
+        return linear(joined, self._modules["o_proj"])
 
     def _self_attention(
         self, x: Tensor, positions: Tensor | None, cache: KeyValueCache | None
@@ -244,7 +243,7 @@ class MultiHeadAttention(Hooked):
         H, G, D, V = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
         B, T, _ = x.shape
         modules = self._modules  # faster than attributes, which nn.Module looks up here
-        joined = self._qkv(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
+        joined = side_by_side(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         if joined is None:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         elif self._qk_norm_place is None and self.rope is not None:
@@ -283,7 +282,7 @@ class MultiHeadAttention(Hooked):
         context_positions: Tensor | None,
         cache: KeyValueCache | None,
     ) -> tuple[Tensor, KeyValueSource]:
-        q = linear(self._q, x, self.q_proj)
+        q = linear(x, self.q_proj)
         q = self._placed(q, self.num_heads, "q_norm", 0 if positions is None else positions)
         for_k, for_v = context if isinstance(context, tuple) else (context, context)
         if cache is not None and cache.length:
@@ -300,7 +299,7 @@ class MultiHeadAttention(Hooked):
         G, D, V = self.num_kv_heads, self.head_dim, self.v_head_dim
         joined = None
         if for_k is for_v:
-            joined = self._kv(for_k, self.k_proj, self.v_proj)
+            joined = side_by_side(for_k, self.k_proj, self.v_proj)
         if joined is None:
             k, v = self.k_proj(for_k), self.v_proj(for_v)
         else:

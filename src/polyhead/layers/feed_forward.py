@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.layers.config import FeedForwardConfig
-from polyhead.layers.linear import FusedLinear, PacksWeights, linear
+from polyhead.layers import linear as few_rows
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -31,7 +31,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
     return torch.relu(x)
 
 
-class FeedForward(PacksWeights):
+class FeedForward(nn.Module):
     """Two projections with an activation between, or three with a gate.
 
     Args:
@@ -67,7 +67,6 @@ class FeedForward(PacksWeights):
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, hidden_dim, bias=bias)
         self.down_proj = nn.Linear(hidden_dim, embed_dim, bias=bias)
-        self._into_hidden, self._out_of_hidden = FusedLinear(), FusedLinear()
 
     @classmethod
     def from_config(cls, embed_dim: int, config: FeedForwardConfig) -> Self:
@@ -85,18 +84,21 @@ class FeedForward(PacksWeights):
         """``[B, T, E]`` to ``[B, T, E]``."""
         modules = self._modules  # faster than attributes, which nn.Module looks up here
         up, gate, down = modules["up_proj"], modules["gate_proj"], modules["down_proj"]
+        if not (self.training and self.dropout):
+            y = few_rows.feed_forward(x, gate, up, down, self.activation)
+            if y is not None:
+                return y
         if gate is None:
-            hidden = activate(linear(self._into_hidden, x, up), self.activation)
+            hidden = activate(self.up_proj(x), self.activation)
         else:
-            both = self._into_hidden(x, gate, up)
-            gates, values = (gate(x), self.up_proj(x)) if both is None else both.chunk(2, dim=-1)
-            hidden = activate(gates, self.activation)
+            hidden, values = activate(gate(x), self.activation), self.up_proj(x)
             # In place where nothing is recorded: a fresh buffer of this size costs more than the
             # product, because its pages are touched for the first time.
             hidden = hidden * values if torch.is_grad_enabled() else hidden.mul_(values)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
-        return linear(self._out_of_hidden, hidden, down)
+        out: Tensor = self.down_proj(hidden)
+        return out
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, gated={self.gated}, dropout={self.dropout}"

@@ -7,15 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.functional import attention
-from polyhead.layers.linear import PacksWeights
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.semantics import Bias, KeyValueSource, Mask
 
 
-class Hooked(PacksWeights):
+class Hooked(nn.Module):
     """A module whose calls of ``attention`` can be watched."""
 
     def __init__(self) -> None:

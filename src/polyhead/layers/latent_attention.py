@@ -35,7 +35,7 @@ from polyhead.layers.latent_cost import (
     choose,
     explain_choice,
 )
-from polyhead.layers.linear import FusedLinear, linear
+from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
@@ -143,7 +143,6 @@ class MultiHeadLatentAttention(Hooked):
         self.rope = rope
         if rope is None and config.rope is not None:
             self.rope = RoPE.from_config(config.rope, config.qk_rope_head_dim)
-        self._into, self._q_b, self._o = (FusedLinear() for _ in range(3))
 
     def forward(
         self,
@@ -207,7 +206,7 @@ class MultiHeadLatentAttention(Hooked):
         )
         if way == "absorbed":
             heads = torch.einsum("bhtr,hvr->bhtv", heads, self._up()[1].to(heads.dtype))
-        return linear(self._o, heads.transpose(1, 2).reshape(B, T, -1), self.o_proj)
+        return linear(heads.transpose(1, 2).reshape(B, T, -1), self.o_proj)
 
     def explain(
         self,
@@ -241,13 +240,13 @@ class MultiHeadLatentAttention(Hooked):
         N, P, R = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
         B, T, _ = x.shape
         first = self.q_proj if config.q_lora_rank is None else self.q_a_proj
-        joined = self._into(x, first, self.kv_a_proj_with_mqa)
+        joined = side_by_side(x, first, self.kv_a_proj_with_mqa)
         if joined is None:
             q, latent = first(x), self.kv_a_proj_with_mqa(x)
         else:
             q, latent = joined[..., : -R - P], joined[..., -R - P :]
         if config.q_lora_rank is not None:
-            q = linear(self._q_b, self.q_a_norm(q), self.q_b_proj)
+            q = linear(self.q_a_norm(q), self.q_b_proj)
         q = q.view(B, T, config.num_heads, N + P)
         n, p = q[..., :N], q[..., N:]
         latent = latent.view(B, T, 1, R + P)

@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead import native
 from polyhead.layers.config import NormConfig
+from polyhead.layers.linear import is_plain, runs_as_written
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -57,6 +59,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., E]`` to the same, in the dtype of ``x``."""
         weight = self.weight
+        code = native.code() if runs_as_written(x) and is_plain(weight, x) else None
+        if code is not None and x.numel() and x.is_contiguous():
+            rows = x.view(-1, self.dim)
+            return code.norm(rows, weight, self.eps, self.weight_offset).view(x.shape)
         dtype = x.dtype
         wide = x.float() if dtype in _NARROW else x
         if self.weight_offset:

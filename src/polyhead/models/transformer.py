@@ -19,7 +19,7 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.layers.attention import ragged_positions
 from polyhead.layers.config import LayerConfig, RopeConfig
-from polyhead.layers.linear import FusedLinear, PacksWeights
+from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.transformer_layer import TransformerLayer
@@ -31,7 +31,7 @@ from polyhead.models.observation import Observation, observe
 from polyhead.semantics import Causal, Mask
 
 
-class Transformer(PacksWeights):
+class Transformer(nn.Module):
     """A model built from data.
 
     Args:
@@ -64,7 +64,6 @@ class Transformer(PacksWeights):
         )
         self.head = None if config.head is None else _Head(config)
         self._causal = Causal()
-        self._logits = FusedLinear()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -200,9 +199,7 @@ class Transformer(PacksWeights):
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
         weight = self.embedding.tokens.weight if self.head.weight is None else self.head.weight
-        logits = self._logits.product(hidden, weight, self.head.bias)
-        if logits is None:
-            logits = nn.functional.linear(hidden, weight, self.head.bias)
+        logits = product(hidden, weight, self.head.bias)
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

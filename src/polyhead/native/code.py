@@ -20,6 +20,10 @@ MOST_ROWS = 8
 """Rows of x that ``Code.product`` takes."""
 MOST_WEIGHTS = 4
 MOST_PIECES = 16
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu_tanh": 2}
+
+Weight = tuple[Tensor, Tensor | None]
+"""A weight and its bias."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,9 @@ class Code:
         self.name = name
         self._index = index
         self._product, self._attend = module.product, module.attend
+        self._feed_forward, self._norm = module.feed_forward, module.norm
 
-    def product(self, x: Tensor, weights: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
 
         Args:
@@ -83,9 +88,39 @@ class Code:
             self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), x.stride(0),
             rows, inputs, y.data_ptr(), y.shape[1],
         ]  # fmt: skip
-        for weight, bias in weights:
-            arguments += weight.data_ptr(), 0 if bias is None else bias.data_ptr(), len(weight)
+        for weight in weights:
+            arguments += *_addresses(weight), len(weight[0])
         self._product(*arguments)
+        return y
+
+    def feed_forward(
+        self, x: Tensor, gate: Weight | None, up: Weight, down: Weight, activation: str
+    ) -> Tensor:
+        """``down(activation(gate(x)) · up(x))``, or without a gate ``down(activation(up(x)))``.
+
+        Args:
+            x: ``[rows, E]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            gate: ``[F, E]`` and ``[F]`` or None, dense, in the dtype of x, as the others.
+            up: ``[F, E]`` and ``[F]`` or None.
+            down: ``[E, F]`` and ``[E]`` or None.
+            activation: One of ``ACTIVATIONS``.
+        """
+        y = x.new_empty(x.shape[0], len(down[0]))
+        self._feed_forward(
+            self._index, torch.get_num_threads(), DTYPES[x.dtype], ACTIVATIONS[activation],
+            x.data_ptr(), x.stride(0), *x.shape, y.data_ptr(),
+            *((0, 0) if gate is None else _addresses(gate)),
+            *_addresses(up), len(up[0]), *_addresses(down), len(down[0]),
+        )  # fmt: skip
+        return y
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``."""
+        y = x.new_empty(x.shape)
+        self._norm(
+            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), x.stride(0),
+            *x.shape, weight.data_ptr(), eps, offset, y.data_ptr(),
+        )  # fmt: skip
         return y
 
     def attend(
@@ -123,6 +158,10 @@ class Code:
             arguments += k.shape[2], piece.first, *_table(positions)
         self._attend(*arguments)
         return out, found
+
+
+def _addresses(weight: Weight) -> tuple[int, int]:
+    return weight[0].data_ptr(), 0 if weight[1] is None else weight[1].data_ptr()
 
 
 _NONE = [0] * 15
