@@ -45,7 +45,9 @@ template <class T> void finish(const Attention& c, const Rows& rows, const State
         const float factor = state.poisoned[i] ? __builtin_nanf("") : total == 0 ? 0.0f : 1.0f / total;
         T* out = (T*)c.out + rows.batch * c.out_batch + h * c.out_head + t * c.out_query;
         const float* values = state.values + i * width;
-        for (int64_t d = 0; d < c.value_dim; ++d) round_to(values[d] * factor, out + d);
+        int64_t d = 0;
+        for (; d + W <= c.value_dim; d += W) store(load(values + d) * factor, out + d);
+        for (; d < c.value_dim; ++d) round_to(values[d] * factor, out + d);
         if (c.lse)
             c.lse[(rows.batch * c.heads + h) * c.queries + t] =
                 total == 0 ? kMinusInfinity : state.peak[i] + __builtin_logf(total);

@@ -101,30 +101,53 @@ inline int64_t many_bytes(const Attention& c, const Plan& p) {
                 2 * kTileRows * kManyKeys) + 16 * 64;
 }
 
+// The part of a block of keys that any of `count` rows from i on sees, widened to whole vectors.
+inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t count, const Keys& keys) {
+    int64_t low = c.low[rows.batch * c.bounds_batch + rows.token(i)], high = low;
+    for (int64_t m = 0; m < count; ++m) {
+        const int64_t at = rows.batch * c.bounds_batch + rows.token(i + m);
+        low = c.low[at] < low ? c.low[at] : low;
+        high = c.high[at] > high ? c.high[at] : high;
+    }
+    int64_t from = low - keys.first, to = high - keys.first;
+    from = from < 0 ? 0 : from / (2 * W) * (2 * W);
+    to = to > keys.length ? keys.length : to;
+    Keys part = keys;
+    part.start += from, part.index += from, part.first += from;
+    part.length = to > from ? to - from : 0;
+    return part;
+}
+
 template <class T, class E>
 void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
                 const E* q, const E* k, const E* v, float* s, Pair* weights, State& state) {
     constexpr bool pairs = !__is_same(E, float);
-    const int64_t steps = steps_of(c.key_dim, pairs), padded = up_to(keys.length, pairs ? 2 * W : W);
+    const int64_t steps = steps_of(c.key_dim, pairs);
+    const bool trim = visible == Visible::some && c.low && !keys.positions;
     float factors[kTileRows];
     for (int64_t i = 0; i < rows.count; i += kTileRows) {
         const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
-        block_product<E>(count, q + i * steps, steps, k, kManyKeys, steps, s, kManyKeys, padded / W, nullptr);
+        const Keys seen = trim ? seen_of(c, rows, i, count, keys) : keys;
+        if (!seen.length) continue;
+        const int64_t from = seen.start - keys.start;
+        const int64_t padded = up_to(seen.length, pairs ? 2 * W : W);
+        block_product<E>(count, q + i * steps, steps, k + from, kManyKeys, steps, s, kManyKeys,
+                         padded / W, nullptr);
         for (int64_t m = 0; m < count; ++m)
-            factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kManyKeys, padded, c.scale, state);
+            factors[m] = weigh(c, rows, i + m, seen, visible, s + m * kManyKeys, padded, c.scale, state);
         float* values = state.values + i * p.width;
 #if PH_PAIRS
         if constexpr (pairs) {
             for (int64_t m = 0; m < count; ++m)
                 pack_weights(s + m * kManyKeys, padded, weights + m * kManyKeys / 2);
-            block_product<Pair>(count, weights, kManyKeys / 2, v, p.width, steps_of(keys.length, true),
-                                values, p.width, p.width / W, factors);
+            block_product<Pair>(count, weights, kManyKeys / 2, v + from / 2 * p.width, p.width,
+                                steps_of(seen.length, true), values, p.width, p.width / W, factors);
             continue;
         }
 #endif
         if constexpr (!pairs)
-            block_product<float>(count, s, kManyKeys, v, p.width, keys.length, values, p.width,
-                                 p.width / W, factors);
+            block_product<float>(count, s, kManyKeys, v + from * p.width, p.width, seen.length,
+                                 values, p.width, p.width / W, factors);
     }
 }
 

@@ -128,7 +128,13 @@ template <class T> void norm_rows(const Norm& p, int64_t first, int64_t last) {
         float total = sum(squares);
         for (; d < p.dim; ++d) total += to_float(x[d]) * to_float(x[d]);
         const float factor = 1.0f / __builtin_sqrtf(total / (float)p.dim + p.eps);
-        for (d = 0; d < p.dim; ++d) {
+        d = 0;
+        for (; d + W <= p.dim; d += W) {
+            const Vec scaled = load(x + d) * factor;
+            if (p.offset != 0.0f) store(scaled * (load(weight + d) + p.offset), y + d);
+            else store(rounded<T>(scaled) * load(weight + d), y + d);
+        }
+        for (; d < p.dim; ++d) {
             const float scaled = to_float(x[d]) * factor;
             if (p.offset != 0.0f) {
                 round_to(scaled * (to_float(weight[d]) + p.offset), y + d);

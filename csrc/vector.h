@@ -86,6 +86,28 @@ inline void round_to(float x, Half* p) {
     p->bits = sign | (uint16_t)((bits - 0x38000000u) >> 13);
 }
 
+// The same for whole vectors.
+inline VecInt bits_of_bfloat16(Vec x) {
+    const VecInt bits = (VecInt)x;
+    const VecInt nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (VecInt)choose((VecInt)(x == x), (Vec)nearest, (Vec)splat_int(0x7fc0));
+}
+template <class T> inline Vec rounded(Vec x);
+template <> inline Vec rounded<float>(Vec x) { return x; }
+template <> inline Vec rounded<BFloat16>(Vec x) { return (Vec)(bits_of_bfloat16(x) << 16); }
+template <> inline Vec rounded<Half>(Vec x) {
+    Half lanes[W];
+    for (int i = 0; i < W; ++i) round_to(x[i], lanes + i);
+    return load(lanes);
+}
+inline void store(Vec x, float* p) { store_any(p, x); }
+inline void store(Vec x, BFloat16* p) {
+    store_any(p, __builtin_convertvector(bits_of_bfloat16(x), VecHalf));
+}
+inline void store(Vec x, Half* p) {
+    for (int i = 0; i < W; ++i) round_to(x[i], p + i);
+}
+
 inline float sum(Vec v) {
     float lanes[W];
     store_any(lanes, v);
