@@ -8,7 +8,6 @@ through its other kernels; ``polyhead doctor`` then says what is missing.
 from __future__ import annotations
 
 import platform
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -30,32 +29,16 @@ SOURCES = ["csrc/module.cpp", *(f"csrc/{name}.cpp" for name in PROCESSORS)]
 
 
 class BuildForEachProcessor(build_ext):
-    """Adds the flags of an instruction set to its own file, and compiles files side by side."""
+    """Adds the flags of an instruction set to its own file."""
 
     def build_extension(self, extension: Extension) -> None:
-        compiler = self.compiler
-        compile_one = compiler._compile
+        compile_one = self.compiler._compile
 
         def compile_for_its_processor(target, source, ext, arguments, flags, options):
             own = PROCESSORS.get(Path(source).stem, [])
             compile_one(target, source, ext, arguments, [*flags, *own], options)
 
-        def compile_side_by_side(sources, output_dir=None, **options):
-            macros, objects, flags, preprocess, build = compiler._setup_compile(
-                output_dir, options.get("macros"), options.get("include_dirs"), sources,
-                options.get("depends"), options.get("extra_postargs"),
-            )  # fmt: skip
-            arguments = compiler._get_cc_args(preprocess, options.get("debug"), None)
-
-            def one(target: str) -> None:
-                source, ext = build[target]
-                compile_for_its_processor(target, source, ext, arguments, flags, preprocess)
-
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(one, [target for target in objects if target in build]))
-            return objects
-
-        compiler.compile = compile_side_by_side
+        self.compiler._compile = compile_for_its_processor
         super().build_extension(extension)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.kernels.base import Kernel
-from polyhead.native.code import DTYPES, MOST_PIECES, NO_EXTRAS, Extras, Piece
+from polyhead.native.code import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.semantics import ALiBi, Call, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
 from polyhead.semantics.tokens import is_traced, is_transformed
@@ -26,14 +26,15 @@ class NativeKernel(Kernel):
     summary = "C++ for CPUs: K and V read once per kv head, where they lie; forward only"
 
     def unavailable(self) -> str | None:
-        return native.unavailable()
+        # A compiler cannot look into the module that code is loaded from.
+        return "under compilation" if torch.compiler.is_compiling() else native.unavailable()
 
     def refusal(self, call: Call) -> str | None:
         spec, source, q = call.spec, call.source, call.q
         if call.requires_grad:
             return "gradients"
         if q.dtype not in DTYPES:
-            return f"{q.dtype}"
+            return str(q.dtype).removeprefix("torch.")
         if q.device.type != "cpu":
             return f"tensors on {q.device}"
         if is_traced(q) or is_transformed():
@@ -129,5 +130,9 @@ def _bounds(mask: Mask | None, call: Call) -> tuple[Tensor, Tensor]:
         low, high = found
     low = torch.full((1, T), -_FAR) if low is None else low
     high = torch.full((1, T), _FAR) if high is None else high
-    low, high = torch.broadcast_tensors(low, high)
-    return low.long().contiguous(), high.long().contiguous()
+    rows = max(len(low), len(high))
+    return _rows(low, rows), _rows(high, rows)
+
+
+def _rows(bound: Tensor, rows: int) -> Tensor:
+    return bound.expand(rows, -1).long().contiguous()

@@ -131,9 +131,7 @@ def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -
     return weight if _fits(weight, x, inputs) else None  # type: ignore[return-value]
 
 
-def _fits(
-    pair: tuple[Tensor | None, Tensor | None], x: Tensor, inputs: int | None = None
-) -> bool:
+def _fits(pair: tuple[Tensor | None, Tensor | None], x: Tensor, inputs: int | None = None) -> bool:
     weight, bias = pair
     return (
         weight is not None

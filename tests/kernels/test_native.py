@@ -1,0 +1,252 @@
+"""The native code of every instruction set that this processor has, against the oracle."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import polyhead as ph
+from polyhead import native
+from polyhead.caches import DenseCache, RingCache
+from polyhead.kernels import KERNELS
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
+)
+CODES = native.all_codes()
+module = importlib.import_module("polyhead.native.code")
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def exact(q, k, v, **arguments):
+    sinks = arguments.pop("sinks", None)
+    sinks = None if sinks is None else sinks.double()
+    return ph.attention(
+        q.double(), k.double(), v.double(), kernel="reference", return_lse=True, sinks=sinks,
+        **arguments,
+    )  # fmt: skip
+
+
+def check(q, k, v, **arguments):
+    out, lse = ph.attention(q, k, v, kernel="native", return_lse=True, **arguments)
+    wanted, wanted_lse = exact(q, k, v, **arguments)
+    close = CLOSE[q.dtype]
+    torch.testing.assert_close(out.double(), wanted, atol=close, rtol=close, equal_nan=True)
+    # Scores are added up in float32 whatever the dtype, so lse is as exact as that.
+    torch.testing.assert_close(lse.double(), wanted_lse, atol=2e-5, rtol=1e-5, equal_nan=True)
+
+
+@st.composite
+def problems(draw):
+    G = draw(st.integers(1, 3))
+    H = G * draw(st.sampled_from([1, 2, 3, 8]))
+    B, T, S = draw(st.integers(1, 2)), draw(st.integers(1, 40)), draw(st.integers(1, 300))
+    D, V = (draw(st.sampled_from([1, 5, 16, 32, 64, 72])) for _ in range(2))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    dtype = draw(st.sampled_from(list(CLOSE)))
+
+    def tensor(*shape):
+        x = torch.randn(*shape, generator=generator).to(dtype)
+        how = draw(st.sampled_from(["dense", "tokens first", "sliced", "offset"]))
+        if how == "tokens first":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        if how == "sliced":
+            return torch.cat((x, x), dim=2)[:, :, ::2][:, :, : shape[2]].copy_(x)
+        if how == "offset":
+            return torch.cat((x[..., :1], x), dim=3)[..., 1:]
+        return x
+
+    q, k, v = tensor(B, H, T, D), tensor(B, G, S, D), tensor(B, G, S, V)
+    mask = draw(
+        st.sampled_from(
+            [
+                None,
+                ph.Causal(),
+                ph.Causal() & ph.Window(draw(st.integers(1, 50))),
+                ph.Window(4, ahead=3),
+                ph.Prefix(draw(st.integers(0, 9))) | ph.Causal(),
+                ph.KeyLengths([draw(st.integers(0, S)) for _ in range(B)]),
+                ph.Documents([S // 2, S - S // 2]) & ph.Causal(),
+                ph.Keep(torch.rand(B, 1, T, S, generator=generator) < 0.4),
+                ph.Drop(torch.rand(S, generator=generator) < 0.4) & ph.Causal(),
+            ]
+        )
+    )
+    arguments = {
+        "mask": mask,
+        "softcap": draw(st.sampled_from([None, 3.0])),
+        "bias": draw(
+            st.sampled_from([None, ph.ALiBi(H), torch.randn(1, H, 1, S, generator=generator)])
+        ),
+        "sinks": draw(st.sampled_from([None, torch.randn(H, generator=generator)])),
+        "scale": draw(st.sampled_from([None, 0.7])),
+    }
+    return q, k, v, arguments
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@settings(max_examples=60, deadline=None)
+@given(problem=problems())
+def test_any_problem_equals_the_oracle(code, problem):
+    q, k, v, arguments = problem
+    with native.using(code):
+        check(q, k, v, **arguments)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize(
+    ("H", "G", "T", "S", "D", "V"),
+    [
+        (9, 3, 1, 1000, 64, 64),  # keys of three heads shared out among threads
+        (8, 1, 1, 3000, 64, 64),
+        (32, 1, 1, 700, 128, 128),
+        (16, 1, 1, 700, 576, 512),  # absorbed latent attention
+        (4, 2, 2, 500, 64, 64),
+        (4, 4, 130, 130, 64, 80),
+        (200, 1, 2, 64, 16, 16),  # more heads than a block has rows
+    ],
+)
+def test_shapes_of_decoding_and_prompts(code, threads, H, G, T, S, D, V):
+    torch.manual_seed(0)
+    q, k = torch.randn(1, H, T, D), torch.randn(1, G, S, D)
+    v = k[..., :V] if D > V else torch.randn(1, G, S, V)
+    with native.using(code):
+        for dtype in CLOSE:
+            check(q.to(dtype), k.to(dtype), v.to(dtype), mask=ph.Causal())
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("T", [1, 20])
+@pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_masked_does_not_leak_and_what_is_not_does(code, T, content):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, T, 64), torch.randn(1, 2, 90, 64), torch.randn(1, 2, 90, 64)
+    for name, tensor in (("k", k), ("v", v)):
+        spoiled = tensor.clone()
+        spoiled[:, 0, 70:] = content
+        with native.using(code):
+            seen = {"k": k, "v": v} | {name: spoiled}
+            arguments = {"mask": ph.KeyLengths(70), "kernel": "native"}
+            clean = ph.attention(q, k, v, **arguments)
+            assert torch.equal(ph.attention(q, seen["k"], seen["v"], **arguments), clean)
+            if T > 1:
+                causal = ph.attention(q, seen["k"], seen["v"], mask=ph.Causal(), kernel="native")
+                assert causal[:, :2].isnan().all()
+                assert causal[:, 2:].isfinite().all()
+
+
+def test_a_row_that_sees_nothing_is_zero():
+    q, k = torch.randn(2, 2, 5, 16), torch.randn(2, 2, 9, 16)
+    out, lse = ph.attention(q, k, k, mask=ph.KeyLengths([0, 9]), kernel="native", return_lse=True)
+    assert (out[0] == 0).all()
+    assert lse[0].isneginf().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("make", [lambda: RingCache(24, spare=3), DenseCache])
+def test_caches_are_read_where_they_lie(make, monkeypatch):
+    torch.manual_seed(0)
+    cache = make()
+    mask = ph.Causal() & ph.Window(24)
+    k, v = torch.randn(2, 1, 2, 80, 32)
+    for at in range(80):
+        source = cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])
+        q = torch.randn(1, 6, 1, 32)
+        assert source.in_place
+        monkeypatch.setattr(type(source), "gather", lambda self: pytest.fail("gathered"))
+        out = ph.attention(q, source, mask=mask, kernel="native")
+        monkeypatch.undo()
+        wanted, _ = exact(q, k[:, :, : at + 1], v[:, :, : at + 1], mask=mask)
+        torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_explicit_positions_are_compared_key_by_key():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 3, 32), torch.randn(2, 2, 50, 32), torch.randn(2, 2, 50, 32)
+    shuffled = torch.stack([torch.randperm(50), torch.randperm(50)])
+    arguments = {
+        "mask": ph.Causal() & ph.Window(20),
+        "q_positions": torch.tensor([[30, 10, 49], [5, 6, 7]]),
+        "kv_positions": shuffled,
+        "bias": ph.ALiBi(4),
+    }
+    check(q, k, v, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("feature", "change"),
+    [
+        ("gradients", lambda q: {"q": q.requires_grad_()}),
+        ("float64", lambda q: {"q": q.double()}),
+        ("dropout", lambda q: {"q": q, "dropout_p": 0.5}),
+        ("T5|RelativeBias", lambda q: {"q": q, "bias": ph.RelativeBias(torch.zeros(32, 2))}),
+        ("mask=~", lambda q: {"q": q, "mask": ~ph.Causal()}),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(feature, change):
+    arguments = change(torch.randn(1, 2, 4, 8))
+    q = arguments.pop("q")
+    k = q.detach()
+    with torch.enable_grad(), pytest.raises(ph.UnsupportedError, match=feature):
+        ph.attention(q, k, k, kernel="native", **arguments)
+
+
+def test_code_that_computes_wrongly_is_switched_off(monkeypatch):
+    monkeypatch.setattr(module, "_disagreement", lambda c: "a test" if c is CODES[0] else None)
+    module._chosen.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=f"{CODES[0].name} is switched off: a test"):
+            chosen = module._chosen()
+        assert chosen is (CODES[1] if len(CODES) > 1 else None)
+    finally:
+        monkeypatch.undo()
+        module._chosen.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert native.code() is CODES[0]
+
+
+def test_the_test_at_first_use_finds_a_wrong_result():
+
+    class Wrong:
+        def __init__(self, code):
+            self.product = code.product
+            self.right = code
+
+        def attend(self, *arguments, **options):
+            out, lse = self.right.attend(*arguments, **options)
+            return out * 1.1, lse
+
+    assert module._disagreement(CODES[0]) is None
+    assert "attention in torch.float32" in module._disagreement(Wrong(CODES[0]))
+
+
+def test_without_native_code_everything_else_works(monkeypatch):
+    monkeypatch.setattr(module, "_chosen", lambda: None)
+    monkeypatch.setattr(module, "_module", lambda: None)
+    assert "install a C++ compiler" in KERNELS["native"].unavailable()
+    q = torch.randn(1, 2, 1, 8)
+    assert ph.explain(q, q, q).kernel == "sdpa"
+    layer = ph.MultiHeadAttention(16, 2).eval()
+    assert layer(torch.randn(1, 1, 16)).shape == (1, 1, 16)
+    with pytest.raises(ph.UnsupportedError, match="not compiled"):
+        ph.attention(q, q, q, kernel="native")
