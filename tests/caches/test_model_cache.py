@@ -15,7 +15,8 @@ from polyhead.caches import (
     cache_bytes,
 )
 from polyhead.caches.choice import layer_caches
-from polyhead.layers.config import AttentionConfig, FeedForwardConfig, LayerConfig, RopeConfig
+from polyhead.layers.config import AttentionConfig, FeedForwardConfig, RopeConfig
+from polyhead.layers.layer_config import LayerConfig
 from polyhead.models.config import TransformerConfig
 
 WINDOW = 6

@@ -45,6 +45,9 @@ class Tiny:
             spread = 0.3 if tensor.ndim == 2 else 0.5
             offset = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
             torch.nn.init.normal_(tensor, mean=offset, std=spread if tensor.ndim < 2 else 0.15)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(tensor, std=0.3)
         return model
 
     def save(self, directory: Path) -> transformers.PreTrainedModel:
@@ -126,6 +129,56 @@ DECODERS = {
         "Qwen3",
         {"head_dim": 8, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
         tokens=60,
+    ),
+}
+
+LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "max_position_embeddings": 128,
+}
+LATENT_YARN = rope(
+    "yarn",
+    factor=4.0,
+    original_max_position_embeddings=32,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=1.0,
+    mscale_all_dim=0.707,
+)
+GROUPS = {"topk_method": "group_limited_greedy"}
+
+DEEPSEEKS = {
+    "deepseek v2": Tiny("DeepseekV2", LATENT | LATENT_YARN | GROUPS, tokens=90),
+    "deepseek v2, no q latent": Tiny(
+        "DeepseekV2", LATENT | LATENT_YARN | {"q_lora_rank": None}, tokens=90
+    ),
+    "deepseek v2, default rope": Tiny("DeepseekV2", LATENT | {"routed_scaling_factor": 1.5}),
+    "deepseek v2, biases": Tiny(
+        "DeepseekV2", LATENT | GROUPS | {"attention_bias": True, "mlp_bias": True}
+    ),
+    "deepseek v2, dense": Tiny("DeepseekV2", LATENT | {"first_k_dense_replace": 3}),
+    "deepseek v3": Tiny("DeepseekV3", LATENT | LATENT_YARN, tokens=90),
+    "deepseek v3, no q latent": Tiny(
+        "DeepseekV3",
+        LATENT | LATENT_YARN | {"q_lora_rank": None, "attention_bias": True},
+        tokens=90,
+    ),
+    "deepseek v3, half-split rows": Tiny("DeepseekV3", LATENT | {"rope_interleave": False}),
+    "deepseek v3, mixtures only": Tiny(
+        "DeepseekV3", LATENT | {"first_k_dense_replace": 0, "norm_topk_prob": False}
     ),
 }
 

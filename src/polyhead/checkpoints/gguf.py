@@ -233,8 +233,10 @@ def _half_split(tensor: Tensor, name: str, config: TransformerConfig) -> Tensor:
     if found is None or int(found[1]) >= len(config.layers):
         return tensor
     attention = config.layers[int(found[1])].attention
+    if not isinstance(attention, AttentionConfig) or attention.rope is None:
+        return tensor
     heads = attention.num_heads if found[2] == "q" else attention.num_kv_heads
-    if attention.rope is None or tensor.shape[0] != heads * attention.head_dim:
+    if tensor.shape[0] != heads * attention.head_dim:
         return tensor  # misshapen: reported with its name when the state is checked
     rotated = attention.rope.dim or attention.head_dim
     rows = tensor.reshape(heads, attention.head_dim, -1)

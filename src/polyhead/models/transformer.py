@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.layers.attention import ragged_positions
-from polyhead.layers.config import LayerConfig, RopeConfig
+from polyhead.layers.config import RopeConfig
+from polyhead.layers.layer_config import LayerConfig
 from polyhead.layers.linear import FusedLinear, PacksWeights
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -366,6 +367,6 @@ def _stack(
     for config in configs:
         rope = None
         if (data := config.attention.rope) is not None:
-            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.head_dim))
+            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.rope_head_dim))
         layers.append(TransformerLayer.from_config(embed_dim, config, rope=rope))
     return nn.ModuleList(layers)
