@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from polyhead.checkpoints import deepseek
+from polyhead.checkpoints import deepseek, gemma
 from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.rope_in import reach, read_rope
 from polyhead.checkpoints.shared_keys import (
@@ -50,7 +50,7 @@ class Family:
         defaults: values of absent keys where transformers' class has one.
     """
 
-    body: Literal["decoder", "bert", "deepseek"]
+    body: Literal["decoder", "gemma", "deepseek", "bert"]
     biases: Literal["qkv", "key"] | None = None
     ffn_bias: bool = False
     qk_norm: bool = False
@@ -93,6 +93,7 @@ FAMILIES: Mapping[str, Family] = {
         window="by layer",
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
     ),
+    "gemma3_text": Family("gemma", defaults=gemma.DEFAULTS),
     "deepseek_v2": Family("deepseek", defaults=deepseek.V2_DEFAULTS),
     "deepseek_v3": Family("deepseek", scoring="sigmoid", defaults=deepseek.V3_DEFAULTS),
     "bert": Family(
@@ -209,6 +210,8 @@ def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
 def _read(keys: Keys, family: Family) -> TransformerConfig:
     if family.body == "bert":
         return _bert(keys)
+    if family.body == "gemma":
+        return gemma.read(keys)
     if family.body == "deepseek":
         return deepseek.read(keys, family.scoring)
     return _decoder(keys, family)

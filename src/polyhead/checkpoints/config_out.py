@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.checkpoints import deepseek
+from polyhead.checkpoints import deepseek, gemma
 from polyhead.checkpoints.config_in import FAMILIES, Family, read_config
 from polyhead.checkpoints.rope_out import stated_length, write_rope
 from polyhead.checkpoints.shared_keys import (
@@ -33,6 +33,7 @@ _CLASSES = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "gemma3_text": "Gemma3",
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
     "bert": "Bert",
@@ -46,9 +47,9 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         ConfigError: no supported family can say it; the message names what is lost.
     """
     losses: dict[str, list[str]] = {}
-    body = _body(config)
+    bodies = _bodies(config)
     for model_type, family in FAMILIES.items():
-        if family.body != body:
+        if family.body not in bodies:
             continue
         try:
             values: dict[str, Any] = json.loads(json.dumps(_written(config, model_type, family)))
@@ -68,16 +69,18 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     )
 
 
-def _body(config: TransformerConfig) -> str:
-    """Which kind of families could say it."""
+def _bodies(config: TransformerConfig) -> tuple[str, ...]:
+    """Which kinds of families could say it."""
     if config.kind == "encoder":
-        return "bert"
+        return ("bert",)
     if isinstance(config.layers[0].attention, LatentAttentionConfig):
-        return "deepseek"
-    return "decoder"
+        return ("deepseek",)
+    return ("decoder", "gemma")
 
 
 def _written(config: TransformerConfig, model_type: str, family: Family) -> dict[str, Any]:
+    if family.body == "gemma":
+        return gemma.write(config, model_type, _CLASSES[model_type])
     if family.body == "deepseek":
         return deepseek.write(config, model_type, _CLASSES[model_type])
     write = _bert if family.body == "bert" else _decoder

@@ -7,6 +7,7 @@ about which tensors may be there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,6 +47,16 @@ _DECODER_NAMES = NameTable(
     unprefixed=frozenset(("lm_head",)),
     # A buffer that follows from the configuration, written by transformers before 4.32.
     ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+)
+
+_GEMMA_NAMES = replace(
+    _DECODER_NAMES,
+    modules=_DECODER_NAMES.modules
+    | {
+        "layers.{i}.post_attention_layernorm": "layers.{i}.attention_out_norm",
+        "layers.{i}.pre_feedforward_layernorm": "layers.{i}.feed_forward_norm",
+        "layers.{i}.post_feedforward_layernorm": "layers.{i}.feed_forward_out_norm",
+    },
 )
 
 _DEEPSEEK_NAMES = NameTable(
@@ -98,6 +109,7 @@ _BERT_NAMES = NameTable(
 
 _NAMES_OF_BODIES = {
     "decoder": _DECODER_NAMES,
+    "gemma": _GEMMA_NAMES,
     "deepseek": _DEEPSEEK_NAMES,
     "bert": _BERT_NAMES,
 }

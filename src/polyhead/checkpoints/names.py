@@ -26,7 +26,7 @@ class NameTable:
         ignored: patterns (full match, without the prefix) of tensors that no output depends on.
     """
 
-    modules: Mapping[str, str]
+    modules: dict[str, str]
     tensors: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     unprefixed: frozenset[str] = frozenset()
