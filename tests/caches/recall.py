@@ -72,16 +72,19 @@ class Row:
         if isinstance(storage, Quantized) and self.encoded > storage.sinks:
             most = length - self.encoded
         if isinstance(layout, Ring):
-            if isinstance(storage, Quantized):
-                groups = max(
-                    1, -(-(layout.window + layout.spare - storage.recent) // storage.group)
-                )
-                first = max(0, self.encoded - groups * storage.group)
-            else:
-                first = max(0, self.ever - layout.window - layout.spare)
+            first = self.forgotten(layout, storage)
             if first:
                 most = min(most, length - layout.window + 1 - first)
         return max(0, most)
+
+    def forgotten(self, layout: Layout, storage: Storage) -> int:
+        """Tokens at the start that a ring no longer holds."""
+        if not isinstance(layout, Ring):
+            return 0
+        if isinstance(storage, Quantized):
+            groups = max(1, -(-(layout.window + layout.spare - storage.recent) // storage.group))
+            return max(0, self.encoded - groups * storage.group)
+        return max(0, self.ever - layout.window - layout.spare)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, positions: list[int], window: int | None) -> Tensor:

@@ -82,6 +82,35 @@ def test_rollback_goes_as_far_as_the_next_query_still_finds_its_window():
 
 
 @torch.no_grad()
+def test_rows_of_equal_length_that_forgot_differently_keep_what_each_still_needs():
+    torch.manual_seed(4)
+    k, v = torch.randn(2, 2, 2, 20, 8)
+    q = torch.randn(2, 4, 1, 8)
+    cache = RingCache(8, spare=5)
+    real = torch.tensor([[True] * 17, [True] * 15 + [False] * 2])
+    cache.append(k[:, :, :17], v[:, :, :17], cache.next_positions(real))
+    cache.rollback([5, 3])
+    assert cache.lengths == [12, 12]
+    cache.rollback([0, 2])
+    positions = cache.next_positions(torch.tensor([[True, False], [True, True]]))
+    cache.append(k[:, :, 17:19], v[:, :, 17:19], positions)
+    assert cache.lengths == [13, 12]
+    cache.rollback([1, 0])
+    assert cache.lengths == [12, 12]
+    with pytest.raises(ValueError, match="positions must be given"):
+        cache.append(k[:, :, :1], v[:, :, :1])
+    positions = cache.next_positions(torch.ones(2, 1, dtype=torch.bool))
+    source = cache.append(k[:, :, 19:], v[:, :, 19:], positions)
+    mask = ph.Causal() & ph.Window(8)
+    out = ph.attention(q, source, mask=mask, q_positions=positions)
+    for b, kept in enumerate(([*range(12), 19], [*range(10), 17, 18, 19])):
+        alone = ph.attention(
+            q[b : b + 1], k[b : b + 1][:, :, kept], v[b : b + 1][:, :, kept], mask=mask
+        )
+        torch.testing.assert_close(out[b : b + 1], alone, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_a_quantised_ring_holds_its_window_in_constant_memory():
     window = 64
     cache = QuantizedCache(group=8, recent=8, layout=Ring(window))

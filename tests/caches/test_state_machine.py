@@ -62,7 +62,8 @@ class History(RuleBasedStateMachine):
         real = torch.ones(batch, count, dtype=torch.bool)
         if padding:
             real = torch.rand(real.shape, generator=torch.Generator().manual_seed(self.seed)) < 0.8
-        uneven = len({(len(row.keys), row.encoded) for row in rows}) > 1
+        held = {(len(r.keys), r.encoded, r.forgotten(self.layout, storage)) for r in rows}
+        uneven = len(held) > 1
         positions = cache.next_positions(real) if padding or uneven else None
         window = self.layout.window if isinstance(self.layout, Ring) else None
         longest = max(len(row.keys) for row in rows)

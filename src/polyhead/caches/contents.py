@@ -88,8 +88,8 @@ class Contents:
 
     @property
     def even(self) -> bool:
-        """Whether all rows stand at the same token in every store."""
-        return all(len(set(memory.stops)) <= 1 for memory in self.memories.values())
+        """Whether all rows hold the same places in every store."""
+        return len(set(self.states())) <= 1
 
     @property
     def has_positions(self) -> bool:
@@ -113,9 +113,9 @@ class Contents:
         return self.storage.sinks if after_sinks and isinstance(self.storage, Quantized) else 0
 
     def states(self) -> list[tuple[int, ...]]:
-        """Rows with equal states can be written together."""
+        """Rows with equal states hold the same places and can be written together."""
         stops = [memory.stops for memory in self.memories.values()]
-        return list(zip(*stops, strict=True))
+        return list(zip(*stops, self.main.firsts, strict=True))
 
     def write(self, rows: list[int] | None, stream: Stream, length: int) -> None:
         """Appends to rows that have ``length`` tokens each; None: all rows."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyhead.caches.codecs import Codec, Stream
 from polyhead.caches.memory import Memory
-from polyhead.semantics.masks import Mask, Visibility
+from polyhead.semantics.masks import Mask, Range, Visibility
 from polyhead.semantics.sources import KeyValueSource
 from polyhead.semantics.tokens import Tokens
 
@@ -113,6 +113,9 @@ class Held(Mask):
             return Visibility.ALL
         return Visibility.NONE if k.span.low >= NOWHERE else Visibility.SOME
 
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        return Range(None, torch.full((1, q.length), NOWHERE, device=device))
+
     def __repr__(self) -> str:
         return "Held()"
 
@@ -167,6 +170,7 @@ class StoredSource(KeyValueSource):
         self.tokens = Tokens.of(self._starts[-1], shift=shift, positions=positions)
         self.gaps = gaps
         self.mask = Held() if gaps else None
+        self.in_place = all(run.in_place for run in self.runs)
         self.requires_grad = any(run.requires_grad for run in self.runs)
 
     @property

@@ -28,7 +28,6 @@ def view(contents: Contents, *, explicit: bool) -> KeyValueSource:
     positions = None
     if explicit and runs:
         positions = torch.cat([run.positions() for run in runs], dim=1)
-    # Rows that were taken back differently hold differently much of what no query sees any more.
     shift = max(contents.main.firsts) * contents.main.store.tokens
     if len(runs) == 1 and runs[0].in_place:
         k, v = runs[0].read(0, runs[0].length)

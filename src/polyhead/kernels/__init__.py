@@ -5,12 +5,14 @@ is asked.
 """
 
 from polyhead.kernels.base import Kernel
+from polyhead.kernels.native import NativeKernel
 from polyhead.kernels.reference import ReferenceKernel
 from polyhead.kernels.sdpa import SdpaKernel
 from polyhead.kernels.tiled import TiledKernel
 
 KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for kernel in (SdpaKernel(), TiledKernel(), ReferenceKernel())
+    kernel.name: kernel
+    for kernel in (NativeKernel(), SdpaKernel(), TiledKernel(), ReferenceKernel())
 }
 
 __all__ = ["KERNELS", "Kernel"]

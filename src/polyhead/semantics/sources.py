@@ -28,6 +28,7 @@ class KeyValueSource(ABC):
         dtype: Of the tensors that ``read`` returns.
         device: Likewise.
         requires_grad: Whether a gradient may flow back to the tensors that ``gather`` returns.
+        in_place: Whether ``read`` returns views of where keys and values lie, not copies.
     """
 
     batch: int
@@ -38,6 +39,7 @@ class KeyValueSource(ABC):
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool = False
+    in_place: bool = False
 
     def tiles(self, size: int) -> list[Tokens]:
         """The keys in runs of at most ``size``, in the order that suits the storage.
@@ -68,6 +70,8 @@ class DenseSource(KeyValueSource):
         positions: ``[S]`` or ``[B, S]`` whole numbers; default 0 … S − 1.
         first_place: Place of the first key, where earlier ones have been forgotten.
     """
+
+    in_place = True
 
     def __init__(
         self, k: Tensor, v: Tensor, positions: Tensor | None = None, first_place: int = 0

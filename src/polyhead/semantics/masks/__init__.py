@@ -7,7 +7,15 @@ KeyLengths([7, 9])                      right-padded keys
 Keep(allowed) & ~Prefix(4)              an explicit tensor, and a complement
 """
 
-from polyhead.semantics.masks.algebra import And, Mask, Not, Or, Visibility, bare_tensor_message
+from polyhead.semantics.masks.algebra import (
+    And,
+    Mask,
+    Not,
+    Or,
+    Range,
+    Visibility,
+    bare_tensor_message,
+)
 from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, cut
 from polyhead.semantics.masks.packed import Documents, KeyLengths
 from polyhead.semantics.masks.positional import Causal, Prefix, Window
@@ -23,6 +31,7 @@ __all__ = [
     "Not",
     "Or",
     "Prefix",
+    "Range",
     "Visibility",
     "Window",
     "bare_tensor_message",

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +33,16 @@ class Visibility(enum.Enum):
         return {Visibility.NONE: Visibility.ALL, Visibility.ALL: Visibility.NONE}.get(self, self)
 
 
+class Range(NamedTuple):
+    """The positions that each query may see, low ≤ position < high: ``[1 or B, T]`` int64.
+
+    None is no bound.
+    """
+
+    low: Tensor | None
+    high: Tensor | None
+
+
 class Mask(ABC):
     """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not)."""
 
@@ -41,6 +53,10 @@ class Mask(ABC):
     @abstractmethod
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         """Whether none, some or all pairs are visible; SOME wherever that is not known."""
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
+        """What each query sees as one range of key positions; None where it is not one range."""
+        return None
 
     def parts(self) -> tuple[Mask, ...]:
         """The masks that this one is made of."""
@@ -105,6 +121,15 @@ class And(Mask):
         right = self.right.classify(q, k)
         return right if left is Visibility.ALL or right is Visibility.NONE else left
 
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
+        left, right = self.left.range(q, k, device), self.right.range(q, k, device)
+        if left is None or right is None:
+            return None
+        return Range(
+            _either(torch.maximum, left.low, right.low),
+            _either(torch.minimum, left.high, right.high),
+        )
+
     def parts(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
@@ -132,6 +157,15 @@ class Or(Mask):
             return left
         right = self.right.classify(q, k)
         return right if left is Visibility.NONE or right is Visibility.ALL else left
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
+        left, right = self.left.range(q, k, device), self.right.range(q, k, device)
+        # Two ranges from the beginning are one; others may leave a hole between them.
+        if left is None or right is None or left.low is not None or right.low is not None:
+            return None
+        if left.high is None or right.high is None:
+            return Range(None, None)
+        return Range(None, torch.maximum(left.high, right.high))
 
     def parts(self) -> tuple[Mask, ...]:
         return self.left, self.right
@@ -162,6 +196,15 @@ class Not(Mask):
 
     def __repr__(self) -> str:
         return f"~{_inside(self.inner, And, Or)}"
+
+
+def _either(
+    both: Callable[[Tensor, Tensor], Tensor], left: Tensor | None, right: Tensor | None
+) -> Tensor | None:
+    """The bound that is there, or both made one."""
+    if left is None or right is None:
+        return left if right is None else right
+    return both(left, right)
 
 
 def _inside(mask: Mask, *looser: type[Mask]) -> str:

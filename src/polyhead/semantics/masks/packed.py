@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from polyhead.semantics.masks.algebra import Mask, Visibility
+from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below, short, whole
 from polyhead.semantics.tokens import Span, Tokens
 
@@ -28,6 +28,11 @@ class KeyLengths(Mask):
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         return below(k.places, self.length.span)
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
+        if k.positions is not None:  # lengths count places
+            return None
+        return Range(None, self.length.tensor(device).reshape(-1, 1).expand(-1, q.length))
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         self.length.check(batch)
@@ -67,19 +72,27 @@ class Documents(Mask):
         return rows[0] if len(rows) == 1 else torch.stack(rows)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        ends = torch.nn.utils.rnn.pad_sequence(
+        ends = self._end_table(device)
+        ids = [_documents_of(tokens, ends) for tokens in (q, k)]
+        return (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
+        if k.positions is not None:  # lengths count places
+            return None
+        ends = self._end_table(device)
+        starts = torch.nn.functional.pad(ends, (1, 0))
+        # A query beyond the last document sees the keys beyond it: there are none.
+        ends = torch.nn.functional.pad(ends, (0, 1), value=torch.iinfo(torch.int64).max)
+        ids = _documents_of(q, starts[:, 1:])
+        return Range(starts.gather(1, ids), ends.gather(1, ids))
+
+    def _end_table(self, device: torch.device) -> Tensor:
+        """``[1 or B, documents]`` where each document ends; rows with fewer go on with ∞."""
+        return torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(row, device=device) for row in self._ends],
             batch_first=True,
             padding_value=torch.iinfo(torch.int64).max,
         )
-        rows = len(self._ends)
-        ids = [
-            torch.searchsorted(
-                ends, tokens.place_tensor(device).expand(rows, -1).contiguous(), right=True
-            )
-            for tokens in (q, k)
-        ]
-        return (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         kinds = {self._classify_row(ends, q.places, k.places) for ends in self._ends}
@@ -108,6 +121,12 @@ class Documents(Mask):
     def __repr__(self) -> str:
         rows = [short(row) for row in self.lengths]
         return f"Documents({rows[0] if len(rows) == 1 else '[' + ', '.join(rows) + ']'})"
+
+
+def _documents_of(tokens: Tokens, ends: Tensor) -> Tensor:
+    """``[1 or B, tokens]`` the number of the document that holds each token."""
+    places = tokens.place_tensor(ends.device).expand(len(ends), -1).contiguous()
+    return torch.searchsorted(ends, places, right=True)
 
 
 def _document_at(ends: list[int], place: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.semantics.masks.algebra import Mask, Visibility
+from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below, whole
 from polyhead.semantics.tokens import Tokens
 
@@ -24,6 +24,9 @@ class Causal(Mask):
         if k.span.low > q.span.high:
             return Visibility.NONE
         return Visibility.ALL if k.span.high <= q.span.low else Visibility.SOME
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        return Range(None, _at_rows(q, device) + 1)
 
     def __repr__(self) -> str:
         return "Causal()"
@@ -58,6 +61,10 @@ class Window(Mask):
         inside = farthest < self.size and (self.ahead is None or nearest >= -self.ahead)
         return Visibility.ALL if inside else Visibility.SOME
 
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        at = _at_rows(q, device)
+        return Range(at - self.size + 1, None if self.ahead is None else at + self.ahead + 1)
+
     def __repr__(self) -> str:
         return f"Window({self.size}{'' if self.ahead is None else f', ahead={self.ahead}'})"
 
@@ -74,11 +81,20 @@ class Prefix(Mask):
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         return below(k.span, self.length.span)
 
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        return Range(None, self.length.tensor(device).reshape(-1, 1).expand(-1, q.length))
+
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         self.length.check(batch)
 
     def __repr__(self) -> str:
         return f"Prefix({self.length})"
+
+
+def _at_rows(q: Tokens, device: torch.device) -> Tensor:
+    """Query positions, ``[1 or B, T]``."""
+    positions = q.position_tensor(device)
+    return positions[None] if positions.ndim == 1 else positions
 
 
 def _rows(positions: Tensor) -> Tensor:

@@ -1,0 +1,122 @@
+// Small dense products and reductions on vectors: the parts that scores and weighted sums are made of.
+
+// Sums across lanes of W vectors at once: lane i of the result is the sum of vector i. Halves are
+// exchanged and added log2 W times, one addition and two shuffles for each vector that goes away.
+template <int H, int Upper> constexpr int lane_of(int i) {
+    const int inside = i % (2 * H), block = i - inside;
+    return (inside < H ? block + inside : W + block + inside - H) + (Upper ? H : 0);
+}
+template <int H, int Upper, int... I>
+inline Vec halves(Vec a, Vec b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, lane_of<H, Upper>(I)...);
+}
+template <int H> inline Vec added_halves(Vec a, Vec b) {
+    using Lanes = std::make_integer_sequence<int, W>;
+    return halves<H, 0>(a, b, Lanes{}) + halves<H, 1>(a, b, Lanes{});
+}
+template <int H> inline Vec fold(const Vec* v) {
+    if constexpr (H == 0) {
+        return v[0];
+    } else {
+        Vec next[H];
+#pragma GCC unroll 8
+        for (int i = 0; i < H; ++i) next[i] = added_halves<H>(v[i], v[i + H]);
+        return fold<H / 2>(next);
+    }
+}
+
+// Two neighbouring bfloat16 columns as one 32-bit element; their products are added in float32.
+struct Pair { uint32_t bits; };
+
+inline Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
+#if defined(__AVX512BF16__) && PH_WIDTH == 16
+#define PH_PAIRS 1
+inline Vec multiply_add_pairs(Vec sum, Vec a, Vec b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#else
+#define PH_PAIRS 0
+inline Vec multiply_add_pairs(Vec sum, Vec, Vec) { return sum; }
+#endif
+
+template <class E> inline Vec multiply_add_of(Vec sum, Vec a, Vec b) {
+    if constexpr (sizeof(E) == 4 && !__is_same(E, float)) return multiply_add_pairs(sum, a, b);
+    else return multiply_add(sum, a, b);
+}
+
+inline Vec broadcast(const float* p) { return splat(*p); }
+inline Vec broadcast(const Pair* p) { return (Vec)splat_int((int32_t)p->bits); }
+inline Vec load_elements(const float* p) { return load_any<Vec>(p); }
+inline Vec load_elements(const Pair* p) { return load_any<Vec>(p); }
+
+// c[M, N·W] = factor[m] · c + a[M, K] · b[K, N·W]; without factors c is overwritten.
+template <int M, int N, class E>
+inline void tile_product(const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+                         float* c, int64_t c_stride, const float* factors) {
+    Vec acc[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n)
+            acc[m][n] = factors ? load(c + m * c_stride + n * W) * factors[m] : Vec{};
+    for (int64_t k = 0; k < K; ++k) {
+        Vec row[N];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) row[n] = load_elements(b + k * b_stride + n * W);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            const Vec x = broadcast(a + m * a_stride + k);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) acc[m][n] = multiply_add_of<E>(acc[m][n], x, row[n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) store_any(c + m * c_stride + n * W, acc[m][n]);
+}
+
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = PH_WIDTH == 16 ? 4 : 2;
+
+// The same for any number of rows up to kTileRows and any number of vectors of columns.
+template <int M, class E>
+inline void product_rows(const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+                         float* c, int64_t c_stride, int64_t vectors, const float* factors) {
+    int64_t n = 0;
+    for (; n + kTileVectors <= vectors; n += kTileVectors)
+        tile_product<M, kTileVectors>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+    if (kTileVectors > 2 && n + 2 <= vectors) {
+        tile_product<M, 2>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        n += 2;
+    }
+    if (n < vectors)
+        tile_product<M, 1>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+}
+template <class E>
+inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
+                          int64_t K, float* c, int64_t c_stride, int64_t vectors,
+                          const float* factors) {
+    switch (rows) {
+        case 6: return product_rows<6>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 5: return product_rows<5>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 4: return product_rows<4>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 3: return product_rows<3>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 2: return product_rows<2>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        default: return product_rows<1>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+    }
+}
+
+// Rows become columns.
+template <int H> inline void transpose_step(Vec* rows) {
+    using Lanes = std::make_integer_sequence<int, W>;
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+        if ((i & H) == 0) {
+            const Vec a = rows[i], b = rows[i + H];
+            rows[i] = halves<H, 0>(a, b, Lanes{});
+            rows[i + H] = halves<H, 1>(a, b, Lanes{});
+        }
+    if constexpr (H > 1) transpose_step<H / 2>(rows);
+}
+inline void transpose_in_registers(Vec* rows) { transpose_step<W / 2>(rows); }

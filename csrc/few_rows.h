@@ -1,0 +1,170 @@
+// Few rows: dot products with keys where they lie, then weighted sums of values where they lie.
+
+// Sums of as many vectors as there are lanes: one product row each for M rows and W / M keys, or,
+// where M does not divide W, as many keys as fit.
+template <int M> constexpr int kKeysAtOnce = W / M > 8 ? 8 : W / M;
+
+// Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
+template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
+
+template <int M, class T>
+inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
+                 float* s, int64_t s_stride) {
+    constexpr int N = kKeysAtOnce<M>;
+    Vec acc[W] = {};
+    if constexpr (kPairs<T>) {
+        if (D % (2 * W) == 0) {
+            const BFloat16* rows = (const BFloat16*)q;
+            for (int64_t d = 0; d < D; d += 2 * W) {
+                Vec x[M];
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) x[m] = load_any<Vec>(rows + m * D + d);
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) {
+                    const Vec y = load_any<Vec>(k + (n < count ? n : 0) * k_token + d);
+#pragma GCC unroll 8
+                    for (int m = 0; m < M; ++m) acc[m * N + n] = multiply_add_pairs(acc[m * N + n], x[m], y);
+                }
+            }
+        }
+    }
+    if (!kPairs<T> || D % (2 * W) != 0) {
+        const float* rows = (const float*)q;
+        for (int64_t d = 0; d < D; d += W) {
+            Vec x[M];
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) x[m] = load(rows + m * D + d);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) {
+                const Vec y = load(k + (n < count ? n : 0) * k_token + d);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) acc[m * N + n] += x[m] * y;
+            }
+        }
+    }
+    float sums[W];
+    store_any(sums, fold<W / 2>(acc));
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n)
+            if (n < count) s[m * s_stride + first + n] = sums[m * N + n];
+}
+
+template <int M, class T>
+void dots_of_block(const void* q, int64_t D, const T* k, int64_t k_token, int64_t count, float* s,
+                   int64_t s_stride) {
+    constexpr int N = kKeysAtOnce<M>;
+    for (int64_t j = 0; j < count; j += N)
+        dots<M, T>(q, D, k + j * k_token, k_token, j, count - j < N ? count - j : N, s, s_stride);
+}
+
+// values[m] = factor[m] · values[m] + Σ_j s[m, j] v[j], for N vectors of columns.
+template <int M, int N, class T>
+inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
+                         float* values, int64_t width, const float* factors) {
+    Vec acc[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];
+    for (int64_t j = 0; j < count; ++j) {
+        Vec row[N];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) row[n] = load(v + j * v_token + n * W);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            const Vec weight = splat(s[m * s_stride + j]);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) acc[m][n] += weight * row[n];
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) store_any(values + m * width + n * W, acc[m][n]);
+}
+
+template <int M, class T>
+void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
+                   float* values, int64_t width, const float* factors) {
+    constexpr int N = PH_WIDTH == 16 ? 4 : 2;
+    int64_t d = 0;
+    for (; d + N * W <= width; d += N * W)
+        weighted_sum<M, N, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
+    for (; d < width; d += W)
+        weighted_sum<M, 1, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
+}
+
+inline void prefetch_rows(const void* p, int64_t token_bytes, int64_t bytes, int64_t count) {
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t b = 0; b < bytes; b += 64)
+            __builtin_prefetch((const char*)p + j * token_bytes + b, 0, 2);
+}
+
+template <int M, class T>
+void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
+              const void* q, const T* k, int64_t k_token, const T* v, int64_t v_token, float* s,
+              State& state) {
+    dots_of_block<M, T>(q, c.key_dim, k, k_token, keys.length, s, kFewKeys);
+    float factors[M];
+    for (int m = 0; m < M; ++m)
+        factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kFewKeys, up_to(keys.length, W),
+                           c.scale, state);
+    weighted_sums<M, T>(s, kFewKeys, v, v_token, keys.length, state.values + i * c.value_dim,
+                        c.value_dim, factors);
+}
+
+template <class T>
+void few_block(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, const char* q,
+               int64_t row_bytes, const T* k, int64_t k_token, const T* v, int64_t v_token, float* s,
+               State& state) {
+    int64_t i = 0;
+    for (; i + 4 <= rows.count; i += 4)
+        few_step<4, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
+    switch (rows.count - i) {
+        case 3: return few_step<3, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
+        case 2: return few_step<2, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
+        case 1: return few_step<1, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
+        default: return;
+    }
+}
+
+inline int64_t few_bytes(const Attention& c) {
+    return kFewRows * c.key_dim * 4 * 2 + 4 * kFewKeys * 4 +
+           kFewKeys * (c.key_dim + c.value_dim) * 4 + 8 * 64;
+}
+
+template <class T>
+void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
+    const int64_t D = c.key_dim;
+    const bool pairs = kPairs<T> && D % (2 * W) == 0;
+    float* plain = arena.take<float>(kFewRows * D);
+    T* stored = arena.take<T>(kFewRows * D);
+    float* s = arena.take<float>(4 * kFewKeys);
+    float* good_k = arena.take<float>(kFewKeys * D);
+    float* good_v = arena.take<float>(kFewKeys * c.value_dim);
+    for (int64_t i = 0; i < rows.count; ++i) {
+        const T* x = query<T>(c, rows, i);
+        for (int64_t d = 0; d < D; ++d) {
+            stored[i * D + d] = x[d];
+            plain[i * D + d] = to_float(x[d]);
+        }
+    }
+    const char* q = pairs ? (const char*)stored : (const char*)plain;
+    const int64_t row_bytes = D * (pairs ? (int64_t)sizeof(T) : 4);
+    const bool watch = c.low || c.keep;
+    over_keys<T>(c, rows, from, to, kFewKeys,
+                 [&](const Keys& keys, Visible visible, const T* k, const T* v) {
+        const Piece& piece = *keys.piece;
+        // A block ahead of the one at hand; past the end of the memory it does no harm.
+        prefetch_rows(v, piece.v_token * (int64_t)sizeof(T), c.value_dim * (int64_t)sizeof(T), keys.length);
+        prefetch_rows(k + keys.length * piece.k_token, piece.k_token * (int64_t)sizeof(T),
+                      D * (int64_t)sizeof(T), keys.length);
+        if (watch && !all_finite<T>(c, keys, k, v)) {
+            quarantine<T>(c, rows, keys, k, v, good_k, good_v, state);
+            few_block<float>(c, rows, keys, visible, (const char*)plain, D * 4, good_k, D, good_v,
+                             c.value_dim, s, state);
+            return;
+        }
+        few_block<T>(c, rows, keys, visible, q, row_bytes, k, piece.k_token, v, piece.v_token, s, state);
+    });
+}

@@ -1,0 +1,163 @@
+// Many rows: a block of keys transposed, a block of values packed, then products on register tiles.
+//
+// With bfloat16 pairs (two neighbouring columns in 32 bits) the products are done by the processor's
+// own bfloat16 instruction, which adds in float32; otherwise everything is widened to float32.
+
+template <class T> struct Element { using type = float; };
+#if PH_PAIRS
+template <> struct Element<BFloat16> { using type = Pair; };
+#endif
+
+inline int64_t steps_of(int64_t n, bool pairs) { return pairs ? (n + 1) / 2 : n; }
+
+// [length, D] to [D, kManyKeys], 0 beyond length.
+template <class T>
+void transpose(const T* k, int64_t stride, int64_t length, int64_t D, float* to) {
+    for (int64_t j = 0; j < kManyKeys; j += W) {
+        int64_t d = 0;
+        for (; d + W <= D; d += W) {
+            Vec rows[W];
+            for (int n = 0; n < W; ++n)
+                rows[n] = j + n < length ? load(k + (j + n) * stride + d) : Vec{};
+            transpose_in_registers(rows);
+            for (int n = 0; n < W; ++n) store_any(to + (d + n) * kManyKeys + j, rows[n]);
+        }
+        for (; d < D; ++d)
+            for (int n = 0; n < W; ++n)
+                to[d * kManyKeys + j + n] = j + n < length ? to_float(k[(j + n) * stride + d]) : 0.0f;
+    }
+}
+
+template <class T>
+void pack_values(const T* v, int64_t stride, int64_t length, int64_t V, int64_t width, float* to) {
+    for (int64_t j = 0; j < length; ++j) {
+        int64_t d = 0;
+        for (; d + W <= V; d += W) store_any(to + j * width + d, load(v + j * stride + d));
+        for (; d < V; ++d) to[j * width + d] = to_float(v[j * stride + d]);
+        for (; d < width; ++d) to[j * width + d] = 0.0f;
+    }
+}
+
+#if PH_PAIRS
+// [length, D] to pairs [D / 2, kManyKeys].
+inline void transpose(const BFloat16* k, int64_t stride, int64_t length, int64_t D, Pair* to) {
+    for (int64_t j = 0; j < kManyKeys; j += W) {
+        int64_t d = 0;
+        for (; d + 2 * W <= D; d += 2 * W) {
+            Vec rows[W];
+            for (int n = 0; n < W; ++n)
+                rows[n] = j + n < length ? load_any<Vec>(k + (j + n) * stride + d) : Vec{};
+            transpose_in_registers(rows);
+            for (int n = 0; n < W; ++n) store_any(to + (d / 2 + n) * kManyKeys + j, rows[n]);
+        }
+        for (; d < D; d += 2)
+            for (int n = 0; n < W; ++n) {
+                const BFloat16* x = k + (j + n) * stride + d;
+                const bool here = j + n < length;
+                const uint32_t low = here ? x[0].bits : 0, high = here && d + 1 < D ? x[1].bits : 0;
+                to[d / 2 * kManyKeys + j + n].bits = low | high << 16;
+            }
+    }
+}
+
+// [length, V] to pairs of keys [length / 2, width].
+inline void pack_values(const BFloat16* v, int64_t stride, int64_t length, int64_t V, int64_t width, Pair* to) {
+    for (int64_t j = 0; j < length; j += 2) {
+        const BFloat16 *a = v + j * stride, *b = j + 1 < length ? a + stride : nullptr;
+        Pair* row = to + j / 2 * width;
+        int64_t d = 0;
+        for (; d + W <= V; d += W) {
+            const VecInt low = __builtin_convertvector(load_any<VecHalf>(a + d), VecInt);
+            const VecInt high = b ? __builtin_convertvector(load_any<VecHalf>(b + d), VecInt) : VecInt{};
+            store_any(row + d, low | high << 16);
+        }
+        for (; d < width; ++d) {
+            const uint32_t low = d < V ? a[d].bits : 0, high = b && d < V ? b[d].bits : 0;
+            row[d].bits = low | high << 16;
+        }
+    }
+}
+
+// Weights of one row as pairs of keys, rounded to nearest even.
+inline void pack_weights(const float* s, int64_t count, Pair* to) {
+    for (int64_t j = 0; j < count; j += 2 * W) {
+        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)load(s + j + W), (__m512)load(s + j));
+        store_any(to + j / 2, both);
+    }
+}
+inline void pack_query(const BFloat16* q, int64_t D, Pair* to) {
+    for (int64_t d = 0; d < D; d += 2) {
+        const uint32_t high = d + 1 < D ? q[d + 1].bits : 0;
+        to[d / 2].bits = q[d].bits | high << 16;
+    }
+}
+#endif
+template <class T> inline void pack_query(const T* q, int64_t D, float* to) {
+    for (int64_t d = 0; d < D; ++d) to[d] = to_float(q[d]);
+}
+
+inline int64_t many_bytes(const Attention& c, const Plan& p) {
+    return 4 * (p.rows * c.key_dim + kManyKeys * (2 * c.key_dim + c.value_dim + p.width) +
+                2 * kTileRows * kManyKeys) + 16 * 64;
+}
+
+template <class T, class E>
+void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
+                const E* q, const E* k, const E* v, float* s, Pair* weights, State& state) {
+    constexpr bool pairs = !__is_same(E, float);
+    const int64_t steps = steps_of(c.key_dim, pairs), padded = up_to(keys.length, pairs ? 2 * W : W);
+    float factors[kTileRows];
+    for (int64_t i = 0; i < rows.count; i += kTileRows) {
+        const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
+        block_product<E>(count, q + i * steps, steps, k, kManyKeys, steps, s, kManyKeys, padded / W, nullptr);
+        for (int64_t m = 0; m < count; ++m)
+            factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kManyKeys, padded, c.scale, state);
+        float* values = state.values + i * p.width;
+#if PH_PAIRS
+        if constexpr (pairs) {
+            for (int64_t m = 0; m < count; ++m)
+                pack_weights(s + m * kManyKeys, padded, weights + m * kManyKeys / 2);
+            block_product<Pair>(count, weights, kManyKeys / 2, v, p.width, steps_of(keys.length, true),
+                                values, p.width, p.width / W, factors);
+            continue;
+        }
+#endif
+        if constexpr (!pairs)
+            block_product<float>(count, s, kManyKeys, v, p.width, keys.length, values, p.width,
+                                 p.width / W, factors);
+    }
+}
+
+template <class T>
+void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
+    using E = typename Element<T>::type;
+    constexpr bool pairs = !__is_same(E, float);
+    const int64_t D = c.key_dim, steps = steps_of(D, pairs);
+    E* q = arena.take<E>(p.rows * steps);
+    E* k = arena.take<E>(kManyKeys * steps);
+    E* v = arena.take<E>(kManyKeys * p.width);
+    float* s = arena.take<float>(kTileRows * kManyKeys);
+    Pair* weights = arena.take<Pair>(kTileRows * kManyKeys / 2);
+    float* good_k = arena.take<float>(kManyKeys * D);
+    float* good_v = arena.take<float>(kManyKeys * c.value_dim);
+    for (int64_t i = 0; i < rows.count; ++i) pack_query(query<T>(c, rows, i), D, q + i * steps);
+    const bool watch = c.low || c.keep;
+    over_keys<T>(c, rows, from, to, kManyKeys,
+                 [&](const Keys& keys, Visible visible, const T* from_k, const T* from_v) {
+        int64_t k_token = keys.piece->k_token, v_token = keys.piece->v_token;
+        T* rounded = nullptr;
+        if (watch && !all_finite<T>(c, keys, from_k, from_v)) {
+            quarantine<T>(c, rows, keys, from_k, from_v, good_k, good_v, state);
+            // What was finite is exact in its own type, so it can go the usual way.
+            rounded = (T*)good_k;
+            for (int64_t n = 0; n < keys.length * D; ++n) round_to(good_k[n], rounded + n);
+            T* rounded_v = (T*)good_v;
+            for (int64_t n = 0; n < keys.length * c.value_dim; ++n) round_to(good_v[n], rounded_v + n);
+            from_k = rounded, from_v = rounded_v;
+            k_token = D, v_token = c.value_dim;
+        }
+        transpose(from_k, k_token, keys.length, D, k);
+        pack_values(from_v, v_token, keys.length, c.value_dim, p.width, v);
+        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state);
+    });
+}

@@ -1,0 +1,79 @@
+// What the module hands to the code of one instruction set.
+#pragma once
+#include <cstdint>
+
+namespace polyhead {
+
+enum Dtype { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// Rows of a weight [out_features, in_features] without gaps, and a bias [out_features] or null.
+struct Factor {
+    const void* weight;
+    const void* bias;
+    int64_t out_features;
+};
+
+constexpr int kMostFactors = 4;
+constexpr int kMostRows = 8;
+
+// y[m, :] = [x[m] · W0ᵀ + b0 | x[m] · W1ᵀ + b1 | …] for m < rows.
+struct Product {
+    Dtype dtype;            // of weights, biases and y
+    const float* x;         // [rows, in_features]
+    int64_t rows, in_features;
+    Factor factors[kMostFactors];
+    int count;
+    void* y;
+    int64_t y_stride;
+};
+
+// Keys and values that lie in one strided piece: [B, G, length, D] and [B, G, length, V].
+struct Piece {
+    const char *k, *v;
+    int64_t k_batch, k_head, k_token;  // strides in elements; the last dimension is dense
+    int64_t v_batch, v_head, v_token;
+    int64_t length;
+    int64_t position;                  // of the first token; they count on from there, unless
+    const int64_t* positions;          // [B or 1, length]
+    int64_t positions_batch;           // stride of the batch, 0 where all rows share them
+};
+
+constexpr int kMostPieces = 16;
+
+struct Attention {
+    Dtype dtype;
+    int64_t batch, heads, kv_heads, queries, keys, key_dim, value_dim;
+    const char* q;
+    int64_t q_batch, q_head, q_token;
+    Piece pieces[kMostPieces];
+    int count;
+    float scale, softcap;               // softcap 0: none
+    const int64_t *low, *high;          // [B or 1, T] positions that a query sees: low ≤ p < high; null: all
+    int64_t bounds_batch;
+    const uint8_t* keep;                // nonzero: visible; strides in elements, keys dense; or null
+    int64_t keep_batch, keep_head, keep_query;
+    const float* slopes;                // [H] of ALiBi, or null
+    const int64_t* q_positions;         // [B or 1, T], with slopes
+    int64_t q_positions_batch;
+    const float* bias;                  // float32, strides in elements, or null
+    int64_t bias_batch, bias_head, bias_query, bias_key;
+    char* out;                          // [B, H, T, V]
+    int64_t out_batch, out_head, out_query;
+    float* lse;                         // [B, H, T] without gaps, or null
+};
+
+// The code of one instruction set.
+struct Code {
+    const char* name;
+    bool (*runs_here)();
+    void (*product)(const Product&, int threads);
+    void (*widen)(Dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to);
+    void (*attend)(const Attention&, int threads);
+};
+
+#if defined(__x86_64__)
+extern const Code avx512_bf16_code, avx512_code, avx2_code;
+#endif
+extern const Code portable_code;
+
+}  // namespace polyhead

@@ -1,0 +1,142 @@
+// How a call is cut into blocks of rows and blocks of keys, and what every block needs.
+
+constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewKeys = 64;       // keys of a block, few rows
+constexpr int64_t kManyKeys = 128;     // many rows
+constexpr int64_t kManyRows = 192;
+
+inline int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+struct Plan {
+    bool few;
+    int64_t tokens, token_blocks;  // query tokens of a block; blocks of tokens
+    int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
+    int64_t blocks;                // in all
+    int64_t rows, width;           // of a block, most; values, padded to vectors
+    bool split;                    // keys are shared out
+};
+
+inline Plan plan_of(const Attention& c, int threads) {
+    Plan p{};
+    const int64_t group = c.heads / c.kv_heads;
+    p.width = up_to(c.value_dim, W);
+    p.few = group * c.queries <= kFewRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+    p.heads = group < kManyRows ? group : kManyRows;
+    p.tokens = p.few ? c.queries : kManyRows / p.heads;
+    if (p.tokens > c.queries) p.tokens = c.queries;
+    if (p.tokens < 1) p.tokens = 1;
+    // Smaller blocks where there would be too few of them for the threads.
+    while (!p.few && p.tokens * p.heads > 48 && p.tokens > 1 &&
+           c.batch * c.kv_heads * ((c.queries + p.tokens - 1) / p.tokens) < 4 * threads)
+        p.tokens = (p.tokens + 1) / 2;
+    p.head_blocks = (group + p.heads - 1) / p.heads;
+    p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
+    p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
+    p.rows = p.heads * p.tokens;
+    p.split = threads > 1 && p.blocks < 4 * threads && c.keys > 2 * kFewKeys;
+    return p;
+}
+
+inline Rows rows_of(const Attention& c, const Plan& p, int64_t block) {
+    // Later tokens see more keys under a causal mask: they come first.
+    const int64_t token_block = p.token_blocks - 1 - block / (p.blocks / p.token_blocks);
+    int64_t rest = block % (p.blocks / p.token_blocks);
+    const int64_t head_block = rest % p.head_blocks;
+    rest /= p.head_blocks;
+    const int64_t group = c.heads / c.kv_heads, g = rest % c.kv_heads;
+    Rows r;
+    r.batch = rest / c.kv_heads;
+    r.kv_head = g;
+    r.first_head = g * group + head_block * p.heads;
+    const int64_t heads = group - head_block * p.heads < p.heads ? group - head_block * p.heads : p.heads;
+    r.t0 = token_block * p.tokens;
+    r.t1 = r.t0 + p.tokens < c.queries ? r.t0 + p.tokens : c.queries;
+    r.count = heads * (r.t1 - r.t0);
+    return r;
+}
+
+template <class T> inline const T* query(const Attention& c, const Rows& r, int64_t i) {
+    return (const T*)c.q + r.batch * c.q_batch + r.head(i) * c.q_head + r.token(i) * c.q_token;
+}
+
+// Memory of one thread; `take` hands out pieces aligned to a cache line.
+struct Arena {
+    char* next;
+    template <class T> T* take(int64_t count) {
+        T* p = (T*)next;
+        next += up_to(count * (int64_t)sizeof(T), 64);
+        return p;
+    }
+};
+
+inline void start(State& state, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; ++i) {
+        state.peak[i] = kMinusInfinity;
+        state.total[i] = 0;
+        state.poisoned[i] = 0;
+    }
+    __builtin_memset(state.values, 0, rows * width * sizeof(float));
+}
+
+template <class T> inline bool is_finite(const T* x, int64_t n) {
+    Vec all{};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) all += load(x + i) * 0.0f;
+    float rest = sum(all);
+    for (; i < n; ++i) rest += to_float(x[i]) * 0.0f;
+    return rest == 0.0f;
+}
+
+// Keys and values of a block as float32 with 0 for what is not finite; marks the rows that see such.
+template <class T>
+void quarantine(const Attention& c, const Rows& rows, const Keys& keys, const T* k, const T* v,
+                float* good_k, float* good_v, State& state) {
+    for (int64_t j = 0; j < keys.length; ++j) {
+        bool bad = false;
+        auto copy = [&](const T* from, int64_t n, float* to) {
+            for (int64_t d = 0; d < n; ++d) {
+                const float x = to_float(from[d]);
+                const bool finite = x - x == 0.0f;
+                bad |= !finite;
+                to[d] = finite ? x : 0.0f;
+            }
+        };
+        copy(k + j * keys.piece->k_token, c.key_dim, good_k + j * c.key_dim);
+        copy(v + j * keys.piece->v_token, c.value_dim, good_v + j * c.value_dim);
+        if (bad)
+            for (int64_t i = 0; i < rows.count; ++i)
+                if (sees(c, rows, i, keys, j)) state.poisoned[i] = 1;
+    }
+}
+
+template <class T>
+inline bool all_finite(const Attention& c, const Keys& keys, const T* k, const T* v) {
+    for (int64_t j = 0; j < keys.length; ++j)
+        if (!is_finite(k + j * keys.piece->k_token, c.key_dim) ||
+            !is_finite(v + j * keys.piece->v_token, c.value_dim))
+            return false;
+    return true;
+}
+
+// Rows of a block over the keys [from, to) of the call.
+template <class T, class Block>
+void over_keys(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size,
+               Block&& block) {
+    int64_t first = 0;
+    for (int i = 0; i < c.count; ++i) {
+        const Piece& piece = c.pieces[i];
+        const int64_t begin = from > first ? from - first : 0;
+        const int64_t end = to - first < piece.length ? to - first : piece.length;
+        for (int64_t at = begin; at < end; at += size) {
+            const Keys keys = keys_at(piece, rows.batch, at, end - at < size ? end - at : size, first + at);
+            const Visible visible = visible_of(c, rows, keys);
+            if (visible == Visible::none) continue;
+            const T* k = (const T*)piece.k + rows.batch * piece.k_batch +
+                         rows.kv_head * piece.k_head + at * piece.k_token;
+            const T* v = (const T*)piece.v + rows.batch * piece.v_batch +
+                         rows.kv_head * piece.v_head + at * piece.v_token;
+            block(keys, visible, k, v);
+        }
+        first += piece.length;
+    }
+}

@@ -1,0 +1,177 @@
+// One row of scores: what is done to them between the two products, whatever computed them.
+//
+//     scale → softcap → bias → mask → online softmax
+//
+// Online softmax (Milakov & Gimelshein 2018): per row the greatest score m so far and the sum l of
+// exp(score − m); a new m rescales what was summed by exp(m_old − m).
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// The queries of one kv head that are computed together: heads `first_head` on, tokens [t0, t1).
+// Row i is head first_head + i / (t1 − t0), token t0 + i % (t1 − t0).
+struct Rows {
+    int64_t batch, kv_head, first_head, t0, t1, count;
+    int64_t head(int64_t i) const { return first_head + i / (t1 - t0); }
+    int64_t token(int64_t i) const { return t0 + i % (t1 - t0); }
+};
+
+// A block of `length` keys of a piece, from its token `start` on; `index` counts keys of the call.
+struct Keys {
+    const Piece* piece;
+    int64_t start, length, index;
+    const int64_t* positions;  // of this block and batch row, or null: first, first + 1, …
+    int64_t first;
+    int64_t position(int64_t j) const { return positions ? positions[j] : first + j; }
+};
+
+enum class Visible { none, some, all };
+
+inline Keys keys_at(const Piece& piece, int64_t batch, int64_t start, int64_t length, int64_t index) {
+    const int64_t* p = piece.positions;
+    return {&piece, start, length, index,
+            p ? p + batch * piece.positions_batch + start : nullptr, piece.position + start};
+}
+
+// What rows of a call see of a block of keys, without looking at single pairs where bounds tell.
+inline Visible visible_of(const Attention& c, const Rows& rows, const Keys& keys) {
+    Visible found = Visible::all;
+    if (c.low) {
+        int64_t least = keys.position(0), most = keys.position(keys.length - 1);
+        if (keys.positions)
+            for (int64_t j = 0; j < keys.length; ++j) {
+                least = keys.positions[j] < least ? keys.positions[j] : least;
+                most = keys.positions[j] > most ? keys.positions[j] : most;
+            }
+        const int64_t* low = c.low + rows.batch * c.bounds_batch;
+        const int64_t* high = c.high + rows.batch * c.bounds_batch;
+        bool any = false, every = true;
+        for (int64_t t = rows.t0; t < rows.t1; ++t) {
+            any |= most >= low[t] && least < high[t] && low[t] < high[t];
+            every &= least >= low[t] && most < high[t];
+        }
+        if (!any) return Visible::none;
+        if (!every) found = Visible::some;
+    }
+    if (c.keep) {
+        bool any = false, every = true;
+        for (int64_t i = 0; i < rows.count; ++i) {
+            if (c.keep_head == 0 && i >= rows.t1 - rows.t0) break;
+            const uint8_t* keep = c.keep + rows.batch * c.keep_batch + rows.head(i) * c.keep_head +
+                                  rows.token(i) * c.keep_query + keys.index;
+            for (int64_t j = 0; j < keys.length; ++j) {
+                any |= keep[j] != 0;
+                every &= keep[j] != 0;
+            }
+        }
+        if (!any) return Visible::none;
+        if (!every) found = Visible::some;
+    }
+    return found;
+}
+
+inline bool sees(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, int64_t j) {
+    const int64_t t = rows.token(i);
+    if (c.low) {
+        const int64_t at = rows.batch * c.bounds_batch + t, p = keys.position(j);
+        if (p < c.low[at] || p >= c.high[at]) return false;
+    }
+    return !c.keep || c.keep[rows.batch * c.keep_batch + rows.head(i) * c.keep_head +
+                             t * c.keep_query + keys.index + j];
+}
+
+// Sums and greatest scores of some rows, and the weighted values beside them.
+struct State {
+    float *peak, *total;    // [rows]
+    float* values;          // [rows, width], not yet divided by total
+    uint8_t* poisoned;      // [rows]: sees a key with content that is not finite
+};
+
+// −∞ where row i may not look, `count` scores padded to `padded`.
+inline void hide(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, float* s) {
+    if (c.low) {
+        const int64_t at = rows.batch * c.bounds_batch + rows.token(i);
+        const int64_t low = c.low[at], high = c.high[at];
+        if (keys.positions) {
+            for (int64_t j = 0; j < keys.length; ++j)
+                if (keys.positions[j] < low || keys.positions[j] >= high) s[j] = kMinusInfinity;
+        } else {
+            const int64_t from = low - keys.first, to = high - keys.first;
+            for (int64_t j = 0; j < keys.length && j < from; ++j) s[j] = kMinusInfinity;
+            for (int64_t j = to > 0 ? to : 0; j < keys.length; ++j) s[j] = kMinusInfinity;
+        }
+    }
+    if (c.keep) {
+        const uint8_t* keep = c.keep + rows.batch * c.keep_batch + rows.head(i) * c.keep_head +
+                              rows.token(i) * c.keep_query + keys.index;
+        for (int64_t j = 0; j < keys.length; ++j)
+            if (!keep[j]) s[j] = kMinusInfinity;
+    }
+}
+
+inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, float* s) {
+    const int64_t h = rows.head(i), t = rows.token(i);
+    if (c.slopes) {
+        const float slope = c.slopes[h];
+        const int64_t q = c.q_positions[rows.batch * c.q_positions_batch + t];
+        if (keys.positions) {
+            for (int64_t j = 0; j < keys.length; ++j) {
+                const int64_t apart = q - keys.positions[j];
+                s[j] -= slope * (float)(apart < 0 ? -apart : apart);
+            }
+        } else {
+            const int32_t apart = (int32_t)(q - keys.first);
+            for (int32_t j = 0; j < (int32_t)keys.length; ++j) {
+                const int32_t d = apart - j;
+                s[j] -= slope * (float)(d < 0 ? -d : d);
+            }
+        }
+    }
+    if (c.bias) {
+        const float* bias = c.bias + rows.batch * c.bias_batch + h * c.bias_head +
+                            t * c.bias_query + keys.index * c.bias_key;
+        for (int64_t j = 0; j < keys.length; ++j) s[j] += bias[j * c.bias_key];
+    }
+}
+
+// Turns raw products into weights exp(score − peak), in place; returns the factor of what the row
+// has summed so far. `s` has room for `padded` scores, a multiple of W; those past the keys give 0.
+inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
+                   float* s, int64_t padded, float scale, State& state) {
+    if (c.softcap > 0) {
+        const float inside = scale / c.softcap;
+        for (int64_t j = 0; j < padded; j += W)
+            store_any(s + j, hyperbolic_tangent(load(s + j) * inside) * c.softcap);
+    } else if (scale != 1.0f) {
+        for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * scale);
+    }
+    if (c.slopes || c.bias) add_bias(c, rows, i, keys, s);
+    if (visible == Visible::some) hide(c, rows, i, keys, s);
+    for (int64_t j = keys.length; j < padded; ++j) s[j] = kMinusInfinity;
+    Vec most = load(s);
+    for (int64_t j = W; j < padded; j += W) most = larger(load(s + j), most);
+    const float before = state.peak[i];
+    float peak = largest(most);
+    peak = peak > before ? peak : before;
+    if (peak == kMinusInfinity) {
+        // NaN compares false everywhere: a NaN among the scores must still come out.
+        for (int64_t j = 0; j < padded; j += W) store_any(s + j, exponential(load(s + j)));
+        Vec all{};
+        for (int64_t j = 0; j < padded; j += W) all += load(s + j);
+        state.total[i] += sum(all);
+        return 1.0f;
+    }
+    Vec all{};
+    const Vec at = splat(peak);
+    for (int64_t j = 0; j < padded; j += W) {
+        const Vec weight = exponential(load(s + j) - at);
+        store_any(s + j, weight);
+        all += weight;
+    }
+    float factor = 1.0f;
+    if (peak != before) {
+        factor = before == kMinusInfinity ? 0.0f : __builtin_expf(before - peak);
+        state.peak[i] = peak;
+    }
+    state.total[i] = state.total[i] * factor + sum(all);
+    return factor;
+}

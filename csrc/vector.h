@@ -1,0 +1,136 @@
+// Vectors of one instruction set, as the compiler's own vector types, and the storage types.
+//
+// Included by one file per instruction set, inside that file's own namespace, so that nothing that
+// was compiled for one processor is linked into the path of another.
+
+typedef float Vec __attribute__((vector_size(4 * PH_WIDTH)));
+typedef int32_t VecInt __attribute__((vector_size(4 * PH_WIDTH)));
+typedef uint16_t VecHalf __attribute__((vector_size(2 * PH_WIDTH)));
+
+constexpr int W = PH_WIDTH;
+
+template <class V> inline V load_any(const void* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class V> inline void store_any(void* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+
+inline Vec splat(float x) { return x - Vec{}; }
+inline VecInt splat_int(int32_t x) { return x - VecInt{}; }
+inline Vec choose(VecInt where, Vec yes, Vec no) {
+    return (Vec)((where & (VecInt)yes) | (~where & (VecInt)no));
+}
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+// 16-bit floats as bits; conversion is exact one way and rounds to nearest even the other.
+struct BFloat16 { uint16_t bits; };
+struct Half { uint16_t bits; };
+
+inline Vec load(const float* p) { return load_any<Vec>(p); }
+inline Vec load(const BFloat16* p) {
+    return (Vec)(__builtin_convertvector(load_any<VecHalf>(p), VecInt) << 16);
+}
+inline float to_float(float x) { return x; }
+inline float to_float(BFloat16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float f;
+    __builtin_memcpy(&f, &bits, 4);
+    return f;
+}
+inline float to_float(Half x) {
+    // The exponent is moved by multiplication, which also makes subnormal numbers normal.
+    uint32_t bits = (uint32_t)(x.bits & 0x7fff) << 13;
+    if ((x.bits & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
+    float f;
+    __builtin_memcpy(&f, &bits, 4);
+    if ((x.bits & 0x7c00) != 0x7c00) f *= 0x1p112f;
+    return (x.bits & 0x8000) ? -f : f;
+}
+#if defined(__F16C__) && PH_WIDTH == 16
+inline Vec load(const Half* p) { return (Vec)_mm512_cvtph_ps(load_any<__m256i>(p)); }
+#elif defined(__F16C__) && PH_WIDTH == 8
+inline Vec load(const Half* p) { return (Vec)_mm256_cvtph_ps(load_any<__m128i>(p)); }
+#else
+inline Vec load(const Half* p) {
+    Vec v;
+    for (int i = 0; i < W; ++i) v[i] = to_float(p[i]);
+    return v;
+}
+#endif
+
+inline void round_to(float x, float* p) { *p = x; }
+inline void round_to(float x, BFloat16* p) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    if (x != x) { p->bits = 0x7fc0; return; }
+    p->bits = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline void round_to(float x, Half* p) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    uint16_t sign = (uint16_t)((bits >> 16) & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000u) { p->bits = sign | 0x7e00; return; }
+    if (bits >= 0x477ff000u) { p->bits = sign | 0x7c00; return; }
+    if (bits < 0x38800000u) {
+        // Subnormal: adding 0.5 lines the result up with the last bits and rounds.
+        float f;
+        __builtin_memcpy(&f, &bits, 4);
+        f += 0.5f;
+        __builtin_memcpy(&bits, &f, 4);
+        p->bits = sign | (uint16_t)(bits - 0x3f000000u);
+        return;
+    }
+    bits += 0xfff + ((bits >> 13) & 1);
+    p->bits = sign | (uint16_t)((bits - 0x38000000u) >> 13);
+}
+
+inline float sum(Vec v) {
+    float lanes[W];
+    store_any(lanes, v);
+    for (int n = W / 2; n; n /= 2)
+        for (int i = 0; i < n; ++i) lanes[i] += lanes[i + n];
+    return lanes[0];
+}
+inline float largest(Vec v) {
+    float lanes[W];
+    store_any(lanes, v);
+    for (int n = W / 2; n; n /= 2)
+        for (int i = 0; i < n; ++i) lanes[i] = lanes[i + n] > lanes[i] ? lanes[i + n] : lanes[i];
+    return lanes[0];
+}
+
+// exp for x ≤ 88: 2^n · e^f with n whole and |f| ≤ ln 2 / 2; e^f = 1 + f + f² · P(f), P fitted to
+// 3e-9 relative. What would be smaller than the smallest normal number is 0, exp(−∞) too; NaN stays.
+inline Vec exponential(Vec x) {
+    const Vec magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to a whole number
+    const Vec shifted = x * 1.44269504f + magic;
+    const Vec n = shifted - magic;
+    // x − n · ln 2 in two parts, so that the difference is as exact as x itself.
+    const Vec f = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    Vec p = splat(1.38146062e-3f);
+    p = p * f + 8.36871159e-3f;
+    p = p * f + 4.16683876e-2f;
+    p = p * f + 1.66665207e-1f;
+    p = p * f + 4.99999935e-1f;
+    p = p * (f * f) + (f + 1.0f);
+    const VecInt power = ((VecInt)shifted << 23) + splat_int(0x3f800000);
+    return choose((VecInt)(x < splat(-87.0f)), Vec{}, p * (Vec)power);
+}
+
+// tanh: an odd polynomial near 0, where 1 − 2 / (e^2x + 1) would cancel.
+inline Vec hyperbolic_tangent(Vec x) {
+    const Vec below = x > splat(10.0f) ? splat(10.0f) : x;
+    const Vec within = below < splat(-10.0f) ? splat(-10.0f) : below;
+    const Vec far = 1.0f - 2.0f / (exponential(within * 2.0f) + 1.0f);
+    const Vec s = x * x;
+    Vec p = splat(1.84577981e-2f);
+    p = p * s - 5.34809231e-2f;
+    p = p * s + 1.33305356e-1f;
+    p = p * s - 3.3333283e-1f;
+    const Vec near = x + x * s * p;
+    const Vec magnitude = x < Vec{} ? -x : x;
+    const Vec known = choose((VecInt)(magnitude < splat(0.42f)), near, far);
+    return choose((VecInt)(x == x), known, x);
+}

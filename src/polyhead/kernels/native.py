@@ -1,0 +1,133 @@
+"""polyhead's own C++ kernel for CPUs: see csrc/attend.h for how it works.
+
+Keys and values are read where they lie, in one piece or in the few of a ring, once for all query
+heads of a group. A mask becomes, for every query, the range of key positions that it may see, which
+costs O(T) memory; an explicit tensor is read as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead import native
+from polyhead.kernels.base import Kernel
+from polyhead.native.code import DTYPES, MOST_PIECES, NO_EXTRAS, Extras, Piece
+from polyhead.semantics import ALiBi, Call, State, TensorBias
+from polyhead.semantics.masks import And, Keep, Mask
+from polyhead.semantics.tokens import is_traced, is_transformed
+
+_FAR = 1 << 62
+"""Beyond any position."""
+
+
+class NativeKernel(Kernel):
+    name = "native"
+    summary = "C++ for CPUs: K and V read once per kv head, where they lie; forward only"
+
+    def unavailable(self) -> str | None:
+        return native.unavailable()
+
+    def refusal(self, call: Call) -> str | None:
+        spec, source, q = call.spec, call.source, call.q
+        if call.requires_grad:
+            return "gradients"
+        if q.dtype not in DTYPES:
+            return f"{q.dtype}"
+        if q.device.type != "cpu":
+            return f"tensors on {q.device}"
+        if is_traced(q) or is_transformed():
+            return "tracing or vmap"
+        if spec.dropout_p:
+            return f"dropout_p={spec.dropout_p}"
+        if spec.bias is not None and not isinstance(spec.bias, ALiBi | TensorBias):
+            return f"bias={spec.bias!r} (it would need a T×S tensor)"
+        if not source.in_place:
+            return "keys and values that would be copied to be read"
+        if not (q.shape[2] and source.tokens.length):
+            return "no queries or no keys"
+        if not _is_ranged(call):
+            return f"mask={spec.mask!r} (it would need a T×S tensor)"
+        return None
+
+    def run(self, call: Call) -> State:
+        code = native.code()
+        if code is None:
+            raise RuntimeError(native.unavailable())
+        spec, q = call.spec, call.q
+        if q.stride(-1) != 1:
+            q = q.contiguous()
+        extras = NO_EXTRAS
+        if spec.mask is not None or spec.bias is not None or spec.softcap is not None:
+            extras = _extras(call)
+        return State(*code.attend(q, _pieces(call), spec.scale, extras, lse=call.needs_lse))
+
+
+def _pieces(call: Call) -> list[Piece]:
+    found = []
+    for tile in sorted(call.source.tiles(_FAR), key=lambda tile: tile.start):
+        k, v = call.source.read(tile)
+        if k.stride(-1) != 1 or v.stride(-1) != 1:
+            k, v = k.contiguous(), v.contiguous()
+        if tile.positions is None:
+            found.append(Piece(k, v, tile.places.low))
+        else:
+            found.append(Piece(k, v, positions=tile.positions.long().contiguous()))
+    return found
+
+
+def _extras(call: Call) -> Extras:
+    spec, q = call.spec, call.q
+    T, S = q.shape[2], call.source.tokens.length
+    bounds = keep = slopes = bias = None
+    if spec.mask is not None:
+        ranged, explicit = _split(spec.mask)
+        bounds = _bounds(ranged, call)
+        for part in explicit:
+            visible = part.visible(call.q_tokens, call.source.tokens, q.device)
+            keep = visible if keep is None else keep & visible
+        if keep is not None:
+            keep = keep.expand(*keep.shape[:2], T, S)
+            keep = keep if keep.stride(-1) == 1 else keep.contiguous()
+    if isinstance(spec.bias, ALiBi):
+        at = call.q_tokens.position_tensor(q.device).long().contiguous()
+        slopes = (spec.bias.tensor.float().contiguous(), at)
+    elif spec.bias is not None:
+        bias = spec.bias.tensor.float()
+        bias = bias.expand(*bias.shape[:2], T, S)
+    return Extras(spec.softcap or 0.0, bounds, keep, slopes, bias)
+
+
+def _split(mask: Mask) -> tuple[Mask | None, list[Keep]]:
+    """The parts of a conjunction that are rules, as one mask, and those that are tensors."""
+    if isinstance(mask, Keep):
+        return None, [mask]
+    if not isinstance(mask, And):
+        return mask, []
+    left, left_tensors = _split(mask.left)
+    right, right_tensors = _split(mask.right)
+    both = left if right is None else right if left is None else left & right
+    return both, left_tensors + right_tensors
+
+
+def _is_ranged(call: Call) -> bool:
+    """Whether the mask is a range of positions for every query, and explicit tensors."""
+    mask = None if call.spec.mask is None else _split(call.spec.mask)[0]
+    if mask is None:
+        return True
+    return mask.range(call.q_tokens, call.source.tokens, call.q.device) is not None
+
+
+def _bounds(mask: Mask | None, call: Call) -> tuple[Tensor, Tensor]:
+    """``[1 or B, T]`` low and high of the positions that each query sees."""
+    found = None
+    if mask is not None:
+        found = mask.range(call.q_tokens, call.source.tokens, call.q.device)
+    T = call.q.shape[2]
+    low = high = None
+    if found is not None:
+        low, high = found
+    low = torch.full((1, T), -_FAR) if low is None else low
+    high = torch.full((1, T), _FAR) if high is None else high
+    low, high = torch.broadcast_tensors(low, high)
+    return low.long().contiguous(), high.long().contiguous()

@@ -1,0 +1,11 @@
+"""The C++ code in csrc/: products of few rows, and attention on a CPU.
+
+``code()`` is the compiled code for this processor, chosen at first use among those compiled: the
+first whose instruction set is here and whose results agree with float64. One that disagrees is
+switched off with a warning. Without a compiler at installation there is none, and everything that
+could use it does without.
+"""
+
+from polyhead.native.code import Code, all_codes, code, unavailable, using
+
+__all__ = ["Code", "all_codes", "code", "unavailable", "using"]

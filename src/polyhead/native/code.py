@@ -1,0 +1,242 @@
+"""Finds the compiled code that this processor can run, tests it, and calls it with addresses.
+
+Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size, V value size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+MOST_ROWS = 8
+"""Rows of x that ``Code.product`` takes."""
+MOST_WEIGHTS = 4
+MOST_PIECES = 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]``, last dimensions dense, other strides any.
+
+    Attributes:
+        k: Keys.
+        v: Values.
+        first: Position of the first; they count on from there unless ``positions`` is given.
+        positions: ``[n]`` or ``[B, n]`` int64, dense, or None.
+    """
+
+    k: Tensor
+    v: Tensor
+    first: int = 0
+    positions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What joins the plain softmax(Q Kᵀ · scale) V.
+
+    Attributes:
+        softcap: c of c · tanh(score / c); 0 is none.
+        bounds: ``[1 or B, T]`` int64 low and high: a query sees positions low ≤ p < high.
+        keep: ``[1 or B, 1 or H, T, S]`` bool, keys dense, columns in the order of the pieces.
+        slopes: ``[H]`` float32 of ALiBi, with the queries' positions ``[1 or B, T]`` int64.
+        bias: ``[B, H, T, S]`` float32, any strides.
+    """
+
+    softcap: float = 0.0
+    bounds: tuple[Tensor, Tensor] | None = None
+    keep: Tensor | None = None
+    slopes: tuple[Tensor, Tensor] | None = None
+    bias: Tensor | None = None
+
+
+NO_EXTRAS = Extras()
+
+
+class Code:
+    """One instruction set's code. Callers have checked dtypes, shapes and strides."""
+
+    def __init__(self, module: ModuleType, index: int, name: str) -> None:
+        self.name = name
+        self._index = index
+        self._product, self._attend = module.product, module.attend
+
+    def product(self, x: Tensor, weights: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+        """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
+
+        Args:
+            x: ``[rows, in]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            weights: At most ``MOST_WEIGHTS`` of ``[out, in]`` and ``[out]`` or None, dense, in the
+                dtype of x.
+        """
+        rows, inputs = x.shape
+        y = x.new_empty(rows, sum(len(weight) for weight, _ in weights))
+        arguments = [
+            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), x.stride(0),
+            rows, inputs, y.data_ptr(), y.shape[1],
+        ]  # fmt: skip
+        for weight, bias in weights:
+            arguments += weight.data_ptr(), 0 if bias is None else bias.data_ptr(), len(weight)
+        self._product(*arguments)
+        return y
+
+    def attend(
+        self,
+        q: Tensor,
+        pieces: Sequence[Piece],
+        scale: float,
+        extras: Extras = NO_EXTRAS,
+        *,
+        lse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of ``q [B, H, T, D]`` over all pieces: out and, if asked for, lse.
+
+        Args:
+            q: The last dimension dense, other strides any.
+            pieces: One to ``MOST_PIECES``.
+            scale: Factor of the scores.
+            extras: Mask, bias, softcap.
+            lse: Whether to return ``[B, H, T]`` float32.
+        """
+        B, H, T, D = q.shape
+        V = pieces[0].v.shape[-1]
+        out = q.new_empty(B, H, T, V)
+        found = q.new_empty(B, H, T, dtype=torch.float32) if lse else None
+        arguments = [
+            self._index, torch.get_num_threads(), DTYPES[q.dtype], B, H, pieces[0].k.shape[1], T,
+            D, V, scale, extras.softcap,
+            q.data_ptr(), *q.stride()[:3], out.data_ptr(), *out.stride()[:3],
+            0 if found is None else found.data_ptr(),
+        ]  # fmt: skip
+        arguments += _NONE if extras is NO_EXTRAS else _extras(extras)
+        for piece in pieces:
+            k, v, positions = piece.k, piece.v, piece.positions
+            arguments += k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]
+            arguments += k.shape[2], piece.first, *_table(positions)
+        self._attend(*arguments)
+        return out, found
+
+
+_NONE = [0] * 15
+
+
+def _extras(extras: Extras) -> list[int]:
+    found = [0, 0, 0] if extras.bounds is None else [
+        extras.bounds[0].data_ptr(), *_table(extras.bounds[1])
+    ]  # fmt: skip
+    found += _strided(extras.keep, 3)
+    if extras.slopes is None:
+        found += [0, 0, 0]
+    else:
+        found += [extras.slopes[0].data_ptr(), *_table(extras.slopes[1])]
+    return found + _strided(extras.bias, 4)
+
+
+def _table(rows: Tensor | None) -> tuple[int, int]:
+    """Address and batch stride of ``[n]``, ``[1, n]`` or ``[B, n]``."""
+    if rows is None:
+        return 0, 0
+    return rows.data_ptr(), rows.stride(0) if rows.ndim == 2 and len(rows) > 1 else 0
+
+
+def _strided(tensor: Tensor | None, dimensions: int) -> list[int]:
+    """Address and strides, 0 along dimensions that broadcast."""
+    if tensor is None:
+        return [0] * (dimensions + 1)
+    sizes = zip(tensor.shape[:dimensions], tensor.stride()[:dimensions], strict=True)
+    return [tensor.data_ptr(), *(0 if size == 1 else stride for size, stride in sizes)]
+
+
+def _module() -> ModuleType | None:
+    try:
+        from polyhead.native import _native  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    module: ModuleType = _native
+    return module
+
+
+@cache
+def all_codes() -> tuple[Code, ...]:
+    """The codes that this processor can run, best first, tested or not."""
+    module = _module()
+    if module is None:
+        return ()
+    return tuple(
+        Code(module, i, name) for i, (name, runs_here) in enumerate(module.codes()) if runs_here
+    )
+
+
+_forced: list[Code] = []
+
+
+@cache
+def _chosen() -> Code | None:
+    for candidate in all_codes():
+        if (wrong := _disagreement(candidate)) is None:
+            return candidate
+        warnings.warn(
+            f"the native code for {candidate.name} is switched off: {wrong}", stacklevel=2
+        )
+    return None
+
+
+def code() -> Code | None:
+    """The code in use, or None where nothing was compiled."""
+    return _forced[-1] if _forced else _chosen()
+
+
+@contextmanager
+def using(chosen: Code) -> Iterator[None]:
+    """Within the block, this code is used, whatever the processor would prefer."""
+    _forced.append(chosen)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def unavailable() -> str | None:
+    """Why there is no native code here and what would bring it, or None."""
+    if code() is not None:
+        return None
+    if _module() is None:
+        return "not compiled; install a C++ compiler (apt install g++), then install polyhead again"
+    return "no code compiled for this processor gave right results"
+
+
+def _disagreement(candidate: Code) -> str | None:
+    """What a code computes wrongly on small inputs, or None: the test at first use."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in DTYPES:
+        close = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
+
+        def random(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.randn(*shape, generator=generator).to(dtype)
+
+        x, weight, bias = random(3, 80), random(37, 80), random(37)
+        y = candidate.product(x, [(weight, bias)])
+        exact = x.double() @ weight.double().mT + bias.double()
+        if not torch.allclose(y.double(), exact, atol=16 * close, rtol=close):
+            return f"a product in {dtype} differs from float64"
+        for queries in (1, 40):
+            q, k, v = random(1, 4, queries, 32), random(1, 2, 150, 32), random(1, 2, 150, 48)
+            high = torch.arange(150 - queries, 150)[None] + 1
+            extras = Extras(bounds=(torch.full_like(high, 3), high))
+            out, _ = candidate.attend(q, [Piece(k, v)], 0.2, extras)
+            wide_k, wide_v = (t.double().repeat_interleave(2, dim=1) for t in (k, v))
+            at = torch.arange(150)
+            hidden = (at < 3) | (at >= high[0][:, None])
+            scores = (q.double() @ wide_k.mT * 0.2).masked_fill(hidden, -torch.inf)
+            exact = scores.softmax(dim=-1) @ wide_v
+            if not torch.allclose(out.double(), exact, atol=close, rtol=close):
+                return f"attention in {dtype} differs from float64"
+    return None
