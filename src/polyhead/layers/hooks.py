@@ -13,6 +13,7 @@ from polyhead.functional import attention
 from polyhead.layers.linear import PacksWeights
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.semantics import Bias, KeyValueSource, Mask
+from polyhead.semantics.arguments import with_source_mask
 
 
 class Hooked(PacksWeights):
@@ -87,13 +88,14 @@ class Hooked(PacksWeights):
             q=q,
             k=k,
             v=v,
-            mask=mask,
+            mask=with_source_mask(mask, source),
             bias=bias,
             scale=scale,
             softcap=softcap,
             sinks=sinks,
             q_positions=q_positions,
             kv_positions=source.tokens.positions,
+            first_place=source.tokens.places.low,
             out=out,
             lse=lse,
         )
