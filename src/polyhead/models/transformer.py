@@ -11,6 +11,7 @@ Shape letters: B batch, T tokens, S tokens of the encoder, E embed size, W vocab
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -276,6 +277,10 @@ class Transformer(PacksWeights):
             spare=spare,
         )
 
+    @cached_property
+    def _config_json(self) -> str:
+        return self.config.to_json()
+
     def observe(self) -> AbstractContextManager[Observation]:
         """``with model.observe() as seen:`` describes every layer's output in ``seen``."""
         return observe(self, self.layers, self.encoder_layers)
@@ -305,6 +310,7 @@ class Transformer(PacksWeights):
                 f"the cache was made for {len(cache.layers)} layers, the model has "
                 f"{len(self.layers)}"
             )
+        cache.check_owner(self._config_json)
 
     def _context(
         self,
