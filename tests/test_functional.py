@@ -11,6 +11,7 @@ import torch
 
 import polyhead as ph
 from polyhead import functional
+from polyhead.caches import PagedCache, QuantizedCache, RingCache
 from polyhead.kernels import KERNELS
 from polyhead.semantics import DenseSource, draw, state
 
@@ -107,6 +108,30 @@ def test_square_causal_calls_take_the_fused_kernel_even_with_a_window_that_hides
     q, k, v = (x.requires_grad_() for x in qkv(T=7))
     assert ph.explain(q, k, v, mask=ph.Causal() & ph.Window(7)).kernel == "sdpa"
     assert ph.explain(q, k, v, mask=ph.Causal() & ph.Window(6)).kernel == "tiled"
+
+
+@pytest.mark.parametrize(
+    ("cache", "window"),
+    [(PagedCache(4), None), (RingCache(9), 9), (QuantizedCache(group=4, recent=4), None)],
+    ids=["paged", "ring", "quantised"],
+)
+@torch.no_grad()
+def test_a_decode_step_copies_no_past_and_explain_tells_what_a_copy_would_take(cache, window):
+    q, k, v = qkv(T=20, S=20)
+    cache.append(k, v)
+    source = cache.append(k[:, :, :1], v[:, :, :1])
+    mask = ph.Causal() if window is None else ph.Causal() & ph.Window(window)
+    found = ph.explain(q[:, :, :1], source, mask=mask)
+    assert source.gather_bytes == sum(x.numel() * x.element_size() for x in source.gather())
+    assert found.kernel in ("native", "tiled")
+    assert found.gather_bytes == 0
+    assert f"would copy {source.gather_bytes:,} bytes" in found.refusals["sdpa"]
+    asked = ph.explain(q[:, :, :1], source, mask=mask, kernel="sdpa")
+    assert asked.gather_bytes == source.gather_bytes
+    assert str(asked).endswith(f"copies {source.gather_bytes:,} first")
+    dense = ph.explain(q[:, :, :1], k, v)
+    assert (dense.kernel in ("native", "sdpa"), dense.gather_bytes) == (True, 0)
+    assert "would copy" not in str(dense)
 
 
 def test_the_last_query_lines_up_with_the_last_key():

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -143,6 +144,8 @@ class Explanation:
         call: The call in one line.
         bytes_read: Bytes of q, k and v, each read once.
         bytes_written: Bytes of the output.
+        gather_bytes: Bytes of keys and values that the kernel copies first, to have them in one
+            piece.
     """
 
     kernel: str
@@ -151,6 +154,7 @@ class Explanation:
     call: str
     bytes_read: int
     bytes_written: int
+    gather_bytes: int
 
     def __str__(self) -> str:
         width = max(map(len, [self.kernel, *self.refusals]))
@@ -158,7 +162,8 @@ class Explanation:
             self.call,
             f"  {self.kernel:{width}}  runs: {self.summary}",
             *(f"  {name:{width}}  {why}" for name, why in self.refusals.items()),
-            f"  reads at least {self.bytes_read:,} bytes, writes {self.bytes_written:,}",
+            f"  reads at least {self.bytes_read:,} bytes, writes {self.bytes_written:,}"
+            + (f", copies {self.gather_bytes:,} first" if self.gather_bytes else ""),
         ]
         return "\n".join(lines)
 
@@ -193,7 +198,7 @@ def explain(
     q = call.q
     chosen = _choose(call, kernel)
     refusals = {}
-    for other in KERNELS.values():
+    for other in _in_order(call):
         if other is chosen:
             continue
         why = other.unavailable()
@@ -204,6 +209,8 @@ def explain(
             refusals[other.name] = f"cannot do {refused}"
         else:
             refusals[other.name] = f"could, but comes later: {other.summary}"
+        if other.gathers and call.source.gather_bytes:
+            refusals[other.name] += f"; would copy {call.source.gather_bytes:,} bytes to read them"
     source = call.source
     per_key = source.batch * source.num_kv_heads * (source.key_dim + source.value_dim)
     out = q.shape[0] * q.shape[1] * q.shape[2] * source.value_dim
@@ -214,13 +221,21 @@ def explain(
         call=_describe(call, mask),
         bytes_read=(q.numel() + per_key * source.tokens.length) * q.element_size(),
         bytes_written=out * q.element_size(),
+        gather_bytes=source.gather_bytes if chosen.gathers else 0,
     )
+
+
+def _in_order(call: Call) -> Iterable[Kernel]:
+    """Best first; behind all others those that would copy a past to read it."""
+    if not call.source.gather_bytes or call.source.tokens.length <= call.q.shape[2]:
+        return KERNELS.values()
+    return sorted(KERNELS.values(), key=lambda kernel: kernel.gathers)
 
 
 def _choose(call: Call, name: str) -> Kernel:
     """The kernel named, or the first that can do all of the call."""
     if name == "auto":
-        for kernel in KERNELS.values():
+        for kernel in _in_order(call):
             if kernel.unavailable() is None and kernel.refusal(call) is None:
                 return kernel
         raise UnsupportedError("no kernel can do this call")

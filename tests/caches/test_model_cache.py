@@ -1,5 +1,7 @@
 """The caches of all layers move together, whatever kind each of them is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,7 +17,8 @@ from polyhead.caches import (
     cache_bytes,
 )
 from polyhead.caches.choice import layer_caches
-from polyhead.layers.config import AttentionConfig, FeedForwardConfig, LayerConfig, RopeConfig
+from polyhead.layers.config import AttentionConfig, FeedForwardConfig, RopeConfig
+from polyhead.layers.layer_config import LayerConfig
 from polyhead.models.config import TransformerConfig
 
 WINDOW = 6
@@ -171,3 +174,35 @@ def test_rows_that_are_not_there_are_refused_before_any_layer_changes():
         with pytest.raises(ValueError, match="rows must"):
             cache.layers[0].reorder(rows)
     assert cache.lengths == [5, 5]
+
+
+def test_a_cache_of_another_model_is_refused_by_the_field_that_differs():
+    decoder, ids = model(), torch.arange(4)[None]
+    for windows, words in (
+        ((WINDOW, 4, None), r"config\.layers\[1\]\.attention\.window is 4 in the cache, 6 here"),
+        ((WINDOW, WINDOW, 9), r"config\.layers\[2\]\.attention\.window is 9 in the cache, None"),
+    ):
+        other = ph.Transformer(config(windows)).new_cache()
+        with pytest.raises(ValueError, match=f"cache was made for another model: {words}"):
+            decoder(ids, cache=other)
+        assert other.length == 0
+    wider = replace(config(), vocab_size=31)
+    with pytest.raises(ValueError, match=r"config\.vocab_size is 31 in the cache, 30 here"):
+        decoder(ids, cache=ph.Transformer(wider).new_cache())
+    unowned = ModelCache([DenseCache() for _ in range(3)])
+    with torch.no_grad():
+        assert torch.equal(decoder(ids, cache=unowned), decoder(ids, cache=decoder.new_cache()))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "paged", "page_size": 0}, "page_size must be a whole number of at least 1: got"),
+        ({"spare": -1}, "spare must be a whole number of at least 0: got -1"),
+        ({"kind": "latent"}, "kind must be 'auto', 'dense' or 'paged': got 'latent'"),
+        ({"capacity": -1}, "capacity must be at least 0: got -1"),
+    ],
+)
+def test_caches_that_cannot_be_are_refused_by_name(options, words):
+    with pytest.raises(ValueError, match=words):
+        model().new_cache(**options)

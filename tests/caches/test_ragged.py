@@ -89,19 +89,43 @@ def test_padding_is_not_remembered_so_it_takes_no_room(layout, window):
     assert torch.equal(keys[1, :, :3], k[1, :, :3])
 
 
-@torch.no_grad()
-def test_a_mask_that_is_not_causal_hides_what_a_row_does_not_hold_with_the_sources_mask():
+def uneven():
+    """A source whose second row holds 3 of 7 tokens, its k and v, and queries."""
     cache = PagedCache(4)
-    k, v = torch.randn(2, 2, 2, 7, 8)
+    k, v = torch.randn(2, 2, 2, 7, 8, generator=torch.Generator().manual_seed(0))
     real = torch.tensor([[True] * 7, [True] * 3 + [False] * 4])
     source = cache.append(k, v, cache.next_positions(real))
-    q = torch.randn(2, 4, 1, 8)
-    q_positions = torch.tensor([[6], [2]])
-    out = ph.attention(q, source, mask=source.mask, q_positions=q_positions)
-    alone = ph.attention(q[1:], k[1:, :, :3], v[1:, :, :3])
-    torch.testing.assert_close(out[1:], alone)
-    whole = ph.attention(q[:1], k[:1], v[:1])
-    torch.testing.assert_close(out[:1], whole)
+    q = torch.randn(2, 4, 1, 8, generator=torch.Generator().manual_seed(1))
+    return source, q, k, v, torch.tensor([[6], [2]])
+
+
+@pytest.mark.parametrize("kernel", ["reference", "tiled", "auto"])
+@pytest.mark.parametrize(
+    "mask",
+    [None, ph.Window(3, ahead=5), ph.Prefix(5), ~ph.Prefix(1), ph.Causal() | ph.Prefix(6)],
+    ids=repr,
+)
+@torch.no_grad()
+def test_a_call_that_is_not_causal_never_sees_what_a_row_does_not_hold(mask, kernel):
+    source, q, k, v, q_positions = uneven()
+    out = ph.attention(q, source, mask=mask, q_positions=q_positions, kernel=kernel)
+    for row, held in ((0, 7), (1, 3)):
+        one = slice(row, row + 1)
+        alone = ph.attention(q[one], k[one, :, :held], v[one, :, :held], mask=mask)
+        torch.testing.assert_close(out[one], alone)
+    if mask is None:
+        torch.testing.assert_close(out, ph.attention(q, source, kernel=kernel))
+        torch.testing.assert_close(out, ph.attention(q, source, mask=source.mask, kernel=kernel))
+
+
+def test_what_uneven_rows_cannot_answer_is_refused_by_name():
+    source, q, *_, q_positions = uneven()
+    for options in ({"mask": ph.Causal()}, {"mask": ph.Window(3)}, {"bias": ph.ALiBi(4)}):
+        with pytest.raises(ValueError, match="q_positions is needed with a source whose rows dif"):
+            ph.attention(q, source, **options)
+    for mask in (ph.KeyLengths([7, 3]), ph.Causal() & ~ph.Documents([4, 3])):
+        with pytest.raises(ValueError, match=r"(KeyLengths|Documents)\(.*counts places.*Prefix"):
+            ph.attention(q, source, mask=mask, q_positions=q_positions)
 
 
 @pytest.mark.parametrize("make", [lambda: DenseCache(), lambda: PagedCache(4)])

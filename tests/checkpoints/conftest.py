@@ -42,20 +42,39 @@ def minilm_directory() -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Joined from its parts, in a cache directory of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYHEAD_CACHE", str(tmp_path_factory.mktemp("gemma")))
+        return _located("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def gemma(gemma_file: Path) -> Checkpoint:
+    return load_checkpoint(gemma_file, cache=False)
+
+
+@pytest.fixture(scope="session")
+def gemma_oracle(gemma_file: Path) -> Any:
+    return _oracle(gemma_file)
+
+
+def _oracle(file: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@pytest.fixture(scope="session")
 def smollm2(smollm2_file: Path) -> Checkpoint:
     return load_checkpoint("smollm2", cache=False)
 
 
 @pytest.fixture(scope="session")
 def smollm2_oracle(smollm2_file: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(
-        smollm2_file.parent,
-        gguf_file=smollm2_file.name,
-        dtype=torch.float32,
-        attn_implementation="eager",
-    ).eval()
+    return _oracle(smollm2_file)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,11 @@ TENSORS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA_TENSORS = TENSORS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
@@ -46,14 +51,16 @@ def write_gguf(
 
     Args:
         path: of the file.
-        model: a Llama, Qwen2 or Qwen3.
+        model: a Llama, Qwen2, Qwen3 or Gemma 3.
         kind: how matrices are stored.
         tensors: further tensors.
         **metadata: settings under the architecture's prefix, with ``__`` for a dot; None leaves
             one out. ``architecture`` renames it.
     """
     config = model.config
-    name = metadata.pop("architecture", config.model_type)
+    gemma = config.model_type == "gemma3_text"
+    name = metadata.pop("architecture", "gemma3" if gemma else config.model_type)
+    rope = config.rope_parameters["full_attention"] if gemma else config.rope_parameters
     writer = gguf.GGUFWriter(path, name)
     settings = {
         "block_count": config.num_hidden_layers,
@@ -63,7 +70,7 @@ def write_gguf(
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "rope.freq_base": rope["rope_theta"],
         "vocab_size": config.vocab_size,
     }
     if getattr(config, "head_dim", None):
@@ -83,9 +90,11 @@ def write_gguf(
             q = "q_proj" in key
             heads = config.num_attention_heads if q else config.num_key_value_heads
             tensor = interleaved(tensor, heads)
+        if gemma and key.endswith("norm.weight"):
+            tensor = tensor + 1
         stored = kind if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
         data = gguf.quants.quantize(tensor.float().numpy(), stored)
-        writer.add_tensor(_name(key), data, raw_dtype=stored)
+        writer.add_tensor(_name(key, GEMMA_TENSORS if gemma else TENSORS), data, raw_dtype=stored)
     for key, tensor in (tensors or {}).items():
         writer.add_tensor(key, tensor.numpy())
     writer.write_header_to_file()
@@ -107,12 +116,12 @@ def _write_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_eos_token_id(0)
 
 
-def _name(key: str) -> str:
+def _name(key: str, tensors: dict[str, str]) -> str:
     module, _, leaf = key.rpartition(".")
     if module.startswith("model.layers."):
         layer, _, rest = module.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{TENSORS[rest]}.{leaf}"
-    return f"{TENSORS[module]}.{leaf}"
+        return f"blk.{layer}.{tensors[rest]}.{leaf}"
+    return f"{tensors[module]}.{leaf}"
 
 
 def damaged(path: Path, source: Path, *, at: int, value: bytes) -> Path:

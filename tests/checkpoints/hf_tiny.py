@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import transformers
 
+from polyhead.models import Transformer
+
 SIZES = {
     "vocab_size": 131,
     "hidden_size": 48,
@@ -21,6 +23,27 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+@torch.no_grad()
+def greedy(model: Transformer, ids: torch.Tensor, count: int) -> torch.Tensor:
+    """``ids`` and the ``count`` tokens that polyhead's model adds, through its cache."""
+    cache = model.new_cache()
+    for _ in range(count):
+        logits = model(ids[:, cache.length :], cache=cache, last=1)
+        ids = torch.cat((ids, logits[:, -1].argmax(-1, keepdim=True)), dim=1)
+    return ids
+
+
+@torch.no_grad()
+def their_greedy(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:
+    """The same of transformers' model and cache. (``generate`` imports for 15 seconds.)"""
+    chunk, past = ids, None
+    for _ in range(count):
+        out = model(chunk, past_key_values=past, use_cache=True)
+        past, chunk = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat((ids, chunk), dim=1)
+    return ids
 
 
 @dataclass(frozen=True)
@@ -39,12 +62,16 @@ class Tiny:
             del sizes["num_key_value_heads"]
         config = config_class(**{**sizes, **self.options}, attn_implementation="eager")
         suffix = "Model" if self.family == "Bert" else "ForCausalLM"
-        model = getattr(transformers, f"{self.family}{suffix}")(config).eval()
+        name = self.family.removesuffix("Text") + suffix
+        model = getattr(transformers, name)(config).eval()
         for name, tensor in model.named_parameters():
             # Biases start at 0 and norms at 1, where nothing would notice their loss.
             spread = 0.3 if tensor.ndim == 2 else 0.5
             offset = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
             torch.nn.init.normal_(tensor, mean=offset, std=spread if tensor.ndim < 2 else 0.15)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(tensor, std=0.3)
         return model
 
     def save(self, directory: Path) -> transformers.PreTrainedModel:
@@ -126,6 +153,87 @@ DECODERS = {
         "Qwen3",
         {"head_dim": 8, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
         tokens=60,
+    ),
+}
+
+GEMMA = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 24,
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+    ],
+}
+GEMMA_SCALED = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 900.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+    }
+}
+
+GEMMAS = {
+    "gemma3": Tiny("Gemma3Text", GEMMA, tokens=60),
+    "gemma3, MQA": Tiny("Gemma3Text", GEMMA | {"num_key_value_heads": 1}, tokens=60),
+    "gemma3, scaled global rope": Tiny("Gemma3Text", GEMMA | GEMMA_SCALED, tokens=60),
+    "gemma3, softcapped logits, untied, biases": Tiny(
+        "Gemma3Text",
+        GEMMA
+        | {"final_logit_softcapping": 5.0, "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    "gemma3, no windows": Tiny("Gemma3Text", GEMMA | {"layer_types": ["full_attention"] * 4}),
+}
+
+LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "max_position_embeddings": 128,
+}
+LATENT_YARN = rope(
+    "yarn",
+    factor=4.0,
+    original_max_position_embeddings=32,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=1.0,
+    mscale_all_dim=0.707,
+)
+GROUPS = {"topk_method": "group_limited_greedy"}
+
+DEEPSEEKS = {
+    "deepseek v2": Tiny("DeepseekV2", LATENT | LATENT_YARN | GROUPS, tokens=90),
+    "deepseek v2, no q latent": Tiny(
+        "DeepseekV2", LATENT | LATENT_YARN | {"q_lora_rank": None}, tokens=90
+    ),
+    "deepseek v2, default rope": Tiny("DeepseekV2", LATENT | {"routed_scaling_factor": 1.5}),
+    "deepseek v2, biases": Tiny(
+        "DeepseekV2", LATENT | GROUPS | {"attention_bias": True, "mlp_bias": True}
+    ),
+    "deepseek v2, dense": Tiny("DeepseekV2", LATENT | {"first_k_dense_replace": 3}),
+    "deepseek v3": Tiny("DeepseekV3", LATENT | LATENT_YARN, tokens=90),
+    "deepseek v3, no q latent": Tiny(
+        "DeepseekV3",
+        LATENT | LATENT_YARN | {"q_lora_rank": None, "attention_bias": True},
+        tokens=90,
+    ),
+    "deepseek v3, half-split rows": Tiny("DeepseekV3", LATENT | {"rope_interleave": False}),
+    "deepseek v3, mixtures only": Tiny(
+        "DeepseekV3", LATENT | {"first_k_dense_replace": 0, "norm_topk_prob": False}
     ),
 }
 

@@ -131,3 +131,30 @@ def test_offline_mode_of_the_hub_is_said_plainly() -> None:
         env={"HF_HUB_OFFLINE": "1", "PATH": "", "PYTHONPATH": ":".join(sys.path)},
     )
     assert "cannot be reached (offline?)" in done.stdout, done.stderr
+
+
+def test_a_file_in_parts_is_joined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, content in (("one", b"GGUF"), ("two", b"the rest")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('was imported')")
+        (tmp_path / name / f"x.gguf.part0{len(content) // 8}").write_bytes(content)
+    model = catalogue.KnownModel(
+        "parts", "a test", "one", "x.gguf.part00", "pip", more=(("two", "x.gguf.part01"),)
+    )
+    monkeypatch.setattr(catalogue, "KNOWN_MODELS", (model,))
+    monkeypatch.setenv("POLYHEAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert model.locate() == tmp_path / "one" / "x.gguf.part00"
+    assert not (tmp_path / "cache").exists(), "listing models writes nothing"
+    found = find("parts")
+    assert (found.format, found.path.suffix) == ("gguf", ".gguf")
+    assert found.path.read_bytes() == b"GGUFthe rest"
+    before = found.path.stat().st_mtime_ns
+    assert find("parts").path.stat().st_mtime_ns == before
+    assert [path.name for path in found.path.parent.iterdir()] == [found.path.name]
+    monkeypatch.setenv("POLYHEAD_CACHE", str(tmp_path / "one" / "__init__.py"))
+    with pytest.raises(CheckpointError, match=r"cannot be joined in .*POLYHEAD_CACHE names"):
+        find("parts")
+    (tmp_path / "two" / "x.gguf.part01").unlink()
+    with pytest.raises(ModelNotFoundError, match="not installed"):
+        find("parts")

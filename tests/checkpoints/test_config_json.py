@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hf_tiny import BERTS, DECODERS
+from hf_tiny import BERTS, DECODERS, DEEPSEEKS, GEMMAS
 
 from polyhead.checkpoints.config_in import read_config
 from polyhead.checkpoints.config_out import write_config
@@ -197,9 +197,9 @@ def test_layer_types_must_fit_the_layers(layer_types: Any) -> None:
         _read(model_type="qwen2", num_key_value_heads=2, layer_types=layer_types)
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *BERTS])
+@pytest.mark.parametrize("name", [*DECODERS, *DEEPSEEKS, *GEMMAS, *BERTS])
 def test_written_configurations_read_back_the_same(name: str) -> None:
-    model = (DECODERS | BERTS)[name].build()
+    model = (DECODERS | DEEPSEEKS | GEMMAS | BERTS)[name].build()
     config = read_config(json.loads(model.config.to_json_string()) | _architecture(model), name)
     assert read_config(write_config(config), name) == config
 

@@ -123,7 +123,7 @@ def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architecture": "gemma3"}, r"general\.architecture is 'gemma3'; supported are llama"),
+        ({"architecture": "gemma2"}, r"general\.architecture is 'gemma2'; supported are llama"),
         ({"attention__sliding_window": 512}, r"llama\.attention\.sliding_window.*not understood"),
         ({"rope__scaling__type": "longrope"}, r"rope\.scaling\.type is 'longrope'"),
         ({"rope__scaling__attn_factor": 2.0}, r"rope\.scaling\.attn_factor.*2\.0"),

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from hf_tiny import BERTS, DECODERS
+from hf_tiny import BERTS, DECODERS, DEEPSEEKS, GEMMAS
 
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.errors import CheckpointError, ConfigError
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*DECODERS, *BERTS])
+@pytest.mark.parametrize("name", [*DECODERS, *DEEPSEEKS, *GEMMAS, *BERTS])
 def test_saved_model_is_the_same_here_and_in_transformers(name: str, tmp_path: Path) -> None:
-    tiny = (DECODERS | BERTS)[name]
+    tiny = (DECODERS | DEEPSEEKS | GEMMAS | BERTS)[name]
     tiny.save(tmp_path / "theirs")
     loaded = load_checkpoint(tmp_path / "theirs")
     save_checkpoint(loaded, tmp_path / "ours")

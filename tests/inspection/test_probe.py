@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import polyhead as ph
-from polyhead.caches import DenseCache
+from polyhead.caches import DenseCache, RingCache
 from polyhead.inspection import probe as probing
 from polyhead.inspection.probe import STATISTICS, AttentionView, Probe, probe
 from polyhead.layers.attention import MultiHeadAttention
@@ -199,6 +199,58 @@ def test_latest_call_through_a_cache_sees_all_keys_and_survives_the_cache() -> N
     with torch.no_grad():
         model(x[:, :5] + 1, mask=ph.Causal(), cache=cache)
     assert torch.equal(view.k, before)
+
+
+def test_a_ring_that_forgot_shows_the_weights_of_one_pass_at_their_positions() -> None:
+    model, x = Stack(1, window=4), _input()
+    whole = _see(model, x)[0].rows(queries=slice(9, TOKENS))
+    cache, records = RingCache(4), []
+    with probe(model) as seen, torch.no_grad():
+        model.layers[0].register_attention_hook(records.append)
+        for part in (x[:, :5], x[:, 5:9], x[:, 9:]):
+            model(part, mask=ph.Causal(), cache=cache)
+    # The ring's four, 5 to 8, in slots 1, 2, 3, 0, and the two new ones.
+    assert records[-1].first_place == 5
+    torch.testing.assert_close(seen[0].rows(), whole[..., 5:], atol=1e-6, rtol=0.0)
+    own = whole[:, :, torch.arange(2), torch.arange(9, 11)]
+    torch.testing.assert_close(seen[0].self, own, atol=1e-6, rtol=0.0)
+    first = _see(model, x)[0].first_token[:, :, 9:]
+    torch.testing.assert_close(seen[0].first_token, first, atol=1e-6, rtol=0.0)
+
+
+def test_rows_of_a_padded_batch_show_the_weights_of_their_solo_runs() -> None:
+    model, x, cache = Stack(1), _input(), DenseCache()
+    real = torch.ones(BATCH, TOKENS, dtype=torch.bool)
+    real[1, :4] = False
+    positions = cache.next_positions(real)
+    with probe(model) as seen, torch.no_grad():
+        # Not causal: nothing but the source's own mask hides the padding.
+        model(x, mask=None, positions=positions, cache=cache)
+    alone = _see(model, x[1:, 4:], mask=None)[0]
+    rows = seen[0].rows(queries=slice(4, TOKENS))[1:]
+    torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]), atol=1e-5, rtol=0.0)
+    mean = seen[0].mean_distance[1:, :, 4:]
+    torch.testing.assert_close(mean, alone.mean_distance, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("computation", ["absorbed", "expanded"])
+def test_latent_attention_is_seen_as_it_was_computed(computation: Any) -> None:
+    torch.manual_seed(0)
+    layer = ph.MultiHeadLatentAttention(
+        EMBED, HEADS, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5
+    )
+    x = _input()
+    with probe(layer) as seen, torch.no_grad():
+        out = layer(x, mask=ph.Causal(), computation=computation)
+    with torch.no_grad():
+        assert torch.equal(out, layer(x, mask=ph.Causal(), computation=computation))
+    rows = seen[0].rows()
+    torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]), atol=1e-5, rtol=0.0)
+    other = "expanded" if computation == "absorbed" else "absorbed"
+    with probe(layer) as beside, torch.no_grad():
+        layer(x, mask=ph.Causal(), computation=other)
+    assert beside[0].k.shape != seen[0].k.shape
+    torch.testing.assert_close(rows, beside[0].rows(), atol=1e-5, rtol=1e-5)
 
 
 def test_only_q_k_and_lse_are_kept_and_their_bytes_told() -> None:

@@ -11,7 +11,8 @@ from torch import nn
 from polyhead import Causal, DenseCache, KeyLengths
 from polyhead.errors import ConfigError
 from polyhead.layers import RoPE, TransformerLayer
-from polyhead.layers.config import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig
+from polyhead.layers.config import AttentionConfig, FeedForwardConfig, NormConfig
+from polyhead.layers.layer_config import LayerConfig
 
 PARTS = {
     "self_attn": "attention",

@@ -125,26 +125,25 @@ def _check_owner(path: str | PathLike[str], got: str, want: str) -> None:
         raise CheckpointError(f"{path}: holds {have}: expected {'one' if got else 'a model'}")
     raise CheckpointError(
         f"{path}: is the cache of another model: "
-        f"{_difference(json.loads(got), json.loads(want), 'config')}"
+        f"{difference(json.loads(got), json.loads(want), 'config', 'in the file')}"
     )
 
 
 def _check_description(where: str, got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
     for name, value in want.items():
         if name in got and got[name] != value:
-            raise CheckpointError(
-                f"{where} is of another kind: {_difference(got[name], value, name)}"
-            )
+            said = difference(got[name], value, name, "in the file")
+            raise CheckpointError(f"{where} is of another kind: {said}")
 
 
-def _difference(got: Any, want: Any, name: str) -> str:
-    """The first place where two pieces of JSON differ, in words."""
+def difference(got: Any, want: Any, name: str, where: str) -> str:
+    """The first place where two pieces of JSON differ, in words; ``where`` is where ``got`` is."""
     if isinstance(got, dict) and isinstance(want, dict):
         for key in [*want, *got]:
             if key not in got or key not in want or got[key] != want[key]:
-                return _difference(got.get(key), want.get(key), f"{name}.{key}")
+                return difference(got.get(key), want.get(key), f"{name}.{key}", where)
     if isinstance(got, list) and isinstance(want, list) and len(got) == len(want):
         for i, (have, wanted) in enumerate(zip(got, want, strict=True)):
             if have != wanted:
-                return _difference(have, wanted, f"{name}[{i}]")
-    return f"{name} is {got!r} in the file, {want!r} here"
+                return difference(have, wanted, f"{name}[{i}]", where)
+    return f"{name} is {got!r} {where}, {want!r} here"

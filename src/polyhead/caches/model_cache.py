@@ -9,6 +9,7 @@ Shape letters: B batch, T tokens, S encoder tokens, E embed size.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from os import PathLike
 from typing import Self
@@ -114,6 +115,22 @@ class ModelCache:
     def max_rollback(self) -> int:
         """Tokens that every layer can take back now. Taking back all is always possible."""
         return min(cache.max_rollback for cache in self.layers)
+
+    def check_owner(self, owner: str) -> None:
+        """Raises unless the caches belong to a model.
+
+        Args:
+            owner: The model's configuration as JSON.
+
+        Raises:
+            ValueError: They were made for another configuration; names the first field that
+                differs. Caches without an owner belong to any model with as many layers.
+        """
+        if self.owner and self.owner != owner:
+            said = files.difference(
+                json.loads(self.owner), json.loads(owner), "config", "in the cache"
+            )
+            raise ValueError(f"cache was made for another model: {said}")
 
     def next_positions(self, real: Tensor) -> Tensor:
         """Positions ``[B, T]`` for a batch with padding; see ``KeyValueCache.next_positions``."""

@@ -177,8 +177,7 @@ class StoredSource(KeyValueSource):
     def gather_bytes(self) -> int:
         if len(self.runs) == 1 and self.runs[0].in_place:
             return 0
-        heads = self.batch * self.num_kv_heads * self.tokens.length
-        return heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        return super().gather_bytes
 
     def tiles(self, size: int) -> list[Tokens]:
         if len(self.runs) == 1 and self.runs[0].in_place:

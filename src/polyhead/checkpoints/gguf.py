@@ -1,8 +1,9 @@
-"""GGUF files of the Llama family: metadata to a configuration, tensors to a state dict.
+"""GGUF files of decoders: metadata to a configuration, tensors to a state dict.
 
-One trap is invisible to every shape check: files of the ``llama`` architecture keep the rows of q
+Two traps are invisible to every shape check. Files of the ``llama`` architecture keep the rows of q
 and k in *interleaved* order, (2i, 2i + 1) being the pair that rotary embedding turns, while
-polyhead turns (i, i + d/2) as Hugging Face checkpoints do. Their rows are put back on load; the
+polyhead turns (i, i + d/2) as Hugging Face checkpoints do. Files of ``gemma3`` keep the weights of
+norms with the one added that Hugging Face checkpoints leave out. Both are put back on load; the
 model that forgets it loads cleanly and talks nonsense.
 """
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from polyhead.checkpoints.gguf_file import GGUFFile
+from polyhead.checkpoints.gguf_gemma import as_gemma
 from polyhead.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.names import NameTable
@@ -39,16 +41,21 @@ _ROTATED = re.compile(r"layers\.(\d+)\.attention\.([qk])_proj\.")
 
 @dataclass(frozen=True)
 class _Architecture:
-    """``interleaved``: q and k rows are stored in rotary pairs. ``qk_norm``: as in Qwen3."""
+    """``interleaved``: q and k rows are stored in rotary pairs. ``qk_norm``: as in Qwen3.
+
+    ``gemma``: the layers of Gemma 3.
+    """
 
     interleaved: bool
     qk_norm: bool = False
+    gemma: bool = False
 
 
 ARCHITECTURES: Mapping[str, _Architecture] = {
     "llama": _Architecture(interleaved=True),
     "qwen2": _Architecture(interleaved=False),
     "qwen3": _Architecture(interleaved=False, qk_norm=True),
+    "gemma3": _Architecture(interleaved=False, qk_norm=True, gemma=True),
 }
 
 NAMES = NameTable(
@@ -64,6 +71,8 @@ NAMES = NameTable(
         "blk.{i}.attn_output": "layers.{i}.attention.o_proj",
         "blk.{i}.attn_q_norm": "layers.{i}.attention.q_norm",
         "blk.{i}.attn_k_norm": "layers.{i}.attention.k_norm",
+        "blk.{i}.post_attention_norm": "layers.{i}.attention_out_norm",
+        "blk.{i}.post_ffw_norm": "layers.{i}.feed_forward_out_norm",
         "blk.{i}.ffn_norm": "layers.{i}.feed_forward_norm",
         "blk.{i}.ffn_gate": "layers.{i}.feed_forward.gate_proj",
         "blk.{i}.ffn_up": "layers.{i}.feed_forward.up_proj",
@@ -91,10 +100,13 @@ def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
     tokenizer = tokenizer_from_gguf(file.metadata, path)
     renamed = NAMES.to_ours(name for name in file.tensors if name != _ROPE_FREQUENCIES)
     interleaved = ARCHITECTURES[file.metadata["general.architecture"]].interleaved
+    offset = config.layers[0].norm.weight_offset
     state: dict[str, Tensor] = {}
     for done, (ours, theirs) in enumerate(renamed.items()):
         progress("reading tensors", done, len(renamed))
         tensor = file.tensor(theirs)
+        if offset and ours.endswith("norm.weight"):
+            tensor = tensor - offset
         state[ours] = _half_split(tensor, ours, config) if interleaved else tensor
     progress("reading tensors", len(renamed), len(renamed))
     return Parts(config, state, tokenizer, file_names=renamed)
@@ -126,7 +138,6 @@ def _config(file: GGUFFile) -> TransformerConfig:
     keys.expect("attention.causal", True)
     tokens = file.metadata.get("tokenizer.ggml.tokens", ())
     vocab_size = keys.whole("vocab_size", len(tokens))
-    keys.finish(_HARMLESS)
 
     def layer(i: int) -> LayerConfig:
         return LayerConfig(
@@ -146,7 +157,7 @@ def _config(file: GGUFFile) -> TransformerConfig:
 
     special = Keys(file.metadata, file.path, prefix="tokenizer.ggml.")
     eos = special.whole("eos_token_id", None)
-    return TransformerConfig(
+    config = TransformerConfig(
         kind="decoder",
         vocab_size=vocab_size,
         embed_dim=embed_dim,
@@ -158,6 +169,10 @@ def _config(file: GGUFFile) -> TransformerConfig:
         eos_token_ids=() if eos is None else (eos,),
         pad_token_id=special.whole("padding_token_id", None),
     )
+    if ARCHITECTURES[name].gemma:
+        config = as_gemma(config, keys)
+    keys.finish(_HARMLESS)
+    return config
 
 
 def _per_layer(keys: Keys, key: str, layers: int, default: list[int] | None = None) -> list[int]:
@@ -233,8 +248,10 @@ def _half_split(tensor: Tensor, name: str, config: TransformerConfig) -> Tensor:
     if found is None or int(found[1]) >= len(config.layers):
         return tensor
     attention = config.layers[int(found[1])].attention
+    if not isinstance(attention, AttentionConfig) or attention.rope is None:
+        return tensor
     heads = attention.num_heads if found[2] == "q" else attention.num_kv_heads
-    if attention.rope is None or tensor.shape[0] != heads * attention.head_dim:
+    if tensor.shape[0] != heads * attention.head_dim:
         return tensor  # misshapen: reported with its name when the state is checked
     rotated = attention.rope.dim or attention.head_dim
     rows = tensor.reshape(heads, attention.head_dim, -1)

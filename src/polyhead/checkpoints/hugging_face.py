@@ -7,11 +7,13 @@ about which tensors may be there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from polyhead.checkpoints import deepseek
 from polyhead.checkpoints.config_in import FAMILIES, read_config
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.names import NameTable
@@ -20,27 +22,67 @@ from polyhead.checkpoints.safetensors_files import read_tensors
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.errors import CheckpointError
 
+_AROUND_LAYERS = {
+    "embed_tokens": "embedding.tokens",
+    "norm": "final_norm",
+    "lm_head": "head",
+    "layers.{i}.input_layernorm": "layers.{i}.attention_norm",
+    "layers.{i}.post_attention_layernorm": "layers.{i}.feed_forward_norm",
+    "layers.{i}.mlp.gate_proj": "layers.{i}.feed_forward.gate_proj",
+    "layers.{i}.mlp.up_proj": "layers.{i}.feed_forward.up_proj",
+    "layers.{i}.mlp.down_proj": "layers.{i}.feed_forward.down_proj",
+}
+
 _DECODER_NAMES = NameTable(
     prefix="model.",
-    modules={
-        "embed_tokens": "embedding.tokens",
-        "norm": "final_norm",
-        "lm_head": "head",
-        "layers.{i}.input_layernorm": "layers.{i}.attention_norm",
+    modules=_AROUND_LAYERS
+    | {
         "layers.{i}.self_attn.q_proj": "layers.{i}.attention.q_proj",
         "layers.{i}.self_attn.k_proj": "layers.{i}.attention.k_proj",
         "layers.{i}.self_attn.v_proj": "layers.{i}.attention.v_proj",
         "layers.{i}.self_attn.o_proj": "layers.{i}.attention.o_proj",
         "layers.{i}.self_attn.q_norm": "layers.{i}.attention.q_norm",
         "layers.{i}.self_attn.k_norm": "layers.{i}.attention.k_norm",
-        "layers.{i}.post_attention_layernorm": "layers.{i}.feed_forward_norm",
-        "layers.{i}.mlp.gate_proj": "layers.{i}.feed_forward.gate_proj",
-        "layers.{i}.mlp.up_proj": "layers.{i}.feed_forward.up_proj",
-        "layers.{i}.mlp.down_proj": "layers.{i}.feed_forward.down_proj",
     },
     unprefixed=frozenset(("lm_head",)),
     # A buffer that follows from the configuration, written by transformers before 4.32.
     ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+)
+
+_GEMMA_NAMES = replace(
+    _DECODER_NAMES,
+    modules=_DECODER_NAMES.modules
+    | {
+        "layers.{i}.post_attention_layernorm": "layers.{i}.attention_out_norm",
+        "layers.{i}.pre_feedforward_layernorm": "layers.{i}.feed_forward_norm",
+        "layers.{i}.post_feedforward_layernorm": "layers.{i}.feed_forward_out_norm",
+    },
+)
+
+_DEEPSEEK_NAMES = NameTable(
+    prefix="model.",
+    modules=_AROUND_LAYERS
+    | {
+        "layers.{i}.self_attn.q_proj": "layers.{i}.attention.q_proj",
+        "layers.{i}.self_attn.q_a_proj": "layers.{i}.attention.q_a_proj",
+        "layers.{i}.self_attn.q_a_layernorm": "layers.{i}.attention.q_a_norm",
+        "layers.{i}.self_attn.q_b_proj": "layers.{i}.attention.q_b_proj",
+        "layers.{i}.self_attn.kv_a_proj_with_mqa": "layers.{i}.attention.kv_a_proj_with_mqa",
+        "layers.{i}.self_attn.kv_a_layernorm": "layers.{i}.attention.kv_a_norm",
+        "layers.{i}.self_attn.kv_b_proj": "layers.{i}.attention.kv_b_proj",
+        "layers.{i}.self_attn.o_proj": "layers.{i}.attention.o_proj",
+        "layers.{i}.mlp.gate": "layers.{i}.feed_forward.router",
+        "layers.{i}.mlp.experts.{j}.gate_proj": "layers.{i}.feed_forward.experts.{j}.gate_proj",
+        "layers.{i}.mlp.experts.{j}.up_proj": "layers.{i}.feed_forward.experts.{j}.up_proj",
+        "layers.{i}.mlp.experts.{j}.down_proj": "layers.{i}.feed_forward.experts.{j}.down_proj",
+        "layers.{i}.mlp.shared_experts.gate_proj": "layers.{i}.feed_forward.shared.gate_proj",
+        "layers.{i}.mlp.shared_experts.up_proj": "layers.{i}.feed_forward.shared.up_proj",
+        "layers.{i}.mlp.shared_experts.down_proj": "layers.{i}.feed_forward.shared.down_proj",
+    },
+    tensors={
+        "layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.feed_forward.choice_bias",
+    },
+    unprefixed=frozenset(("lm_head",)),
 )
 
 _BERT_NAMES = NameTable(
@@ -65,9 +107,15 @@ _BERT_NAMES = NameTable(
     ignored=(r"embeddings\.position_ids", r"pooler\.dense\.(weight|bias)", r"cls\..+"),
 )
 
+_NAMES_OF_BODIES = {
+    "decoder": _DECODER_NAMES,
+    "gemma": _GEMMA_NAMES,
+    "deepseek": _DEEPSEEK_NAMES,
+    "bert": _BERT_NAMES,
+}
+
 NAMES: Mapping[str, NameTable] = {
-    name: _DECODER_NAMES if family.body == "decoder" else _BERT_NAMES
-    for name, family in FAMILIES.items()
+    name: _NAMES_OF_BODIES[family.body] for name, family in FAMILIES.items()
 }
 
 
@@ -82,9 +130,13 @@ def read_directory(directory: Path) -> Parts:
     values = read_json(path)
     config = read_config(values, path)
     names = NAMES[values["model_type"]]
-    tensors = read_tensors(directory)
-    renamed = names.to_ours(tensors)
+    tensors = deepseek.experts_apart(read_tensors(directory))
+    drafting = deepseek.of_drafting_layers(tensors, values)
+    renamed = names.to_ours(name for name in tensors if name not in drafting)
     state = {ours: tensors[theirs] for ours, theirs in renamed.items()}
+    if values.get("rope_interleave", True):
+        for name, tensor in state.items():
+            state[name] = deepseek.rows_in_order(name, tensor, config, to_ours=True)
     if config.head == "tied":
         _drop_tied_copy(state, directory)
     tokenizer = (directory / "tokenizer.json").is_file()
@@ -92,7 +144,7 @@ def read_directory(directory: Path) -> Parts:
         config,
         state,
         Tokenizer.from_directory(directory) if tokenizer else None,
-        ignored=tuple(name for name in tensors if names.is_ignored(name)),
+        ignored=tuple(name for name in tensors if name in drafting or names.is_ignored(name)),
         file_names=renamed,
     )
 

@@ -127,7 +127,12 @@ def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Tran
             f"{where}: the tokenizer has {parts.tokenizer.vocab_size} tokens, "
             f"the model's vocabulary {vocab_size}"
         )
-    state = {name: tensor.to(dtype) for name, tensor in parts.state.items()}
+    # Buffers are numbers that decide something (which expert): they stay as precise as they are.
+    buffers = {name for name, _ in model.named_buffers()}
+    state = {
+        name: tensor if name in buffers else tensor.to(dtype)
+        for name, tensor in parts.state.items()
+    }
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 

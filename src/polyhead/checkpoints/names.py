@@ -1,7 +1,7 @@
 """Tensor names of file formats, as tables that read both ways.
 
 A table maps a file's *modules* to polyhead's; the leaf (``weight``, ``bias``) stays. ``{i}`` stands
-for a layer's number.
+for a layer's number, ``{j}`` for an expert's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-_LAYER = re.compile(r"\.(\d+)\.")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,15 @@ class NameTable:
 
     Attributes:
         modules: a file's module name to polyhead's.
+        tensors: whole names, where leaves differ too.
         prefix: stands before the file's names, or does not: a bare body is saved without it.
         unprefixed: modules that never carry the prefix.
         leaves: other spellings of the last part of a name.
         ignored: patterns (full match, without the prefix) of tensors that no output depends on.
     """
 
-    modules: Mapping[str, str]
+    modules: dict[str, str]
+    tensors: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     unprefixed: frozenset[str] = frozenset()
     leaves: Mapping[str, str] = field(default_factory=dict)
@@ -50,25 +52,31 @@ class NameTable:
 
     def to_theirs(self, name: str) -> str | None:
         """The file's name of one of polyhead's tensors; None where the format has none."""
-        module, _, leaf = name.rpartition(".")
-        pattern, layer = _without_layer(module)
-        for theirs, ours in self.modules.items():
+        pattern, numbers = _without_numbers(name)
+        for theirs, ours in self.tensors.items():
             if ours == pattern:
+                return self.prefix + theirs.format(**numbers)
+        module, _, leaf = pattern.rpartition(".")
+        for theirs, ours in self.modules.items():
+            if ours == module:
                 prefix = "" if theirs in self.unprefixed else self.prefix
-                return f"{prefix}{theirs.format(i=layer)}.{leaf}"
+                return f"{prefix}{theirs.format(**numbers)}.{leaf}"
         return None
 
     def _ours(self, name: str) -> str | None:
-        module, _, leaf = name.rpartition(".")
-        pattern, layer = _without_layer(module)
-        if pattern not in self.modules:
+        pattern, numbers = _without_numbers(name)
+        if pattern in self.tensors:
+            return self.tensors[pattern].format(**numbers)
+        module, _, leaf = pattern.rpartition(".")
+        if module not in self.modules:
             return None
-        return f"{self.modules[pattern].format(i=layer)}.{self.leaves.get(leaf, leaf)}"
+        return f"{self.modules[module].format(**numbers)}.{self.leaves.get(leaf, leaf)}"
 
 
-def _without_layer(module: str) -> tuple[str, str]:
-    """``"layers.7.attention"`` as ``("layers.{i}.attention", "7")``."""
-    found = _LAYER.search(module)
-    if found is None:
-        return module, ""
-    return module[: found.start(1)] + "{i}" + module[found.end(1) :], found.group(1)
+def _without_numbers(name: str) -> tuple[str, dict[str, str]]:
+    """``"layers.7.experts.2.up"`` as ``("layers.{i}.experts.{j}.up", {"i": "7", "j": "2"})``."""
+    numbers = {"i": "", "j": ""}
+    for letter, number in zip(numbers, _NUMBER.findall(name), strict=False):
+        name = name.replace(f".{number}.", f".{{{letter}}}.", 1)
+        numbers[letter] = number
+    return name, numbers

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from polyhead.checkpoints import deepseek
 from polyhead.checkpoints.config_out import write_config
 from polyhead.checkpoints.hugging_face import NAMES
 from polyhead.checkpoints.json_file import write_json
@@ -55,7 +56,8 @@ def save_checkpoint(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -
         theirs = names.to_theirs(ours)
         if theirs is None:
             raise ConfigError(f"tensor {ours!r} has no name in {config['model_type']!r} files")
-        weights[theirs] = tensor.detach().cpu().contiguous()
+        tensor = deepseek.rows_in_order(ours, tensor.detach(), checkpoint.config, to_ours=False)
+        weights[theirs] = tensor.cpu().contiguous()
     config["torch_dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     try:
         made = not target.exists()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.hooks import Hooked
 from polyhead.semantics import Specification, TensorBias, Tokens
 from polyhead.semantics.weights import weight_rows
 
@@ -72,11 +72,11 @@ class AttentionView:
         self.k = _own(record.k)
         self.lse = _own(record.lse)
         queries, keys = self.q.shape[2], self.k.shape[2]
-        positions = record.q_positions
+        positions, first = record.q_positions, record.first_place
         if positions is None and record.kv_positions is not None:
             positions = record.kv_positions[..., keys - queries :]
-        self._q_tokens = Tokens.of(queries, shift=keys - queries, positions=positions)
-        self._k_tokens = Tokens.of(keys, positions=record.kv_positions)
+        self._q_tokens = Tokens.of(queries, shift=first + keys - queries, positions=positions)
+        self._k_tokens = Tokens.of(keys, shift=first, positions=record.kv_positions)
         self._spec = Specification(
             scale=record.scale,
             mask=record.mask,
@@ -270,7 +270,9 @@ def probe(model: nn.Module, layers: Sequence[int | str] | None = None) -> Iterat
     """Watches the attention of ``model`` while the ``with`` block runs.
 
     Args:
-        model: anything that holds ``polyhead.MultiHeadAttention`` modules.
+        model: anything that holds ``polyhead.MultiHeadAttention`` or
+            ``polyhead.MultiHeadLatentAttention`` modules. Queries and keys of the latter are those
+            of the computation that ran: absorbed ones lie in the latent.
         layers: the layers to watch, counted from 0 or by their module's path; None: all.
 
     Yields:
@@ -282,7 +284,7 @@ def probe(model: nn.Module, layers: Sequence[int | str] | None = None) -> Iterat
     modules = attention_modules(model)
     names = list(modules)
     if not names:
-        raise ValueError(f"{type(model).__name__} has no polyhead.MultiHeadAttention to watch")
+        raise ValueError(f"{type(model).__name__} has no attention of polyhead's to watch")
     wanted = names if layers is None else [_name_of(names, layer) for layer in layers]
     seen = Probe(names)
     with ExitStack() as hooks:
@@ -291,13 +293,9 @@ def probe(model: nn.Module, layers: Sequence[int | str] | None = None) -> Iterat
         yield seen
 
 
-def attention_modules(model: nn.Module) -> dict[str, MultiHeadAttention]:
+def attention_modules(model: nn.Module) -> dict[str, Hooked]:
     """Every attention of a model by its module's path, in the order of the model."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention)
-    }
+    return {name: module for name, module in model.named_modules() if isinstance(module, Hooked)}
 
 
 def numbered_layers(paths: Iterable[str]) -> list[str]:

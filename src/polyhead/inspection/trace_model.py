@@ -52,6 +52,11 @@ def trace_model(
     if not 0 <= layer < len(numbered):
         raise ValueError(f"layer must be from 0 to {len(numbered) - 1}: got {layer}")
     module = modules[numbered[layer]]
+    if not isinstance(module, MultiHeadAttention):
+        raise ValueError(
+            f"layer {layer} is a {type(module).__name__}, whose heads have no keys and values of "
+            "their own to show: trace a MultiHeadAttention"
+        )
     if not 0 <= head < module.num_heads:
         raise ValueError(f"head must be from 0 to {module.num_heads - 1}: got {head}")
     x, record, output = _run(model, module, ids)

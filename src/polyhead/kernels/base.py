@@ -14,6 +14,8 @@ class Kernel(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for ``explain`` and ``doctor``: what this kernel is good at."""
+    gathers: ClassVar[bool] = False
+    """Whether it takes all keys and values in one piece each, so that some sources are copied."""
 
     def unavailable(self) -> str | None:
         """Why this kernel cannot run here and the command that would change it, or None."""

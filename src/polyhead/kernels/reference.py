@@ -10,6 +10,7 @@ from polyhead.semantics.reference import attend
 class ReferenceKernel(Kernel):
     name = "reference"
     summary = "the formula itself; holds the whole T×S matrix"
+    gathers = True
 
     def refusal(self, call: Call) -> str | None:
         return None

@@ -19,6 +19,7 @@ from polyhead.semantics.scores import quarantine
 class SdpaKernel(Kernel):
     name = "sdpa"
     summary = "torch's fused attention; no mask beyond plain causal, no bias, no softcap"
+    gathers = True
 
     def refusal(self, call: Call) -> str | None:
         spec = call.spec

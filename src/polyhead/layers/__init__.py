@@ -1,22 +1,23 @@
 """The modules a Transformer is made of.
 
-Read in this order: ``config``, ``attention``, ``positions``, ``norms``, ``feed_forward``,
-``transformer_layer``, ``linear``.
+Read in this order: ``config``, ``layer_config``, ``attention``, ``positions``, ``norms``,
+``feed_forward``, ``transformer_layer``, ``linear``; then ``latent_attention`` and ``experts``.
 """
 
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.config import (
     AttentionConfig,
     FeedForwardConfig,
-    LayerConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
 )
-from polyhead.layers.experts import Experts, MixtureConfig
+from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.layers.layer_config import LayerConfig
+from polyhead.layers.mixture_config import MixtureConfig
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle

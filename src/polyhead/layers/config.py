@@ -1,8 +1,9 @@
-"""What one Transformer layer is made of, as plain data that round-trips through JSON.
+"""The parts of a Transformer layer as plain data that round-trips through JSON.
 
-Each part of a layer (rotary positions, norm, attention, feed-forward) has its own frozen dataclass;
-the modules beside this file are built from them, and ``polyhead.models.config`` composes them into
-a model.
+Each part (rotary positions, norm, attention, feed-forward) has its own frozen dataclass; the
+modules beside this file are built from them, ``layer_config`` composes them into a layer and
+``polyhead.models.config`` layers into a model. Latent attention and mixtures of experts have files
+of their own.
 
 Every ``from_dict`` refuses unknown keys by name: a key that nobody understands is a model that
 would load cleanly and be wrong.
@@ -60,13 +61,28 @@ def _revive(hint: Any, value: Any) -> Any:
         if value is None:
             return None
         inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return _revive(inner[0], value) if len(inner) == 1 else value
+        return _revive(inner[0] if len(inner) == 1 else _meant(inner, value), value)
     if origin is tuple and isinstance(value, list | tuple):
         item = typing.get_args(hint)[0]
         return tuple(_revive(item, entry) for entry in value)
     if isinstance(hint, type) and issubclass(hint, Data) and isinstance(value, Mapping):
         return hint.from_dict(value)
     return value
+
+
+def _meant(hints: list[type[Data]], value: Any) -> type[Data]:
+    """Of several dataclasses the one most of whose required fields ``value`` has."""
+
+    def share(hint: type[Data]) -> float:
+        names = [f.name for f in dataclasses.fields(hint) if _is_required(f)]
+        return sum(name in value for name in names) / len(names)
+
+    return max(hints, key=share) if isinstance(value, Mapping) else hints[0]
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
 
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -205,6 +221,11 @@ class AttentionConfig(Data):
         if self.softcap is not None and self.softcap <= 0:
             raise ConfigError(f"softcap must be positive or None (off): got {self.softcap!r}")
 
+    @property
+    def rope_head_dim(self) -> int:
+        """Features of a head that ``rope`` is over."""
+        return self.head_dim
+
 
 @dataclass(frozen=True)
 class FeedForwardConfig(Data):
@@ -217,20 +238,4 @@ class FeedForwardConfig(Data):
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "silu"
     gated: bool = True
     bias: bool = False
-    dropout: float = 0.0
-
-
-@dataclass(frozen=True)
-class LayerConfig(Data):
-    """One Transformer layer.
-
-    ``norm_placement``: ``"pre"`` x + f(norm(x)); ``"post"`` norm(x + f(x)) (the 2017 paper, BERT);
-    ``"sandwich"`` x + norm(f(norm(x))) (Gemma 2 and 3).
-    """
-
-    attention: AttentionConfig
-    feed_forward: FeedForwardConfig
-    norm: NormConfig = NormConfig()
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
-    cross_attention: AttentionConfig | None = None
     dropout: float = 0.0

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polyhead.functional import attention
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.semantics import Bias, KeyValueSource, Mask
+from polyhead.semantics.arguments import with_source_mask
 
 
 class Hooked(nn.Module):
@@ -86,13 +87,14 @@ class Hooked(nn.Module):
             q=q,
             k=k,
             v=v,
-            mask=mask,
+            mask=with_source_mask(mask, source),
             bias=bias,
             scale=scale,
             softcap=softcap,
             sinks=sinks,
             q_positions=q_positions,
             kv_positions=source.tokens.positions,
+            first_place=source.tokens.places.low,
             out=out,
             lse=lse,
         )

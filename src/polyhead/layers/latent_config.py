@@ -65,6 +65,11 @@ class LatentAttentionConfig(Data):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
+    def rope_head_dim(self) -> int:
+        """Features of a head that ``rope`` is over."""
+        return self.qk_rope_head_dim
+
+    @property
     def latent_dim(self) -> int:
         """Elements that the cache keeps per token: the latent and the shared rotary key."""
         return self.kv_lora_rank + self.qk_rope_head_dim

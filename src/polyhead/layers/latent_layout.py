@@ -28,40 +28,52 @@ def from_deepseek(
         config: Of the layer.
         interleaved: Whether the file's rotary rows are interleaved (``rope_interleave``).
     """
-    return _converted(state, config, _OURS, _order(config, to_ours=True) if interleaved else None)
+    return _converted(state, config, _OURS, interleaved=interleaved, to_ours=True)
 
 
 def to_deepseek(
     state: Mapping[str, Tensor], config: LatentAttentionConfig, *, interleaved: bool = True
 ) -> dict[str, Tensor]:
     """The inverse of ``from_deepseek``."""
-    return _converted(
-        state, config, _THEIRS, _order(config, to_ours=False) if interleaved else None
-    )
+    return _converted(state, config, _THEIRS, interleaved=interleaved, to_ours=False)
 
 
 def _converted(
     state: Mapping[str, Tensor],
     config: LatentAttentionConfig,
     names: Mapping[str, str],
-    order: Tensor | None,
+    *,
+    interleaved: bool,
+    to_ours: bool,
 ) -> dict[str, Tensor]:
-    P = config.qk_rope_head_dim
     converted = {}
     for name, tensor in state.items():
         module, _, leaf = name.rpartition(".")
-        if order is not None and module in ("q_proj", "q_b_proj"):
-            heads = tensor.view(config.num_heads, config.qk_head_dim, *tensor.shape[1:])
-            tensor = torch.cat((heads[:, :-P], heads[:, -P:][:, order]), dim=1).flatten(0, 1)
-        elif order is not None and module == "kv_a_proj_with_mqa":
-            tensor = torch.cat((tensor[:-P], tensor[-P:][order]))
+        if interleaved:
+            tensor = reordered(tensor, module, config, to_ours=to_ours)
         converted[f"{names.get(module, module)}.{leaf}"] = tensor
     return converted
 
 
-def _order(config: LatentAttentionConfig, *, to_ours: bool) -> Tensor:
-    """Which of the rotary rows of one order comes at each place of the other, ``[P]``."""
-    pairs = torch.arange(config.qk_rope_head_dim, device="cpu")
-    if to_ours:
-        return pairs.view(-1, 2).T.flatten()
-    return pairs.view(2, -1).T.flatten()
+def reordered(
+    tensor: Tensor, module: str, config: LatentAttentionConfig, *, to_ours: bool
+) -> Tensor:
+    """One tensor of a latent attention layer with its rotary rows in the other order.
+
+    Args:
+        tensor: A weight or a bias.
+        module: Whose, by its name within the layer; those without rotary rows stay as they are, and
+            so do misshapen tensors.
+        config: Of the layer.
+        to_ours: From interleaved rows to half-split ones, or back.
+    """
+    P, H, D = config.qk_rope_head_dim, config.num_heads, config.qk_head_dim
+    pairs = torch.arange(P, device="cpu")
+    order = (pairs.view(-1, 2) if to_ours else pairs.view(2, -1)).T.flatten()
+    rows = tensor.shape[0] if tensor.ndim else 0
+    if module in ("q_proj", "q_b_proj") and rows == H * D:
+        heads = tensor.reshape(H, D, *tensor.shape[1:])
+        return torch.cat((heads[:, :-P], heads[:, -P:][:, order]), dim=1).flatten(0, 1)
+    if module == "kv_a_proj_with_mqa" and rows == config.latent_dim:
+        return torch.cat((tensor[:-P], tensor[-P:][order]))
+    return tensor

@@ -25,13 +25,15 @@ class AttentionRecord:
         q: ``[B, H, T, D]`` queries, after norm and rotary.
         k: ``[B, G, S, D]`` all keys of the call, those of a cache included.
         v: ``[B, G, S, V]`` their values.
-        mask: The mask of the call, the layer's window included.
+        mask: The mask of the call, with the layer's window and what hides the keys that are no
+            tokens of a batch row.
         bias: Added to the scores, or None.
         scale: Factor of the scores.
         softcap: Or None.
         sinks: ``[H]`` or None.
         q_positions: ``[T]`` or ``[B, T]``; None: the last query lines up with the last key.
-        kv_positions: ``[S]`` or ``[B, S]``; None: 0 … S − 1.
+        kv_positions: ``[S]`` or ``[B, S]``; None: ``first_place`` and those that follow.
+        first_place: Place of the first key: how many a window has forgotten.
         out: ``[B, H, T, V]`` the heads' outputs, before ``o_proj``.
         lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included.
     """
@@ -47,6 +49,7 @@ class AttentionRecord:
     sinks: Tensor | None
     q_positions: Tensor | None
     kv_positions: Tensor | None
+    first_place: int
     out: Tensor
     lse: Tensor
 

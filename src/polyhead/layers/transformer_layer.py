@@ -21,14 +21,13 @@ from torch import Tensor, nn
 from polyhead.caches import KeyValueCache
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention, default_head_dim
-from polyhead.layers.config import (
-    AttentionConfig,
-    FeedForwardConfig,
-    LayerConfig,
-    NormConfig,
-    RopeConfig,
-)
+from polyhead.layers.config import AttentionConfig, FeedForwardConfig, NormConfig, RopeConfig
+from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import Activation, FeedForward
+from polyhead.layers.latent_attention import MultiHeadLatentAttention
+from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.layers.layer_config import LayerConfig
+from polyhead.layers.mixture_config import MixtureConfig
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import Bias, Mask
@@ -128,7 +127,7 @@ class TransformerLayer(nn.Module):
         if not 0.0 <= config.dropout < 1.0:
             raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
         self.config = config
-        self.attention = MultiHeadAttention.from_config(embed_dim, config.attention, rope=rope)
+        self.attention = _attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         parts = ["attention", "feed_forward"]
         if config.cross_attention is not None:
@@ -139,7 +138,7 @@ class TransformerLayer(nn.Module):
                 )
             self.cross_attention = MultiHeadAttention.from_config(embed_dim, config.cross_attention)
             parts.append("cross_attention")
-        self.feed_forward = FeedForward.from_config(embed_dim, config.feed_forward)
+        self.feed_forward = _feed_forward(embed_dim, config.feed_forward)
         for part in parts:
             self.add_module(f"{part}_norm", build_norm(embed_dim, config.norm))
             sandwich = config.norm_placement == "sandwich"
@@ -209,3 +208,19 @@ class TransformerLayer(nn.Module):
             normed: Tensor = getattr(self, f"{part}_norm")(x)
             return normed
         return x
+
+
+def _attention(
+    embed_dim: int, config: AttentionConfig | LatentAttentionConfig, rope: RoPE | None
+) -> MultiHeadAttention | MultiHeadLatentAttention:
+    if isinstance(config, LatentAttentionConfig):
+        return MultiHeadLatentAttention.from_config(embed_dim, config, rope=rope)
+    return MultiHeadAttention.from_config(embed_dim, config, rope=rope)
+
+
+def _feed_forward(
+    embed_dim: int, config: FeedForwardConfig | MixtureConfig
+) -> FeedForward | Experts:
+    if isinstance(config, MixtureConfig):
+        return Experts(embed_dim, config)
+    return FeedForward.from_config(embed_dim, config)

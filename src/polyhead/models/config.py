@@ -4,8 +4,8 @@
 where it came from: no model name is ever tested. Every layer has its own ``LayerConfig``, so mixes
 of local and global attention (Gemma) or of head counts need no special case.
 
-The parts of a layer live beside the layers, in ``polyhead.layers.config``; they can be imported
-from here too.
+The parts of a layer live beside the layers, in ``polyhead.layers``; they can be imported from here
+too.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from polyhead.layers.config import (
     AttentionConfig,
     Data,
     FeedForwardConfig,
-    LayerConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
     RopeType,
 )
+from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.layers.layer_config import LayerConfig
+from polyhead.layers.mixture_config import MixtureConfig
 
 __all__ = [
     "AttentionConfig",
     "EmbeddingConfig",
     "FeedForwardConfig",
+    "LatentAttentionConfig",
     "LayerConfig",
+    "MixtureConfig",
     "NormConfig",
     "QKNormConfig",
     "RopeConfig",

@@ -14,7 +14,7 @@ class ParameterCounts:
     Attributes:
         embedding: Tokens, learned positions, segments.
         attention: All projections and sinks; 4 · E² per layer of plain MHA without biases.
-        feed_forward: All projections.
+        feed_forward: All projections, routers and their choice biases (which are not trained).
         norms: Every norm, those of queries and keys and of the embedding included.
         head: An untied output matrix, and the output bias.
         total: All of them.
@@ -38,8 +38,8 @@ class ParameterCounts:
 def count_parameters(model: nn.Module) -> ParameterCounts:
     """Sorts the parameters of a Transformer by the name of the part they stand in."""
     counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
-    for name, parameter in model.named_parameters():
-        counts[_part(name)] += parameter.numel()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        counts[_part(name)] += tensor.numel()
     return ParameterCounts(**counts)
 
 

@@ -11,6 +11,7 @@ Shape letters: B batch, T tokens, S tokens of the encoder, E embed size, W vocab
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.layers.attention import ragged_positions
-from polyhead.layers.config import LayerConfig, RopeConfig
+from polyhead.layers.config import RopeConfig
+from polyhead.layers.layer_config import LayerConfig
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -272,6 +274,10 @@ class Transformer(nn.Module):
             spare=spare,
         )
 
+    @cached_property
+    def _config_json(self) -> str:
+        return self.config.to_json()
+
     def observe(self) -> AbstractContextManager[Observation]:
         """``with model.observe() as seen:`` describes every layer's output in ``seen``."""
         return observe(self, self.layers, self.encoder_layers)
@@ -301,6 +307,7 @@ class Transformer(nn.Module):
                 f"the cache was made for {len(cache.layers)} layers, the model has "
                 f"{len(self.layers)}"
             )
+        cache.check_owner(self._config_json)
 
     def _context(
         self,
@@ -363,6 +370,6 @@ def _stack(
     for config in configs:
         rope = None
         if (data := config.attention.rope) is not None:
-            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.head_dim))
+            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.rope_head_dim))
         layers.append(TransformerLayer.from_config(embed_dim, config, rope=rope))
     return nn.ModuleList(layers)

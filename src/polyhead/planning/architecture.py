@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polyhead.errors import ConfigError
-from polyhead.layers.config import AttentionConfig, LayerConfig, NormConfig
+from polyhead.layers.config import AttentionConfig, FeedForwardConfig, NormConfig
 from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.layers.layer_config import LayerConfig
+from polyhead.layers.mixture_config import MixtureConfig
 from polyhead.models.config import TransformerConfig
 
 AttentionShape = AttentionConfig | LatentAttentionConfig
@@ -30,6 +32,7 @@ class FeedForwardShape:
         experts: Routed experts; 1: a plain network without a router.
         experts_per_token: How many of them a token visits.
         shared_hidden_dim: Hidden features of the experts that every token visits, together.
+        shared_bias: Biases of their projections.
         router_bias: A number per expert beside the router's weight.
         shared_gate: A gate on the shared experts.
     """
@@ -40,6 +43,7 @@ class FeedForwardShape:
     experts: int = 1
     experts_per_token: int = 1
     shared_hidden_dim: int = 0
+    shared_bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
 
@@ -128,14 +132,27 @@ class Architecture:
 
 def _shape_of(layer: LayerConfig) -> LayerShape:
     parts = 2 + (layer.cross_attention is not None)
-    feed_forward = layer.feed_forward
     return LayerShape(
         attention=layer.attention,
-        feed_forward=FeedForwardShape(
-            feed_forward.hidden_dim, gated=feed_forward.gated, bias=feed_forward.bias
-        ),
+        feed_forward=_network_of(layer.feed_forward),
         cross_attention=layer.cross_attention,
         norms=parts * (2 if layer.norm_placement == "sandwich" else 1),
+    )
+
+
+def _network_of(config: FeedForwardConfig | MixtureConfig) -> FeedForwardShape:
+    if isinstance(config, FeedForwardConfig):
+        return FeedForwardShape(config.hidden_dim, gated=config.gated, bias=config.bias)
+    expert, shared = config.expert, config.shared
+    return FeedForwardShape(
+        expert.hidden_dim,
+        gated=expert.gated,
+        bias=expert.bias,
+        experts=config.num_experts,
+        experts_per_token=config.experts_per_token,
+        shared_hidden_dim=0 if shared is None else shared.hidden_dim,
+        shared_bias=shared is not None and shared.bias,
+        router_bias=config.choice_bias,
     )
 
 

@@ -24,6 +24,7 @@ class Family:
         biases: Of attention: ``"qkv"``, ``"all"`` (q, k, v, o), or what ``attention_bias`` decides:
             ``"key"`` q, k, v, o; ``"key qkv"`` those three; ``"key all"`` reads ``bias``.
         ffn_bias: Whether feed-forward projections have biases; a string: the key that decides.
+        expert_bias: Whether routed experts have them too.
         norm_bias: LayerNorms with biases instead of RMSNorms.
         norms: Norms over the embedding per layer, attention and feed-forward together.
         qk_norm: Norms of queries and keys: per head, or over the full width.
@@ -42,6 +43,7 @@ class Family:
     gated: bool = True
     biases: Biases = "none"
     ffn_bias: bool | str = False
+    expert_bias: bool = True
     norm_bias: bool = False
     norms: int = 2
     qk_norm: Literal["head", "full"] | None = None
@@ -115,7 +117,7 @@ FAMILIES: Mapping[str, Family] = {
         defaults=_UNTIED
         | {"head_dim": 64, "sliding_window": 128, "sliding_window_pattern": 2, "router_bias": True},
     ),
-    "deepseek_v2": Family(biases="key", defaults=_DEEPSEEK),
+    "deepseek_v2": Family(biases="key", ffn_bias="mlp_bias", expert_bias=False, defaults=_DEEPSEEK),
     "deepseek_v3": Family(biases="key", defaults=_DEEPSEEK | {"router_bias": True}),
     "gpt2": Family(
         gated=False,

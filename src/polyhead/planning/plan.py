@@ -3,7 +3,8 @@
     time of a decode step ≥ max(bytes read / bandwidth, operations / rate)
 
 Everything but that bound is a count, not an estimate: parameters, visible pairs and cache bytes are
-what the layers, masks and caches of this package make. Activations are not counted.
+what the layers, masks and caches of this package make, and activations are the most that its layers
+hold at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.layers.config import AttentionConfig
 from polyhead.models.counts import ParameterCounts
+from polyhead.planning.activations import activation_elements
 from polyhead.planning.architecture import Architecture, AttentionShape
 from polyhead.planning.flops import Flops
 from polyhead.planning.flops import flops as count_flops
@@ -89,6 +91,7 @@ class Plan:
         cache_bytes: On one rank, all layers: what the caches allocate.
         cache_layers: The same by layer.
         prefill: Operations of a prompt of ``tokens`` (of the forward pass, of an encoder).
+        activation_bytes: Of a prompt in one piece on one rank, at most; see ``activations``.
         decode: Operations of a step that makes token number ``tokens``; None for an encoder.
         decode_weight_bytes: Of weights that such a step reads on one rank.
         decode_cache_bytes: Of cache that it reads on one rank.
@@ -114,6 +117,7 @@ class Plan:
     cache_bytes: int
     cache_layers: tuple[LayerCachePlan, ...]
     prefill: Flops
+    activation_bytes: int
     decode: Flops | None
     decode_weight_bytes: int
     decode_cache_bytes: int
@@ -229,6 +233,7 @@ def plan(
         cache_bytes=sum(n * each.bytes(tokens, batch) for each, n in Counter(layers).items()),
         cache_layers=_by_layer(model, layers, tokens, batch),
         prefill=_flops(model, queries=tokens, cached=0, batch=batch),
+        activation_bytes=_activation_bytes(model, tokens, batch, dtype, ranks),
         decode=step,
         decode_weight_bytes=touched,
         decode_cache_bytes=read,
@@ -250,6 +255,13 @@ def plan(
 
 def _flops(model: Architecture, *, queries: int, cached: int, batch: int) -> Flops:
     return count_flops(model, queries=queries, cached=cached, batch=batch, context=cached + queries)
+
+
+def _activation_bytes(model: Architecture, tokens: int, batch: int, dtype: str, ranks: int) -> int:
+    """Weights of fewer bits are multiplied with activations of 16."""
+    half = dtype != "float32"
+    elements = activation_elements(model, tokens=tokens, batch=batch, ranks=ranks, half=half)
+    return elements * (2 if half else 4)
 
 
 def _bytes(parameters: float, dtype: str) -> int:

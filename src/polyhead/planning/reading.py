@@ -235,10 +235,11 @@ def _networks(fields: Fields, family: Family, embed_dim: int, count: int) -> lis
     sparse = FeedForwardShape(
         width,
         gated=family.gated,
-        bias=bias,
+        bias=bias and family.expert_bias,
         experts=experts,
         experts_per_token=visited,
         shared_hidden_dim=shared,
+        shared_bias=bias and shared > 0,
         router_bias=fields.flag("router_bias"),
         shared_gate=fields.flag("shared_expert_gate"),
     )

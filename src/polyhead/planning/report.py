@@ -157,6 +157,8 @@ def _memory(plan: Plan) -> Table:
     if plan.cache_layers:
         table.add_row("cache", binary(plan.cache_bytes), f"{plan.cache_bytes:,}")
     table.add_row("both", binary(plan.rank_bytes), f"{plan.rank_bytes:,}", style="bold")
+    prompt = "prompt in one piece, at most" if plan.decode is not None else "activations, at most"
+    table.add_row(prompt, binary(plan.activation_bytes), f"{plan.activation_bytes:,}")
     fit = plan.fit
     if fit is not None:
         verdict = "fits" if fit.fits else "does not fit"

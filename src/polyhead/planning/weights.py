@@ -202,5 +202,8 @@ def _feed_forward(f: FeedForwardShape, E: int) -> Iterator[Piece]:
             yield Piece("feed_forward", 1, n, multiplied=False)
     if f.shared_hidden_dim:
         yield Piece("feed_forward", f.shared_hidden_dim, (into + 1) * E)
+        if f.shared_bias:
+            yield Piece("feed_forward", f.shared_hidden_dim, into, multiplied=False)
+            yield Piece("feed_forward", 1, E, multiplied=False)
         if f.shared_gate:
             yield Piece("feed_forward", 1, E)

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from polyhead.semantics.biases import Bias, TensorBias
 from polyhead.semantics.call import Call, Specification, decisive
-from polyhead.semantics.masks import Mask, bare_tensor_message
+from polyhead.semantics.masks import (
+    And,
+    Causal,
+    Documents,
+    KeyLengths,
+    Mask,
+    bare_tensor_message,
+)
 from polyhead.semantics.scores import autocast_enabled
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.tokens import Tokens
@@ -61,6 +68,13 @@ def call_of(
         raise ValueError(f"softcap must be positive and finite, or None for off: got {softcap}")
     if sinks is not None and sinks.shape != (H,):
         raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
+    mask = with_source_mask(mask, source)
+    positional = mask is not source.mask or bias is not None
+    if source.mask is not None and q_positions is None and positional:
+        raise ValueError(
+            "q_positions is needed with a source whose rows differ in what they hold (a padded or "
+            "ragged batch): got None, and its keys stand in no order that a default could follow"
+        )
     q_tokens = _query_tokens(q, source, q_positions)
     mask, visibility = decisive(mask, q_tokens, source.tokens)
     spec = Specification(
@@ -75,6 +89,40 @@ def call_of(
     )
     return Call(
         q, source, spec, q_tokens, return_lse or sinks is not None, visibility, requires_grad
+    )
+
+
+def with_source_mask(mask: Mask | None, source: KeyValueSource) -> Mask | None:
+    """A call's mask, and what hides the keys of a source that are no tokens of a batch row.
+
+    Raises:
+        ValueError: A mask that counts places, of which such a source keeps no order.
+    """
+    if source.mask is None or mask is source.mask:
+        return mask
+    if mask is None:
+        return source.mask
+    if (counting := _counting_places(mask)) is not None:
+        raise ValueError(
+            f"mask={counting!r} counts places, and the rows of this source differ in what they "
+            "hold (a padded or ragged batch), so its keys are in no order of place; use masks over "
+            "positions: Causal, Window, Prefix"
+        )
+    # Such keys stand later than any query: causal order hides them already.
+    return mask if _is_causal(mask) else mask & source.mask
+
+
+def _counting_places(mask: Mask) -> Mask | None:
+    """The part of a mask that counts places, or None."""
+    if isinstance(mask, KeyLengths | Documents):
+        return mask
+    found = (_counting_places(part) for part in mask.parts())
+    return next((part for part in found if part is not None), None)
+
+
+def _is_causal(mask: Mask) -> bool:
+    return isinstance(mask, Causal) or (
+        isinstance(mask, And) and any(map(_is_causal, mask.parts()))
     )
 
 

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from polyhead.semantics.masks import Mask
 from polyhead.semantics.tokens import Tokens
 
 
@@ -29,6 +30,8 @@ class KeyValueSource(ABC):
         device: Likewise.
         requires_grad: Whether a gradient may flow back to the tensors that ``gather`` returns.
         in_place: Whether ``read`` returns views of where keys and values lie, not copies.
+        mask: Hides the keys that are no tokens of a batch row, where rows differ in what they hold;
+            ``attention`` adds it. Keys are then in no order of place, and queries need positions.
     """
 
     batch: int
@@ -40,6 +43,13 @@ class KeyValueSource(ABC):
     device: torch.device
     requires_grad: bool = False
     in_place: bool = False
+    mask: Mask | None = None
+
+    @property
+    def gather_bytes(self) -> int:
+        """Bytes that ``gather`` copies; 0 where it returns views."""
+        heads = self.batch * self.num_kv_heads * self.tokens.length
+        return heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
     def tiles(self, size: int) -> list[Tokens]:
         """The keys in runs of at most ``size``, in the order that suits the storage.
@@ -72,6 +82,7 @@ class DenseSource(KeyValueSource):
     """
 
     in_place = True
+    gather_bytes = 0
 
     def __init__(
         self, k: Tensor, v: Tensor, positions: Tensor | None = None, first_place: int = 0

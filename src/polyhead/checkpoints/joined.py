@@ -1,0 +1,51 @@
+"""A file that packages carry in parts, joined once in the user's cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from polyhead.checkpoints.converted import cache_directory
+from polyhead.errors import CheckpointError
+
+
+def join(parts: Sequence[Path]) -> Path:
+    """The whole file; made if it is not there yet, under a hidden name until it is whole.
+
+    Args:
+        parts: in order, named "name.suffix.part00" and so on. Another size or time of change of
+            any makes another file.
+
+    Raises:
+        CheckpointError: the cache directory cannot be written to, or is full.
+    """
+    states = [(path, path.stat()) for path in parts]
+    identity = "\0".join(f"{path}\0{s.st_size}\0{s.st_mtime_ns}" for path, s in states)
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    name = Path(parts[0].stem)  # without ".part00"
+    target = cache_directory() / "joined" / f"{name.stem}-{digest}{name.suffix}"
+    if target.is_file():
+        return target
+    partial = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, made = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
+        partial = Path(made)
+        with os.fdopen(handle, "wb") as whole:
+            for path in parts:
+                with path.open("rb") as part:
+                    shutil.copyfileobj(part, whole, 1 << 20)
+        os.replace(partial, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"the parts of {parts[0].name} cannot be joined in {target.parent}: "
+            f"{error.strerror or error}; POLYHEAD_CACHE names another directory"
+        ) from error
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,26 @@
+"""One Transformer layer as plain data: which attention, which feed-forward network, which norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from polyhead.layers.config import AttentionConfig, Data, FeedForwardConfig, NormConfig
+from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.layers.mixture_config import MixtureConfig
+
+
+@dataclass(frozen=True)
+class LayerConfig(Data):
+    """One Transformer layer.
+
+    ``norm_placement``: ``"pre"`` x + f(norm(x)); ``"post"`` norm(x + f(x)) (the 2017 paper, BERT);
+    ``"sandwich"`` x + norm(f(norm(x))) (Gemma 2 and 3).
+    """
+
+    attention: AttentionConfig | LatentAttentionConfig
+    feed_forward: FeedForwardConfig | MixtureConfig
+    norm: NormConfig = field(default_factory=NormConfig)
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    cross_attention: AttentionConfig | None = None
+    dropout: float = 0.0
