@@ -49,6 +49,12 @@ MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
     _m("dropout", REFERENCE, "if spec.dropout_p:", "if False:"),
     _m("quarantine", REFERENCE, "if spec.mask is not None:", "if False:"),
+    _m(
+        "silent queries",
+        REFERENCE,
+        "q_scaled.where(seen.any(dim=-1, keepdim=True), 0.0)",
+        "q_scaled",
+    ),
     _m("a seen NaN shows", REFERENCE, "if bad is not None:", "if False:"),
     _m("empty row: weights", REFERENCE, "lse).masked_fill(empty, 0.0)", "lse)"),
     _m("empty row: lse", REFERENCE, "lse.masked_fill(empty, -torch.inf)", "lse"),
