@@ -127,7 +127,7 @@ def test_no_queries_or_no_keys(kernel, T, S):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "flex"])  # has no lse
 def test_out_has_the_dtype_of_q_and_lse_is_at_least_single(dtype, kernel):
     out, lse = ph.attention(*qkv(dtype=dtype), return_lse=True, kernel=kernel)
     assert out.dtype == dtype

@@ -1,16 +1,17 @@
 """How attention is computed: a file per kernel; none knows another.
 
 ``KERNELS`` is in the order of preference: the dispatcher takes the first that can do all of what
-is asked.
+is asked. ``tiled`` can do everything: what comes after it runs where it is named.
 """
 
 from polyhead.kernels.base import Kernel
+from polyhead.kernels.flex import FlexKernel
 from polyhead.kernels.reference import ReferenceKernel
 from polyhead.kernels.sdpa import SdpaKernel
 from polyhead.kernels.tiled import TiledKernel
 
 KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for kernel in (SdpaKernel(), TiledKernel(), ReferenceKernel())
+    kernel.name: kernel for kernel in (SdpaKernel(), TiledKernel(), FlexKernel(), ReferenceKernel())
 }
 
 __all__ = ["KERNELS", "Kernel"]

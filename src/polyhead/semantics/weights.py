@@ -47,8 +47,8 @@ def weight_rows(
         k, _, bad = quarantine(k, k[..., :0])  # weights ask nothing of the values
     with full_precision(q.device):
         scores, _, visible = tile_scores(q_scaled, k, spec, q_tokens, k_tokens)
+    # A query that saw nothing has scores of −∞ only: measured against 0, its weights are 0.
     weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None].to(precise))
-    weights = weights.masked_fill(empty[..., None], 0.0)
     if bad is not None:
         weights = weights.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
     return weights

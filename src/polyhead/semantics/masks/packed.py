@@ -66,20 +66,18 @@ class Documents(Mask):
         rows = [torch.cat([torch.arange(n) for n in row]) for row in self.lengths]
         return rows[0] if len(rows) == 1 else torch.stack(rows)
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+    def ids(self, tokens: Tokens, device: torch.device) -> Tensor:
+        """``[1 or B, length]``: the number of the document that each token stands in."""
         ends = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(row, device=device) for row in self._ends],
             batch_first=True,
             padding_value=torch.iinfo(torch.int64).max,
         )
-        rows = len(self._ends)
-        ids = [
-            torch.searchsorted(
-                ends, tokens.place_tensor(device).expand(rows, -1).contiguous(), right=True
-            )
-            for tokens in (q, k)
-        ]
-        return (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
+        places = tokens.place_tensor(device).expand(len(self._ends), -1).contiguous()
+        return torch.searchsorted(ends, places, right=True)
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        return (self.ids(q, device)[:, :, None] == self.ids(k, device)[:, None, :])[:, None]
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         kinds = {self._classify_row(ends, q.places, k.places) for ends in self._ends}
