@@ -48,12 +48,13 @@ def main() -> None:
     from polyhead.kernels import tiled
 
     tiled._tile_sizes = lambda q, keys: (8, 16)
+    matrix.uncompile_flex()
     started, chosen = time.time(), cells(everything)
     totals: Counter[tuple[str, str]] = Counter()
     by_value: Counter[tuple[str, str, str, str]] = Counter()
     ratios: dict[Any, list[float]] = {}
     for cell in chosen:
-        for kernel, verdict in matrix.judge(cell, ratios).items():
+        for kernel, verdict in matrix.judge(cell, ratios, list(KERNELS)).items():
             kind = verdict.partition(":")[0]
             totals[kernel, kind] += 1
             for axis, value in cell.items():
@@ -68,6 +69,8 @@ def main() -> None:
         "refuses the gradient, or refuses by name. The counts say how many of the cells with that",
         "value match;",
         "a kernel that refuses one feature refuses every cell that has it beside others.",
+        "flex compiles for seconds per cell: here its mask and score functions are computed",
+        "without the compiler; `pytest -m slow tests/kernels/test_flex.py` judges it compiled.",
         "",
         f"{len(chosen)} cells, {sum(totals.values())} verdicts, 0 wrong, "
         f"in {time.time() - started:.0f} s on the CPU with torch {torch.__version__}.",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,9 @@ AXES: dict[str, list[Any]] = {
     "positions": ["default", "shared", "per row"],
     "lse": [False, True],
 }
+SWIFT = [name for name in KERNELS if name != "flex"]
+"""Kernels that compile nothing; ``test_flex.py`` judges the one that does."""
+
 MEANING = ["heads", "mask", "bias", "softcap", "sinks", "dropout"]
 """Axes whose full product the exhaustive run visits; the others turn with the cell."""
 
@@ -399,13 +402,17 @@ def band(name: str, size: np.ndarray, dtype: torch.dtype) -> float:
     return float(ulps * torch.finfo(dtype).eps * np.abs(size).max(initial=0.0))
 
 
-def judge(cell: dict[str, Any], ratios: dict[Any, list[float]] | None = None) -> dict[str, str]:
+def judge(
+    cell: dict[str, Any],
+    ratios: dict[Any, list[float]] | None = None,
+    kernels: Sequence[str] = SWIFT,
+) -> dict[str, str]:
     """By kernel: "match", "forward only: why" or "refused: why"; raises where one is wrong."""
     built = build(cell)
     exact, sizes = expected(built, lse=cell["lse"])
     same = rounded(built, lse=cell["lse"])
     verdicts = {}
-    for name in KERNELS:
+    for name in kernels:
         if (why := KERNELS[name].unavailable()) is not None:
             verdicts[name] = f"unavailable: {why}"
             continue
@@ -431,6 +438,17 @@ def judge(cell: dict[str, Any], ratios: dict[Any, list[float]] | None = None) ->
                 ratios.setdefault((name, cell["dtype"]), []).append(error / max(allowed, 1e-300))
         verdicts[name] = verdict
     return verdicts
+
+
+def uncompile_flex(set_attribute: Callable[[object, str, Any], None] = setattr) -> None:
+    """Lets flex compute with the same mask and score functions, but without its compiler."""
+    from torch.nn.attention import flex_attention as module
+
+    from polyhead.kernels import flex
+
+    set_attribute(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    set_attribute(flex, "_flex", lambda device_type: module.flex_attention)
+    set_attribute(flex, "_has_compiler", lambda: True)
 
 
 def check_refusal(kernel: str, message: str) -> None:

@@ -22,11 +22,14 @@ ROOT = Path(__file__).parents[1]
 TESTS = [
     "tests/kernels/test_matrix.py",
     "tests/kernels/test_promises.py",
+    "tests/kernels/test_flex.py",
     "tests/semantics/test_laws.py",
+    "tests/semantics/test_weights.py",
 ]
 KEYWORDS = (
     "covering or feature_alone or minus_infinity or sdpa_can_do or poison or masked_for_all"
     " or garbage or kv_heads or skipped or head_size or merging or finite_differences"
+    " or functions_match or masked_keys or queries_that_see"
 )
 
 
@@ -43,12 +46,20 @@ def _m(feature: str, file: str, line: str, instead: str) -> Mutation:
 
 
 REFERENCE, SCORES = "semantics/reference.py", "semantics/scores.py"
+FLEX, FUNCTIONS = "kernels/flex.py", "kernels/flex_functions.py"
+WEIGHTS = "semantics/weights.py"
 TILED, SDPA, STATE = "kernels/tiled.py", "kernels/sdpa.py", "semantics/state.py"
 
 MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
     _m("dropout", REFERENCE, "if spec.dropout_p:", "if False:"),
     _m("quarantine", REFERENCE, "if spec.mask is not None:", "if False:"),
+    _m(
+        "silent queries",
+        REFERENCE,
+        "q_scaled.where(seen.any(dim=-1, keepdim=True), 0.0)",
+        "q_scaled",
+    ),
     _m("a seen NaN shows", REFERENCE, "if bad is not None:", "if False:"),
     _m("empty row: weights", REFERENCE, "lse).masked_fill(empty, 0.0)", "lse)"),
     _m("empty row: lse", REFERENCE, "lse.masked_fill(empty, -torch.inf)", "lse"),
@@ -116,6 +127,21 @@ MUTATIONS = [
         "if call.needs_lse and call.requires_grad:",
         "if False:",
     ),
+    _m(
+        "mask",
+        FLEX,
+        "blocks = call.spec, None\n    if spec.mask is not None:",
+        "blocks = call.spec, None\n    if False:",
+    ),
+    _m("scale", FLEX, "blocks, spec.scale, call.groups > 1", "blocks, None, call.groups > 1"),
+    _m("quarantine", FLEX, "k, v, bad = quarantine(k, v)", "pass"),
+    _m("a seen NaN shows", FLEX, "if bad is not None and bool(bad.any()):", "if False:"),
+    _m("refuses dropout", FLEX, "if spec.dropout_p:", "if False:"),
+    _m("softcap", FUNCTIONS, "torch.tanh(score / cap) * cap", "score"),
+    _m("bias", FUNCTIONS, "score if added is None else score + added(b, h, q, k)", "score"),
+    _m("quarantine", WEIGHTS, "k, _, bad = quarantine(k, k[..., :0])", "bad = None"),
+    _m("a seen NaN shows", WEIGHTS, "if bad is not None:", "if False:"),
+    _m("empty row", WEIGHTS, "lse.masked_fill(empty, 0.0)", "lse"),
     _m("sinks", "functional.py", "if call.spec.sinks is not None:", "if False:"),
     _m("sinks: share", STATE, "state.out * share[..., None]", "state.out"),
     _m("sinks: lse", STATE, "torch.logaddexp(lse, sink)", "lse"),

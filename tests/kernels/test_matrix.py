@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import matrix
-from polyhead.kernels import KERNELS
 
 
 def _count(cells, capsys, label):
@@ -18,7 +17,7 @@ def _count(cells, capsys, label):
             counts[name, verdict.partition(":")[0]] += 1
     with capsys.disabled():
         print(f"\n{label}: {len(cells)} cells")
-        for name in KERNELS:
+        for name in matrix.SWIFT:
             words = [f"{n} {verdict}" for (k, verdict), n in sorted(counts.items()) if k == name]
             print(f"  {name:10} {', '.join(words)}")
     return counts

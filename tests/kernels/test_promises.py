@@ -9,7 +9,7 @@ import torch
 
 import polyhead as ph
 from polyhead.kernels import tiled
-from polyhead.semantics import DenseSource
+from polyhead.semantics import DenseSource, Specification, Tokens
 
 MIB = 1 << 20
 
@@ -40,8 +40,8 @@ def measured(f):
 @pytest.mark.parametrize("T", [1, 64])
 def test_grouped_heads_never_copy_keys_and_values(kernel, T):
     q, k, v = heads(1, 32, 4, T, 8192, 128)
-    # Workspace of tiled: a handful of tiles (scores, query rows, their output). sdpa keeps its own.
-    workspace = 2 * MIB if kernel == "sdpa" or T == 1 else 8 * 4 * tiled.SCORES_PER_TILE
+    # Where there are more rows tiled works on a handful of tiles, as many for any T and S.
+    workspace = MIB if kernel == "sdpa" or T == 1 else 4 * 4 * tiled.SCORES_PER_TILE
     most, out = measured(lambda: ph.attention(q, k, v, kernel=kernel))
     assert most < size(out) + workspace
     # One copy of K or V would not fit under that bound, let alone one for every query head.
@@ -55,6 +55,15 @@ def test_padding_window_and_bias_cost_no_quadratic_memory(T):
     bias = ph.RelativeBias(torch.randn(32, 8))
     most, out = measured(lambda: ph.attention(q, k, v, mask=mask, bias=bias))
     assert most - size(out) < 64 * MIB
+
+
+def test_a_new_length_builds_no_table_of_all_pairs():
+    for T in (3001, 4003):
+        q, k, v = heads(1, 1, 1, T, T, 16)
+        mask = ph.Causal() & ph.Window(1000) & ph.KeyLengths([T - 100]) | ph.Documents([T - 9, 9])
+        most, out = measured(lambda: ph.attention(q, k, v, mask=mask, bias=ph.ALiBi(1)))
+        # A bool for every pair would be T · T bytes.
+        assert most - size(out) < T * T / 4
 
 
 def test_forward_and_backward_stay_below_six_times_the_inputs():
@@ -111,6 +120,23 @@ def test_tiles_that_a_mask_empties_are_skipped(monkeypatch, small_tiles):
     assert count(ph.Causal() & ph.Documents([64] * 4)) == 4 * sum(i * 8 // 16 + 1 for i in range(8))
     assert count(ph.KeyLengths(32)) == blocks * 2
     assert count(ph.KeyLengths(0)) == 0
+
+
+@pytest.mark.parametrize("H", [1, 2, 8, 32])
+def test_a_window_of_1024_at_32768_tokens_computes_a_tenth_of_full_causal(H):
+    T = 32768
+    tokens = Tokens.of(T)
+    rows, keys = tiled._tile_sizes(torch.empty(1, H, T, 0), T)
+
+    def scores(mask):
+        spec, tiles = Specification(scale=1.0, mask=mask), tokens.split(keys)
+        return sum(
+            block.length * tile.length
+            for block in tokens.split(rows)
+            for tile, _ in tiled._tiles(spec, block, tiles)
+        )
+
+    assert scores(ph.Causal()) > 10 * scores(ph.Causal() & ph.Window(1024))
 
 
 POISON = [math.nan, math.inf, -math.inf]
@@ -178,12 +204,13 @@ def test_a_poisoned_key_spoils_the_rows_that_see_it_and_no_other(kernel, poison,
         assert torch.equal(a, b)
 
 
-def test_garbage_in_queries_that_see_nothing_is_not_read():
+@pytest.mark.parametrize("kernel", ["reference", "tiled", "auto"])
+def test_garbage_in_queries_that_see_nothing_is_not_read(kernel):
     q, k, v = heads(1, 2, 2, 8, 8, 4)
     q[:, :, :3] = math.nan
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     mask = ph.Causal() & ~ph.Prefix(3)
-    out = ph.attention(*leaves, mask=mask, kernel="tiled")
+    out = ph.attention(*leaves, mask=mask, kernel=kernel)
     grads = torch.autograd.grad(out.sum(), leaves)
     assert (out[:, :, :3] == 0).all()
     assert all(g.isfinite().all() for g in grads)

@@ -173,6 +173,8 @@ def _translated(predicate: Predicate) -> list[Mask] | None:
         return [Causal()]
     if predicate is masking_utils.bidirectional_mask_function:
         return []
+    if torch.compiler.is_dynamo_compiling():  # it cannot read what a function has closed over
+        return None
     if getattr(predicate, "__module__", None) != masking_utils.__name__:
         return None
     maker = predicate.__qualname__.partition(".")[0]
@@ -230,13 +232,18 @@ def _closure(predicate: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
-@cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def translates() -> bool:
     """Whether the predicates of the transformers that is installed mean what is read from them.
 
     Checked once, against the masks that transformers draws itself; where a release has changed
-    something, every mask is drawn by transformers.
+    something, every mask is drawn by transformers. Ask before anything is traced.
     """
+    return _predicates_mean_what_is_read()
+
+
+@cache
+def _predicates_mean_what_is_read() -> bool:
     ids = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
     window = masking_utils.sliding_window_causal_mask_function(3)

@@ -63,13 +63,8 @@ def attention_with_weights(
     )
     T, S = q.shape[2], k.shape[2]
     rows, columns = Tokens.of(T, shift=S - T, positions=q_positions), Tokens.of(S)
-    # A masked key with garbage in it must not reach the scores, nor their gradient; whoever sees
-    # such a key has an output that is not a number, and weights likewise.
-    k = k.where(k.isfinite(), 0.0)
-    with torch.autocast(q.device.type, enabled=False):
-        weights = weight_rows(q, k, lse, spec, rows, columns)
+    weights = weight_rows(q, k, lse, spec, rows, columns)
     if dropout_p:
         kept = keep_weights(spec, weights.shape, rows, columns)
         weights = torch.where(kept, weights / (1.0 - dropout_p), 0.0)
-    weights = weights.masked_fill(out.isnan().any(dim=-1, keepdim=True), torch.nan)
     return out, weights.to(q.dtype)

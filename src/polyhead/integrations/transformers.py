@@ -40,7 +40,12 @@ from polyhead import functional
 from polyhead.errors import UnsupportedError
 from polyhead.functional import Explanation
 from polyhead.integrations._masks import additive, all_of
-from polyhead.integrations._transformers_masks import TypedMask, tensor_mask, typed_mask
+from polyhead.integrations._transformers_masks import (
+    TypedMask,
+    tensor_mask,
+    translates,
+    typed_mask,
+)
 from polyhead.integrations._weights import attention_with_weights
 from polyhead.semantics import Causal, Documents, Keep, Mask, Window
 from polyhead.semantics.tokens import is_traced
@@ -88,9 +93,11 @@ def register(
         return attention_forward(module, query, key, value, attention_mask, kernel=kernel, **kwargs)
 
     def mask(*args: Any, config: Any = None, **kwargs: Any) -> TypedMask | Tensor:
-        _refuse_module(_modeling_module(type(config)))
+        if (why := _reason_against(type(config))) is not None:
+            raise UnsupportedError(why)
         return (typed_mask if typed_masks else tensor_mask)(*args, **kwargs)
 
+    translates()  # now, because a compiler that traces a model could not find it out
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
     return name
@@ -176,7 +183,7 @@ def attention_forward(
         "dropout_p": dropout if module.training else 0.0,
         "kernel": kernel,
     }
-    recorder = _recorder.get()
+    recorder = None if torch.compiler.is_compiling() else _recorder.get()
     if recorder is not None:
         recorder.append((module, functional.explain(query, key, value, **meaning)))
     weights = None
@@ -250,9 +257,10 @@ def check(model: PreTrainedModel | type[PreTrainedModel] | PreTrainedConfig) -> 
             raise UnsupportedError(_reason(type(model).__name__, names))
         return
     if isinstance(model, type):
-        _refuse_module(sys.modules[model.__module__])
-    else:
-        _refuse_module(_modeling_module(type(model)))
+        if (why := _reason_against_module(sys.modules[model.__module__])) is not None:
+            raise UnsupportedError(why)
+    elif (why := _reason_against(type(model))) is not None:
+        raise UnsupportedError(why)
 
 
 def use(model: PreTrainedModel) -> PreTrainedModel:
@@ -331,9 +339,17 @@ def _modeling_module(config_class: type) -> ModuleType | None:
     return sys.modules.get(config_class.__module__.replace(".configuration_", ".modeling_"))
 
 
-def _refuse_module(module: ModuleType | None) -> None:
-    if module is not None and (names := _own_attention(module)):
-        raise UnsupportedError(_reason(module.__name__.rpartition(".")[2], names))
+# A constant to a compiler, which could not follow it into source files.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _reason_against(config_class: type) -> str | None:
+    """Why the models of a configuration would ignore polyhead, or None."""
+    module = _modeling_module(config_class)
+    return None if module is None else _reason_against_module(module)
+
+
+def _reason_against_module(module: ModuleType) -> str | None:
+    names = _own_attention(module)
+    return _reason(module.__name__.rpartition(".")[2], names) if names else None
 
 
 def _reason(what: str, classes: str) -> str:

@@ -1,10 +1,11 @@
 """How attention is computed: a file per kernel; none knows another.
 
 ``KERNELS`` is in the order of preference: the dispatcher takes the first that can do all of what
-is asked.
+is asked. ``tiled`` can do everything: what comes after it runs where it is named.
 """
 
 from polyhead.kernels.base import Kernel
+from polyhead.kernels.flex import FlexKernel
 from polyhead.kernels.native import NativeKernel
 from polyhead.kernels.reference import ReferenceKernel
 from polyhead.kernels.sdpa import SdpaKernel
@@ -12,7 +13,7 @@ from polyhead.kernels.tiled import TiledKernel
 
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
-    for kernel in (NativeKernel(), SdpaKernel(), TiledKernel(), ReferenceKernel())
+    for kernel in (NativeKernel(), SdpaKernel(), TiledKernel(), FlexKernel(), ReferenceKernel())
 }
 
 __all__ = ["KERNELS", "Kernel"]

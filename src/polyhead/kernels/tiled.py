@@ -46,6 +46,10 @@ SCORES_PER_TILE = 1 << 19
 """Scores held at a time on a CPU (2 MiB in float32): large enough for matrix products to run at
 their rate, small enough to stay in its cache. Elsewhere 16 times as many."""
 
+TILE_SIDE = 256
+"""Most queries of a tile on a CPU, and most keys beside so many: what a window's edges cut off a
+tile is computed for nothing. Elsewhere 4 times as many."""
+
 KEYS_PER_TILE = 2048
 """Most keys of a tile, so that a single query with a window skips what lies outside."""
 
@@ -72,10 +76,11 @@ class TiledKernel(Kernel):
 def _tile_sizes(q: Tensor, keys: int) -> tuple[int, int]:
     """Queries and keys per tile."""
     heads = q.shape[0] * q.shape[1]
-    most = SCORES_PER_TILE if q.device.type == "cpu" else 16 * SCORES_PER_TILE
+    on_cpu = q.device.type == "cpu"
+    most, side = (SCORES_PER_TILE, TILE_SIDE) if on_cpu else (16 * SCORES_PER_TILE, 4 * TILE_SIDE)
     area = max(1, most // max(1, heads))
-    rows = max(1, min(q.shape[2], max(16, 1 << int(math.log2(area) / 2))))
-    return rows, max(64, min(keys, area // rows, KEYS_PER_TILE))
+    rows = max(1, min(q.shape[2], side, max(16, 1 << int(math.log2(area) / 2))))
+    return rows, max(64, min(keys, area // rows, KEYS_PER_TILE if rows < side else side))
 
 
 def _tiles(

@@ -136,15 +136,15 @@ class RoPE:
         if isinstance(positions, Tensor):
             axis = head_axis if positions.ndim == 2 else head_axis - 1
             return self._computed(positions, dim, x.dtype).with_heads(axis)
+        if torch.compiler.is_compiling():  # a comparison would fix the length that is traced
+            rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
+            return rotation.with_heads(head_axis - 1)
         # All layers of a model ask for the same tokens one after another.
         key = (positions, length, head_axis, dim, x.dtype, x.device)
-        if self._last_key == key and self._last is not None:
-            return self._last
-        rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
-        rotation = rotation.with_heads(head_axis - 1)
-        if not torch.compiler.is_compiling():
-            self._last, self._last_key = rotation, key
-        return rotation
+        if self._last_key != key or self._last is None:
+            rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
+            self._last, self._last_key = rotation.with_heads(head_axis - 1), key
+        return self._last
 
     def _computed(self, positions: Tensor, dim: int, dtype: torch.dtype) -> _Rotation:
         length = 0
@@ -163,8 +163,9 @@ class RoPE:
     ) -> _Rotation:
         length = first + count
         regime_ = regime(self.config, length)
-        if self.config.type == "dynamic" and regime_ == length:
-            # Every length has frequencies of its own: a table would never be read again.
+        own_frequencies = self.config.type == "dynamic" and regime_ == length
+        if own_frequencies or torch.compiler.is_compiling():
+            # A table would never be read again, or would fix the length that is being traced.
             return self._computed_span(first, length, dim, length, dtype, device)
         key = (regime_, dim, dtype, device)
         table = self._tables.get(key)

@@ -31,11 +31,13 @@ def attend(call: Call) -> State:
     k, v = call.source.gather()
     precise = accumulation_dtype(q.dtype)
     k, v = k.to(precise), v.to(precise)
-    bad = None
+    q_scaled, bad = q.to(precise) * spec.scale, None
     if spec.mask is not None:
         k, v, bad = quarantine(k, v)
+        # Nor is a query read that may see nothing: its NaN would reach the gradient of the keys.
+        seen = spec.mask.visible(call.q_tokens, call.source.tokens, q.device)
+        q_scaled = q_scaled.where(seen.any(dim=-1, keepdim=True), 0.0)
 
-    q_scaled = q.to(precise) * spec.scale
     scores, _, visible = tile_scores(q_scaled, k, spec, call.q_tokens, call.source.tokens)
     weights, lse = softmax(scores)
     if spec.dropout_p:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from polyhead.semantics.call import Specification
-from polyhead.semantics.scores import accumulation_dtype, tile_scores
+from polyhead.semantics.scores import (
+    accumulation_dtype,
+    full_precision,
+    poisoned,
+    quarantine,
+    tile_scores,
+)
 from polyhead.semantics.tokens import Tokens
 
 
@@ -29,10 +35,20 @@ def weight_rows(
         k_tokens: Positions and places of the keys.
 
     Returns:
-        ``[B, H, T, S]`` in float32 (float64 for float64); a query that saw nothing has weights 0.
+        ``[B, H, T, S]`` in float32 (float64 for float64), whatever autocast says; before dropout.
+        A query that saw nothing has weights 0. Keys that are masked are not read: one with NaN or
+        Inf in it makes the rows NaN that may see it, and no other.
     """
     precise = accumulation_dtype(q.dtype)
-    scores, _, _ = tile_scores(q.to(precise) * spec.scale, k.to(precise), spec, q_tokens, k_tokens)
     empty = lse.isneginf()
+    q_scaled = q.to(precise).masked_fill(empty[..., None], 0.0) * spec.scale
+    k, bad = k.to(precise), None
+    if spec.mask is not None:
+        k, _, bad = quarantine(k, k[..., :0])  # weights ask nothing of the values
+    with full_precision(q.device):
+        scores, _, visible = tile_scores(q_scaled, k, spec, q_tokens, k_tokens)
+    # A query that saw nothing has scores of −∞ only: measured against 0, its weights are 0.
     weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None].to(precise))
-    return weights.masked_fill(empty[..., None], 0.0)
+    if bad is not None:
+        weights = weights.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
+    return weights

@@ -71,19 +71,21 @@ class Documents(Mask):
         rows = [torch.cat([torch.arange(n) for n in row]) for row in self.lengths]
         return rows[0] if len(rows) == 1 else torch.stack(rows)
 
+    def ids(self, tokens: Tokens, device: torch.device) -> Tensor:
+        """``[1 or B, length]``: the number of the document that each token stands in."""
+        places = tokens.place_tensor(device).expand(len(self._ends), -1).contiguous()
+        return torch.searchsorted(self._end_table(device), places, right=True)
+
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        ends = self._end_table(device)
-        ids = [_documents_of(tokens, ends) for tokens in (q, k)]
-        return (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
+        return (self.ids(q, device)[:, :, None] == self.ids(k, device)[:, None, :])[:, None]
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
         if k.positions is not None:  # lengths count places
             return None
-        ends = self._end_table(device)
+        ends, ids = self._end_table(device), self.ids(q, device)
         starts = torch.nn.functional.pad(ends, (1, 0))
         # A query beyond the last document sees the keys beyond it: there are none.
         ends = torch.nn.functional.pad(ends, (0, 1), value=torch.iinfo(torch.int64).max)
-        ids = _documents_of(q, starts[:, 1:])
         return Range(starts.gather(1, ids), ends.gather(1, ids))
 
     def _end_table(self, device: torch.device) -> Tensor:
@@ -121,12 +123,6 @@ class Documents(Mask):
     def __repr__(self) -> str:
         rows = [short(row) for row in self.lengths]
         return f"Documents({rows[0] if len(rows) == 1 else '[' + ', '.join(rows) + ']'})"
-
-
-def _documents_of(tokens: Tokens, ends: Tensor) -> Tensor:
-    """``[1 or B, tokens]`` the number of the document that holds each token."""
-    places = tokens.place_tensor(ends.device).expand(len(ends), -1).contiguous()
-    return torch.searchsorted(ends, places, right=True)
 
 
 def _document_at(ends: list[int], place: int) -> int:

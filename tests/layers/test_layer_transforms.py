@@ -1,0 +1,133 @@
+"""The layers under torch.compile, export, torch.func, autocast and checkpoint."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.checkpoint import checkpoint
+
+import polyhead as ph
+
+E, H, T = 32, 4, 12
+
+
+def latent(computation):
+    layer = ph.MultiHeadLatentAttention(
+        E, H, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8
+    )
+    return layer, {"mask": ph.Causal(), "computation": computation}
+
+
+LAYERS = {
+    "rotary window": lambda: (
+        ph.MultiHeadAttention(E, H, num_kv_heads=1, rope=ph.RoPE(), window=5),
+        {"mask": ph.Causal() & ph.KeyLengths([9, 12])},
+    ),
+    "latent absorbed": lambda: latent("absorbed"),
+    "latent expanded": lambda: latent("expanded"),
+    "transformer": lambda: (
+        ph.TransformerLayer(E, H, num_kv_heads=2, rope=ph.RoPE(), gated=True, norm="rmsnorm"),
+        {"mask": ph.Causal()},
+    ),
+}
+layers = pytest.mark.parametrize("layer", LAYERS)
+
+
+class Told(nn.Module):
+    """A layer with everything but x given."""
+
+    def __init__(self, name):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.arguments = LAYERS[name]()
+
+    def forward(self, x):
+        return self.layer(x, **self.arguments)
+
+
+def tokens(length=T):
+    return torch.randn(2, length, E, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def gradients(module, function, x):
+    return torch.autograd.grad(function(x).float().sin().sum(), (x, *module.parameters()))
+
+
+def close(found, expected, atol):
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, atol=atol)
+
+
+@layers
+def test_compiles_as_one_graph_with_the_same_gradients(layer):
+    module, x = Told(layer), tokens()
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), module(x), atol=1e-6)
+    close(gradients(module, compiled, x), gradients(module, module, x), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@layers
+def test_inductor_gives_the_same_within_rounding(layer):
+    module, x = Told(layer), tokens()
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True)
+    assert torch.allclose(compiled(x), module(x), atol=1e-5)
+    close(gradients(module, compiled, x), gradients(module, module, x), 1e-4)
+
+
+@layers
+def test_exports(layer):
+    module, x = Told(layer), tokens().detach()
+    exported = torch.export.export(module, (x,)).module()
+    assert torch.allclose(exported(x), module(x), atol=1e-6)
+
+
+def test_exports_with_a_free_length_after_running_at_a_fixed_one():
+    module, x = Told("transformer"), tokens().detach()
+    module(x)  # rotary tables of this length must not fix the exported one
+    length = {1: torch.export.Dim("T", min=4, max=512)}
+    exported = torch.export.export(module, (x,), dynamic_shapes=(length,)).module()
+    longer = tokens(33).detach()
+    assert torch.allclose(exported(longer), module(longer), atol=1e-6)
+
+
+@layers
+def test_vmap_of_grad_gives_the_gradients_of_each_example(layer):
+    module = Told(layer)
+    many = torch.stack([tokens().detach(), 2 * tokens().detach()])
+
+    def total(parameters, x):
+        return functional_call(module, parameters, (x,)).sin().sum()
+
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    found = vmap(grad(total), in_dims=(None, 0))(parameters, many)
+    for i, x in enumerate(many):
+        expected = torch.autograd.grad(module(x).sin().sum(), list(module.parameters()))
+        close([piece[i] for piece in found.values()], expected, 1e-4)
+
+
+@layers
+def test_checkpoint_recomputes_the_same(layer):
+    module, x = Told(layer), tokens()
+    kept = gradients(module, module, x)
+    again = gradients(module, lambda x: checkpoint(module, x, use_reentrant=False), x)
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+@layers
+def test_autocast_computes_in_bfloat16_and_keeps_single_gradients(layer):
+    module, x = Told(layer), tokens()
+    exact = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = module(x)
+        attended = ph.attention(*(x.detach()[:, None] for _ in range(3)))
+    assert attended.dtype == torch.bfloat16
+    error = (low.float() - exact).abs().max()
+    assert 0 < error < 0.02 * exact.abs().max()
+    found = torch.autograd.grad(low.float().sin().sum(), (x, *module.parameters()))
+    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in found)
