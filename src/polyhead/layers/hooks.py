@@ -13,6 +13,7 @@ from polyhead.functional import attention
 from polyhead.layers.linear import PacksWeights
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.semantics import Bias, KeyValueSource, Mask
+from polyhead.semantics.arguments import query_tokens
 
 
 class Hooked(PacksWeights):
@@ -92,8 +93,8 @@ class Hooked(PacksWeights):
             scale=scale,
             softcap=softcap,
             sinks=sinks,
-            q_positions=q_positions,
-            kv_positions=source.tokens.positions,
+            q_tokens=query_tokens(q, source, q_positions),
+            kv_tokens=source.tokens,
             out=out,
             lse=lse,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polyhead.semantics import Bias, Mask
+from polyhead.semantics import Bias, Mask, Tokens
 
 if TYPE_CHECKING:
     from polyhead.layers.hooks import Hooked
@@ -30,8 +30,8 @@ class AttentionRecord:
         scale: Factor of the scores.
         softcap: Or None.
         sinks: ``[H]`` or None.
-        q_positions: ``[T]`` or ``[B, T]``; None: the last query lines up with the last key.
-        kv_positions: ``[S]`` or ``[B, S]``; None: 0 … S − 1.
+        q_tokens: Positions and places of the T queries.
+        kv_tokens: Positions and places of the S keys.
         out: ``[B, H, T, V]`` the heads' outputs, before ``o_proj``.
         lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included.
     """
@@ -45,8 +45,8 @@ class AttentionRecord:
     scale: float
     softcap: float | None
     sinks: Tensor | None
-    q_positions: Tensor | None
-    kv_positions: Tensor | None
+    q_tokens: Tokens
+    kv_tokens: Tokens
     out: Tensor
     lse: Tensor
 

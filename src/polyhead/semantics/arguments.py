@@ -61,7 +61,7 @@ def call_of(
         raise ValueError(f"softcap must be positive and finite, or None for off: got {softcap}")
     if sinks is not None and sinks.shape != (H,):
         raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
-    q_tokens = _query_tokens(q, source, q_positions)
+    q_tokens = query_tokens(q, source, q_positions)
     mask, visibility = decisive(mask, q_tokens, source.tokens)
     spec = Specification(
         scale, mask, bias, softcap, sinks, dropout_p, seed,
@@ -159,7 +159,7 @@ def _check_positions(name: str, positions: Tensor, batch: int, length: int, lett
         )
 
 
-def _query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -> Tokens:
+def query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -> Tokens:
     """The queries: the last stands at the place, and by default the position, of the last key."""
     B, _, T, _ = q.shape
     keys = source.tokens

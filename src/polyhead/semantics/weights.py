@@ -15,10 +15,10 @@ from polyhead.semantics.scores import accumulation_dtype, tile_scores
 from polyhead.semantics.tokens import Tokens
 
 
-def weight_rows(
+def log_weight_rows(
     q: Tensor, k: Tensor, lse: Tensor, spec: Specification, q_tokens: Tokens, k_tokens: Tokens
 ) -> Tensor:
-    """The weights of a run of queries on a run of keys.
+    """The natural logarithms of the weights of a run of queries on a run of keys.
 
     Args:
         q: ``[B, H, T, D]`` queries of the run ``q_tokens``.
@@ -29,10 +29,20 @@ def weight_rows(
         k_tokens: Positions and places of the keys.
 
     Returns:
-        ``[B, H, T, S]`` in float32 (float64 for float64); a query that saw nothing has weights 0.
+        ``[B, H, T, S]`` in float32 (float64 for float64): −∞ for a key that is not seen.
     """
     precise = accumulation_dtype(q.dtype)
     scores, _, _ = tile_scores(q.to(precise) * spec.scale, k.to(precise), spec, q_tokens, k_tokens)
-    empty = lse.isneginf()
-    weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None].to(precise))
-    return weights.masked_fill(empty[..., None], 0.0)
+    # A row that saw nothing has scores and lse of −∞, whose difference would be NaN.
+    return scores.sub_(lse.to(precise).masked_fill(lse.isneginf(), torch.inf)[..., None])
+
+
+def weight_rows(
+    q: Tensor, k: Tensor, lse: Tensor, spec: Specification, q_tokens: Tokens, k_tokens: Tokens
+) -> Tensor:
+    """The weights of a run of queries on a run of keys; takes what ``log_weight_rows`` takes.
+
+    Returns:
+        ``[B, H, T, S]`` in float32 (float64 for float64); a query that saw nothing has weights 0.
+    """
+    return log_weight_rows(q, k, lse, spec, q_tokens, k_tokens).exp_()

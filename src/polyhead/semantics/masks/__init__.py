@@ -8,7 +8,7 @@ Keep(allowed) & ~Prefix(4)              an explicit tensor, and a complement
 """
 
 from polyhead.semantics.masks.algebra import And, Mask, Not, Or, Visibility, bare_tensor_message
-from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, cut
+from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, cut, of_heads
 from polyhead.semantics.masks.packed import Documents, KeyLengths
 from polyhead.semantics.masks.positional import Causal, Prefix, Window
 
@@ -28,4 +28,5 @@ __all__ = [
     "bare_tensor_message",
     "check_broadcast",
     "cut",
+    "of_heads",
 ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +46,10 @@ class Mask(ABC):
     def parts(self) -> tuple[Mask, ...]:
         """The masks that this one is made of."""
         return ()
+
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        """The mask of some query heads alone: what a head sees, where heads differ."""
+        return self
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raises ValueError if this mask cannot belong to such a call."""
@@ -115,6 +120,9 @@ class And(Mask):
             return self.left.simplified(q, k)
         return self.left.simplified(q, k) & self.right.simplified(q, k)
 
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        return self.left.of_heads(heads) & self.right.of_heads(heads)
+
     def __repr__(self) -> str:
         return f"{_inside(self.left, Or)} & {_inside(self.right, Or)}"
 
@@ -143,6 +151,9 @@ class Or(Mask):
             return self.left.simplified(q, k)
         return self.left.simplified(q, k) | self.right.simplified(q, k)
 
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        return self.left.of_heads(heads) | self.right.of_heads(heads)
+
     def __repr__(self) -> str:
         return f"{self.left!r} | {self.right!r}"
 
@@ -159,6 +170,9 @@ class Not(Mask):
 
     def parts(self) -> tuple[Mask, ...]:
         return (self.inner,)
+
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        return ~self.inner.of_heads(heads)
 
     def __repr__(self) -> str:
         return f"~{_inside(self.inner, And, Or)}"

@@ -67,19 +67,18 @@ class Documents(Mask):
         return rows[0] if len(rows) == 1 else torch.stack(rows)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        of_queries, of_keys = self.numbers(q, device), self.numbers(k, device)
+        return (of_queries[:, :, None] == of_keys[:, None, :])[:, None]
+
+    def numbers(self, tokens: Tokens, device: torch.device) -> Tensor:
+        """``[1 or B, length]`` the number of the document that holds each token, from 0."""
         ends = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(row, device=device) for row in self._ends],
             batch_first=True,
             padding_value=torch.iinfo(torch.int64).max,
         )
-        rows = len(self._ends)
-        ids = [
-            torch.searchsorted(
-                ends, tokens.place_tensor(device).expand(rows, -1).contiguous(), right=True
-            )
-            for tokens in (q, k)
-        ]
-        return (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
+        places = tokens.place_tensor(device).expand(len(self._ends), -1).contiguous()
+        return torch.searchsorted(ends, places, right=True)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         kinds = {self._classify_row(ends, q.places, k.places) for ends in self._ends}
