@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import polyhead as ph
-from polyhead.errors import InputError
+from polyhead.errors import CheckpointError, InputError
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.statistics import ROW_STATISTICS
 from polyhead.models import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
@@ -142,3 +145,33 @@ def test_latent_attention_is_seen_too() -> None:
     with probe(layer) as seen, torch.no_grad():
         layer(torch.randn(1, 9, 32), mask=ph.Causal())
     torch.testing.assert_close(seen[0].rows().sum(-1), torch.ones(1, 4, 9))
+
+
+@pytest.mark.parametrize("statistics", [None, ("entropy", "top_keys")])
+def test_probe_is_the_same_after_saving_and_loading(
+    model: ph.Transformer, ids: Tensor, tmp_path: Path, statistics: tuple[str, ...] | None
+) -> None:
+    mask = ph.KeyLengths([TOKENS, 30]) & ~ph.Prefix(2) & ph.Keep(torch.rand(TOKENS, TOKENS) < 0.9)
+    with probe(model, heads=[5, 2], statistics=statistics) as seen, torch.no_grad():
+        model(ids, mask=mask & ph.Documents([10, 30]) | ph.Window(3))
+    seen.save(tmp_path / "seen.safetensors")
+    loaded = Probe.load(tmp_path / "seen.safetensors")
+    assert loaded.modules == seen.modules
+    assert loaded.nbytes == seen.nbytes
+    for view, again in zip(seen, loaded, strict=True):
+        assert (again.layer, again.heads, again.kv_heads) == (view.layer, (5, 2), (1, 0))
+        for name in statistics or ("entropy", "induction", "document_mass"):
+            assert torch.equal(getattr(again, name), getattr(view, name))
+        if statistics is None:
+            assert torch.equal(again.rows([2]), view.rows([2]))
+
+
+def test_damaged_and_foreign_files_are_refused(seen: Probe, tmp_path: Path) -> None:
+    path = tmp_path / "seen.safetensors"
+    seen.save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        Probe.load(path)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match=r"not the file of a probe"):
+        Probe.load(path)

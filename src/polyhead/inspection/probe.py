@@ -16,11 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
 from polyhead.errors import InputError
+from polyhead.inspection import files
 from polyhead.inspection.kept import KeptCall, token_ids
 from polyhead.inspection.view import AttentionView
 from polyhead.layers.hooks import Hooked
@@ -79,6 +81,29 @@ class Probe:
     def number(self, name: str) -> int | str:
         """The number of a module, or its path where it has none."""
         return self._numbered.index(name) if name in self._numbered else name
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes all views to one safetensors file, which ``Probe.load`` reads.
+
+        Raises:
+            UnsupportedError: A mask or bias of a class that is not polyhead's.
+            OSError: The file cannot be written.
+        """
+        views = {name: view.state() for name, view in self._views.items()}
+        files.write(path, {"modules": list(self.modules), "views": views})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """The probe that ``save`` wrote; it needs no model.
+
+        Raises:
+            CheckpointError: Not such a file, or a damaged one.
+        """
+        content = files.read(path)
+        seen = cls(content["modules"])
+        for name, state in content["views"].items():
+            seen.keep(name, AttentionView.from_state(seen.number(name), state))
+        return seen
 
     def __repr__(self) -> str:
         return f"Probe({len(self)} of {len(self.modules)} attentions seen, {self.nbytes:,} bytes)"

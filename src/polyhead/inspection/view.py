@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,7 @@ class AttentionView:
     Attributes:
         layer: The layer's name or number.
         heads: The query heads that are seen; the heads of all tensors are these, in this order.
+        kv_heads: The kv head that each of them reads.
         lse: ``[B, H, T]`` natural log-sum-exp, −∞ for a query that sees nothing.
     """
 
@@ -75,7 +76,7 @@ class AttentionView:
         self.layer = layer
         self.heads = tuple(range(call.q.shape[1]) if heads is None else heads)
         self.top_k = top_k
-        self.kv_heads = call.kv_heads
+        self.kv_heads = tuple(call.kv_heads[head] for head in self.heads)
         if heads is not None:
             call = call.of_heads(self.heads)
         self._measured: dict[str, Tensor] = {}
@@ -87,6 +88,21 @@ class AttentionView:
         else:
             self._measured = measure(call, statistics, top_k)
             self.lse = call.lse.clone()
+
+    def state(self) -> dict[str, Any]:
+        """All that is kept, for ``from_state``."""
+        names = ("heads", "top_k", "kv_heads", "lse", "_q_tokens", "_measured", "_call")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_state(cls, layer: int | str, state: dict[str, Any]) -> Self:
+        """The view whose ``state`` was taken."""
+        view = cls.__new__(cls)
+        view.__dict__.update(state, layer=layer)
+        view.heads, view.kv_heads = tuple(state["heads"]), tuple(state["kv_heads"])
+        if view._call is not None:
+            view.lse = view._call.lse
+        return view
 
     @property
     def call(self) -> KeptCall:
