@@ -52,7 +52,8 @@ if TYPE_CHECKING:
         RingCache,
     )
     from polyhead.generation import LanguageModel, TextEncoder, load
-    from polyhead.inspection.probe import probe
+    from polyhead.inspection.finding import find_heads
+    from polyhead.inspection.probe import Probe, probe
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer, TransformerConfig
     from polyhead.planning import Plan, plan
@@ -71,6 +72,7 @@ _LAZY = {
     "MultiHeadLatentAttention": "polyhead.layers",
     "PagedCache": "polyhead.caches",
     "Plan": "polyhead.planning",
+    "Probe": "polyhead.inspection.probe",
     "QuantizedCache": "polyhead.caches",
     "RingCache": "polyhead.caches",
     "RoPE": "polyhead.layers",
@@ -78,6 +80,7 @@ _LAZY = {
     "Transformer": "polyhead.models",
     "TransformerConfig": "polyhead.models",
     "TransformerLayer": "polyhead.layers",
+    "find_heads": "polyhead.inspection.finding",
     "load": "polyhead.generation",
     "plan": "polyhead.planning",
     "probe": "polyhead.inspection.probe",
@@ -110,6 +113,7 @@ __all__ = [
     "Plan",
     "PolyheadError",
     "Prefix",
+    "Probe",
     "QuantizedCache",
     "RelativeBias",
     "RingCache",
@@ -123,6 +127,7 @@ __all__ = [
     "attention",
     "draw",
     "explain",
+    "find_heads",
     "load",
     "merge_states",
     "plan",
