@@ -52,8 +52,10 @@ if TYPE_CHECKING:
         RingCache,
     )
     from polyhead.generation import LanguageModel, TextEncoder, load
+    from polyhead.inspection.ablation import ablate
     from polyhead.inspection.finding import find_heads
     from polyhead.inspection.probe import Probe, probe
+    from polyhead.inspection.pruning import prune
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer, TransformerConfig
     from polyhead.planning import Plan, plan
@@ -80,10 +82,12 @@ _LAZY = {
     "Transformer": "polyhead.models",
     "TransformerConfig": "polyhead.models",
     "TransformerLayer": "polyhead.layers",
+    "ablate": "polyhead.inspection.ablation",
     "find_heads": "polyhead.inspection.finding",
     "load": "polyhead.generation",
     "plan": "polyhead.planning",
     "probe": "polyhead.inspection.probe",
+    "prune": "polyhead.inspection.pruning",
 }
 
 __all__ = [
@@ -124,6 +128,7 @@ __all__ = [
     "TransformerLayer",
     "UnsupportedError",
     "Window",
+    "ablate",
     "attention",
     "draw",
     "explain",
@@ -132,6 +137,7 @@ __all__ = [
     "merge_states",
     "plan",
     "probe",
+    "prune",
 ]
 
 

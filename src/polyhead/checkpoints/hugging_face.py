@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import read_tensors
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.errors import CheckpointError
+from polyhead.models.config import TransformerConfig
 
 _DECODER_NAMES = NameTable(
     prefix="model.",
@@ -65,10 +67,21 @@ _BERT_NAMES = NameTable(
     ignored=(r"embeddings\.position_ids", r"pooler\.dense\.(weight|bias)", r"cls\..+"),
 )
 
+OWN = "polyhead"
+"""The model_type of directories whose config.json is a ``TransformerConfig`` as it is."""
+
 NAMES: Mapping[str, NameTable] = {
-    name: _DECODER_NAMES if family.body == "decoder" else _BERT_NAMES
-    for name, family in FAMILIES.items()
+    OWN: NameTable({}),
+    **{
+        name: _DECODER_NAMES if family.body == "decoder" else _BERT_NAMES
+        for name, family in FAMILIES.items()
+    },
 }
+
+
+def own_config(config: TransformerConfig) -> dict[str, Any]:
+    """config.json's object in polyhead's own form."""
+    return {"model_type": OWN, "transformer": config.to_dict()}
 
 
 def read_directory(directory: Path) -> Parts:
@@ -80,7 +93,10 @@ def read_directory(directory: Path) -> Parts:
     """
     path = directory / "config.json"
     values = read_json(path)
-    config = read_config(values, path)
+    if values.get("model_type") == OWN:
+        config = TransformerConfig.from_dict(values.get("transformer", {}))
+    else:
+        config = read_config(values, path)
     names = NAMES[values["model_type"]]
     tensors = read_tensors(directory)
     renamed = names.to_ours(tensors)

@@ -1,4 +1,7 @@
-"""Attention hooks: a layer shows its calls to whoever registered, and its outputs do not change."""
+"""Attention hooks: a layer shows its calls to whoever registered; head edits change its heads.
+
+A hook never changes an output. An edit does: it takes the heads' outputs before the projection.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from polyhead.functional import attention
 from polyhead.layers.linear import PacksWeights
-from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle
 from polyhead.semantics import Bias, KeyValueSource, Mask
 from polyhead.semantics.arguments import query_tokens
 
@@ -21,9 +24,10 @@ class Hooked(PacksWeights):
 
     def __init__(self) -> None:
         super().__init__()
-        self._hooks: dict[HookHandle, AttentionHook] = {}
+        self._hooks: dict[HookHandle[AttentionHook], AttentionHook] = {}
+        self._edits: dict[HookHandle[HeadEdit], HeadEdit] = {}
 
-    def register_attention_hook(self, hook: AttentionHook) -> HookHandle:
+    def register_attention_hook(self, hook: AttentionHook) -> HookHandle[AttentionHook]:
         """Calls ``hook(record)`` with an ``AttentionRecord`` of every call from now on.
 
         The outputs stay bit-identical. While a gradient is being recorded the log-sum-exp takes a
@@ -34,6 +38,19 @@ class Hooked(PacksWeights):
         """
         handle = HookHandle(self._hooks)
         self._hooks[handle] = hook
+        return handle
+
+    def register_head_edit(self, edit: HeadEdit) -> HookHandle[HeadEdit]:
+        """Puts ``edit(out)`` in the place of the heads' outputs ``[B, H, T, V]`` from now on.
+
+        Edits come after hooks, in the order of their registration; what an edit is given is not to
+        be changed in place.
+
+        Returns:
+            A handle, as ``register_attention_hook`` does.
+        """
+        handle = HookHandle(self._edits)
+        self._edits[handle] = edit
         return handle
 
     def _attend(
@@ -52,7 +69,7 @@ class Hooked(PacksWeights):
     ) -> Tensor:
         """``attention`` ``[B, H, T, V]``, shown to the hooks."""
         if not self._hooks:
-            return attention(
+            out = attention(
                 q,
                 source,
                 mask=mask,
@@ -64,6 +81,7 @@ class Hooked(PacksWeights):
                 dropout_p=dropout_p,
                 kernel=kernel,
             )
+            return self._edited(out) if self._edits else out
         call: Callable[..., Any] = partial(
             attention,
             q,
@@ -75,7 +93,6 @@ class Hooked(PacksWeights):
             sinks=sinks,
             q_positions=q_positions,
         )
-        out: Tensor
         if torch.is_grad_enabled():
             out = call(dropout_p=dropout_p, kernel=kernel)
             with torch.no_grad():
@@ -100,4 +117,9 @@ class Hooked(PacksWeights):
         )
         for hook in tuple(self._hooks.values()):
             hook(record)
+        return self._edited(out)
+
+    def _edited(self, out: Tensor) -> Tensor:
+        for edit in tuple(self._edits.values()):
+            out = edit(out)
         return out

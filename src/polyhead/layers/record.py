@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from torch import Tensor
 
@@ -52,19 +52,21 @@ class AttentionRecord:
 
 
 AttentionHook = Callable[[AttentionRecord], None]
+HeadEdit = Callable[[Tensor], Tensor]
+_Hook = TypeVar("_Hook")
 
 
-class HookHandle:
+class HookHandle(Generic[_Hook]):
     """Removes a hook; also a context manager that removes it at the end of the block."""
 
-    def __init__(self, hooks: dict[HookHandle, AttentionHook]) -> None:
+    def __init__(self, hooks: dict[HookHandle[_Hook], _Hook]) -> None:
         self._hooks = hooks
 
     def remove(self) -> None:
         """Removes the hook; a second call does nothing."""
         self._hooks.pop(self, None)
 
-    def __enter__(self) -> HookHandle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
