@@ -63,6 +63,13 @@ def test_map_holds_the_largest_or_mean_weight_of_each_cell(seen: Probe, pixels: 
         cells = [[of(rows[:, i : i + cell, j : j + cell], (1, 2)) for j in edges] for i in edges]
         wanted = torch.stack([torch.stack(row, dim=-1) for row in cells], dim=1)
         torch.testing.assert_close(seen[0].map(3, pixels, reduce), wanted)
+        part = seen[0].map(3, 5, reduce, q_range=slice(10, 30), k_range=slice(4, 19))
+        cells = [
+            [of(rows[:, i : min(i + 4, 30), j : min(j + 4, 19)], (1, 2)) for j in range(4, 19, 4)]
+            for i in range(10, 30, 4)
+        ]
+        wanted_part = torch.stack([torch.stack(row, dim=-1) for row in cells], dim=1)
+        torch.testing.assert_close(part, wanted_part)
         assert wanted.shape[1] <= pixels
 
 

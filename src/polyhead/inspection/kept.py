@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyhead.layers.record import AttentionRecord
 from polyhead.semantics import Documents, Mask, Specification, TensorBias, Tokens
-from polyhead.semantics.weights import log_weight_rows
+from polyhead.semantics.weights import log_weight_rows, weight_rows
 
 
 class TokenIds(NamedTuple):
@@ -109,6 +109,19 @@ class KeptCall:
     @cached_property
     def _specs(self) -> list[Specification]:
         return [self.spec.of_heads([head]) for head in range(self.q.shape[1])]
+
+    def row(self, query: int) -> Tensor:
+        """The weights of one query in all heads, ``[B, H, S]``, by one product."""
+        group = len(self.kv_heads) // self.k.shape[1]
+        in_order = self.kv_heads == tuple(head // group for head in range(len(self.kv_heads)))
+        return weight_rows(
+            self.q[:, :, query : query + 1],
+            self.k if in_order else self.k[:, list(self.kv_heads)],
+            self.lse[:, :, query : query + 1],
+            self.spec,
+            self.q_tokens.slice(query, query + 1),
+            self.k_tokens,
+        )[:, :, 0]
 
     def log_weights(self, head: int, rows: Tokens, keys: Tokens) -> Tensor:
         """The logarithms of one head's weights on a tile, ``[B, 1, rows, keys]``."""

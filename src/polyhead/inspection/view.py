@@ -47,6 +47,7 @@ class HeadSummary:
     induction: Tensor | None = None
 
 
+_ALL = slice(None)
 SUMMARY_NAMES = tuple(field.name for field in fields(HeadSummary))
 
 
@@ -153,13 +154,11 @@ class AttentionView:
         if not index or not places:
             shape = (call.q.shape[0], len(places), len(index), call.k_tokens.length)
             return call.lse.new_zeros(shape)
+        if len(index) == 1 or step not in (1, -1):
+            return torch.stack([call.row(query)[:, places] for query in index], dim=2)
         low, high = min(index), max(index) + 1
-        if step in (1, -1):
-            blocks = [self._tile(place, low, high) for place in places]
-            found = torch.stack(blocks, dim=1)
-            return found if step == 1 else found.flip(2)
-        single = [torch.cat([self._tile(p, i, i + 1) for i in index], dim=1) for p in places]
-        return torch.stack(single, dim=1)
+        found = torch.stack([self._tile(place, low, high) for place in places], dim=1)
+        return found if step == 1 else found.flip(2)
 
     weights = rows
 
@@ -178,33 +177,42 @@ class AttentionView:
         rows = _run("q_range", q_range, call.q_tokens.length)
         return self._tile(self._place(head), *rows, _run("k_range", k_range, call.k_tokens.length))
 
-    def map(self, head: int, pixels: int = 256, reduce: Literal["max", "mean"] = "max") -> Tensor:
-        """One head's weights as a picture of at most ``pixels`` × ``pixels``.
+    def map(
+        self,
+        head: int,
+        pixels: int = 256,
+        reduce: Literal["max", "mean"] = "max",
+        *,
+        q_range: slice = _ALL,
+        k_range: slice = _ALL,
+    ) -> Tensor:
+        """One head's weights, or a rectangle of them, as a picture of ``pixels`` × ``pixels``.
 
         Args:
             head: Query head.
             pixels: Most cells along each side; a cell is a square of queries × keys.
             reduce: ``"max"``: the largest weight of a cell, so that no thin line is lost;
                 ``"mean"``: their mean.
+            q_range: Which queries, in one run.
+            k_range: Which keys, in one run.
 
         Returns:
-            ``[B, ⌈T / cell⌉, ⌈S / cell⌉]`` in the dtype of ``rows``.
+            ``[B, ⌈queries / cell⌉, ⌈keys / cell⌉]`` in the dtype of ``rows``.
 
         Raises:
-            InputError: A head that is not there, no pixels, or only statistics were kept.
+            InputError: A head that is not there, no pixels, steps, or only statistics were kept.
         """
         if pixels < 1:
             raise InputError(f"pixels must be at least 1: got {pixels}")
         call, place = self.call, self._place(head)
-        queries, keys = call.q_tokens.length, call.k_tokens.length
-        cell = max(1, -(-max(queries, keys) // pixels))
-        columns = -(-keys // cell)
-        bands = [call.lse.new_zeros(call.q.shape[0], 0, columns)]
+        start, stop = _run("q_range", q_range, call.q_tokens.length)
+        keys = _run("k_range", k_range, call.k_tokens.length)
+        cell = max(1, -(-max(stop - start, keys[1] - keys[0]) // pixels))
+        bands = [call.lse.new_zeros(call.q.shape[0], 0, -(-(keys[1] - keys[0]) // cell))]
         height = max(1, tile_size(call)[0] // cell) * cell
-        for first in range(0, queries, height):
-            weights = self._tile(place, first, min(first + height, queries))
-            seen = torch.ones_like(weights[:1])
-            bands.append(_reduced(weights, cell, reduce) / _reduced(seen, cell, reduce))
+        for first in range(start, stop, height):
+            weights = self._tile(place, first, min(first + height, stop), keys)
+            bands.append(_reduced(weights, cell, reduce))
         return torch.cat(bands, dim=1)
 
     def _tile(
@@ -375,8 +383,15 @@ def _runs(tokens: Tokens, start: int, stop: int, size: int) -> list[Tokens]:
 
 
 def _reduced(weights: Tensor, cell: int, reduce: str) -> Tensor:
-    """``[B, rows, keys]`` in cells of ``cell`` × ``cell``, the last ones filled up with zeros."""
+    """``[B, rows, keys]`` in cells of ``cell`` × ``cell``, smaller at the last edges."""
     batch, rows, keys = weights.shape
     padded = F.pad(weights, (0, -keys % cell, 0, -rows % cell))
     cells = padded.view(batch, -(-rows // cell), cell, -(-keys // cell), cell)
-    return cells.amax(dim=(2, 4)) if reduce == "max" else cells.mean(dim=(2, 4))
+    if reduce == "max":
+        return cells.amax(dim=(2, 4))
+    down, across = (
+        torch.tensor([min(cell, length - i) for i in range(0, length, cell)], device=weights.device)
+        for length in (rows, keys)
+    )
+    mean: Tensor = cells.sum(dim=(2, 4)) / (down[:, None] * across)
+    return mean
