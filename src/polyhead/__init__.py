@@ -52,7 +52,10 @@ if TYPE_CHECKING:
         RingCache,
     )
     from polyhead.generation import LanguageModel, TextEncoder, load
-    from polyhead.inspection.probe import probe
+    from polyhead.inspection.ablation import ablate
+    from polyhead.inspection.finding import find_heads
+    from polyhead.inspection.probe import Probe, probe
+    from polyhead.inspection.pruning import prune
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer, TransformerConfig
     from polyhead.planning import Plan, plan
@@ -71,6 +74,7 @@ _LAZY = {
     "MultiHeadLatentAttention": "polyhead.layers",
     "PagedCache": "polyhead.caches",
     "Plan": "polyhead.planning",
+    "Probe": "polyhead.inspection.probe",
     "QuantizedCache": "polyhead.caches",
     "RingCache": "polyhead.caches",
     "RoPE": "polyhead.layers",
@@ -78,9 +82,12 @@ _LAZY = {
     "Transformer": "polyhead.models",
     "TransformerConfig": "polyhead.models",
     "TransformerLayer": "polyhead.layers",
+    "ablate": "polyhead.inspection.ablation",
+    "find_heads": "polyhead.inspection.finding",
     "load": "polyhead.generation",
     "plan": "polyhead.planning",
     "probe": "polyhead.inspection.probe",
+    "prune": "polyhead.inspection.pruning",
 }
 
 __all__ = [
@@ -110,6 +117,7 @@ __all__ = [
     "Plan",
     "PolyheadError",
     "Prefix",
+    "Probe",
     "QuantizedCache",
     "RelativeBias",
     "RingCache",
@@ -120,13 +128,16 @@ __all__ = [
     "TransformerLayer",
     "UnsupportedError",
     "Window",
+    "ablate",
     "attention",
     "draw",
     "explain",
+    "find_heads",
     "load",
     "merge_states",
     "plan",
     "probe",
+    "prune",
 ]
 
 

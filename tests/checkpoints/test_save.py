@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from hf_tiny import BERTS, DECODERS, DEEPSEEKS, GEMMAS
+from safetensors.torch import load_file
 
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.errors import CheckpointError, ConfigError
@@ -35,6 +36,22 @@ def test_saved_model_is_the_same_here_and_in_transformers(name: str, tmp_path: P
     out = theirs.eval()(ids)
     wanted = out.last_hidden_state if name in BERTS else out.logits
     assert (again.model(ids) - wanted).abs().max() < 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*DECODERS, *DEEPSEEKS, *GEMMAS, *BERTS])
+def test_own_form_holds_every_tensor_as_it_is(name: str, tmp_path: Path) -> None:
+    tiny = (DECODERS | DEEPSEEKS | GEMMAS | BERTS)[name]
+    tiny.save(tmp_path / "theirs")
+    loaded = load_checkpoint(tmp_path / "theirs")
+    save_checkpoint(loaded, tmp_path / "ours", form="polyhead")
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    again = load_checkpoint(tmp_path / "ours")
+    assert again.config == loaded.config
+    state = loaded.model.state_dict()
+    assert set(written) == set(state)
+    assert all(torch.equal(written[key], tensor) for key, tensor in state.items())
+    assert torch.equal(again.model(tiny.ids()), loaded.model(tiny.ids()))
 
 
 @pytest.mark.model

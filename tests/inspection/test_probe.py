@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.caches import DenseCache, RingCache
-from polyhead.inspection import probe as probing
-from polyhead.inspection.probe import STATISTICS, AttentionView, Probe, probe
+from polyhead.inspection.probe import Probe, probe
+from polyhead.inspection.statistics import ROW_STATISTICS
+from polyhead.inspection.view import AttentionView
 from polyhead.layers.attention import MultiHeadAttention
 
 EMBED, HEADS, KV_HEADS, TOKENS, BATCH = 24, 6, 2, 11, 2
@@ -110,33 +112,10 @@ def test_query_that_sees_nothing_has_statistics_zero() -> None:
     visible = _causal(TOKENS, TOKENS)
     visible[3] = False
     view = _see(Stack(), _input(), mask=ph.Keep(visible))[0]
-    for name in STATISTICS:
+    for name in ROW_STATISTICS:
         values = getattr(view, name)
         assert values.isfinite().all()
-        assert not values[:, :, 3].any(), name
-
-
-@pytest.mark.parametrize("block", [1, 300, 1 << 21])
-def test_statistics_equal_those_of_the_whole_matrix(
-    monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    monkeypatch.setattr(probing, "_BLOCK_NUMBERS", block)
-    view = _see(Stack(), _input())[1]
-    weights = _exact(view, _causal(TOKENS, TOKENS))
-    rows, columns = torch.arange(TOKENS)[:, None], torch.arange(TOKENS)
-    wanted = {
-        "entropy": -(weights * weights.clamp_min(1e-300).log()).sum(-1),
-        "first_token": weights[..., 0],
-        "previous_token": (weights * (rows - columns == 1)).sum(-1),
-        "self": weights.diagonal(dim1=-2, dim2=-1),
-        "max_weight": weights.amax(-1),
-        "mean_distance": (weights * (rows - columns).abs()).sum(-1),
-    }
-    assert set(wanted) == set(STATISTICS)
-    for name, values in wanted.items():
-        got = getattr(view, name)
-        assert got.shape == (BATCH, HEADS, TOKENS)
-        torch.testing.assert_close(got.double(), values, atol=1e-5, rtol=0.0)
+        assert (values[:, :, 3] == (-1 if name == "max_key" else 0)).all(), name
 
 
 def test_positions_decide_who_sees_whom_and_how_far_away_it_is() -> None:
@@ -210,7 +189,7 @@ def test_a_ring_that_forgot_shows_the_weights_of_one_pass_at_their_positions() -
         for part in (x[:, :5], x[:, 5:9], x[:, 9:]):
             model(part, mask=ph.Causal(), cache=cache)
     # The ring's four, 5 to 8, in slots 1, 2, 3, 0, and the two new ones.
-    assert records[-1].first_place == 5
+    assert records[-1].kv_tokens.places.low == 5
     torch.testing.assert_close(seen[0].rows(), whole[..., 5:], atol=1e-6, rtol=0.0)
     own = whole[:, :, torch.arange(2), torch.arange(9, 11)]
     torch.testing.assert_close(seen[0].self, own, atol=1e-6, rtol=0.0)
@@ -218,7 +197,7 @@ def test_a_ring_that_forgot_shows_the_weights_of_one_pass_at_their_positions() -
     torch.testing.assert_close(seen[0].first_token, first, atol=1e-6, rtol=0.0)
 
 
-def test_rows_of_a_padded_batch_show_the_weights_of_their_solo_runs() -> None:
+def test_rows_of_a_padded_batch_show_the_weights_of_their_solo_runs(tmp_path: Path) -> None:
     model, x, cache = Stack(1), _input(), DenseCache()
     real = torch.ones(BATCH, TOKENS, dtype=torch.bool)
     real[1, :4] = False
@@ -231,14 +210,17 @@ def test_rows_of_a_padded_batch_show_the_weights_of_their_solo_runs() -> None:
     torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]), atol=1e-5, rtol=0.0)
     mean = seen[0].mean_distance[1:, :, 4:]
     torch.testing.assert_close(mean, alone.mean_distance, atol=1e-5, rtol=1e-5)
+    seen.save(tmp_path / "seen.safetensors")
+    assert torch.equal(Probe.load(tmp_path / "seen.safetensors")[0].rows(), seen[0].rows())
 
 
 @pytest.mark.parametrize("computation", ["absorbed", "expanded"])
 def test_latent_attention_is_seen_as_it_was_computed(computation: Any) -> None:
     torch.manual_seed(0)
     layer = ph.MultiHeadLatentAttention(
-        EMBED, HEADS, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5
-    )
+        EMBED, HEADS, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
+        rope=ph.RoPE(theta=100.0),
+    )  # fmt: skip
     x = _input()
     with probe(layer) as seen, torch.no_grad():
         out = layer(x, mask=ph.Causal(), computation=computation)

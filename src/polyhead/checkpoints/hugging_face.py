@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import read_tensors
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.errors import CheckpointError
+from polyhead.models.config import TransformerConfig
 
 _AROUND_LAYERS = {
     "embed_tokens": "embedding.tokens",
@@ -107,6 +109,9 @@ _BERT_NAMES = NameTable(
     ignored=(r"embeddings\.position_ids", r"pooler\.dense\.(weight|bias)", r"cls\..+"),
 )
 
+OWN = "polyhead"
+"""The model_type of directories whose config.json is a ``TransformerConfig`` as it is."""
+
 _NAMES_OF_BODIES = {
     "decoder": _DECODER_NAMES,
     "gemma": _GEMMA_NAMES,
@@ -115,8 +120,14 @@ _NAMES_OF_BODIES = {
 }
 
 NAMES: Mapping[str, NameTable] = {
-    name: _NAMES_OF_BODIES[family.body] for name, family in FAMILIES.items()
+    OWN: NameTable({}),
+    **{name: _NAMES_OF_BODIES[family.body] for name, family in FAMILIES.items()},
 }
+
+
+def own_config(config: TransformerConfig) -> dict[str, Any]:
+    """config.json's object in polyhead's own form."""
+    return {"model_type": OWN, "transformer": config.to_dict()}
 
 
 def read_directory(directory: Path) -> Parts:
@@ -128,13 +139,17 @@ def read_directory(directory: Path) -> Parts:
     """
     path = directory / "config.json"
     values = read_json(path)
-    config = read_config(values, path)
+    own = values.get("model_type") == OWN
+    if own:
+        config = TransformerConfig.from_dict(values.get("transformer", {}))
+    else:
+        config = read_config(values, path)
     names = NAMES[values["model_type"]]
     tensors = deepseek.experts_apart(read_tensors(directory))
     drafting = deepseek.of_drafting_layers(tensors, values)
     renamed = names.to_ours(name for name in tensors if name not in drafting)
     state = {ours: tensors[theirs] for ours, theirs in renamed.items()}
-    if values.get("rope_interleave", True):
+    if not own and values.get("rope_interleave", True):
         for name, tensor in state.items():
             state[name] = deepseek.rows_in_order(name, tensor, config, to_ours=True)
     if config.head == "tied":

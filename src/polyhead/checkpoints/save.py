@@ -1,4 +1,4 @@
-"""Models out: a directory that polyhead, transformers and others read.
+"""Models out: a directory that polyhead, transformers and others read, or polyhead alone.
 
 config.json   model.safetensors (unfused)   tokenizer.json and its small companions
 """
@@ -9,13 +9,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from polyhead.checkpoints import deepseek
 from polyhead.checkpoints.config_out import write_config
-from polyhead.checkpoints.hugging_face import NAMES
+from polyhead.checkpoints.hugging_face import NAMES, own_config
 from polyhead.checkpoints.json_file import write_json
 from polyhead.checkpoints.load import Checkpoint
 from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
@@ -34,8 +34,13 @@ _COMPANIONS = (
 )
 
 
-def save_checkpoint(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> None:
-    """Writes a model in Hugging Face form, under the names of its family.
+def save_checkpoint(
+    checkpoint: Checkpoint,
+    directory: str | os.PathLike[str],
+    *,
+    form: Literal["hugging-face", "polyhead"] = "hugging-face",
+) -> None:
+    """Writes a model in Hugging Face form, under the names of its family; or in polyhead's own.
 
     All files are written to a hidden directory inside it first and moved into place when they are
     whole, so a failure or an interruption leaves what was there before.
@@ -43,21 +48,25 @@ def save_checkpoint(checkpoint: Checkpoint, directory: str | os.PathLike[str]) -
     Args:
         checkpoint: what to save; its weights keep their dtype.
         directory: made if need be; files of the same names in it are replaced.
+        form: ``"polyhead"`` can say every configuration (layers that differ in their heads, say),
+            and only polyhead reads it.
 
     Raises:
         ConfigError: no supported family can say the configuration (nothing is written).
         CheckpointError: the directory cannot be written.
     """
     target = Path(directory)
-    config = write_config(checkpoint.config)
+    own = form == "polyhead"
+    config = own_config(checkpoint.config) if own else write_config(checkpoint.config)
     names = NAMES[config["model_type"]]
     weights = {}
     for ours, tensor in checkpoint.model.state_dict().items():
-        theirs = names.to_theirs(ours)
+        theirs = ours if own else names.to_theirs(ours)
         if theirs is None:
             raise ConfigError(f"tensor {ours!r} has no name in {config['model_type']!r} files")
-        tensor = deepseek.rows_in_order(ours, tensor.detach(), checkpoint.config, to_ours=False)
-        weights[theirs] = tensor.cpu().contiguous()
+        if not own:
+            tensor = deepseek.rows_in_order(ours, tensor, checkpoint.config, to_ours=False)
+        weights[theirs] = tensor.detach().cpu().contiguous()
     config["torch_dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     try:
         made = not target.exists()

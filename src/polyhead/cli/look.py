@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from polyhead.generation import Generation, LanguageModel, TextEncoder
-    from polyhead.inspection.heads import HeadLook, Pair, TokenizedText
+    from polyhead.inspection.finding import HeadLabel
+    from polyhead.inspection.heads import Pair, TokenizedText
     from polyhead.inspection.probe import Probe
 
+    Model = LanguageModel | TextEncoder
+
 _DEMO_PAIR = ("it", "animal")
-_ROWS = 10
-_BAR_CELLS = 10
 _ECHO = 400
 """Characters of the prompt that are shown before its continuation."""
 
@@ -47,6 +46,27 @@ def look(
         str | None, typer.Option(help="The word that looks (its last occurrence).")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The word that is looked at.")] = None,
+    pair: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="QUERY KEY", help="Both at once: --pair it animal."),
+    ] = None,
+    find: Annotated[
+        bool, typer.Option("--find", help="Label the heads: induction, previous-token, sink, …")
+    ] = False,
+    texts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --find: over the texts of this file, one a line."),
+    ] = None,
+    ablate: Annotated[
+        str | None,
+        typer.Option(metavar="HEADS", help="Look without these heads: 3.1,7.4 (layer.head)."),
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Open a local page for texts of any length.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of --serve; 0: any that is free.")
+    ] = 0,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page is written.")
     ] = Path("polyhead-look.html"),
@@ -65,14 +85,30 @@ def look(
     Prints the continuation that the model writes, then the heads that look most strongly from one
     word to another, and writes a page with all heads that opens in any browser.
     """
+    from polyhead.cli.look_page import check_writable, write_page
+    from polyhead.cli.look_table import as_data, labels_as_data, show, show_labels, show_next
     from polyhead.cli.models import load_any
     from polyhead.cli.terminal import print_json, progress, read_text
     from polyhead.errors import InputError
 
     if (query is None) != (key is None):
         raise InputError("give --query and --key together, or neither")
+    if pair is not None and query is not None:
+        raise InputError("give --pair, or --query and --key: got both")
+    if pair is None and query is not None and key is not None:
+        pair = (query, key)
+    if texts is not None and not find:
+        raise InputError("--texts goes with --find: heads are labelled over many texts")
+    if serve:
+        from polyhead.cli.serve import serve as serve_page
+
+        begin = "" if text is None and file is None else read_text(text, file)
+        serve_page(begin, [model], dtype, port)
+        return
     chosen = None if layers is None else parse_layers(layers)
-    content = read_text(text, file)
+    without = {} if ablate is None else _parsed_heads(ablate)
+    many = None if texts is None else _lines(texts)
+    content = many[0] if many and text is None and file is None else read_text(text, file)
     if page:
         check_writable(out)
     loaded = load_any(model, dtype)
@@ -82,27 +118,77 @@ def look(
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
     written = None
-    if isinstance(loaded, LanguageModel) and max_new_tokens != 0:
-        written = _continue(loaded, content, max_new_tokens, show=not json)
-    with progress("looking at every head") as advance:
-        seen = _watch(loaded, tokens)
-        for number, view in enumerate(seen):
-            advance("looking at every head", number, len(seen))
-            view.summary()
-        pair, remark = _choose_pair(seen, tokens, query, key, loaded.config.kind == "decoder")
-        looks = rank_heads(seen, pair)
-        if chosen is not None:
-            looks = [entry for entry in looks if entry.layer in _checked(chosen, seen)]
-    refusal = _write_page(out, model, loaded, seen, tokens, pair, written) if page else None
+    changed = _next_tokens(loaded, tokens, without) if without else None
+    with _without(loaded, without):
+        if isinstance(loaded, LanguageModel) and max_new_tokens != 0:
+            written = _continue(loaded, content, max_new_tokens, show=not json)
+        with progress("looking at every head") as advance:
+            seen = _watch(loaded, tokens)
+            for number, view in enumerate(seen):
+                advance("looking at every head", number, len(seen))
+                view.summary()
+    found, remark = _choose_pair(seen, tokens, pair, loaded.config.kind == "decoder")
+    looks = rank_heads(seen, found)
+    if chosen is not None:
+        looks = [entry for entry in looks if entry.layer in _checked(chosen, seen)]
+    labels = _labels(loaded, many or [content], pair) if find else None
+    refusal = write_page(out, model, loaded, seen, tokens, found, written) if page else None
     place = out.resolve() if page and refusal is None else None
     if json:
-        print_json(_as_data(model, tokens, pair, looks, written, place, refusal))
+        data = as_data(model, tokens, found, looks, written, place, refusal)
+        if labels is not None:
+            data["labels"] = labels_as_data(labels)
+        if changed is not None:
+            data["next_tokens"] = {"as_it_is": changed[0], "ablated": changed[1]}
+        print_json(data)
         return
-    _show(tokens, pair, remark, looks)
+    if changed is not None:
+        show_next(*changed)
+    show(tokens, found, remark, looks)
+    if labels is not None:
+        show_labels(labels, len(many or [content]))
     if place is not None:
         print(f"\nThe page with all heads: {place}")
     elif refusal is not None:
-        print(f"\nNo page was written: {refusal}")
+        print(f"\nNo page was written: {refusal}; --serve opens one for texts of any length")
+
+
+def _parsed_heads(text: str) -> dict[int, list[int]]:
+    from polyhead.inspection.model import parse_heads
+
+    return parse_heads(text)
+
+
+def _lines(file: Path) -> list[str]:
+    """The texts of a file, one a line."""
+    from polyhead.cli.terminal import read_text
+
+    return [line for line in read_text(None, file).splitlines() if line.strip()]
+
+
+def _without(model: Model, heads: dict[int, list[int]]) -> AbstractContextManager[None]:
+    from polyhead.inspection.ablation import ablate
+
+    return ablate(model, heads) if heads else nullcontext()
+
+
+def _next_tokens(
+    model: Model, tokens: TokenizedText, heads: dict[int, list[int]]
+) -> tuple[list[tuple[str, float]], list[tuple[str, float]]] | None:
+    """The likeliest next tokens as they are and without some heads; None of an encoder."""
+    from polyhead.inspection.studio import run_text
+
+    if model.config.kind != "decoder":
+        return None
+    return run_text(model, tokens, {}), run_text(model, tokens, heads)
+
+
+def _labels(model: Model, texts: Sequence[str], pair: tuple[str, str] | None) -> list[HeadLabel]:
+    from polyhead.cli.terminal import progress
+    from polyhead.inspection.finding import find_heads
+
+    with progress("finding what the heads do"):
+        return find_heads(model, texts, pair=pair)
 
 
 def parse_layers(text: str) -> list[int]:
@@ -125,25 +211,6 @@ def _checked(chosen: list[int], seen: Probe) -> list[int]:
         if layer not in seen.layers:
             raise InputError(f"--layers: the model's layers are 0 to {len(seen) - 1}: got {layer}")
     return chosen
-
-
-def check_writable(out: Path) -> None:
-    """Says at once, before a model is loaded, that the page cannot be written.
-
-    Raises:
-        OSError: with the path and the reason.
-    """
-    import errno
-
-    if out.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
-    parent = out.parent
-    if not parent.exists():
-        raise FileNotFoundError(errno.ENOENT, "no such directory", str(parent))
-    if not parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent))
-    if not os.access(parent, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
 
 
 def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: bool) -> Generation:
@@ -185,154 +252,18 @@ def _watch(model: LanguageModel | TextEncoder, tokens: TokenizedText) -> Probe:
 
 
 def _choose_pair(
-    seen: Probe, tokens: TokenizedText, query: str | None, key: str | None, causal: bool
+    seen: Probe, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
 ) -> tuple[Pair, str]:
     """The pair to show, and why it was chosen where the user did not say."""
     from polyhead.inspection.heads import find_pair, strongest_pair
 
-    if query is not None and key is not None:
-        return find_pair(tokens, query, key, causal=causal), ""
+    if pair is not None:
+        return find_pair(tokens, *pair, causal=causal), ""
     words = [tokens.find(word, whole=True) for word in _DEMO_PAIR]
     if all(words) and (not causal or words[1][0][0] < words[0][-1][-1]):
         return find_pair(tokens, *_DEMO_PAIR, causal=causal), ""
-    pair = strongest_pair(seen, tokens)
-    return pair, "Chosen by itself: where the last word looks most (or give --query and --key)."
-
-
-def _write_page(
-    out: Path,
-    name: str,
-    model: LanguageModel | TextEncoder,
-    seen: Probe,
-    tokens: TokenizedText,
-    pair: Pair,
-    written: Generation | None,
-) -> str | None:
-    """Writes the page; returns why not where the text is too long for one."""
-    import torch
-
-    from polyhead.cli.terminal import progress
-    from polyhead.inspection.page import FLOAT16_BYTES, PageData, write
-
-    views = list(seen)
-    length = len(tokens.ids)
-    heads = views[0].q.shape[1]
-    stored = length * (length + 1) // 2 if model.config.kind == "decoder" else length**2
-    if any(view.q.shape[1] != heads for view in views):
-        return "its layers differ in their number of heads"
-    if len(views) * heads * stored * 2 > FLOAT16_BYTES:
-        return (
-            f"{length:,} tokens × {len(views)} layers × {heads} heads are too many weights for one "
-            "page; shorten the text"
-        )
-    with progress("writing the page") as advance:
-        weights = torch.empty(len(views), heads, length, length)
-        for layer, view in enumerate(views):
-            advance("writing the page", layer, len(views))
-            weights[layer] = view.rows()[0]
-        data = PageData(
-            title=tokens.text,
-            model=name,
-            tokens=tokens.pieces,
-            weights=weights.numpy(),
-            num_kv_heads=[view.k.shape[1] for view in views],
-            continuation="" if written is None else written.text,
-            facts=_facts(model, written),
-            focus=(pair.query, pair.keys[-1]),
-        )
-        try:
-            write(data, out)
-        except OSError as error:
-            # The name in the error is that of a draft beside the page.
-            raise OSError(error.errno, error.strerror or str(error), str(out)) from error
-    return None
-
-
-def _facts(model: LanguageModel | TextEncoder, written: Generation | None) -> dict[str, str]:
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    facts = {"weights": dtype}
-    if written is not None:
-        stats = written.stats
-        if stats.tokens_per_second is not None:
-            facts["speed"] = f"{stats.tokens_per_second:.1f} tokens/s"
-        facts["KV cache"] = f"{stats.cache_used_bytes:,} bytes for {stats.cache_tokens} tokens"
-    return facts
-
-
-def _as_data(
-    model: str,
-    tokens: TokenizedText,
-    pair: Pair,
-    looks: Sequence[HeadLook],
-    written: Generation | None,
-    place: Path | None,
-    refusal: str | None,
-) -> dict[str, Any]:
-    generation = None
-    if written is not None:
-        generation = asdict(written.stats) | {
-            "text": written.text,
-            "tokens_per_second": written.stats.tokens_per_second,
-        }
-    return {
-        "model": model,
-        "text": tokens.text,
-        "tokens": list(tokens.pieces),
-        "continuation": generation,
-        "pair": asdict(pair),
-        "heads": [{key: _number(value) for key, value in asdict(entry).items()} for entry in looks],
-        "page": None if place is None else str(place),
-        "no_page_because": refusal,
-    }
-
-
-def _number(value: float) -> float | None:
-    return value if value == value else None  # NaN, of a text of one token, is no JSON
-
-
-def _show(tokens: TokenizedText, pair: Pair, remark: str, looks: Sequence[HeadLook]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from polyhead.cli.terminal import console
-
-    screen = console()
-    keys = ", ".join(str(key) for key in pair.keys)
-    plural = "s" if len(pair.keys) > 1 else ""
-    title = Text.assemble(
-        ("\nHeads that look from ", "bold"),
-        (repr(pair.query_word), "bold cyan"),
-        f" (token {pair.query}) ",
-        ("to ", "bold"),
-        (repr(pair.key_word), "bold cyan"),
-        f" (token{plural} {keys})",
-    )
-    screen.print(title)
-    if remark:
-        screen.print(Text(remark, style="dim"))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-    for heading in ("layer", "head", "weight", ""):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-    for heading in ("entropy", "on first", "on previous"):
-        table.add_column(heading, justify="right", no_wrap=True, style="dim")
-    strongest = max((entry.weight for entry in looks), default=0.0) or 1.0
-    for entry in looks[:_ROWS]:
-        bar = "█" * round(_BAR_CELLS * entry.weight / strongest)
-        table.add_row(
-            str(entry.layer),
-            str(entry.head),
-            f"{entry.weight:.3f}",
-            Text(bar.ljust(_BAR_CELLS), style="cyan"),
-            f"{entry.entropy:.2f}",
-            f"{entry.first_token:.3f}",
-            f"{entry.previous_token:.3f}",
-        )
-    screen.print(table)
-    screen.print(
-        Text(
-            f"{min(_ROWS, len(looks))} of {len(looks)} heads. weight: of this one row. entropy "
-            "(nats) and shares on the first and the previous token: means over the whole text.",
-            style="dim",
-        )
+    strongest = strongest_pair(seen, tokens)
+    return (
+        strongest,
+        "Chosen by itself: where the last word looks most (--pair says).",
     )

@@ -19,7 +19,8 @@ from polyhead.errors import InputError
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
-    from polyhead.inspection.probe import AttentionView, Probe
+    from polyhead.inspection.probe import Probe
+    from polyhead.inspection.view import AttentionView
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ FLOAT32_BYTES = 24_000_000
 FLOAT16_BYTES = 64_000_000
 """Weights that take more bytes than this as float16 are refused: browsers choke on them."""
 
-SCRIPTS = ("data", "state", "colour", "maps", "large", "text", "tables", "page")
+SCRIPTS = ("dom", "ramp", "data", "state", "colour", "maps", "large", "text", "tables", "page")
 """The page's scripts in the order in which they are joined into one."""
 
 _HELP: Mapping[str, tuple[str, str]] = {

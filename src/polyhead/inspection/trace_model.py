@@ -25,7 +25,7 @@ from polyhead.inspection.trace import (
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.record import AttentionRecord
-from polyhead.semantics import Bias, TensorBias, Tokens
+from polyhead.semantics import Bias, TensorBias
 
 
 def trace_model(
@@ -157,18 +157,10 @@ def _placement(module: MultiHeadAttention) -> list[tuple[str, str]]:
     return parts
 
 
-def _tokens(record: AttentionRecord) -> tuple[Tokens, Tokens]:
-    queries, keys = record.q.shape[2], record.k.shape[2]
-    return (
-        Tokens.of(queries, shift=keys - queries, positions=record.q_positions),
-        Tokens.of(keys, positions=record.kv_positions),
-    )
-
-
 def _visible(record: AttentionRecord, head: int) -> Tensor | None:
     if record.mask is None:
         return None
-    visible = record.mask.visible(*_tokens(record), record.q.device)
+    visible = record.mask.visible(record.q_tokens, record.kv_tokens, record.q.device)
     return _of_head(visible, record, head)
 
 
@@ -179,7 +171,8 @@ def _bias(record: AttentionRecord, head: int) -> Tensor | None:
     if isinstance(bias, Tensor):
         bias = TensorBias(bias)
     like = record.q.new_zeros((), dtype=torch.float64)
-    return _of_head(bias.tile(*_tokens(record), like), record, head).detach().double()
+    tile = bias.tile(record.q_tokens, record.kv_tokens, like)
+    return _of_head(tile, record, head).detach().double()
 
 
 def _of_head(tile: Tensor, record: AttentionRecord, head: int) -> Tensor:

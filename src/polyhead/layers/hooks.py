@@ -1,4 +1,7 @@
-"""Attention hooks: a layer shows its calls to whoever registered, and its outputs do not change."""
+"""Attention hooks: a layer shows its calls to whoever registered; head edits change its heads.
+
+A hook never changes an output. An edit does: it takes the heads' outputs before the projection.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.functional import attention
-from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle
 from polyhead.semantics import Bias, KeyValueSource, Mask
-from polyhead.semantics.arguments import with_source_mask
+from polyhead.semantics.arguments import query_tokens, with_source_mask
 
 
 class Hooked(nn.Module):
@@ -20,9 +23,10 @@ class Hooked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._hooks: dict[HookHandle, AttentionHook] = {}
+        self._hooks: dict[HookHandle[AttentionHook], AttentionHook] = {}
+        self._edits: dict[HookHandle[HeadEdit], HeadEdit] = {}
 
-    def register_attention_hook(self, hook: AttentionHook) -> HookHandle:
+    def register_attention_hook(self, hook: AttentionHook) -> HookHandle[AttentionHook]:
         """Calls ``hook(record)`` with an ``AttentionRecord`` of every call from now on.
 
         The outputs stay bit-identical. While a gradient is being recorded the log-sum-exp takes a
@@ -33,6 +37,19 @@ class Hooked(nn.Module):
         """
         handle = HookHandle(self._hooks)
         self._hooks[handle] = hook
+        return handle
+
+    def register_head_edit(self, edit: HeadEdit) -> HookHandle[HeadEdit]:
+        """Puts ``edit(out)`` in the place of the heads' outputs ``[B, H, T, V]`` from now on.
+
+        Edits come after hooks, in the order of their registration; what an edit is given is not to
+        be changed in place.
+
+        Returns:
+            A handle, as ``register_attention_hook`` does.
+        """
+        handle = HookHandle(self._edits)
+        self._edits[handle] = edit
         return handle
 
     def _attend(
@@ -51,7 +68,7 @@ class Hooked(nn.Module):
     ) -> Tensor:
         """``attention`` ``[B, H, T, V]``, shown to the hooks."""
         if not self._hooks:
-            return attention(
+            out = attention(
                 q,
                 source,
                 mask=mask,
@@ -63,6 +80,7 @@ class Hooked(nn.Module):
                 dropout_p=dropout_p,
                 kernel=kernel,
             )
+            return self._edited(out) if self._edits else out
         call: Callable[..., Any] = partial(
             attention,
             q,
@@ -74,7 +92,6 @@ class Hooked(nn.Module):
             sinks=sinks,
             q_positions=q_positions,
         )
-        out: Tensor
         if torch.is_grad_enabled():
             out = call(dropout_p=dropout_p, kernel=kernel)
             with torch.no_grad():
@@ -92,12 +109,16 @@ class Hooked(nn.Module):
             scale=scale,
             softcap=softcap,
             sinks=sinks,
-            q_positions=q_positions,
-            kv_positions=source.tokens.positions,
-            first_place=source.tokens.places.low,
+            q_tokens=query_tokens(q, source, q_positions),
+            kv_tokens=source.tokens,
             out=out,
             lse=lse,
         )
         for hook in tuple(self._hooks.values()):
             hook(record)
+        return self._edited(out)
+
+    def _edited(self, out: Tensor) -> Tensor:
+        for edit in tuple(self._edits.values()):
+            out = edit(out)
         return out

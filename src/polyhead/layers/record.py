@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from torch import Tensor
 
-from polyhead.semantics import Bias, Mask
+from polyhead.semantics import Bias, Mask, Tokens
 
 if TYPE_CHECKING:
     from polyhead.layers.hooks import Hooked
@@ -31,9 +31,8 @@ class AttentionRecord:
         scale: Factor of the scores.
         softcap: Or None.
         sinks: ``[H]`` or None.
-        q_positions: ``[T]`` or ``[B, T]``; None: the last query lines up with the last key.
-        kv_positions: ``[S]`` or ``[B, S]``; None: ``first_place`` and those that follow.
-        first_place: Place of the first key: how many a window has forgotten.
+        q_tokens: Positions and places of the T queries.
+        kv_tokens: Positions and places of the S keys.
         out: ``[B, H, T, V]`` the heads' outputs, before ``o_proj``.
         lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included.
     """
@@ -47,27 +46,28 @@ class AttentionRecord:
     scale: float
     softcap: float | None
     sinks: Tensor | None
-    q_positions: Tensor | None
-    kv_positions: Tensor | None
-    first_place: int
+    q_tokens: Tokens
+    kv_tokens: Tokens
     out: Tensor
     lse: Tensor
 
 
 AttentionHook = Callable[[AttentionRecord], None]
+HeadEdit = Callable[[Tensor], Tensor]
+_Hook = TypeVar("_Hook")
 
 
-class HookHandle:
+class HookHandle(Generic[_Hook]):
     """Removes a hook; also a context manager that removes it at the end of the block."""
 
-    def __init__(self, hooks: dict[HookHandle, AttentionHook]) -> None:
+    def __init__(self, hooks: dict[HookHandle[_Hook], _Hook]) -> None:
         self._hooks = hooks
 
     def remove(self) -> None:
         """Removes the hook; a second call does nothing."""
         self._hooks.pop(self, None)
 
-    def __enter__(self) -> HookHandle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -75,7 +75,7 @@ def call_of(
             "q_positions is needed with a source whose rows differ in what they hold (a padded or "
             "ragged batch): got None, and its keys stand in no order that a default could follow"
         )
-    q_tokens = _query_tokens(q, source, q_positions)
+    q_tokens = query_tokens(q, source, q_positions)
     mask, visibility = decisive(mask, q_tokens, source.tokens)
     spec = Specification(
         scale, mask, bias, softcap, sinks, dropout_p, seed,
@@ -207,7 +207,7 @@ def _check_positions(name: str, positions: Tensor, batch: int, length: int, lett
         )
 
 
-def _query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -> Tokens:
+def query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) -> Tokens:
     """The queries: the last stands at the place, and by default the position, of the last key."""
     B, _, T, _ = q.shape
     keys = source.tokens

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.semantics.masks import check_broadcast, cut
+from polyhead.semantics.masks import check_broadcast, cut, of_heads
 from polyhead.semantics.tokens import Tokens, distance
 
 
@@ -32,6 +32,10 @@ class Bias(ABC):
     @abstractmethod
     def with_tensor(self, tensor: Tensor) -> Bias:
         """The same bias computed from another tensor of the same shape."""
+
+    @abstractmethod
+    def of_heads(self, heads: Sequence[int]) -> Bias:
+        """The same bias for some query heads alone."""
 
     @abstractmethod
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
@@ -79,6 +83,9 @@ class ALiBi(Bias):
 
     def with_tensor(self, tensor: Tensor) -> ALiBi:
         return ALiBi(tensor)
+
+    def of_heads(self, heads: Sequence[int]) -> ALiBi:
+        return ALiBi(self.slopes[list(heads)])
 
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         # In the precision of the scores: bfloat16 slopes must not round the distances.
@@ -151,6 +158,9 @@ class RelativeBias(Bias):
             tensor, bidirectional=self.bidirectional, max_distance=self.max_distance
         )
 
+    def of_heads(self, heads: Sequence[int]) -> RelativeBias:
+        return self.with_tensor(self.table[:, list(heads)])
+
     def buckets(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         """``[1 or B, T, S]`` bucket numbers."""
         ahead = -distance(q, k, device)[:, 0]
@@ -208,6 +218,9 @@ class TensorBias(Bias):
 
     def with_tensor(self, tensor: Tensor) -> TensorBias:
         return TensorBias(tensor)
+
+    def of_heads(self, heads: Sequence[int]) -> TensorBias:
+        return TensorBias(of_heads(self._tensor, heads))
 
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         return cut(self._tensor, q, k).to(like)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -37,6 +38,15 @@ class Specification:
     dropout_p: float = 0.0
     seed: Tensor | None = None
     deterministic: bool = False
+
+    def of_heads(self, heads: Sequence[int]) -> Specification:
+        """The meaning for some query heads alone."""
+        return replace(
+            self,
+            mask=None if self.mask is None else self.mask.of_heads(heads),
+            bias=None if self.bias is None else self.bias.of_heads(heads),
+            sinks=None if self.sinks is None else self.sinks[list(heads)],
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

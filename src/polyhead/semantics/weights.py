@@ -21,10 +21,10 @@ from polyhead.semantics.scores import (
 from polyhead.semantics.tokens import Tokens
 
 
-def weight_rows(
+def log_weight_rows(
     q: Tensor, k: Tensor, lse: Tensor, spec: Specification, q_tokens: Tokens, k_tokens: Tokens
 ) -> Tensor:
-    """The weights of a run of queries on a run of keys.
+    """The natural logarithms of the weights of a run of queries on a run of keys.
 
     Args:
         q: ``[B, H, T, D]`` queries of the run ``q_tokens``.
@@ -36,8 +36,8 @@ def weight_rows(
 
     Returns:
         ``[B, H, T, S]`` in float32 (float64 for float64), whatever autocast says; before dropout.
-        A query that saw nothing has weights 0. Keys that are masked are not read: one with NaN or
-        Inf in it makes the rows NaN that may see it, and no other.
+        −∞ for a key that is not seen. Keys that are masked are not read: one with NaN or Inf in it
+        makes the rows NaN that may see it, and no other.
     """
     precise = accumulation_dtype(q.dtype)
     empty = lse.isneginf()
@@ -47,8 +47,19 @@ def weight_rows(
         k, _, bad = quarantine(k, k[..., :0])  # weights ask nothing of the values
     with full_precision(q.device):
         scores, _, visible = tile_scores(q_scaled, k, spec, q_tokens, k_tokens)
-    # A query that saw nothing has scores of −∞ only: measured against 0, its weights are 0.
-    weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None].to(precise))
+    # A row that saw nothing has scores and lse of −∞, whose difference would be NaN.
+    logs = scores.sub_(lse.to(precise).masked_fill(empty, torch.inf)[..., None])
     if bad is not None:
-        weights = weights.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
-    return weights
+        logs = logs.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
+    return logs
+
+
+def weight_rows(
+    q: Tensor, k: Tensor, lse: Tensor, spec: Specification, q_tokens: Tokens, k_tokens: Tokens
+) -> Tensor:
+    """The weights of a run of queries on a run of keys; takes what ``log_weight_rows`` takes.
+
+    Returns:
+        ``[B, H, T, S]`` as there; a query that saw nothing has weights 0.
+    """
+    return log_weight_rows(q, k, lse, spec, q_tokens, k_tokens).exp_()

@@ -1,6 +1,5 @@
 // What the page was given: the header (JSON) and the weights, inflated layer by layer.
 
-const $ = (selector) => document.querySelector(selector);
 const page = JSON.parse($("#page-data").textContent);
 const { tokens, layers: LAYERS, heads: HEADS } = page;
 const TOKENS = tokens.length;

@@ -66,17 +66,7 @@ function extent(measure) {
   return [Math.min(0, ...values), Math.max(1e-9, ...values)];
 }
 
-// ---- small DOM help; text only ever enters through textContent ----
-
-function element(tag, { text, classes, data, ...attributes } = {}, children = []) {
-  const node = document.createElement(tag);
-  if (text !== undefined) node.textContent = text;
-  if (classes) node.className = classes;
-  if (data) node.dataset.testid = data;
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
+// ---- small DOM help ----
 
 // Scrolls `box`, and nothing around it, until `child` is in view.
 function reveal(box, child) {

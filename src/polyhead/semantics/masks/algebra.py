@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -61,6 +61,10 @@ class Mask(ABC):
     def parts(self) -> tuple[Mask, ...]:
         """The masks that this one is made of."""
         return ()
+
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        """The mask of some query heads alone: what a head sees, where heads differ."""
+        return self
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raises ValueError if this mask cannot belong to such a call."""
@@ -140,6 +144,9 @@ class And(Mask):
             return self.left.simplified(q, k)
         return self.left.simplified(q, k) & self.right.simplified(q, k)
 
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        return self.left.of_heads(heads) & self.right.of_heads(heads)
+
     def __repr__(self) -> str:
         return f"{_inside(self.left, Or)} & {_inside(self.right, Or)}"
 
@@ -177,6 +184,9 @@ class Or(Mask):
             return self.left.simplified(q, k)
         return self.left.simplified(q, k) | self.right.simplified(q, k)
 
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        return self.left.of_heads(heads) | self.right.of_heads(heads)
+
     def __repr__(self) -> str:
         return f"{self.left!r} | {self.right!r}"
 
@@ -193,6 +203,9 @@ class Not(Mask):
 
     def parts(self) -> tuple[Mask, ...]:
         return (self.inner,)
+
+    def of_heads(self, heads: Sequence[int]) -> Mask:
+        return ~self.inner.of_heads(heads)
 
     def __repr__(self) -> str:
         return f"~{_inside(self.inner, And, Or)}"

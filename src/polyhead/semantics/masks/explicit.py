@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,9 @@ class Keep(Mask):
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         return Visibility.SOME
 
+    def of_heads(self, heads: Sequence[int]) -> Keep:
+        return type(self)(of_heads(self.allowed, heads))
+
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         check_broadcast(type(self).__name__, self.allowed, (batch, heads, queries, keys))
 
@@ -63,6 +68,15 @@ def cut(tensor: Tensor, q: Tokens, k: Tokens) -> Tensor:
     if tensor.shape[-1] != 1:
         tensor = tensor[..., k.start : k.start + k.length]
     return tensor
+
+
+def of_heads(tensor: Tensor, heads: Sequence[int]) -> Tensor:
+    """Some heads of a 4-D tensor that broadcasts to ``[B, H, T, S]``; a view where they adjoin."""
+    if tensor.shape[1] == 1:
+        return tensor
+    if list(heads) == list(range(heads[0], heads[0] + len(heads))):
+        return tensor.narrow(1, heads[0], len(heads))
+    return tensor[:, list(heads)]
 
 
 def check_broadcast(name: str, tensor: Tensor, shape: tuple[int, int, int, int]) -> None:

@@ -1,0 +1,45 @@
+"""``polyhead look --serve``: the studio as a web page that only this machine can open."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from polyhead.cli.models import load_any
+from polyhead.errors import UnsupportedError
+
+_HOST = "127.0.0.1"
+
+
+def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
+    """Serves until it is interrupted.
+
+    Args:
+        text: What the page looks at to begin with; may be empty.
+        models: The models that may be chosen, the first by default.
+        dtype: Of the weights.
+        port: 0: any that is free.
+
+    Raises:
+        UnsupportedError: The web framework is not installed.
+        OSError: The port is taken.
+    """
+    try:
+        import uvicorn
+
+        from polyhead.inspection.server import application, new_token
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"--serve needs {error.name}: pip install 'polyhead[serve]'"
+        ) from error
+    from polyhead.inspection.studio import Studio
+
+    studio = Studio(lambda name: load_any(name, dtype), models)
+    token = new_token()
+    with socket.create_server((_HOST, port)) as listener:
+        bound = listener.getsockname()[1]
+        print(f"polyhead look: http://{_HOST}:{bound}/{token}/  (Ctrl-C ends it)", flush=True)
+        config = uvicorn.Config(
+            application(studio, token, text), log_level="warning", access_log=False
+        )
+        uvicorn.Server(config).run(sockets=[listener])

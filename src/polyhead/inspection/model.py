@@ -1,0 +1,94 @@
+"""The parts of a model that tools reach into: its Transformer, its self-attention layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from polyhead.errors import InputError, UnsupportedError
+from polyhead.layers import MultiHeadAttention, TransformerLayer
+from polyhead.models import Transformer
+
+HeadsByLayer = Mapping[int, Sequence[int]]
+
+
+def transformer_of(model: nn.Module) -> Transformer:
+    """The Transformer that a model is or holds.
+
+    Raises:
+        InputError: It holds none.
+    """
+    found = next((part for part in model.modules() if isinstance(part, Transformer)), None)
+    if found is None:
+        raise InputError(f"{type(model).__name__} holds no polyhead.Transformer")
+    return found
+
+
+def layer_of(model: Transformer, layer: int) -> TransformerLayer:
+    """A layer by its number.
+
+    Raises:
+        InputError: No such layer.
+    """
+    if not 0 <= layer < len(model.layers):
+        raise InputError(f"layers are counted from 0 to {len(model.layers) - 1}: got {layer!r}")
+    return cast(TransformerLayer, model.layers[layer])
+
+
+def attention_of(model: Transformer, layer: int) -> MultiHeadAttention:
+    """The self-attention of a layer.
+
+    Raises:
+        InputError: No such layer.
+        UnsupportedError: An attention of another kind.
+    """
+    module: nn.Module = layer_of(model, layer).attention
+    if not isinstance(module, MultiHeadAttention):
+        raise UnsupportedError(f"layer {layer} is a {type(module).__name__}, not multi-head")
+    return module
+
+
+def checked_heads(model: Transformer, heads: HeadsByLayer) -> dict[int, list[int]]:
+    """Heads by layer, each once and in order.
+
+    Raises:
+        InputError: A layer or a head that is not there.
+    """
+    chosen = {}
+    for layer, numbers in heads.items():
+        count = attention_of(model, layer).num_heads
+        for head in numbers:
+            if not 0 <= head < count:
+                raise InputError(f"heads of layer {layer} are 0 to {count - 1}: got {head}")
+        chosen[layer] = sorted(set(numbers))
+    return chosen
+
+
+def parse_heads(text: str) -> dict[int, list[int]]:
+    """``"3.1,7.4"`` as ``{3: [1], 7: [4]}``: layer, a point, head.
+
+    Raises:
+        InputError: It is not of that form.
+    """
+    found: dict[int, list[int]] = {}
+    for part in text.split(","):
+        layer, point, head = part.strip().partition(".")
+        if not (point and layer.isdecimal() and head.isdecimal()):
+            raise InputError(f"heads must look like 3.1,7.4 (layer.head): got {text!r}")
+        found.setdefault(int(layer), []).append(int(head))
+    return found
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are."""
+    return next(iter(model.parameters())).device
+
+
+def all_heads(model: Transformer) -> Iterable[tuple[int, int]]:
+    """Every (layer, head) of a model's self-attention."""
+    for layer in range(len(model.layers)):
+        for head in range(attention_of(model, layer).num_heads):
+            yield layer, head

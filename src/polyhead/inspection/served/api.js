@@ -1,0 +1,43 @@
+// Talking to the server that sent this page, and to nobody else.
+
+const begin = JSON.parse($("#begin").textContent);
+
+class Refusal extends Error {}
+
+async function ask(address, body) {
+  const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  let answer;
+  try {
+    answer = await fetch(address, options);
+  } catch {
+    throw new Refusal("polyhead does not answer: is it still running in its terminal?");
+  }
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  let reason = text;
+  try {
+    reason = JSON.parse(text).error;
+  } catch {
+    // A plain sentence.
+  }
+  throw new Refusal(reason || `the server answered ${answer.status}`);
+}
+
+const askJson = async (address, body) => (await ask(address, body)).json();
+
+// The numbers of an answer and their shape.
+async function askNumbers(address, Kind) {
+  const answer = await ask(address);
+  const shape = answer.headers.get("X-Shape").split(",").map(Number);
+  return { shape, values: new Kind(await answer.arrayBuffer()) };
+}
+
+const headName = (layer, head) => `L${layer}H${head}`;
+const isDark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
+const colours = () => ramps[isDark() ? "dark" : "light"];
+
+// A token for people: what cannot be seen gets a sign.
+const shown = (token) => token.replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";

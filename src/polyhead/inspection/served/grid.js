@@ -1,0 +1,145 @@
+// All heads as small maps, in the order and number that the toolbar asks for.
+
+const grid = { cells: new Map(), bytes: new Map(), statistics: [], look: null, run: 0 };
+
+const SORTS = [
+  ["", "layer"], ["induction", "induction"], ["duplicate", "duplicate token"],
+  ["previous_token", "previous token"], ["first_token", "first token"], ["self_token", "self"],
+  ["entropy", "entropy"], ["effective_keys", "effective keys"], ["max_weight", "largest weight"],
+  ["mean_distance", "mean distance"],
+];
+
+// Large enough to read, small enough that all heads together stay far below 2 MB.
+const thumbPixels = (heads) => Math.max(16, Math.min(48, Math.floor(Math.sqrt(1.2e6 / heads))));
+
+function makeGrid(look) {
+  Object.assign(grid, { look, statistics: [], run: grid.run + 1 });
+  grid.cells.clear();
+  grid.bytes.clear();
+  look.heads.forEach((count, layer) => {
+    for (let head = 0; head < count; head++) {
+      const name = headName(layer, head);
+      const cell = element("button", {
+        classes: "head", type: "button", tabindex: "-1", data: `head-${name}`, "aria-label": name,
+      }, [element("canvas", { "aria-hidden": "true" }), element("span", { classes: "head-name", text: name })]);
+      Object.assign(cell.dataset, { layer, head });
+      grid.cells.set(name, cell);
+    }
+  });
+  arrange();
+  return Promise.all([fillThumbnails(grid.run), fillStatistics(grid.run)]);
+}
+
+async function fillThumbnails(run) {
+  const { look } = grid;
+  const pixels = thumbPixels(grid.cells.size);
+  for (let layer = 0; layer < look.heads.length && run === grid.run; layer++) {
+    const { shape, values } = await askNumbers(`thumbnails/${look.look}/${layer}?pixels=${pixels}`, Uint8Array);
+    if (run !== grid.run) return;
+    const [heads, rows, columns] = shape;
+    for (let head = 0; head < heads; head++) {
+      const part = values.subarray(head * rows * columns, (head + 1) * rows * columns);
+      grid.bytes.set(headName(layer, head), { part, rows, columns });
+      drawThumbnail(headName(layer, head));
+    }
+  }
+}
+
+function drawThumbnail(name) {
+  const found = grid.bytes.get(name);
+  if (!found) return;
+  const canvas = grid.cells.get(name).firstElementChild;
+  [canvas.width, canvas.height] = [found.columns, found.rows];
+  paint(canvas, found.part, found.columns, found.rows);
+}
+
+// Ramp indexes 0..255 as pixels.
+function paint(canvas, steps, columns, rows) {
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  const ramp = colours();
+  for (let i = 0; i < columns * rows; i++) image.data.set([...ramp[steps[i]].rgb, 255], 4 * i);
+  context.putImageData(image, 0, 0);
+}
+
+async function fillStatistics(run) {
+  const { look } = grid;
+  const layers = look.heads.length;
+  for (let layer = 0; layer < layers && run === grid.run; layer++) {
+    const found = await askJson(`statistics/${look.look}/${layer}`);
+    if (run !== grid.run) return;
+    grid.statistics[layer] = found;
+    $("#progress").value = (layer + 1) / layers;
+    $("#counting").textContent = layer + 1 < layers ? `measured ${layer + 1} of ${layers} layers` : "";
+    if (layer + 1 === layers || !$("#sort").value) arrange();
+    if (current && current.layer === layer) showNumbers();
+  }
+}
+
+const statistic = (name, { layer, head }) => grid.statistics[layer]?.[name]?.[head] ?? null;
+
+// "0-3,7" as a set of layers; null for all.
+function chosenLayers() {
+  const text = $("#layers").value.trim();
+  if (!text) return null;
+  const found = new Set();
+  for (const part of text.split(",")) {
+    const [first, last = first] = part.split("-").map(Number);
+    for (let layer = first; layer <= last; layer++) found.add(layer);
+  }
+  return found;
+}
+
+function arrange() {
+  if (!grid.look) return;
+  const sort = $("#sort").value;
+  const least = $("#least").value === "" ? -Infinity : Number($("#least").value);
+  const layers = chosenLayers();
+  const all = [...grid.cells.values()].map((cell) => ({
+    cell, layer: Number(cell.dataset.layer), head: Number(cell.dataset.head),
+  }));
+  for (const entry of all) entry.value = sort ? statistic(sort, entry) : null;
+  const kept = all.filter(({ layer, value }) =>
+    (!layers || layers.has(layer)) && (!sort || least === -Infinity || (value ?? -Infinity) >= least));
+  if (sort) kept.sort((a, b) => (b.value ?? -Infinity) - (a.value ?? -Infinity));
+  for (const { cell, layer, head, value } of kept) {
+    const name = headName(layer, head);
+    cell.lastElementChild.textContent = value === null ? name : `${name} ${value.toFixed(2)}`;
+    cell.setAttribute("aria-label", value === null ? name : `${name}, ${sort} ${value.toFixed(2)}`);
+    cell.tabIndex = -1;
+  }
+  const boxes = [];
+  if (sort) boxes.push(element("div", { classes: "heads" }, kept.map(({ cell }) => cell)));
+  else {
+    for (const [layer, row] of Map.groupBy(kept, ({ layer }) => layer)) {
+      boxes.push(element("div", { classes: "layer" }, [
+        element("span", { classes: "layer-name", text: String(layer) }),
+        element("div", { classes: "heads" }, row.map(({ cell }) => cell)),
+      ]));
+    }
+  }
+  $("#grid").replaceChildren(...boxes);
+  if (kept.length) kept[0].cell.tabIndex = 0;
+  $("#shown").textContent = kept.length === all.length ? `${all.length} heads` : `${kept.length} of ${all.length} heads`;
+}
+
+// Arrow keys walk through the heads as they lie on the screen.
+function walkGrid(event) {
+  const cells = [...$("#grid").querySelectorAll("button.head")];
+  const here = cells.indexOf(document.activeElement);
+  if (here < 0) return;
+  const box = cells[here].getBoundingClientRect();
+  const near = (cell) => Math.abs(cell.getBoundingClientRect().left - box.left);
+  const below = (sign) => cells
+    .filter((cell) => sign * (cell.getBoundingClientRect().top - box.top) > 4)
+    .sort((a, b) => sign * (a.getBoundingClientRect().top - b.getBoundingClientRect().top) || near(a) - near(b))[0];
+  const next = {
+    ArrowRight: () => cells[here + 1], ArrowLeft: () => cells[here - 1], Home: () => cells[0],
+    End: () => cells.at(-1), ArrowDown: () => below(1), ArrowUp: () => below(-1),
+  }[event.key]?.();
+  if (!next) return;
+  event.preventDefault();
+  cells[here].tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+}

@@ -1,0 +1,234 @@
+"""The studio as a local web page: Starlette behind an address that only this user knows.
+
+    /TOKEN/                                      the page
+    /TOKEN/look           POST text              runs the model, answers with the tokens
+    /TOKEN/thumbnails/LOOK/LAYER                 bytes [H, P, P], 255 √weight
+    /TOKEN/statistics/LOOK/LAYER                 a number per head and statistic
+    /TOKEN/region/LOOK/LAYER/HEAD                float32 [rows, columns] of a rectangle
+    /TOKEN/row/LOOK/LAYER/HEAD/QUERY             float32 [T]
+    /TOKEN/next/LOOK      POST heads             the next tokens with heads ablated
+    /TOKEN/page/LOOK                             the self-contained page
+
+Whoever does not know the token gets 404 everywhere; whoever comes by another host name than the
+loopback's (a page that rebinds its name) gets 400. The page may load nothing from anywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from polyhead.errors import PolyheadError
+from polyhead.inspection.model import HeadsByLayer
+from polyhead.inspection.studio import Look, Studio, as_json
+
+MOST_BYTES = 32 << 20
+"""Longest request: a text of 10 MB, escaped."""
+
+_SCRIPTS = (
+    ("page", "theme"), ("page", "dom"), ("page", "ramp"), ("served", "api"), ("served", "grid"),
+    ("served", "map"), ("served", "tokens"), ("served", "export"), ("served", "main"),
+)  # fmt: skip
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def application(studio: Studio, token: str, text: str = "") -> Starlette:
+    """The web application.
+
+    Args:
+        studio: What it shows.
+        token: The first part of every address.
+        text: What the page looks at to begin with.
+    """
+    handlers = _Handlers(studio, text)
+    known = {
+        f"{name}.{kind}": (folder, kind)
+        for folder, name, kind in (
+            *((folder, name, "js") for folder, name in _SCRIPTS),
+            ("page", "page", "css"),
+            ("served", "served", "css"),
+        )
+    }
+
+    def asset(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in known:
+            raise HTTPException(404)
+        folder, kind = known[name]
+        media = {"js": "text/javascript", "css": "text/css"}[kind]
+        return Response(_asset(folder, name), media_type=media, headers=_HEADERS)
+
+    routes = [
+        Route("/", handlers.page),
+        Route("/asset/{name}", asset),
+        Route("/look", handlers.look, methods=["POST"]),
+        Route("/thumbnails/{look:int}/{layer:int}", handlers.thumbnails),
+        Route("/statistics/{look:int}/{layer:int}", handlers.statistics),
+        Route("/region/{look:int}/{layer:int}/{head:int}", handlers.region),
+        Route("/row/{look:int}/{layer:int}/{head:int}/{query:int}", handlers.row),
+        Route("/next/{look:int}", handlers.next_tokens, methods=["POST"]),
+        Route("/page/{look:int}", handlers.whole_page),
+    ]
+    return Starlette(
+        routes=[Mount("/{token}", routes=routes)],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),
+            Middleware(_OnlyWithToken, token=token),
+            Middleware(GZipMiddleware, minimum_size=1024, compresslevel=1),
+        ],
+        exception_handlers={PolyheadError: _refused, ValueError: _refused, LookupError: _refused},
+    )
+
+
+class _OnlyWithToken:
+    """Answers 404 to every address that does not begin with the token."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self.app, self.token = app, token.encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = scope["path"].split("/")[1].encode()
+            if not secrets.compare_digest(given, self.token):
+                await Response(status_code=404, headers=_HEADERS)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+class _Handlers:
+    """One method per address; Starlette runs a plain ``def`` in a thread."""
+
+    def __init__(self, studio: Studio, text: str) -> None:
+        self.studio, self.text = studio, text
+
+    def page(self, request: Request) -> Response:
+        content = {"text": self.text, "models": self.studio.names}
+        begin = json.dumps(content).replace("<", r"\u003c")
+        scripts = "\n".join(
+            f'<script src="asset/{name}.js" defer></script>' for _, name in _SCRIPTS
+        )
+        html = _asset("served", "served.html")
+        html = html.replace("{{scripts}}", scripts).replace("{{begin}}", begin)
+        return Response(html, media_type="text/html", headers=_HEADERS)
+
+    async def look(self, request: Request) -> Response:
+        asked = await _json_of(request)
+        look = await run_in_threadpool(
+            self.studio.look,
+            str(asked.get("text", "")),
+            str(asked.get("model", "")),
+            _heads_of(asked),
+        )
+        return JSONResponse(as_json(look), headers=_HEADERS)
+
+    async def next_tokens(self, request: Request) -> Response:
+        heads = _heads_of(await _json_of(request))
+        found = await run_in_threadpool(self.studio.next_tokens, request.path_params["look"], heads)
+        return JSONResponse({"next": found}, headers=_HEADERS)
+
+    def thumbnails(self, request: Request) -> Response:
+        pixels = _number(request, "pixels", 48, least=1, most=128)
+        return _binary(self._look(request).thumbnails(request.path_params["layer"], pixels))
+
+    def statistics(self, request: Request) -> Response:
+        found = self._look(request).statistics(request.path_params["layer"])
+        return JSONResponse(found, headers=_HEADERS)
+
+    def region(self, request: Request) -> Response:
+        look, place = self._look(request), request.path_params
+        most = len(look.tokens.ids)
+        ends = [_number(request, name, 0, least=0, most=most) for name in ("q0", "k0")]
+        stops = [_number(request, name, most, least=1, most=most) for name in ("q1", "k1")]
+        (q_range, k_range) = (slice(a, b) for a, b in zip(ends, stops, strict=True))
+        pixels = _number(request, "pixels", 256, least=1, most=1024)
+        found = look.region(place["layer"], place["head"], q_range, k_range, pixels)
+        return _binary(found)
+
+    def row(self, request: Request) -> Response:
+        place = request.path_params
+        return _binary(self._look(request).row(place["layer"], place["head"], place["query"]))
+
+    def whole_page(self, request: Request) -> Response:
+        html = self._look(request).page()
+        name = 'attachment; filename="polyhead-look.html"'
+        headers = _HEADERS | {"Content-Disposition": name}
+        return Response(html, media_type="text/html", headers=headers)
+
+    def _look(self, request: Request) -> Look:
+        return self.studio[request.path_params["look"]]
+
+
+async def _json_of(request: Request) -> dict[str, Any]:
+    """The object in a request's body, refused where it is too long or something else."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"a request holds at most {MOST_BYTES >> 20} MiB")
+    try:
+        asked = json.loads(body)
+    except ValueError as error:
+        raise HTTPException(400, "the request is not JSON") from error
+    if not isinstance(asked, dict):
+        raise HTTPException(400, "the request is not a JSON object")
+    return asked
+
+
+def _heads_of(asked: dict[str, Any]) -> HeadsByLayer:
+    """``{"heads": [[3, 1], [7, 4]]}`` as ``{3: [1], 7: [4]}``."""
+    found: dict[int, list[int]] = {}
+    for layer, head in asked.get("heads") or ():
+        found.setdefault(int(layer), []).append(int(head))
+    return found
+
+
+def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}: got {text!r}")
+    return int(text)
+
+
+def _binary(values: npt.NDArray[Any]) -> Response:
+    """Numbers as little-endian bytes, their shape in a header."""
+    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    headers = _HEADERS | {"X-Shape": ",".join(map(str, values.shape))}
+    return Response(little.tobytes(), media_type="application/octet-stream", headers=headers)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """What was wrong with a request, as a sentence."""
+    return JSONResponse({"error": str(error)}, status_code=400, headers=_HEADERS)
+
+
+def _asset(folder: str, name: str) -> str:
+    return (resources.files(__package__) / folder / name).read_text(encoding="utf-8")
+
+
+def new_token() -> str:
+    """A token that nobody can guess."""
+    return secrets.token_urlsafe(24)
