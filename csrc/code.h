@@ -53,6 +53,19 @@ void norm(const Norm& p, int threads) {
     }
 }
 
+void rotate(const Rotation& r, int threads) {
+    const int64_t rows = r.batch * r.tokens;
+    if (rows * r.heads * r.dim < 1 << 16) threads = 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
+        const int64_t first = rows * thread / team, last = rows * (thread + 1) / team;
+        if (r.dtype == kFloat32) rotate_rows<float>(r, first, last);
+        else if (r.dtype == kBFloat16) rotate_rows<BFloat16>(r, first, last);
+        else rotate_rows<Half>(r, first, last);
+    }
+}
+
 void attend(const Attention& c, int threads) {
     if (c.dtype == kFloat32) attend_of<float>(c, threads);
     else if (c.dtype == kBFloat16) attend_of<BFloat16>(c, threads);
@@ -69,6 +82,6 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 
 extern const Code PH_CODE;
 const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
-                      PH_NAMESPACE::norm, PH_NAMESPACE::widened, PH_NAMESPACE::attend};
+                      PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::widened, PH_NAMESPACE::attend};
 
 }  // namespace polyhead

@@ -158,6 +158,24 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
+// rotate(code, threads, dtype, x, batch, tokens, heads, dim, its 3 strides, cos, sin, y)
+PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Arguments a(args, count);
+    const Code* code = code_at(a.whole());
+    if (!code) return nullptr;
+    const int threads = (int)a.whole();
+    Rotation r{};
+    r.dtype = (Dtype)a.whole();
+    r.x = a.address<void>(), r.batch = a.whole(), r.tokens = a.whole(), r.heads = a.whole();
+    r.dim = a.whole(), r.x_batch = a.whole(), r.x_token = a.whole(), r.x_head = a.whole();
+    r.cos = a.address<void>(), r.sin = a.address<void>(), r.y = a.address<void>();
+    if (a.failed()) return nullptr;
+    PyThreadState* state = PyEval_SaveThread();
+    code->rotate(r, threads < 1 ? 1 : threads);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
 // attend(code, threads, dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
 //        q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
 //        keep, its 3 strides, slopes, q_positions, q_positions_batch, bias, its 4 strides,
@@ -204,6 +222,7 @@ PyMethodDef kMethods[] = {
     {"product", (PyCFunction)(void (*)())product, METH_FASTCALL, "Few rows of x times weights."},
     {"feed_forward", (PyCFunction)(void (*)())feed_forward, METH_FASTCALL, "A feed-forward network of few rows."},
     {"norm", (PyCFunction)(void (*)())norm, METH_FASTCALL, "RMS norm of rows."},
+    {"rotate", (PyCFunction)(void (*)())rotate, METH_FASTCALL, "Rotary positions."},
     {"attend", (PyCFunction)(void (*)())attend, METH_FASTCALL, "Attention, forward."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -50,6 +50,16 @@ struct Norm {
     void* y;                // [rows, dim]
 };
 
+// y[b, t, n] = x[b, t, n] · cos[t] + x[b, t, n] rolled by half · sin[t]: rotary positions.
+struct Rotation {
+    Dtype dtype;
+    const void* x;
+    int64_t batch, tokens, heads, dim;
+    int64_t x_batch, x_token, x_head;
+    const void *cos, *sin;  // [tokens, dim], the sine with the sign of its half
+    void* y;                // [batch, tokens, heads, dim]
+};
+
 // Keys and values that lie in one strided piece: [B, G, length, D] and [B, G, length, V].
 struct Piece {
     const char *k, *v;
@@ -92,6 +102,7 @@ struct Code {
     void (*product)(const Product&, int threads);
     void (*feed_forward)(const FeedForward&, int threads);
     void (*norm)(const Norm&, int threads);
+    void (*rotate)(const Rotation&, int threads);
     void (*widen)(Dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to);
     void (*attend)(const Attention&, int threads);
 };

@@ -146,6 +146,28 @@ template <class T> void norm_rows(const Norm& p, int64_t first, int64_t last) {
     }
 }
 
+template <class T> void rotate_rows(const Rotation& r, int64_t first, int64_t last) {
+    const int64_t half = r.dim / 2;
+    for (int64_t row = first; row < last; ++row) {
+        const int64_t t = row % r.tokens;
+        const T *cos = (const T*)r.cos + t * r.dim, *sin = (const T*)r.sin + t * r.dim;
+        const T* x = (const T*)r.x + row / r.tokens * r.x_batch + t * r.x_token;
+        T* y = (T*)r.y + row * r.heads * r.dim;
+        for (int64_t n = 0; n < r.heads; ++n, x += r.x_head, y += r.dim) {
+            int64_t d = 0;
+            if (half % W == 0)
+                for (; d < r.dim; d += W) {
+                    const T* other = x + (d < half ? d + half : d - half);
+                    store(load(x + d) * load(cos + d) + load(other) * load(sin + d), y + d);
+                }
+            for (; d < r.dim; ++d) {
+                const T other = x[d < half ? d + half : d - half];
+                round_to(to_float(x[d]) * to_float(cos[d]) + to_float(other) * to_float(sin[d]), y + d);
+            }
+        }
+    }
+}
+
 // x as float32 rows without gaps.
 template <class T> void widen(const void* from, int64_t stride, int64_t rows, int64_t K, float* to) {
     const T* x = (const T*)from;

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 
+from polyhead import native
 from polyhead.errors import ConfigError
 from polyhead.layers import RoPE
 from polyhead.layers.config import RopeConfig
@@ -237,3 +238,16 @@ def test_sizes_that_do_not_fit_the_head_are_refused():
         RoPE.from_config(RopeConfig(type="longrope", **SCALINGS["longrope"]), head_dim=8)
     with pytest.raises(ConfigError, match="even number"):
         RoPE().apply(torch.randn(1, 1, 2, 7))
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("dim", "rotated"), [(64, None), (20, None), (32, 12)])
+def test_native_rotation_equals_torchs(code, dtype, dim, rotated):
+    rope = RoPE(dim=rotated)
+    x = torch.randn(2, 5, 9, dim)[:, :, 1:7].to(dtype)
+    wanted = rope.apply(x.double(), 11, head_axis=2)
+    with torch.no_grad(), native.using(code):
+        found = rope.apply(x, 11, head_axis=2)
+    close = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    torch.testing.assert_close(found.double(), wanted, atol=close, rtol=close)

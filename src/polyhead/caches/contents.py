@@ -17,6 +17,7 @@ import copy
 from typing import NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from polyhead.caches import sizes
 from polyhead.caches.codecs import Codec, Codes, Exact, Stream
@@ -85,6 +86,17 @@ class Contents:
         self.main = self.memories.get("tokens") or self.memories["codes"]
         if isinstance(storage, Quantized):
             self.codecs["codes"] = Codes(storage, shape.key_dim, shape.value_dim, shape.dtype)
+
+    def fits(self, k: Tensor, v: Tensor) -> bool:
+        """Whether keys and values are of this shape."""
+        B, G, D, V, dtype, device = self.shape
+        T = k.shape[2:3]
+        return (
+            k.shape == (B, G, *T, D)
+            and v.shape == (B, G, *T, V)
+            and k.dtype is dtype is v.dtype
+            and k.device == device == v.device
+        )
 
     @property
     def even(self) -> bool:

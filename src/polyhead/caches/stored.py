@@ -18,6 +18,7 @@ from torch import Tensor
 from polyhead.caches.arrivals import Arrivals, arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape, latent_of
+from polyhead.caches.memory import Rows
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import view, with_chunk
@@ -84,8 +85,10 @@ class StoredCache(KeyValueCache):
         return sum(memory.used_bytes for memory in self._memories.values())
 
     def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
-        stream, shape = self._checked(k, v)
         contents = self._contents
+        if positions is None and contents is not None and self._extended(contents, k, v):
+            return view(contents, explicit=False)
+        stream, shape = self._checked(k, v)
         if contents is not None and contents.shape != shape:
             contents = None
         before = [0] * shape.batch if contents is None else self._lengths
@@ -232,6 +235,28 @@ class StoredCache(KeyValueCache):
         if self._contents is not None:
             self._contents.cut(row, length)
         self._lengths[row] = length
+
+    def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
+        """Does what decoding does for every token and layer, without the rest of ``append``.
+
+        False, and nothing is done, unless exact tokens go to the end of dense rows of equal length
+        that have room.
+        """
+        rows = contents.main
+        if (
+            not isinstance(rows, Rows)
+            or type(self.layout) is not Dense
+            or type(self.storage) is not Plain
+            or torch.is_grad_enabled()
+            or not contents.fits(k, v)
+            or contents.has_positions
+            or not contents.even
+            or rows.stops[0] + k.shape[2] > rows.capacity
+        ):
+            return False
+        rows.extend([k, v])
+        self._lengths = [*rows.stops]
+        return True
 
     def _pushes(self, count: int, before: int) -> bool:
         """Whether appending takes keys out of a ring that the first new queries still see."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from polyhead import native
 from polyhead.kernels.base import Kernel
 from polyhead.native.code import DTYPES, NO_EXTRAS, Extras, Piece
-from polyhead.semantics import ALiBi, Call, State, TensorBias
+from polyhead.semantics import ALiBi, Call, DenseSource, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
 from polyhead.semantics.tokens import is_traced, is_transformed
 
@@ -65,6 +65,11 @@ class NativeKernel(Kernel):
 
 
 def _pieces(call: Call) -> list[Piece]:
+    source = call.source
+    if type(source) is DenseSource and source.tokens.positions is None:
+        k, v = source.k, source.v
+        if k.stride(-1) == 1 and v.stride(-1) == 1:
+            return [Piece(k, v, source.tokens.places.low)]
     found = []
     for tile in sorted(call.source.tiles(_FAR), key=lambda tile: tile.start):
         k, v = call.source.read(tile)

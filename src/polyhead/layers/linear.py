@@ -10,11 +10,10 @@ everything that watches or transforms a computation take the modules as they are
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.native.code import ACTIVATIONS, DTYPES, MOST_ROWS, MOST_WEIGHTS, Code, Weight
+from polyhead.native.code import ACTIVATIONS, MOST_ROWS, MOST_WEIGHTS, Code, Weight
 
 
 def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
@@ -79,42 +78,16 @@ def feed_forward(
     up_weight = _weight_of(up, x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
-    down_weight = _weight_of(down, x, len(up_weight[0]))
+    down_weight = _weight_of(down, x, up_weight[0].shape[0])
     if down_weight is None:
         return None
     y = code.feed_forward(_rows(x), gate_weight, up_weight, down_weight, activation)
     return y.view(*x.shape[:-1], -1)
 
 
-def runs_as_written(x: Tensor) -> bool:
-    """Whether native code may stand in for operations on x: nobody records, watches, transforms."""
-    return not (
-        torch.is_grad_enabled()
-        or type(x) is not Tensor
-        or not x.is_cpu
-        or x.dtype not in DTYPES
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.is_autocast_enabled("cpu")
-    )
-
-
-def is_plain(parameter: Tensor, x: Tensor) -> bool:
-    """Whether native code can read a parameter beside x."""
-    return (
-        type(parameter) in (nn.Parameter, Tensor)
-        and parameter.is_cpu
-        and parameter.dtype is x.dtype
-        and parameter.is_contiguous()
-    )
-
-
 def _code_for(x: Tensor) -> Code | None:
     """Native code, if x is a few rows that it may compute on."""
-    if 0 < x.numel() <= MOST_ROWS * x.shape[-1] and runs_as_written(x):
-        return native.code()
-    return None
+    return native.code_for(x) if 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
 
 
 def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
@@ -135,9 +108,9 @@ def _fits(pair: tuple[Tensor | None, Tensor | None], x: Tensor, inputs: int | No
     weight, bias = pair
     return (
         weight is not None
-        and is_plain(weight, x)
+        and native.is_plain(weight, x)
         and weight.shape[1] == (x.shape[-1] if inputs is None else inputs)
-        and (bias is None or is_plain(bias, x))
+        and (bias is None or native.is_plain(bias, x))
     )
 
 

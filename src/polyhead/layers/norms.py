@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.layers.config import NormConfig
-from polyhead.layers.linear import is_plain, runs_as_written
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -59,8 +58,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., E]`` to the same, in the dtype of ``x``."""
         weight = self.weight
-        code = native.code() if runs_as_written(x) and is_plain(weight, x) else None
-        if code is not None and x.numel() and x.is_contiguous():
+        code = native.code_for(x)
+        if code is not None and native.is_plain(weight, x) and x.numel() and x.is_contiguous():
             rows = x.view(-1, self.dim)
             return code.norm(rows, weight, self.eps, self.weight_offset).view(x.shape)
         dtype = x.dtype

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead import native
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.layers.config import RopeConfig, RopeType
 from polyhead.layers.frequencies import inverse_frequencies, regime
@@ -111,6 +112,10 @@ class RoPE:
         if dim is None or dim == head_dim:
             rotation = self._rotation(x, positions, x.shape[3 - head_axis], head_axis, head_dim)
             half = head_dim // 2
+            if head_axis == 2 and not isinstance(positions, Tensor) and x.stride(-1) == 1:
+                code = native.code_for(x)
+                if code is not None:
+                    return code.rotate(x, rotation.cos, rotation.sin)
             return (x * rotation.cos).addcmul_(torch.roll(x, half, -1), rotation.sin)
         self._rotated_dim(head_dim)
         rotated = self.apply(x[..., :dim], positions, head_axis=head_axis)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,7 @@ Weight = tuple[Tensor, Tensor | None]
 """A weight and its bias."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]``, last dimensions dense, other strides any.
 
     Attributes:
@@ -73,6 +73,7 @@ class Code:
         self._index = index
         self._product, self._attend = module.product, module.attend
         self._feed_forward, self._norm = module.feed_forward, module.norm
+        self._rotate = module.rotate
 
     def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
@@ -83,13 +84,13 @@ class Code:
                 dtype of x.
         """
         rows, inputs = x.shape
-        y = x.new_empty(rows, sum(len(weight) for weight, _ in weights))
+        y = x.new_empty(rows, sum(weight.shape[0] for weight, _ in weights))
         arguments = [
             self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), x.stride(0),
             rows, inputs, y.data_ptr(), y.shape[1],
         ]  # fmt: skip
         for weight in weights:
-            arguments += *_addresses(weight), len(weight[0])
+            arguments += *_addresses(weight), weight[0].shape[0]
         self._product(*arguments)
         return y
 
@@ -105,12 +106,12 @@ class Code:
             down: ``[E, F]`` and ``[E]`` or None.
             activation: One of ``ACTIVATIONS``.
         """
-        y = x.new_empty(x.shape[0], len(down[0]))
+        y = x.new_empty(x.shape[0], down[0].shape[0])
         self._feed_forward(
             self._index, torch.get_num_threads(), DTYPES[x.dtype], ACTIVATIONS[activation],
             x.data_ptr(), x.stride(0), *x.shape, y.data_ptr(),
             *((0, 0) if gate is None else _addresses(gate)),
-            *_addresses(up), len(up[0]), *_addresses(down), len(down[0]),
+            *_addresses(up), up[0].shape[0], *_addresses(down), down[0].shape[0],
         )  # fmt: skip
         return y
 
@@ -120,6 +121,21 @@ class Code:
         self._norm(
             self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), x.stride(0),
             *x.shape, weight.data_ptr(), eps, offset, y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """``x · cos + roll(x, D / 2) · sin`` of every head, a new dense tensor.
+
+        Args:
+            x: ``[B, T, N, D]``, the last dimension dense, other strides any.
+            cos: ``T · D`` numbers, dense, in the dtype of x.
+            sin: Likewise, the first half of D negative.
+        """
+        y = x.new_empty(x.shape)
+        self._rotate(
+            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), *x.shape,
+            *x.stride()[:3], cos.data_ptr(), sin.data_ptr(), y.data_ptr(),
         )  # fmt: skip
         return y
 
@@ -231,6 +247,36 @@ def _chosen() -> Code | None:
 def code() -> Code | None:
     """The code in use, or None where nothing was compiled."""
     return _forced[-1] if _forced else _chosen()
+
+
+def code_for(x: Tensor) -> Code | None:
+    """The code in use, if it may stand in for torch's operations on x.
+
+    Nobody may record gradients, watch or transform them: autocast, dispatch modes, functorch,
+    compilation.
+    """
+    if (
+        torch.is_grad_enabled()
+        or type(x) is not Tensor
+        or not x.is_cpu
+        or x.dtype not in DTYPES
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return None
+    return code()
+
+
+def is_plain(parameter: Tensor, x: Tensor) -> bool:
+    """Whether a parameter can be read beside x as it lies in memory."""
+    return (
+        type(parameter) in (torch.nn.Parameter, Tensor)
+        and parameter.is_cpu
+        and parameter.dtype is x.dtype
+        and parameter.is_contiguous()
+    )
 
 
 @contextmanager
