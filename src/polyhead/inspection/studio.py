@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyhead.errors import InputError
+from polyhead.errors import ContextLengthError, InputError
 from polyhead.inspection.ablation import ablate
 from polyhead.inspection.heads import TokenizedText
 from polyhead.inspection.model import HeadsByLayer, device_of
@@ -37,6 +37,8 @@ KEPT_LOOKS = 6
 """Looks that are kept; of 4,096 tokens each of SmolLM2's takes 390 MB."""
 
 _LIKELIEST = 12
+_CHARACTERS_PER_TOKEN = 16
+"""Texts have 3 to 5: so much of a long one shows that it is too long."""
 
 
 @dataclass
@@ -164,6 +166,7 @@ class Studio:
             raise InputError("the text is empty: give at least one character")
         with self._running:
             name, loaded = self._model(model)
+            _check_length(loaded, text)
             tokens = TokenizedText.of(loaded.tokenizer, text)
             began = time.perf_counter()
             with probe(loaded) as seen:
@@ -194,6 +197,21 @@ class Studio:
         if name not in self._models:
             self._models[name] = self._load(name)
         return name, self._models[name]
+
+
+def _check_length(model: Model, text: str) -> None:
+    """Refuses a text that is far too long by its beginning: all of 10 MB takes minutes to split.
+
+    Raises:
+        ContextLengthError: More tokens than the model's context.
+    """
+    most = model.config.max_positions
+    tokens = len(model.tokenizer.encode(text[: _CHARACTERS_PER_TOKEN * most]))
+    if tokens > most:
+        more = "at least " if len(text) > _CHARACTERS_PER_TOKEN * most else ""
+        raise ContextLengthError(
+            f"the text has {more}{tokens:,} tokens, the model's context holds {most:,}"
+        )
 
 
 def run_text(model: Model, tokens: TokenizedText, heads: HeadsByLayer) -> list[tuple[str, float]]:

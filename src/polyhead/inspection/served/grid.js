@@ -27,7 +27,8 @@ function makeGrid(look) {
     }
   });
   arrange();
-  return Promise.all([fillThumbnails(grid.run), fillStatistics(grid.run)]);
+  polyhead.painted = fillThumbnails(grid.run);
+  return polyhead.painted.then(() => fillStatistics(grid.run));
 }
 
 async function fillThumbnails(run) {
@@ -57,8 +58,9 @@ function drawThumbnail(name) {
 function paint(canvas, steps, columns, rows) {
   const context = canvas.getContext("2d");
   const image = context.createImageData(columns, rows);
-  const ramp = colours();
-  for (let i = 0; i < columns * rows; i++) image.data.set([...ramp[steps[i]].rgb, 255], 4 * i);
+  const palette = Uint32Array.from(colours(), ({ rgb: [r, g, b] }) => (255 << 24) | (b << 16) | (g << 8) | r);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < columns * rows; i++) pixels[i] = palette[steps[i]];
   context.putImageData(image, 0, 0);
 }
 
@@ -69,7 +71,7 @@ async function fillStatistics(run) {
     const found = await askJson(`statistics/${look.look}/${layer}`);
     if (run !== grid.run) return;
     grid.statistics[layer] = found;
-    $("#progress").value = (layer + 1) / layers;
+    $("#progress").value = ((layer + 1) / layers) % 1; // the bar goes when all is measured
     $("#counting").textContent = layer + 1 < layers ? `measured ${layer + 1} of ${layers} layers` : "";
     if (layer + 1 === layers || !$("#sort").value) arrange();
     if (current && current.layer === layer) showNumbers();

@@ -1,6 +1,7 @@
 // One head's weights as a picture that zooms and moves: each view is a rectangle asked for anew.
 
-const MAP_PIXELS = 512;
+const MAP_PIXELS = 256; // where a pixel is several tokens
+const WHOLE_TOKENS = 512; // so many tokens and fewer get a pixel each
 const LEAST_TOKENS = 8;
 
 class HeadMap {
@@ -29,12 +30,14 @@ class HeadMap {
   async draw() {
     const asked = ++this.asked;
     const { q0, q1, k0, k1 } = this.ends;
-    const words = new URLSearchParams({ q0, q1, k0, k1, pixels: MAP_PIXELS });
+    const longest = Math.max(q1 - q0, k1 - k0);
+    const pixels = longest <= WHOLE_TOKENS ? WHOLE_TOKENS : MAP_PIXELS;
+    const words = new URLSearchParams({ q0, q1, k0, k1, pixels });
     const address = `region/${this.look.look}/${this.layer}/${this.head}?${words}`;
     const { shape, values } = await askNumbers(address, Float32Array);
     if (asked !== this.asked) return; // a later view is on its way
     const [rows, columns] = shape;
-    Object.assign(this, { rows, columns, values, cell: Math.ceil(Math.max(q1 - q0, k1 - k0) / MAP_PIXELS) });
+    Object.assign(this, { rows, columns, values, cell: Math.ceil(longest / pixels) });
     this.repaint();
     this.tell();
   }
