@@ -2,6 +2,7 @@
 
 import gc
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -120,8 +121,16 @@ class Peak(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("layout", [Dense(), Paged(16), Ring(3000)])
-@pytest.mark.parametrize("storage", [Plain(), Latent(12, 4)])
+@pytest.mark.parametrize(
+    ("layout", "storage"),
+    [
+        *product([Dense(), Paged(16), Ring(3000)], [Plain(), Latent(12, 4)]),
+        (Dense(), Quantized()),
+        (Paged(32), Quantized(4, 4)),
+        (Ring(3000), Quantized(sinks=0)),
+        (Paged(32), Quantized(latent=Latent(12, 4))),
+    ],
+)
 @torch.no_grad()
 def test_growth_reallocates_log2_times_peaks_at_half_more_and_gives_all_back(layout, storage):
     k = torch.randn(1, 1, 1, 16)

@@ -10,9 +10,16 @@ from torch import nn
 
 from polyhead import Causal, DenseCache, KeyLengths
 from polyhead.errors import ConfigError
-from polyhead.layers import RoPE, TransformerLayer
-from polyhead.layers.config import AttentionConfig, FeedForwardConfig, NormConfig
-from polyhead.layers.layer_config import LayerConfig
+from polyhead.layers import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MixtureConfig,
+    NormConfig,
+    RoPE,
+    TransformerLayer,
+)
 
 PARTS = {
     "self_attn": "attention",
@@ -163,3 +170,40 @@ def test_what_does_not_go_together_is_refused():
         TransformerLayer.from_config(
             24, LayerConfig(roped, FeedForwardConfig(40), cross_attention=roped)
         )
+
+
+LATENT = LatentAttentionConfig(4, 16, 8, 4, 8)
+MIXTURE = MixtureConfig(FeedForwardConfig(24), 4, 2, shared=FeedForwardConfig(12))
+
+
+@pytest.mark.parametrize("attention", [AttentionConfig(4, 2, 8), LATENT], ids=["heads", "latent"])
+@pytest.mark.parametrize("network", [FeedForwardConfig(24), MIXTURE], ids=["plain", "mixture"])
+def test_a_layer_of_any_attention_and_network_survives_json_and_decodes(attention, network):
+    config = LayerConfig(attention, network)
+    assert LayerConfig.from_json(config.to_json()) == config
+    torch.manual_seed(0)
+    layer = TransformerLayer.from_config(32, config).eval()
+    x = torch.randn(2, 9, 32)
+    cache = DenseCache()
+    with torch.no_grad():
+        whole = layer(x, mask=Causal())
+        steps = [layer(part, mask=Causal(), cache=cache) for part in x.split([5, 1, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("attention", {"kv_lora": 3}, "LatentAttentionConfig: unknown key 'kv_lora'"),
+        ("attention", {"kv_lora_rank": None}, "kv_lora_rank must be a whole number"),
+        ("feed_forward", {"expert_count": 3}, "MixtureConfig: unknown key 'expert_count'"),
+    ],
+)
+def test_a_wrong_key_is_named_with_the_part_that_was_meant(part, change, words):
+    data = LayerConfig(LATENT, MIXTURE).to_dict()
+    data[part] |= change
+    with pytest.raises(ConfigError, match=words):
+        LayerConfig.from_dict(data)
+    del data[part]
+    with pytest.raises(ConfigError, match=f"missing .*'{part}'"):
+        LayerConfig.from_dict(data)
