@@ -37,9 +37,10 @@ def measured(f):
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "tiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("T", [1, 64])
-def test_grouped_heads_never_copy_keys_and_values(kernel, T):
-    q, k, v = heads(1, 32, 4, T, 8192, 128)
+def test_grouped_heads_never_copy_keys_and_values(kernel, T, dtype):
+    q, k, v = heads(1, 32, 4, T, 8192, 128, dtype=dtype)
     # Where there are more rows tiled works on a handful of tiles, as many for any T and S.
     workspace = MIB if kernel == "sdpa" or T == 1 else 4 * 4 * tiled.SCORES_PER_TILE
     most, out = measured(lambda: ph.attention(q, k, v, kernel=kernel))
