@@ -37,9 +37,10 @@ def measured(f):
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "tiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("T", [1, 64])
-def test_grouped_heads_never_copy_keys_and_values(kernel, T):
-    q, k, v = heads(1, 32, 4, T, 8192, 128)
+def test_grouped_heads_never_copy_keys_and_values(kernel, T, dtype):
+    q, k, v = heads(1, 32, 4, T, 8192, 128, dtype=dtype)
     # Where there are more rows tiled works on a handful of tiles, as many for any T and S.
     workspace = MIB if kernel == "sdpa" or T == 1 else 4 * 4 * tiled.SCORES_PER_TILE
     most, out = measured(lambda: ph.attention(q, k, v, kernel=kernel))
@@ -66,14 +67,19 @@ def test_a_new_length_builds_no_table_of_all_pairs(T):
     assert most - size(out) < T * T / 4
 
 
-def test_forward_and_backward_stay_below_six_times_the_inputs():
+@pytest.mark.parametrize("learned_bias", [False, True])
+def test_forward_and_backward_stay_below_six_times_the_inputs(learned_bias):
     q, k, v = heads(1, 8, 8, 4096, 4096, 64, requires_grad=True)
+    table = torch.zeros(32, 8, requires_grad=True)
+    bias = ph.RelativeBias(table) if learned_bias else None
 
     def both():
-        ph.attention(q, k, v, mask=ph.Causal(), kernel="tiled").sum().backward()
+        out = ph.attention(q, k, v, mask=ph.Causal() & ph.Window(500), bias=bias, kernel="tiled")
+        out.square().sum().backward()
 
     most, _ = measured(both)
     assert most < 6 * size(q, k, v)
+    assert (table.grad is not None) == learned_bias
 
 
 @pytest.mark.slow

@@ -53,6 +53,10 @@ tile is computed for nothing. Elsewhere 4 times as many."""
 KEYS_PER_TILE = 2048
 """Most keys of a tile, so that a single query with a window skips what lies outside."""
 
+WIDENED_PER_TILE = 3 << 16
+"""Most elements of half-precision keys, or values, that are float32 at a time (768 KiB) beside few
+queries: decoding allocates less than 1 MiB besides its output."""
+
 
 class TiledKernel(Kernel):
     name = "tiled"
@@ -98,6 +102,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """``out [B, H, T, V]`` in q's dtype and ``lse [B, H, T]``, a block of queries at a time."""
     row_size, tile_size = _tile_sizes(q, source.tokens.length)
+    if row_size < 16 and source.dtype != accumulation_dtype(q.dtype):
+        per_key = source.batch * source.num_kv_heads * max(source.key_dim, source.value_dim)
+        tile_size = min(tile_size, max(64, WIDENED_PER_TILE // per_key))
     tiles = source.tiles(tile_size)
     blocks = q_tokens.split(row_size)
     if len(blocks) == 1:
@@ -126,11 +133,10 @@ def _forward_block(
     peak = total = acc = spoiled = None
     for tile, _ in _tiles(spec, rows, tiles):
         k, v = source.read(tile)
-        k, v = k.to(precise), v.to(precise)
         bad = None
         if spec.mask is not None:
             k, v, bad = quarantine(k, v)
-        scores, _, visible = tile_scores(q_BHTD, k, spec, rows, tile)
+        scores, _, visible = tile_scores(q_BHTD, k.to(precise), spec, rows, tile)
         if bad is not None:
             now_spoiled = poisoned(visible, bad, H)
             spoiled = now_spoiled if spoiled is None else spoiled | now_spoiled
@@ -143,7 +149,7 @@ def _forward_block(
         tile_total = weights.sum(dim=-1)
         if spec.dropout_p:
             weights = weights * keep_weights(spec, weights.shape, rows, tile)
-        tile_acc = unfold(fold(weights, G) @ v, H)
+        tile_acc = unfold(fold(weights, G) @ v.to(precise), H)
         if peak is None or total is None or acc is None:
             total, acc = tile_total, tile_acc
         else:

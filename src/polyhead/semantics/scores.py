@@ -83,7 +83,8 @@ def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """
     # A sum is finite only if every term is: one cheap pass answers for nearly every call.
     if k.device.type == "cpu" and not (is_traced(k) or is_traced(v)):
-        sums = k.detach().sum() + v.detach().sum()
+        wide = accumulation_dtype(k.dtype)  # float16's own sum could overflow
+        sums = k.detach().sum(dtype=wide) + v.detach().sum(dtype=wide)
         if math.isfinite(sums.item()):
             return k, v, None
     good_k, good_v = k.isfinite(), v.isfinite()
