@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.kernels import tiled
+from polyhead.kernels import KERNELS, tiled
 from polyhead.semantics import DenseSource, Specification, Tokens
 
 MIB = 1 << 20
@@ -222,23 +222,57 @@ def test_garbage_in_queries_that_see_nothing_is_not_read(kernel):
     assert all(g.isfinite().all() for g in grads)
 
 
-@pytest.mark.parametrize("kernel", ["reference", "tiled", "sdpa"])
-def test_runs_and_thread_counts_give_the_same_bits(kernel):
-    q, k, v = heads(1, 4, 2, 200, 200, 64)
-    bits = set()
+@pytest.fixture
+def deterministic():
     threads = torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
-    try:
-        for i in range(30):
-            torch.set_num_threads(1 + i % 4)
-            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-            out = ph.attention(*leaves, mask=ph.Causal(), kernel=kernel)
-            grads = torch.autograd.grad(out.sin().sum(), leaves)
-            bits.add(b"".join(x.detach().numpy().tobytes() for x in (out, *grads)))
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_num_threads(threads)
-    assert len(bits) == 1
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def bits_of_runs(f):
+    """What 30 runs on one to five threads give, as bytes."""
+    found = set()
+    for i in range(30):
+        torch.set_num_threads(1 + i % 5)
+        found.add(b"".join(x.detach().numpy().tobytes() for x in f()))
+        assert torch.get_num_threads() == 1 + i % 5
+    return found
+
+
+LENGTHS = [(200, 200), (1, 900), (3, 2100)]
+
+
+@pytest.mark.parametrize(("T", "S"), LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", ["reference", "tiled", "sdpa", "native"])
+def test_runs_and_thread_counts_give_the_same_bits(kernel, dtype, T, S, deterministic):
+    if kernel == "native" and (dtype == torch.float64 or KERNELS["native"].unavailable()):
+        pytest.skip("native code does not compute this here")
+    q, k, v = heads(1, 6, 2, T, S, 33, dtype=dtype)
+    mask = ph.Causal() if kernel != "sdpa" else None
+    assert len(bits_of_runs(lambda: [ph.attention(q, k, v, mask=mask, kernel=kernel)])) == 1
+
+
+@pytest.mark.parametrize(("T", "S"), LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_runs_and_thread_counts_give_the_same_bits_of_gradients(dtype, T, S, deterministic):
+    leaves = heads(1, 6, 2, T, S, 33, dtype=dtype, requires_grad=True)
+    slopes = torch.rand(6, dtype=dtype, requires_grad=True)
+
+    def gradients():
+        out = ph.attention(*leaves, mask=ph.Causal(), bias=ph.ALiBi(slopes))
+        return out, *torch.autograd.grad(out.sin().sum(), (*leaves, slopes))
+
+    assert len(bits_of_runs(gradients)) == 1
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+def test_gradients_that_cannot_be_deterministic_are_refused(kernel, deterministic):
+    q, k, v = heads(1, 2, 2, 8, 8, 4, requires_grad=True)
+    with pytest.raises(ph.UnsupportedError, match=r"deterministic gradients.*can: .*tiled"):
+        ph.attention(q, k, v, kernel=kernel)
 
 
 def test_two_hundred_lengths_compile_nothing(monkeypatch):

@@ -6,7 +6,8 @@ Shape letters: B batch, G kv heads, R query heads per kv head (H = G · R), T qu
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -101,6 +102,27 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """No autocast inside: a kernel chooses its own precision."""
     if autocast_enabled(device):
         return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread: sums that threads share round differently for each number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def reproducibly(spec: Specification, device: torch.device) -> AbstractContextManager[None]:
+    """The same bits for any number of threads, where the specification asks for that.
+
+    Threads cannot be set inside a graph: what is compiled keeps those that it runs with.
+    """
+    if spec.deterministic and device.type == "cpu" and not torch.compiler.is_compiling():
+        return one_thread()
     return nullcontext()
 
 
