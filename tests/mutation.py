@@ -158,7 +158,7 @@ MUTATIONS = [
     _m("quarantine", WEIGHTS, "k, _, bad = quarantine(k, k[..., :0])", "bad = None"),
     _m("a seen NaN shows", WEIGHTS, "if bad is not None:", "if False:"),
     _m("empty row", WEIGHTS, "lse.to(precise).masked_fill(empty, torch.inf)", "lse.to(precise)"),
-    _m("one thread", SCORES, "if spec.deterministic and device", "if False and device"),
+    _m("one thread", SCORES, "if spec.deterministic and x.is_cpu", "if False"),
     _m("sinks", "functional.py", "if call.spec.sinks is not None:", "if False:"),
     _m("sinks: share", STATE, "state.out * share[..., None]", "state.out"),
     _m("sinks: lse", STATE, "torch.logaddexp(lse, sink)", "lse"),

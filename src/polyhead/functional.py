@@ -119,8 +119,8 @@ def attention(
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
     )  # fmt: skip
     chosen = _choose(call, kernel)
-    if autocast_enabled(q.device) or call.spec.deterministic:
-        with full_precision(q.device), reproducibly(call.spec, q.device):
+    if autocast_enabled(q) or call.spec.deterministic:
+        with full_precision(q), reproducibly(call.spec, q):
             state = chosen.run(call)
     else:
         state = chosen.run(call)

@@ -35,7 +35,7 @@ class NativeKernel(Kernel):
             return "gradients"
         if q.dtype not in DTYPES:
             return str(q.dtype).removeprefix("torch.")
-        if q.device.type != "cpu":
+        if not q.is_cpu:
             return f"tensors on {q.device}"
         if is_traced(q) or is_transformed():
             return "tracing or vmap"

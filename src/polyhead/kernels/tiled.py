@@ -207,7 +207,7 @@ class _Tiled(torch.autograd.Function):
         q, k, v, bias, out, lse = ctx.saved_tensors
         spec = _with_bias(ctx.spec, bias)
         needs_bias = ctx.needs_input_grad[3]
-        with full_precision(q.device), reproducibly(spec, q.device):
+        with full_precision(q), reproducibly(spec, q):
             pieces = _backward(
                 (q, k, v, out, lse), grads, spec, ctx.q_tokens, ctx.k_tokens, needs_bias=needs_bias
             )
