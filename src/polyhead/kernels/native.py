@@ -33,7 +33,7 @@ class NativeKernel(Kernel):
         spec, source, q = call.spec, call.source, call.q
         if q.dtype not in DTYPES:
             return str(q.dtype).removeprefix("torch.")
-        if q.device.type != "cpu":
+        if not q.is_cpu:
             return f"tensors on {q.device}"
         if is_transformed() or (is_traced(q) and not torch.compiler.is_compiling()):
             return "torch.func"

@@ -37,6 +37,7 @@ from polyhead.semantics.scores import (
     keep_weights,
     poisoned,
     quarantine,
+    reproducibly,
     tile_scores,
     unfold,
 )
@@ -229,7 +230,7 @@ class _Tiled(torch.autograd.Function):
         q, k, v, bias, out, lse = ctx.saved_tensors
         spec = _with_bias(ctx.spec, bias)
         needs_bias = ctx.needs_input_grad[3]
-        with full_precision(q.device):
+        with full_precision(q), reproducibly(spec, q):
             pieces = _backward(
                 (q, k, v, out, lse), grads, spec, ctx.q_tokens, ctx.k_tokens, needs_bias=needs_bias
             )
