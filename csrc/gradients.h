@@ -8,7 +8,7 @@
 // in memory of its own, and they are summed over tasks in the end, always in the same order.
 
 constexpr int64_t kGradientRows = 96;
-constexpr int64_t kMostSplits = 8;
+constexpr int64_t kTasks = 16, kMostSplits = 4;
 
 // Rows of a block: queries and gradients of the output, as left and as right factor of a product.
 template <class E> struct Packed {
@@ -23,19 +23,14 @@ struct GradientPlan {
     int64_t key_blocks, splits;
 };
 
-// As few parts of a kv head as keep the threads equally busy.
-inline int64_t splits_of(int64_t heads, int64_t key_blocks, int threads) {
-    int64_t best = 1;
-    double least = 1e9;
-    for (int64_t n = 1; n <= kMostSplits && n <= key_blocks; ++n) {
-        const int64_t tasks = heads * n, rounds = (tasks + threads - 1) / threads;
-        const double idle = (double)(rounds * threads) / (double)tasks;
-        if (idle < least - 0.06) least = idle, best = n;
-    }
-    return best;
+// Parts of a kv head: enough tasks to keep threads busy, few enough for the memory of their sums, and
+// the same for any number of threads, so that sums are always added in the same order.
+inline int64_t splits_of(int64_t heads, int64_t key_blocks) {
+    const int64_t wanted = (kTasks + heads - 1) / heads, most = wanted < kMostSplits ? wanted : kMostSplits;
+    return most < key_blocks ? most : key_blocks;
 }
 
-inline GradientPlan gradient_plan_of(const Attention& c, int threads) {
+inline GradientPlan gradient_plan_of(const Attention& c) {
     GradientPlan p{};
     const int64_t group = c.heads / c.kv_heads;
     p.tokens = c.queries < kGradientRows ? c.queries : kGradientRows;
@@ -46,7 +41,7 @@ inline GradientPlan gradient_plan_of(const Attention& c, int threads) {
     p.key_width = up_to(c.key_dim, W);
     p.value_width = up_to(c.value_dim, W);
     p.key_blocks = (c.keys + kManyKeys - 1) / kManyKeys;
-    p.splits = splits_of(c.batch * c.kv_heads, p.key_blocks, threads);
+    p.splits = splits_of(c.batch * c.kv_heads, p.key_blocks);
     return p;
 }
 
@@ -259,7 +254,7 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
 
 template <class T> void gradients_for(const Gradients& g, int threads) {
     const Attention& c = g.call;
-    const GradientPlan p = gradient_plan_of(c, threads);
+    const GradientPlan p = gradient_plan_of(c);
     const int64_t heads = c.batch * c.kv_heads, tasks = heads * p.splits;
     const int64_t each = c.heads / c.kv_heads * c.queries * p.key_width;
     char* const shared = (char*)__builtin_malloc(tasks * each * 4 + 64);

@@ -10,6 +10,7 @@ from native_problems import problems
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache
+from polyhead.native.code import Extras, Piece
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -95,13 +96,21 @@ def test_what_is_masked_gives_and_takes_nothing(content):
     assert (spoiled[1][:, :, 70:] == 0).all()
 
 
-def test_two_runs_are_bit_identical():
+@pytest.mark.parametrize("H", [1, 3])
+def test_any_run_is_bit_identical_with_any_number_of_threads(H):
     torch.manual_seed(0)
-    tensors = torch.randn(1, 3, 700, 64), torch.randn(1, 1, 700, 64), torch.randn(1, 1, 700, 64)
-    weights = torch.randn(1, 3, 700, 64), torch.randn(1, 3, 700)
-    runs = [
-        gradients(tensors, torch.float32, "native", weights, mask=ph.Causal()) for _ in range(5)
-    ]
+    q, k, v = torch.randn(1, H, 700, 64), torch.randn(1, 1, 700, 64), torch.randn(1, 1, 700, 64)
+    piece, extras = Piece(k, v), Extras()
+    result = native.code().attend(q, [piece], 0.125, extras, lse=True)
+    grads = torch.randn(1, H, 700, 64), torch.randn(1, H, 700)
+    before = torch.get_num_threads()
+    runs = []
+    try:
+        for threads in (1, 2, 2, 3, 7):
+            torch.set_num_threads(threads)
+            runs.append(native.code().gradients(q, piece, 0.125, extras, result, grads))
+    finally:
+        torch.set_num_threads(before)
     for run in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
 
