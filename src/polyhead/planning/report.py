@@ -175,6 +175,8 @@ def _memory(plan: Plan) -> Table:
                 "no bound" if largest is None else f"{largest:,}",
                 "sequences",
             )
+            table.caption_justify = "left"
+            table.caption = "what fits counts weights and cache; activations come on top"
     return table
 
 
