@@ -85,7 +85,7 @@ def test_padding_and_a_cache_are_seen_as_they_were(pair):
     ):
         torch.testing.assert_close(view.rows(), weights, **CLOSE)
     with ph.probe(ours) as seen, torch.no_grad():
-        ours.generate(IDS[:1], max_new_tokens=3, do_sample=False, pad_token_id=0)
+        ours.generate(IDS[:1], max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
     full = seen[1]  # layer 0 of gemma2 has a window, and a cache of as many keys
     assert (full.q.shape[2], full.k.shape[2]) == (1, IDS.shape[1] + 2)
     torch.testing.assert_close(full.rows().sum(-1), torch.ones(1, 4, 1), **CLOSE)
