@@ -113,8 +113,11 @@ def look(
         check_writable(out)
     loaded = load_any(model, dtype)
 
+    import torch
+
     from polyhead.generation import LanguageModel
     from polyhead.inspection.heads import TokenizedText, rank_heads
+    from polyhead.inspection.tables import run_ids
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
     written = None
@@ -123,7 +126,7 @@ def look(
         if isinstance(loaded, LanguageModel) and max_new_tokens != 0:
             written = _continue(loaded, content, max_new_tokens, show=not json)
         with progress("looking at every head") as advance:
-            seen = _watch(loaded, tokens)
+            seen = run_ids(loaded, torch.tensor([tokens.ids]))
             for number, view in enumerate(seen):
                 advance("looking at every head", number, len(seen))
                 view.summary()
@@ -237,18 +240,6 @@ def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: boo
     if show:
         write_text(figures(stream.stats) + "\n", style=FAINT)
     return Generation("".join(pieces), tuple(stream.ids), stream.stats)
-
-
-def _watch(model: LanguageModel | TextEncoder, tokens: TokenizedText) -> Probe:
-    """One pass over the text with a probe on every layer."""
-    import torch
-
-    from polyhead.inspection.probe import probe
-
-    device = next(model.parameters()).device
-    with probe(model) as seen, torch.inference_mode():
-        model(torch.tensor([tokens.ids], device=device))
-    return seen
 
 
 def _choose_pair(

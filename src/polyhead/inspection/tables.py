@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.errors import InputError
+from polyhead.inspection.model import device_of
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.view import SUMMARY_NAMES
 
@@ -101,9 +102,11 @@ def ids_of(model: nn.Module, text: Text) -> Tensor:
 
 def run_ids(model: nn.Module, ids: Tensor) -> Probe:
     """Runs a model on tokens ``[B, T]`` with a probe on every layer."""
-    device = next(iter(model.parameters())).device
+    # Logits of all tokens, over a large vocabulary, would cost more than the layers.
+    decodes = getattr(getattr(model, "config", None), "kind", None) == "decoder"
+    options = {"last": 1} if decodes else {}
     with probe(model) as seen, torch.inference_mode():
-        model(ids.to(device))
+        model(ids.to(device_of(model)), **options)
     return seen
 
 
