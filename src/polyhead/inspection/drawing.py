@@ -53,7 +53,7 @@ def draw_heads(
     width, height = across * step_x + _GAP, -(-len(chosen) // across) * step_y + _GAP
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' "
-        f"role='img' {_FONT}>",
+        f"role='img' shape-rendering='crispEdges' {_FONT}>",
         f"<title>{escape(title)}</title><rect width='100%' height='100%' fill='{_PAPER}'/>",
     ]
     for number, (layer, head) in enumerate(chosen):
