@@ -49,8 +49,9 @@ inline Vec broadcast(const Pair* p) { return (Vec)splat_int((int32_t)p->bits); }
 inline Vec load_elements(const float* p) { return load_any<Vec>(p); }
 inline Vec load_elements(const Pair* p) { return load_any<Vec>(p); }
 
-// c[M, N·W] = factor[m] · c + a[M, K] · b[K, N·W]; without factors c is overwritten.
-template <int M, int N, class E>
+// c[M, N·W] = factor[m] · c + a[M, K] · b[K, N·W]; without factors c is overwritten. Transposed: a is
+// given as [K, M].
+template <int M, int N, bool Transposed, class E>
 inline void tile_product(const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
                          float* c, int64_t c_stride, const float* factors) {
     Vec acc[M][N];
@@ -65,7 +66,7 @@ inline void tile_product(const E* a, int64_t a_stride, const E* b, int64_t b_str
         for (int n = 0; n < N; ++n) row[n] = load_elements(b + k * b_stride + n * W);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
-            const Vec x = broadcast(a + m * a_stride + k);
+            const Vec x = broadcast(Transposed ? a + k * a_stride + m : a + m * a_stride + k);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) acc[m][n] = multiply_add_of<E>(acc[m][n], x, row[n]);
         }
@@ -80,30 +81,30 @@ constexpr int kTileRows = 6;
 constexpr int kTileVectors = PH_WIDTH == 16 ? 4 : 2;
 
 // The same for any number of rows up to kTileRows and any number of vectors of columns.
-template <int M, class E>
+template <int M, bool Transposed, class E>
 inline void product_rows(const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
                          float* c, int64_t c_stride, int64_t vectors, const float* factors) {
     int64_t n = 0;
     for (; n + kTileVectors <= vectors; n += kTileVectors)
-        tile_product<M, kTileVectors>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        tile_product<M, kTileVectors, Transposed>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
     if (kTileVectors > 2 && n + 2 <= vectors) {
-        tile_product<M, 2>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        tile_product<M, 2, Transposed>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
         n += 2;
     }
     if (n < vectors)
-        tile_product<M, 1>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        tile_product<M, 1, Transposed>(a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
 }
-template <class E>
+template <class E, bool Transposed = false>
 inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
                           int64_t K, float* c, int64_t c_stride, int64_t vectors,
                           const float* factors) {
     switch (rows) {
-        case 6: return product_rows<6>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 5: return product_rows<5>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 4: return product_rows<4>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 3: return product_rows<3>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 2: return product_rows<2>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        default: return product_rows<1>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 6: return product_rows<6, Transposed>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 5: return product_rows<5, Transposed>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 4: return product_rows<4, Transposed>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 3: return product_rows<3, Transposed>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 2: return product_rows<2, Transposed>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        default: return product_rows<1, Transposed>(a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
     }
 }
 

@@ -16,6 +16,7 @@ namespace PH_NAMESPACE {
 #include "products.h"
 #include "scores.h"
 #include "attend.h"
+#include "gradients.h"
 
 void product(const Product& p, int threads) {
 #pragma omp parallel num_threads(threads)
@@ -72,6 +73,12 @@ void attend(const Attention& c, int threads) {
     else attend_of<Half>(c, threads);
 }
 
+void gradients(const Gradients& g, int threads) {
+    if (g.call.dtype == kFloat32) gradients_for<float>(g, threads);
+    else if (g.call.dtype == kBFloat16) gradients_for<BFloat16>(g, threads);
+    else gradients_for<Half>(g, threads);
+}
+
 void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to) {
     if (dtype == kFloat32) widen<float>(from, stride, rows, K, to);
     else if (dtype == kBFloat16) widen<BFloat16>(from, stride, rows, K, to);
@@ -82,6 +89,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 
 extern const Code PH_CODE;
 const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
-                      PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::widened, PH_NAMESPACE::attend};
+                      PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
+                      PH_NAMESPACE::gradients};
 
 }  // namespace polyhead

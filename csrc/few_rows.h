@@ -108,7 +108,7 @@ void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys,
     float factors[M];
     for (int m = 0; m < M; ++m)
         factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kFewKeys, up_to(keys.length, W),
-                           c.scale, state);
+                           state);
     weighted_sums<M, T>(s, kFewKeys, v, v_token, keys.length, state.values + i * c.value_dim,
                         c.value_dim, factors);
 }

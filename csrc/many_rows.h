@@ -134,7 +134,7 @@ void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys&
         block_product<E>(count, q + i * steps, steps, k + from, kManyKeys, steps, s, kManyKeys,
                          padded / W, nullptr);
         for (int64_t m = 0; m < count; ++m)
-            factors[m] = weigh(c, rows, i + m, seen, visible, s + m * kManyKeys, padded, c.scale, state);
+            factors[m] = weigh(c, rows, i + m, seen, visible, s + m * kManyKeys, padded, state);
         float* values = state.values + i * p.width;
 #if PH_PAIRS
         if constexpr (pairs) {

@@ -176,15 +176,11 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// attend(code, threads, dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
-//        q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
-//        keep, its 3 strides, slopes, q_positions, q_positions_batch, bias, its 4 strides,
-//        then for every piece: k, 3 strides, v, 3 strides, length, position, positions, their stride)
-PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
+// dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
+// q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
+// keep, its 3 strides, slopes, q_positions, q_positions_batch, bias, its 4 strides,
+// then for every piece: k, 3 strides, v, 3 strides, length, position, positions, their stride
+Attention attention_from(Arguments& a) {
     Attention c{};
     c.dtype = (Dtype)a.whole();
     c.batch = a.whole(), c.heads = a.whole(), c.kv_heads = a.whole(), c.queries = a.whole();
@@ -206,13 +202,44 @@ PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
         p.positions = a.address<int64_t>(), p.positions_batch = a.whole();
         c.keys += p.length;
     }
+    if (!a.failed() && (a.more() || c.kv_heads < 1 || c.heads % c.kv_heads || c.key_dim < 1 || c.value_dim < 1))
+        PyErr_SetString(PyExc_ValueError, "attention: sizes that do not go together");
+    return c;
+}
+
+// attend(code, threads, then what attention_from reads)
+PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Arguments a(args, count);
+    const Code* code = code_at(a.whole());
+    if (!code) return nullptr;
+    const int threads = (int)a.whole();
+    const Attention c = attention_from(a);
     if (a.failed()) return nullptr;
-    if (a.more() || threads < 1 || c.kv_heads < 1 || c.heads % c.kv_heads || c.key_dim < 1 || c.value_dim < 1) {
-        PyErr_SetString(PyExc_ValueError, "attend: sizes that do not go together");
+    PyThreadState* state = PyEval_SaveThread();
+    code->attend(c, threads < 1 ? 1 : threads);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
+// gradients(code, threads, grad_out, its 3 strides, grad_lse, grad_q, grad_k, grad_v,
+//           then what attention_from reads)
+PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Arguments a(args, count);
+    const Code* code = code_at(a.whole());
+    if (!code) return nullptr;
+    const int threads = (int)a.whole();
+    Gradients g{};
+    g.grad_out = a.address<char>(), g.grad_batch = a.whole(), g.grad_head = a.whole();
+    g.grad_query = a.whole(), g.grad_lse = a.address<float>();
+    g.grad_q = a.address<char>(), g.grad_k = a.address<char>(), g.grad_v = a.address<char>();
+    g.call = attention_from(a);
+    if (a.failed()) return nullptr;
+    if (g.call.count != 1 || !g.call.lse) {
+        PyErr_SetString(PyExc_ValueError, "gradients takes keys in one piece, and lse");
         return nullptr;
     }
     PyThreadState* state = PyEval_SaveThread();
-    code->attend(c, threads);
+    code->gradients(g, threads < 1 ? 1 : threads);
     PyEval_RestoreThread(state);
     Py_RETURN_NONE;
 }
@@ -224,6 +251,7 @@ PyMethodDef kMethods[] = {
     {"norm", (PyCFunction)(void (*)())norm, METH_FASTCALL, "RMS norm of rows."},
     {"rotate", (PyCFunction)(void (*)())rotate, METH_FASTCALL, "Rotary positions."},
     {"attend", (PyCFunction)(void (*)())attend, METH_FASTCALL, "Attention, forward."},
+    {"gradients", (PyCFunction)(void (*)())gradients, METH_FASTCALL, "Attention, backward."},
     {nullptr, nullptr, 0, nullptr},
 };
 

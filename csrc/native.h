@@ -95,6 +95,15 @@ struct Attention {
     float* lse;                         // [B, H, T] without gaps, or null
 };
 
+// What `out` and `lse` of a call that was computed say about its q, k and v (one piece).
+struct Gradients {
+    Attention call;
+    const char* grad_out;               // [B, H, T, V], the last dimension dense
+    int64_t grad_batch, grad_head, grad_query;
+    const float* grad_lse;              // [B, H, T] without gaps
+    char *grad_q, *grad_k, *grad_v;     // [B, H, T, D], [B, G, S, D], [B, G, S, V] without gaps
+};
+
 // The code of one instruction set.
 struct Code {
     const char* name;
@@ -105,6 +114,7 @@ struct Code {
     void (*rotate)(const Rotation&, int threads);
     void (*widen)(Dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to);
     void (*attend)(const Attention&, int threads);
+    void (*gradients)(const Gradients&, int threads);
 };
 
 #if defined(__x86_64__)

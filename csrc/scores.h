@@ -133,20 +133,30 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
     }
 }
 
-// Turns raw products into weights exp(score − peak), in place; returns the factor of what the row
-// has summed so far. `s` has room for `padded` scores, a multiple of W; those past the keys give 0.
-inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
-                   float* s, int64_t padded, float scale, State& state) {
+// Turns raw products into scores, in place. `s` has room for `padded` of them, a multiple of W; those
+// past the keys are −∞. With a softcap, `slope` gets the derivative of the capped score, unless null.
+inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
+                  float* s, int64_t padded, float* slope) {
     if (c.softcap > 0) {
-        const float inside = scale / c.softcap;
-        for (int64_t j = 0; j < padded; j += W)
-            store_any(s + j, hyperbolic_tangent(load(s + j) * inside) * c.softcap);
-    } else if (scale != 1.0f) {
-        for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * scale);
+        const float inside = c.scale / c.softcap;
+        for (int64_t j = 0; j < padded; j += W) {
+            const Vec share = hyperbolic_tangent(load(s + j) * inside);
+            store_any(s + j, share * c.softcap);
+            if (slope) store_any(slope + j, 1.0f - share * share);
+        }
+    } else if (c.scale != 1.0f) {
+        for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * c.scale);
     }
     if (c.slopes || c.bias) add_bias(c, rows, i, keys, s);
     if (visible == Visible::some) hide(c, rows, i, keys, s);
     for (int64_t j = keys.length; j < padded; ++j) s[j] = kMinusInfinity;
+}
+
+// Turns raw products into weights exp(score − peak), in place; returns the factor of what the row
+// has summed so far.
+inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
+                   float* s, int64_t padded, State& state) {
+    score(c, rows, i, keys, visible, s, padded, nullptr);
     Vec most = load(s);
     for (int64_t j = W; j < padded; j += W) most = larger(load(s + j), most);
     const float before = state.peak[i];

@@ -14,8 +14,9 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -90,10 +91,15 @@ def every_cell() -> Iterator[dict[str, Any]]:
         yield cell | {axis: dice.choice(AXES[axis]) for axis in AXES if axis not in cell}
 
 
-def covering_cells(seed: int = 0) -> list[dict[str, Any]]:
-    """Few cells in which every pair of values of any two axes occurs."""
+def covering_cells(
+    seed: int = 0, within: Mapping[str, Collection[Any]] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Few cells in which every pair of values of any two axes occurs; ``within`` narrows axes."""
     dice = random.Random(seed)
-    index = {axis: range(len(AXES[axis])) for axis in AXES}
+    index = {
+        axis: [i for i, value in enumerate(values) if value in within.get(axis, values)]
+        for axis, values in AXES.items()
+    }
     missing = {
         (a, x, b, y)
         for a, b in itertools.combinations(AXES, 2)

@@ -4,7 +4,8 @@
 
 Prints a table; exit code 1 if a mutant survives. ``--write`` puts it into docs/capabilities.md.
 
-The tree is not touched: every mutant is a copy of the package in a temporary directory.
+The tree is not touched: every mutant is a copy of the package in a temporary directory. Mutants of
+the C++ are compiled there, and run without the test at first use, which would switch them off.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyhead import native
+
 ROOT = Path(__file__).parents[1]
+SOURCES = ["src", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
 TESTS = [
     "tests/kernels/test_matrix.py",
+    "tests/kernels/test_native.py",
     "tests/kernels/test_promises.py",
     "tests/kernels/test_flex.py",
     "tests/semantics/test_laws.py",
@@ -30,6 +35,8 @@ KEYWORDS = (
     "covering or feature_alone or minus_infinity or sdpa_can_do or poison or masked_for_all"
     " or garbage or kv_heads or skipped or head_size or merging or finite_differences"
     " or functions_match or masked_keys or queries_that_see"
+    " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
+    " or explicit_positions or it_cannot_do or same_bits"
 )
 
 
@@ -40,6 +47,11 @@ class Mutation:
     line: str
     instead: str
 
+    @property
+    def path(self) -> Path:
+        """Where the file lies in the tree."""
+        return Path("" if self.file.startswith("csrc/") else "src/polyhead") / self.file
+
 
 def _m(feature: str, file: str, line: str, instead: str) -> Mutation:
     return Mutation(feature, file, line, instead)
@@ -49,6 +61,10 @@ REFERENCE, SCORES = "semantics/reference.py", "semantics/scores.py"
 FLEX, FUNCTIONS = "kernels/flex.py", "kernels/flex_functions.py"
 WEIGHTS = "semantics/weights.py"
 TILED, SDPA, STATE = "kernels/tiled.py", "kernels/sdpa.py", "semantics/state.py"
+NATIVE, ALGEBRA = "kernels/native.py", "semantics/masks/algebra.py"
+POSITIONAL, PACKED = "semantics/masks/positional.py", "semantics/masks/packed.py"
+ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
+FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
 
 MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
@@ -141,30 +157,78 @@ MUTATIONS = [
     _m("bias", FUNCTIONS, "score if added is None else score + added(b, h, q, k)", "score"),
     _m("quarantine", WEIGHTS, "k, _, bad = quarantine(k, k[..., :0])", "bad = None"),
     _m("a seen NaN shows", WEIGHTS, "if bad is not None:", "if False:"),
-    _m("empty row", WEIGHTS, "lse.masked_fill(empty, 0.0)", "lse"),
+    _m("empty row", WEIGHTS, "lse.to(precise).masked_fill(empty, torch.inf)", "lse.to(precise)"),
+    _m("one thread", SCORES, "if spec.deterministic and x.is_cpu", "if False"),
     _m("sinks", "functional.py", "if call.spec.sinks is not None:", "if False:"),
     _m("sinks: share", STATE, "state.out * share[..., None]", "state.out"),
     _m("sinks: lse", STATE, "torch.logaddexp(lse, sink)", "lse"),
     _m("sinks: empty row", STATE, "torch.where(empty, 0.0, state.lse)", "state.lse"),
     _m("merge: empty row", STATE, "torch.where(peak.isneginf(), 0.0, peak)", "peak"),
+    _m("mask's rules", NATIVE, "bounds = _bounds(ranged, call)", "pass"),
+    _m("mask's tensors", NATIVE, "for part in explicit:", "for part in ():"),
+    _m("both of two tensors", NATIVE, "else keep & visible", "else keep"),
+    _m("scale", NATIVE, "_pieces(call), spec.scale", "_pieces(call), 1.0"),
+    _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
+    _m("bias", NATIVE, "elif spec.bias is not None:", "elif False:"),
+    _m("ALiBi", NATIVE, "if isinstance(spec.bias, ALiBi):", "if False:"),
+    _m("positions", NATIVE, "DenseSource and source.tokens.positions is None:", "DenseSource:"),
+    _m("strided rows", NATIVE, "if k.stride(-1) != 1 or v.stride(-1) != 1:", "if False:"),
+    _m("refuses gradients", NATIVE, "if call.requires_grad:", "if False:"),
+    _m("refuses dropout", NATIVE, "if spec.dropout_p:", "if False:"),
+    _m("refuses float64", NATIVE, "if q.dtype not in DTYPES:", "if False:"),
+    _m("refuses other masks", NATIVE, "if not _is_ranged(call):", "if False:"),
+    _m("window's far side", POSITIONAL, "at + self.ahead + 1)", "None)"),
+    _m("documents' starts", PACKED, "Range(starts.gather(1, ids),", "Range(None,"),
+    _m("refuses places moved", PACKED, "return None\n        ends", "pass\n        ends"),
+    _m("and: low", ALGEBRA, "_either(torch.maximum, left.low, right.low)", "left.low"),
+    _m("and: high", ALGEBRA, "_either(torch.minimum, left.high, right.high)", "left.high"),
+    _m("or: high", ALGEBRA, "torch.maximum(left.high, right.high)", "left.high"),
+    _m("or: holes", ALGEBRA, " or left.low is not None or right.low is not None", ""),
+    _m("scale", ROWS_CPP, "} else if (scale != 1.0f) {", "} else if (false) {"),
+    _m("softcap", ROWS_CPP, "if (c.softcap > 0) {", "if (false) {"),
+    _m("bias", ROWS_CPP, "if (c.slopes || c.bias) add_bias(c, rows, i, keys, s);", ""),
+    _m("mask", ROWS_CPP, "if (visible == Visible::some) hide(c, rows, i, keys, s);", ""),
+    _m("mask's tensors", ROWS_CPP, "if (!keep[j]) s[j] = kMinusInfinity;", ";"),
+    _m("padding of a block", ROWS_CPP, "j < padded; ++j) s[j] = kMinusInfinity", "false;)"),
+    _m("running maximum", ROWS_CPP, "peak = peak > before ? peak : before;", ""),
+    _m("rescaled sum", ROWS_CPP, "state.total[i] * factor", "state.total[i]"),
+    _m("empty row: peak", ROWS_CPP, "if (peak == kMinusInfinity) {", "if (false) {"),
+    _m("rescaled values", FEW_CPP, "n * W) * factors[m]", "n * W)"),
+    _m("quarantine", FEW_CPP, "if (watch && !all_finite<T>(c, keys, k, v)) {", "if (false) {"),
+    _m(
+        "rescaled values",
+        MANY_CPP,
+        "values, p.width, p.width / W, factors);\n    }\n}",
+        "values, p.width, p.width / W, nullptr);\n    }\n}",
+    ),
+    _m("quarantine", MANY_CPP, "if (watch && !all_finite<T>(c, keys,", "if (false && (c, keys,"),
+    _m("a seen NaN shows", BLOCKS_CPP, "if (sees(c, rows, i, keys, j))", "if (false)"),
+    _m("skipped blocks", BLOCKS_CPP, "if (visible == Visible::none) continue;", ""),
+    _m("empty row: sum", ATTEND_CPP, "total == 0 ? 0.0f : 1.0f / total", "1.0f / total"),
+    _m("lse", ATTEND_CPP, "state.peak[i] + __builtin_logf(total)", "state.peak[i]"),
+    _m("merged sums", ATTEND_CPP, "into.total[i] * a + part.total[i] * b", "into.total[i]"),
+    _m("merged values", ATTEND_CPP, "load(x + d) * a + load(y + d) * b", "load(x + d)"),
 ]
 
 
 def run(mutation: Mutation | None) -> tuple[bool, str]:
     """Whether the tests fail on a copy with this line changed, and the first failure."""
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "src/polyhead", Path(folder) / "polyhead")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for source in SOURCES:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, folder / source)
+            else:
+                shutil.copy(ROOT / source, folder)
         if mutation is not None:
-            path = Path(folder) / "polyhead" / mutation.file
-            text = path.read_text(encoding="utf-8")
-            if text.count(mutation.line) != 1:
-                raise SystemExit(f"{mutation}: the line is there {text.count(mutation.line)} times")
-            path.write_text(text.replace(mutation.line, mutation.instead), encoding="utf-8")
+            replace_once(folder / mutation.path, mutation.line, mutation.instead)
+            if mutation.file.startswith("csrc/"):
+                compile_untested(folder)
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no"]
         done = subprocess.run(
             [*command, "-m", "not slow", "-k", KEYWORDS, *TESTS],
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": folder},
+            env=os.environ | {"PYTHONPATH": str(folder / "src")},
             capture_output=True,
             text=True,
         )
@@ -173,6 +237,30 @@ def run(mutation: Mutation | None) -> tuple[bool, str]:
             raise SystemExit(done.stdout + done.stderr)
         first = failures[0].split("::")[-1].split(" - ")[0] if failures else ""
         return done.returncode == 1, first
+
+
+def replace_once(path: Path, line: str, instead: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    if text.count(line) != 1:
+        raise SystemExit(f"{path.name}: {line!r} is there {text.count(line)} times")
+    path.write_text(text.replace(line, instead), encoding="utf-8")
+
+
+def compile_untested(folder: Path) -> None:
+    """Builds the native code of a copy, which is then used however wrong it is."""
+    tested = "if (wrong := _disagreement(candidate)) is None:"
+    replace_once(folder / "src/polyhead/native/code.py", tested, "if True:")
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode or "error:" in done.stderr:
+        raise SystemExit(f"the mutant does not compile: {done.stdout}{done.stderr}")
+
+
+def can_run(mutation: Mutation) -> bool:
+    """Mutants of native code need a compiler, and that the tree's own code was compiled."""
+    if mutation.file != NATIVE and not mutation.file.startswith("csrc/"):
+        return True
+    return native.unavailable() is None and shutil.which("g++") is not None
 
 
 def main() -> int:
@@ -184,6 +272,9 @@ def main() -> int:
     if failed:
         raise SystemExit(f"the tests fail without a mutation: {first}")
     chosen = [m for m in MUTATIONS if asked.only in m.feature or asked.only in m.file]
+    if left_out := [m for m in chosen if not can_run(m)]:
+        print(f"{len(left_out)} mutants of native code are left out: no compiled code here\n")
+        chosen = [m for m in chosen if can_run(m)]
     lines = ["| file | removed | caught by |", "|---|---|---|"]
     print(*lines, sep="\n")
     survivors = 0

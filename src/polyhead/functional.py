@@ -18,7 +18,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
-from polyhead.semantics.scores import autocast_enabled, full_precision
+from polyhead.semantics.scores import autocast_enabled, full_precision, reproducibly
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -119,8 +119,8 @@ def attention(
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
     )  # fmt: skip
     chosen = _choose(call, kernel)
-    if autocast_enabled(q.device):
-        with full_precision(q.device):
+    if autocast_enabled(q) or call.spec.deterministic:
+        with full_precision(q), reproducibly(call.spec, q):
             state = chosen.run(call)
     else:
         state = chosen.run(call)

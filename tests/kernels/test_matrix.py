@@ -7,17 +7,18 @@ import pytest
 import torch
 
 import matrix
+from polyhead import native
+from polyhead.kernels import KERNELS, flex
 
 
-def _count(cells, capsys, label):
+def _count(cells, capsys, label, kernels=matrix.SWIFT):
     counts = Counter()
-    ratios = {}
     for cell in cells:
-        for name, verdict in matrix.judge(cell, ratios).items():
+        for name, verdict in matrix.judge(cell, kernels=kernels).items():
             counts[name, verdict.partition(":")[0]] += 1
     with capsys.disabled():
         print(f"\n{label}: {len(cells)} cells")
-        for name in matrix.SWIFT:
+        for name in kernels:
             words = [f"{n} {verdict}" for (k, verdict), n in sorted(counts.items()) if k == name]
             print(f"  {name:10} {', '.join(words)}")
     return counts
@@ -54,6 +55,29 @@ def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
     assert counts["sdpa", "forward only"] == 2 * len(cells) / 3
 
 
+def _native_cells():
+    """Cells without what native code refuses."""
+    possible = {
+        "bias": ["none", "ALiBi", "tensor", "tensor per key"],
+        "dropout": [0.0],
+        "dtype": [torch.float32, torch.bfloat16, torch.float16],
+    }
+    of_places = {"documents", "causal & documents", "key lengths"}
+    of_positions = set(matrix.AXES["mask"]) - of_places - {"not", "all of them"}
+    return [
+        *matrix.covering_cells(6, possible | {"mask": of_positions}),
+        *matrix.covering_cells(7, possible | {"mask": of_places, "positions": ["default"]}),
+    ]
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+def test_cells_that_native_can_do_match_the_oracle(code, capsys):
+    cells = _native_cells()
+    with native.using(code):
+        counts = _count(cells, capsys, f"what native can do, {code.name}", ["native"])
+    assert counts["native", "match"] + counts["native", "forward only"] == len(cells)
+
+
 def test_one_large_tile_matches_the_oracle(capsys):
     cells = matrix.covering_cells(seed=2)[:40]
     counts = _count(cells, capsys, "tiles larger than the call")
@@ -83,7 +107,11 @@ def test_half_precision_is_rounded_once_at_the_end(kernel, dtype, small_tiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
-def test_every_cell_matches_the_oracle_or_is_refused_by_name(part, small_tiles, capsys):
+def test_every_cell_matches_the_oracle_or_is_refused_by_name(
+    part, small_tiles, monkeypatch, capsys
+):
+    matrix.uncompile_flex(monkeypatch.setattr)
+    monkeypatch.setattr(flex, "BLOCK", 16)
     cells = [cell for i, cell in enumerate(matrix.every_cell()) if i % 8 == part]
-    counts = _count(cells, capsys, f"all cells, part {part + 1} of 8")
+    counts = _count(cells, capsys, f"all cells, part {part + 1} of 8", list(KERNELS))
     assert counts["reference", "match"] == counts["tiled", "match"] == len(cells)

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from native_problems import CLOSE, problems
 
 import polyhead as ph
 from polyhead import native
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(
 )
 CODES = native.all_codes()
 module = importlib.import_module("polyhead.native.code")
-CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -53,54 +52,6 @@ def check(q, k, v, **arguments):
     torch.testing.assert_close(out.double(), wanted, atol=close, rtol=close, equal_nan=True)
     # Scores are added up in float32 whatever the dtype, so lse is as exact as that.
     torch.testing.assert_close(lse.double(), wanted_lse, atol=2e-5, rtol=1e-5, equal_nan=True)
-
-
-@st.composite
-def problems(draw):
-    G = draw(st.integers(1, 3))
-    H = G * draw(st.sampled_from([1, 2, 3, 8]))
-    B, T, S = draw(st.integers(1, 2)), draw(st.integers(1, 40)), draw(st.integers(1, 300))
-    D, V = (draw(st.sampled_from([1, 5, 16, 32, 64, 72])) for _ in range(2))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
-    dtype = draw(st.sampled_from(list(CLOSE)))
-
-    def tensor(*shape):
-        x = torch.randn(*shape, generator=generator).to(dtype)
-        how = draw(st.sampled_from(["dense", "tokens first", "sliced", "offset"]))
-        if how == "tokens first":
-            return x.transpose(1, 2).contiguous().transpose(1, 2)
-        if how == "sliced":
-            return torch.cat((x, x), dim=2)[:, :, ::2][:, :, : shape[2]].copy_(x)
-        if how == "offset":
-            return torch.cat((x[..., :1], x), dim=3)[..., 1:]
-        return x
-
-    q, k, v = tensor(B, H, T, D), tensor(B, G, S, D), tensor(B, G, S, V)
-    mask = draw(
-        st.sampled_from(
-            [
-                None,
-                ph.Causal(),
-                ph.Causal() & ph.Window(draw(st.integers(1, 50))),
-                ph.Window(4, ahead=3),
-                ph.Prefix(draw(st.integers(0, 9))) | ph.Causal(),
-                ph.KeyLengths([draw(st.integers(0, S)) for _ in range(B)]),
-                ph.Documents([S // 2, S - S // 2]) & ph.Causal(),
-                ph.Keep(torch.rand(B, 1, T, S, generator=generator) < 0.4),
-                ph.Drop(torch.rand(S, generator=generator) < 0.4) & ph.Causal(),
-            ]
-        )
-    )
-    arguments = {
-        "mask": mask,
-        "softcap": draw(st.sampled_from([None, 3.0])),
-        "bias": draw(
-            st.sampled_from([None, ph.ALiBi(H), torch.randn(1, H, 1, S, generator=generator)])
-        ),
-        "sinks": draw(st.sampled_from([None, torch.randn(H, generator=generator)])),
-        "scale": draw(st.sampled_from([None, 0.7])),
-    }
-    return q, k, v, arguments
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
@@ -195,7 +146,10 @@ def test_explicit_positions_are_compared_key_by_key():
 @pytest.mark.parametrize(
     ("feature", "change"),
     [
-        ("gradients", lambda q: {"q": q.requires_grad_()}),
+        (
+            "the gradient of a bias",
+            lambda q: {"q": q, "bias": torch.zeros(2, 1, 1, requires_grad=True)},
+        ),
         ("float64", lambda q: {"q": q.double()}),
         ("dropout", lambda q: {"q": q, "dropout_p": 0.5}),
         ("T5|RelativeBias", lambda q: {"q": q, "bias": ph.RelativeBias(torch.zeros(32, 2))}),
@@ -229,15 +183,21 @@ def test_the_test_at_first_use_finds_a_wrong_result():
 
     class Wrong:
         def __init__(self, code):
-            self.product = code.product
-            self.right = code
+            self.product, self.attend, self.gradients = code.product, code.attend, code.gradients
 
-        def attend(self, *arguments, **options):
-            out, lse = self.right.attend(*arguments, **options)
-            return out * 1.1, lse
+    def a_tenth_more(compute):
+        def wrong(*arguments, **options):
+            first, *rest = compute(*arguments, **options)
+            return first * 1.1, *rest
+
+        return wrong
 
     assert module._disagreement(CODES[0]) is None
-    assert "attention in torch.float32" in module._disagreement(Wrong(CODES[0]))
+    wrong = Wrong(CODES[0])
+    wrong.gradients = a_tenth_more(wrong.gradients)
+    assert "a gradient in torch.float32" in module._disagreement(wrong)
+    wrong.attend = a_tenth_more(wrong.attend)
+    assert "attention in torch.float32" in module._disagreement(wrong)
 
 
 def test_without_native_code_everything_else_works(monkeypatch):

@@ -59,6 +59,8 @@ def _versions() -> dict[str, str | None]:
 def _machine() -> dict[str, Any]:
     import torch
 
+    from polyhead import native
+
     flags = _cpu_flags()
     accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
@@ -70,6 +72,7 @@ def _machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": _memory(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "native_code": None if (chosen := native.code()) is None else chosen.name,
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "accelerators": accelerators,
     }
@@ -169,6 +172,7 @@ def _show(report: dict[str, Any], screen: Console) -> None:
         row("memory", f"{machine['memory_bytes'] / 2**30:.1f} GiB")
     row("instructions", " ".join(machine["instructions"]) or "none known")
     row("torch kernels for", machine["vector_instructions"])
+    row("native code for", machine["native_code"] or "none")
     row("accelerators", ", ".join(machine["accelerators"]) or "none")
 
     section("kernels, in the order of preference")

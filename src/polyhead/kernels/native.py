@@ -1,4 +1,4 @@
-"""polyhead's own C++ kernel for CPUs: see csrc/attend.h for how it works.
+"""polyhead's own C++ kernel for CPUs: csrc/attend.h and gradients.h tell how it works.
 
 Keys and values are read where they lie, in one piece or in the few of a ring, once for all query
 heads of a group. A mask becomes, for every query, the range of key positions that it may see, which
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.kernels.base import Kernel
+from polyhead.kernels.native_operator import attention_operator
 from polyhead.native.code import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.semantics import ALiBi, Call, DenseSource, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
@@ -23,22 +24,19 @@ _FAR = 1 << 62
 
 class NativeKernel(Kernel):
     name = "native"
-    summary = "C++ for CPUs: K and V read once per kv head, where they lie; forward only"
+    summary = "C++ for CPUs: K and V read once per kv head, where they lie; no double derivatives"
 
     def unavailable(self) -> str | None:
-        # A compiler cannot look into the module that code is loaded from.
-        return "under compilation" if torch.compiler.is_compiling() else native.unavailable()
+        return native.unavailable()
 
     def refusal(self, call: Call) -> str | None:
         spec, source, q = call.spec, call.source, call.q
-        if call.requires_grad:
-            return "gradients"
         if q.dtype not in DTYPES:
             return str(q.dtype).removeprefix("torch.")
-        if q.device.type != "cpu":
+        if not q.is_cpu:
             return f"tensors on {q.device}"
-        if is_traced(q) or is_transformed():
-            return "tracing or vmap"
+        if is_transformed() or (is_traced(q) and not torch.compiler.is_compiling()):
+            return "torch.func"
         if spec.dropout_p:
             return f"dropout_p={spec.dropout_p}"
         if spec.bias is not None and not isinstance(spec.bias, ALiBi | TensorBias):
@@ -49,19 +47,36 @@ class NativeKernel(Kernel):
             return "no queries or no keys"
         if not _is_ranged(call):
             return f"mask={spec.mask!r} (it would need a T×S tensor)"
+        if type(source) is not DenseSource:
+            if call.requires_grad:
+                return "gradients beside keys and values that a cache holds"
+            if torch.compiler.is_compiling():
+                return "compilation of a cache"
+        if call.requires_grad and spec.bias is not None and spec.bias.tensor.requires_grad:
+            return "the gradient of a bias"
         return None
 
     def run(self, call: Call) -> State:
-        code = native.code()
-        if code is None:
-            raise RuntimeError(native.unavailable())
-        spec, q = call.spec, call.q
-        if q.stride(-1) != 1:
-            q = q.contiguous()
+        spec = call.spec
         extras = NO_EXTRAS
         if spec.mask is not None or spec.bias is not None or spec.softcap is not None:
             extras = _extras(call)
-        return State(*code.attend(q, _pieces(call), spec.scale, extras, lse=call.needs_lse))
+        pieces = _pieces(call)
+        if call.requires_grad or torch.compiler.is_compiling():
+            (piece,) = pieces
+            low, high = extras.bounds or (None, None)
+            slopes, q_positions = extras.slopes or (None, None)
+            return State(
+                *attention_operator(
+                    call.q, piece.k, piece.v, spec.scale, extras.softcap, piece.first,
+                    piece.positions, low, high, extras.keep, slopes, q_positions, extras.bias,
+                )
+            )  # fmt: skip
+        code = native.code()
+        if code is None:
+            raise RuntimeError(native.unavailable())
+        q = call.q if call.q.stride(-1) == 1 else call.q.contiguous()
+        return State(*code.attend(q, pieces, spec.scale, extras, lse=call.needs_lse))
 
 
 def _pieces(call: Call) -> list[Piece]:

@@ -13,6 +13,8 @@ class ReferenceKernel(Kernel):
     gathers = True
 
     def refusal(self, call: Call) -> str | None:
+        if call.spec.deterministic and call.requires_grad:
+            return "deterministic gradients (torch computes them on all threads)"
         return None
 
     def run(self, call: Call) -> State:

@@ -19,13 +19,13 @@ so K and V are never expanded. Shape letters: B batch, H query heads, G kv heads
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.base import Kernel
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State, Tokens, Visibility
@@ -37,6 +37,7 @@ from polyhead.semantics.scores import (
     keep_weights,
     poisoned,
     quarantine,
+    reproducibly,
     tile_scores,
     unfold,
 )
@@ -179,6 +180,29 @@ def _rows_of(x: Tensor, rows: Tokens) -> Tensor:
     return x[:, :, rows.start : rows.start + rows.length]
 
 
+def _first_derivatives_only(
+    backward: Callable[..., tuple[Tensor | None, ...]],
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """For a backward pass that cannot be differentiated: a second derivative is an error.
+
+    As torch's ``once_differentiable``, which however lets gradients that are constants of the loss,
+    such as those of a sum, through as if they depended on nothing.
+    """
+
+    @wraps(backward)
+    def once(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        fail = torch._C._functions.DelayedError(
+            b"the tiled kernel cannot differentiate twice; kernel='reference' can", len(found)
+        )
+        return fail(*(None if x is None else x.detach().requires_grad_() for x in found))  # type: ignore
+
+    return once
+
+
 class _Tiled(torch.autograd.Function):
     """The tiled forward pass with its own backward pass, which stores q, k, v, out and lse only."""
 
@@ -201,12 +225,12 @@ class _Tiled(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, bias, out, lse)
 
     @staticmethod
-    @once_differentiable
+    @_first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, out, lse = ctx.saved_tensors
         spec = _with_bias(ctx.spec, bias)
         needs_bias = ctx.needs_input_grad[3]
-        with full_precision(q.device):
+        with full_precision(q), reproducibly(spec, q):
             pieces = _backward(
                 (q, k, v, out, lse), grads, spec, ctx.q_tokens, ctx.k_tokens, needs_bias=needs_bias
             )

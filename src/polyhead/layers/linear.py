@@ -87,7 +87,8 @@ def feed_forward(
 
 def _code_for(x: Tensor) -> Code | None:
     """Native code, if x is a few rows that it may compute on."""
-    return native.code_for(x) if 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
+    code = native.code_for(x)  # asked first: under tracing, a comparison would fix the length
+    return code if code is not None and 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
 
 
 def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:

@@ -73,7 +73,7 @@ class Code:
         self._index = index
         self._product, self._attend = module.product, module.attend
         self._feed_forward, self._norm = module.feed_forward, module.norm
-        self._rotate = module.rotate
+        self._rotate, self._gradients = module.rotate, module.gradients
 
     def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
@@ -157,23 +157,62 @@ class Code:
             extras: Mask, bias, softcap.
             lse: Whether to return ``[B, H, T]`` float32.
         """
-        B, H, T, D = q.shape
-        V = pieces[0].v.shape[-1]
-        out = q.new_empty(B, H, T, V)
-        found = q.new_empty(B, H, T, dtype=torch.float32) if lse else None
-        arguments = [
-            self._index, torch.get_num_threads(), DTYPES[q.dtype], B, H, pieces[0].k.shape[1], T,
-            D, V, scale, extras.softcap,
-            q.data_ptr(), *q.stride()[:3], out.data_ptr(), *out.stride()[:3],
-            0 if found is None else found.data_ptr(),
-        ]  # fmt: skip
-        arguments += _NONE if extras is NO_EXTRAS else _extras(extras)
-        for piece in pieces:
-            k, v, positions = piece.k, piece.v, piece.positions
-            arguments += k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]
-            arguments += k.shape[2], piece.first, *_table(positions)
-        self._attend(*arguments)
+        out = q.new_empty(*q.shape[:3], pieces[0].v.shape[-1])
+        found = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
+        arguments = _attention(q, pieces, scale, extras, out, found)
+        self._attend(self._index, torch.get_num_threads(), *arguments)
         return out, found
+
+    def gradients(
+        self,
+        q: Tensor,
+        piece: Piece,
+        scale: float,
+        extras: Extras,
+        result: tuple[Tensor, Tensor],
+        grads: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k and v, dense.
+
+        Args:
+            q: As ``attend`` got it, and so the next three.
+            piece: The keys and values, in one piece.
+            scale: Factor of the scores.
+            extras: Mask, bias, softcap.
+            result: out and lse, as ``attend`` gave them.
+            grads: Of out, the last dimension dense, and of lse ``[B, H, T]`` float32, dense.
+        """
+        grad_out, grad_lse = grads
+        found = q.new_empty(q.shape), q.new_empty(piece.k.shape), q.new_empty(piece.v.shape)
+        self._gradients(
+            self._index, torch.get_num_threads(), grad_out.data_ptr(), *grad_out.stride()[:3],
+            grad_lse.data_ptr(), *(x.data_ptr() for x in found),
+            *_attention(q, [piece], scale, extras, *result),
+        )  # fmt: skip
+        return found
+
+
+def _attention(
+    q: Tensor,
+    pieces: Sequence[Piece],
+    scale: float,
+    extras: Extras,
+    out: Tensor,
+    lse: Tensor | None,
+) -> list[float]:
+    """The numbers that describe an attention to the module."""
+    B, H, T, D = q.shape
+    arguments = [
+        DTYPES[q.dtype], B, H, pieces[0].k.shape[1], T, D, out.shape[-1], scale, extras.softcap,
+        q.data_ptr(), *q.stride()[:3], out.data_ptr(), *out.stride()[:3],
+        0 if lse is None else lse.data_ptr(),
+    ]  # fmt: skip
+    arguments += _NONE if extras is NO_EXTRAS else _extras(extras)
+    for piece in pieces:
+        k, v, positions = piece.k, piece.v, piece.positions
+        arguments += k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]
+        arguments += k.shape[2], piece.first, *_table(positions)
+    return arguments
 
 
 def _addresses(weight: Weight) -> tuple[int, int]:
@@ -298,6 +337,10 @@ def unavailable() -> str | None:
     return "no code compiled for this processor gave right results"
 
 
+# What torch.compiler.assume_constant_result would write, without importing the compiler.
+unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _disagreement(candidate: Code) -> str | None:
     """What a code computes wrongly on small inputs, or None: the test at first use."""
     generator = torch.Generator().manual_seed(0)
@@ -324,4 +367,18 @@ def _disagreement(candidate: Code) -> str | None:
             exact = scores.softmax(dim=-1) @ wide_v
             if not torch.allclose(out.double(), exact, atol=close, rtol=close):
                 return f"attention in {dtype} differs from float64"
+            grad = random(1, 4, queries, 48)
+            out, lse = candidate.attend(q, [Piece(k, v)], 0.2, extras, lse=True)
+            assert lse is not None
+            found = candidate.gradients(
+                q, Piece(k, v), 0.2, extras, (out, lse), (grad, torch.zeros_like(lse))
+            )
+            weights, wide_grad = scores.softmax(dim=-1), grad.double()
+            changes = wide_grad @ wide_v.mT - (wide_grad * exact).sum(dim=-1, keepdim=True)
+            changes = 0.2 * weights * changes
+            wanted = changes @ wide_k, changes.mT @ q.double(), weights.mT @ wide_grad
+            for mine, theirs in zip(found, wanted, strict=True):
+                theirs = theirs.reshape(1, mine.shape[1], -1, *mine.shape[2:]).sum(dim=2)
+                if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=close):
+                    return f"a gradient in {dtype} differs from float64"
     return None

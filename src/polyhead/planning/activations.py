@@ -4,13 +4,18 @@ Without gradients a layer's tensors live from where they are made to the end of 
 them, so the peak is one layer's: the residual stream twice (what came in, what goes on), its norm,
 and the widest moment of attention or of the feed-forward network,
 
-    gated      3F + E     gate and value, the activated gate, and the output
-    heads      q, k, v with what rotates them, or with the heads' outputs in both orders
+    gated      2F + E     the activated gate, the values, and the output
+    heads      q, k, v with what norms and rotates them, or with the heads' outputs in both orders
     latent     q and k of all heads, what both were made of, and the heads' outputs, or what
                the absorbed computation has in their place
 
-in elements per token. A kernel's own workspace, some MiB whatever T is, is not counted, and logits
-are those of the last token. Tested against torch's memory profiler.
+in elements per token. Compiled code (``polyhead.native``) norms and rotates without copies between;
+torch hands the heads' outputs on in the order that the next product reads. A plan is for either, so
+each part counts the way that holds more, and a layer allocates at most that much on both: with
+native code up to a third less where norms and rotations are the peak, without it up to a fifth
+less elsewhere. A kernel's own workspace, some MiB whatever T is, is not counted, nor are the few
+numbers per token of a norm or of a mixture's choice, and logits are those of the last token. Tested
+against torch's memory profiler, with native code and without.
 """
 
 from __future__ import annotations
@@ -23,7 +28,10 @@ from polyhead.layers.latent_cost import Computation, choose
 from polyhead.planning.architecture import Architecture, FeedForwardShape, LayerShape
 
 _NORMED_HALF = 5
-"""Times the size of what is normed: in float32, normed in float32, and rounded."""
+"""Times the size of what torch norms: in float32, normed in float32, and rounded."""
+
+_ROTATED = 2
+"""Times the size of what torch rotates: x · cos, and x with its halves swapped."""
 
 
 def activation_elements(
@@ -36,8 +44,7 @@ def activation_elements(
         tokens: Of each sequence's prompt; of an encoder-decoder, of both sides.
         batch: Sequences.
         ranks: That share heads and hidden features.
-        half: Of 16 bits: q, k and v are then one product and rotated together, and norms go
-            through float32, which both take more.
+        half: Of 16 bits: without native code, norms then go through float32.
     """
     E = model.embed_dim
     layers = [
@@ -72,26 +79,32 @@ def _heads(c: AttentionConfig, E: int, ranks: int, half: bool) -> int:
     Q, K = H * c.head_dim, G * c.head_dim
     V = c.head_dim if c.v_head_dim is None else c.v_head_dim
     made = Q + K + G * V
-    out = 2 * H * V + E
+    copies = _copies(c, half)
+    return made + max(copies * Q, Q + copies * K if copies else 0, 2 * H * V + E)
+
+
+def _copies(c: AttentionConfig, half: bool) -> int:
+    """Times the size of projected q or k that norming and rotating it holds beside it."""
+    rotated = 0 if c.rope is None else _ROTATED
+    if c.qk_norm is None:
+        return rotated
+    normed = _NORMED_HALF if half else 1
     if c.rope is None:
-        return made + out
-    # x · cos and x with its halves swapped, beside a normed copy where there is one.
-    copies = 2
-    if c.qk_norm is not None:
-        copies = _NORMED_HALF if half else 3
-    elif half:
-        return made + max(copies * (Q + K), Q + K + out)
-    placed = max(made + copies * Q, made + Q + copies * K)
-    return max(placed, made + out)
+        return normed
+    first, second = (rotated, normed) if c.qk_norm.place == "after_rope" else (normed, rotated)
+    return max(first, 1 + second)
 
 
 def _latent(c: LatentAttentionConfig, way: Computation, E: int, ranks: int) -> int:
     H = -(-c.num_heads // ranks)
     projected = H * (c.qk_head_dim + c.qk_rope_head_dim) + c.latent_dim
-    out = 2 * H * c.v_head_dim + E
+    N, R, V = c.qk_nope_head_dim, c.kv_lora_rank, c.v_head_dim
+    out = 2 * H * V + E
     if way == "absorbed":
-        return projected + H * (c.latent_dim + c.kv_lora_rank) + out
-    made = H * (c.qk_nope_head_dim + c.v_head_dim)
+        # Both products with parts of Wkv_b take their left side in another order: a copy of it.
+        q = H * c.latent_dim
+        return projected + max(H * R + max(H * N, q), q + max(2 * H * R + H * V, out))
+    made = H * (N + V)
     return projected + made + 2 * H * c.qk_head_dim + out
 
 
@@ -99,11 +112,12 @@ def _network(f: FeedForwardShape, E: int, ranks: int) -> int:
     plain = _of_width(f.hidden_dim, f.gated, E, ranks)
     if f.experts == 1:
         return plain
-    # The sum so far and the next, and one expert at work, at worst on every token.
-    routed = 2 * E + plain + 2 * E
-    return max(routed, 2 * E + _of_width(f.shared_hidden_dim, f.gated, E, ranks))
+    # At worst every token visits the same expert. Beside one at work lie its input, the sum so far
+    # and the last expert's output; the next sum takes that output twice more, once in float32.
+    shared = 2 * E + _of_width(f.shared_hidden_dim, f.gated, E, ranks)
+    return max(3 * E + plain, 5 * E, shared)
 
 
 def _of_width(hidden_dim: int, gated: bool, E: int, ranks: int) -> int:
     F = -(-hidden_dim // ranks)
-    return 3 * F + E if gated else max(2 * F, F + E)
+    return 2 * F + E if gated else max(2 * F, F + E)

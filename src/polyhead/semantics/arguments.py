@@ -40,7 +40,7 @@ def call_of(
     """Checks every argument and puts them into a call."""
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a tensor: got {type(q).__name__}")
-    if autocast_enabled(q.device):
+    if autocast_enabled(q):
         q, k, v = _lowered(q, k, v)
     source = _source(k, v, kv_positions)
     _check_shapes(q, source)

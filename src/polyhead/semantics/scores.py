@@ -6,7 +6,8 @@ Shape letters: B batch, G kv heads, R query heads per kv head (H = G · R), T qu
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -92,15 +93,38 @@ def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return k.where(good_k, 0.0), v.where(good_v, 0.0), bad
 
 
-def autocast_enabled(device: torch.device) -> bool:
-    """Whether autocast is on for a device."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+def autocast_enabled(x: Tensor) -> bool:
+    """Whether autocast is on for the device of ``x``."""
+    if x.is_cpu:  # the name of a device takes longer to read than the answer
+        return torch.is_autocast_enabled("cpu")
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
+def full_precision(x: Tensor) -> AbstractContextManager[None]:
     """No autocast inside: a kernel chooses its own precision."""
-    if autocast_enabled(device):
-        return torch.autocast(device.type, enabled=False)
+    if autocast_enabled(x):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread: sums that threads share round differently for each number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def reproducibly(spec: Specification, x: Tensor) -> AbstractContextManager[None]:
+    """The same bits for any number of threads, where the specification asks for that.
+
+    Threads cannot be set inside a graph: what is compiled keeps those that it runs with.
+    """
+    if spec.deterministic and x.is_cpu and not torch.compiler.is_compiling():
+        return one_thread()
     return nullcontext()
 
 

@@ -9,8 +9,8 @@ A mask never asks for the order of keys in memory. It asks three things of a tok
 - its *index*: the row of this call's ``q`` or the column of this call's ``k``; what an explicit
   ``Keep`` tensor is indexed by.
 
-A ``Tokens`` is a run of consecutive indexes. Its ``span`` (least and greatest position) lets a
-mask tell, without looking at single tokens, that a tile is empty or full.
+A ``Tokens`` is a run of consecutive indexes, and never changes. Its ``span`` (least and greatest
+position) lets a mask tell, without looking at single tokens, that a tile is empty or full.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span(NamedTuple):
     high: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Tokens:
     """A run of ``length`` tokens.
 

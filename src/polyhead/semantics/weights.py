@@ -45,7 +45,7 @@ def log_weight_rows(
     k, bad = k.to(precise), None
     if spec.mask is not None:
         k, _, bad = quarantine(k, k[..., :0])  # weights ask nothing of the values
-    with full_precision(q.device):
+    with full_precision(q):
         scores, _, visible = tile_scores(q_scaled, k, spec, q_tokens, k_tokens)
     # A row that saw nothing has scores and lse of −∞, whose difference would be NaN.
     logs = scores.sub_(lse.to(precise).masked_fill(empty, torch.inf)[..., None])

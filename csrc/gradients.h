@@ -1,0 +1,286 @@
+// Gradients of q, k and v (Dao 2023, algorithm 2). Weights are computed again from lse:
+//
+//     P = exp(score − lse)    dP = dO Vᵀ    dS = scale · P ∘ (dP − Δ)    Δ = rowsum(dO ∘ O) − dlse
+//     dV = Pᵀ dO              dK = dSᵀ Q    dQ = dS K
+//
+// A task is a kv head and every n-th of its blocks of keys. It goes over all rows of its group for
+// each of them, so the gradients of its keys and values are its own. Those of the queries it adds up
+// in memory of its own, and they are summed over tasks in the end, always in the same order.
+
+constexpr int64_t kGradientRows = 96;
+constexpr int64_t kTasks = 16, kMostSplits = 4;
+
+// Rows of a block: queries and gradients of the output, as left and as right factor of a product.
+template <class E> struct Packed {
+    E *q, *grad;            // [rows, steps of D or V]
+    E *q_rows, *grad_rows;  // [steps of rows, width]
+    float *delta, *lse;     // [rows]
+};
+
+struct GradientPlan {
+    int64_t heads, head_blocks, tokens, token_blocks;  // of a block of rows
+    int64_t rows, key_width, value_width;
+    int64_t key_blocks, splits;
+};
+
+// Parts of a kv head: enough tasks to keep threads busy, few enough for the memory of their sums, and
+// the same for any number of threads, so that sums are always added in the same order.
+inline int64_t splits_of(int64_t heads, int64_t key_blocks) {
+    const int64_t wanted = (kTasks + heads - 1) / heads, most = wanted < kMostSplits ? wanted : kMostSplits;
+    return most < key_blocks ? most : key_blocks;
+}
+
+inline GradientPlan gradient_plan_of(const Attention& c) {
+    GradientPlan p{};
+    const int64_t group = c.heads / c.kv_heads;
+    p.tokens = c.queries < kGradientRows ? c.queries : kGradientRows;
+    p.heads = kGradientRows / p.tokens < group ? kGradientRows / p.tokens : group;
+    p.head_blocks = (group + p.heads - 1) / p.heads;
+    p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
+    p.rows = p.heads * p.tokens;
+    p.key_width = up_to(c.key_dim, W);
+    p.value_width = up_to(c.value_dim, W);
+    p.key_blocks = (c.keys + kManyKeys - 1) / kManyKeys;
+    p.splits = splits_of(c.batch * c.kv_heads, p.key_blocks);
+    return p;
+}
+
+// Rows of a dtype as float32, packed both ways; a row that saw nothing, or content that is not
+// finite (its out is NaN, but its lse, of what was put in place of such content, is not), is 0.
+template <class T, class E>
+void pack_rows(const Gradients& g, const Rows& rows, Packed<E> to, T* plain) {
+    const Attention& c = g.call;
+    constexpr bool pairs = !__is_same(E, float);
+    const int64_t D = c.key_dim, V = c.value_dim, D_width = up_to(D, W), V_width = up_to(V, W);
+    T* q = plain;
+    T* grad = plain + rows.count * D;
+    for (int64_t i = 0; i < rows.count; ++i) {
+        const int64_t h = rows.head(i), t = rows.token(i), at = (rows.batch * c.heads + h) * c.queries + t;
+        const T* from_q = query<T>(c, rows, i);
+        const T* out = (const T*)c.out + rows.batch * c.out_batch + h * c.out_head + t * c.out_query;
+        const T* from = (const T*)g.grad_out + rows.batch * g.grad_batch + h * g.grad_head + t * g.grad_query;
+        float delta = 0, nan = 0;
+        for (int64_t d = 0; d < V; ++d) {
+            const float x = to_float(out[d]);
+            delta += to_float(from[d]) * x;
+            nan += x != x;
+        }
+        const float lse = c.lse[at];
+        const bool silent = lse == kMinusInfinity || (nan != 0 && lse - lse == 0.0f);
+        to.lse[i] = silent ? -kMinusInfinity : lse;
+        to.delta[i] = silent ? 0.0f : delta - g.grad_lse[at];
+        for (int64_t d = 0; d < D; ++d) q[i * D + d] = silent ? T{} : from_q[d];
+        for (int64_t d = 0; d < V; ++d) grad[i * V + d] = silent ? T{} : from[d];
+        pack_query(q + i * D, D, to.q + i * steps_of(D, pairs));
+        pack_query(grad + i * V, V, to.grad + i * steps_of(V, pairs));
+    }
+    pack_values(q, D, rows.count, D, D_width, to.q_rows);
+    pack_values(grad, V, rows.count, V, V_width, to.grad_rows);
+}
+
+// Scores become weights, and gradients of weights gradients of scores, times scale, row by row.
+template <class E>
+void weigh_again(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, int64_t padded,
+                 const Packed<E>& packed, float* s, float* ds) {
+    float slope[kManyKeys];
+    for (int64_t i = 0; i < rows.count; ++i, s += kManyKeys, ds += kManyKeys) {
+        score(c, rows, i, keys, visible, s, padded, slope);
+        const Vec lse = splat(packed.lse[i]), delta = splat(packed.delta[i]);
+        for (int64_t j = 0; j < padded; j += W) {
+            const Vec weight = exponential(load(s + j) - lse);
+            Vec change = weight * (load(ds + j) - delta) * c.scale;
+            if (c.softcap > 0) change = change * load(slope + j);
+            store_any(s + j, weight);
+            store_any(ds + j, change);
+        }
+    }
+}
+
+// to[m] += Σ a[k, m] b[k] over `steps`, for `count` rows: a product whose left factor lies transposed.
+template <class E>
+void add_transposed(const E* a, const E* b, int64_t b_stride, int64_t steps, int64_t count, float* to,
+                    int64_t vectors) {
+    float ones[kTileRows];
+    for (float& one : ones) one = 1.0f;
+    for (int64_t m = 0; m < count; m += kTileRows)
+        block_product<E, true>(count - m < kTileRows ? count - m : kTileRows, a + m, kManyKeys, b,
+                               b_stride, steps, to + m * vectors * W, vectors * W, vectors, ones);
+}
+
+#if PH_PAIRS
+// Two rows of numbers, rounded, as pairs.
+inline void pack_row_pair(const float* a, const float* b, int64_t count, Pair* to) {
+    auto bits = [](const float* x) {
+        const __m256bh half = _mm512_cvtneps_pbh((__m512)load(x));
+        return __builtin_convertvector((VecHalf)half, VecInt);
+    };
+    for (int64_t j = 0; j < count; j += W) store_any(to + j, bits(a + j) | (b ? bits(b + j) << 16 : VecInt{}));
+}
+#endif
+
+template <class E> struct KeyBlock {
+    E *k_columns, *v_columns;  // [steps of D or V, kManyKeys]
+    E* k_rows;                 // [steps of keys, key_width]
+    float *grad_k, *grad_v;    // [keys, width]
+};
+
+template <class E>
+void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& rows, const Keys& keys,
+                        Visible visible, const Packed<E>& packed, const KeyBlock<E>& block, float* s,
+                        float* ds, Pair* pairs_s, Pair* pairs_ds, Pair* pairs_keys, float* grad_q) {
+    constexpr bool pairs = !__is_same(E, float);
+    const int64_t D = steps_of(c.key_dim, pairs), V = steps_of(c.value_dim, pairs);
+    const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
+    const int64_t key_vectors = p.key_width / W, value_vectors = p.value_width / W;
+    for (int64_t i = 0; i < rows.count; i += kTileRows) {
+        const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
+        block_product<E>(count, packed.q + i * D, D, block.k_columns, kManyKeys, D, s + i * kManyKeys,
+                         kManyKeys, padded / W, nullptr);
+        block_product<E>(count, packed.grad + i * V, V, block.v_columns, kManyKeys, V,
+                         ds + i * kManyKeys, kManyKeys, padded / W, nullptr);
+    }
+    weigh_again(c, rows, keys, visible, padded, packed, s, ds);
+    const E *weights = nullptr, *changes = nullptr, *changes_of_keys = nullptr;
+    int64_t change_stride = kManyKeys;
+    if constexpr (pairs) {
+#if PH_PAIRS
+        for (int64_t i = 0; i < rows.count; i += 2) {
+            const bool both = i + 1 < rows.count;
+            const float *a = s + i * kManyKeys, *b = ds + i * kManyKeys;
+            pack_row_pair(a, both ? a + kManyKeys : nullptr, padded, pairs_s + i / 2 * kManyKeys);
+            pack_row_pair(b, both ? b + kManyKeys : nullptr, padded, pairs_ds + i / 2 * kManyKeys);
+        }
+        for (int64_t i = 0; i < rows.count; ++i)
+            pack_weights(ds + i * kManyKeys, padded, pairs_keys + i * kManyKeys / 2);
+#endif
+        weights = pairs_s, changes = pairs_ds, changes_of_keys = pairs_keys;
+        change_stride = kManyKeys / 2;
+    } else {
+        weights = s, changes = changes_of_keys = ds;
+    }
+    const int64_t row_steps = steps_of(rows.count, pairs);
+    add_transposed<E>(weights, packed.grad_rows, p.value_width, row_steps, keys.length, block.grad_v, value_vectors);
+    add_transposed<E>(changes, packed.q_rows, p.key_width, row_steps, keys.length, block.grad_k, key_vectors);
+    float ones[kTileRows];
+    for (float& one : ones) one = 1.0f;
+    for (int64_t i = 0; i < rows.count; i += kTileRows) {
+        const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
+        float* to = grad_q + ((rows.head(i) - rows.kv_head * (c.heads / c.kv_heads)) * c.queries + rows.token(i)) * p.key_width;
+        // Rows of a block lie after each other: it has whole heads, or tokens of one.
+        block_product<E>(count, changes_of_keys + i * change_stride, change_stride, block.k_rows,
+                         p.key_width, steps_of(keys.length, pairs), to, p.key_width, key_vectors, ones);
+    }
+}
+
+inline int64_t gradient_bytes(const Attention& c, const GradientPlan& p) {
+    const int64_t wide = p.key_width + p.value_width, rows = up_to(p.rows, 2);
+    return 4 * (rows * (2 * wide + wide + 2 * kManyKeys * 2 + 2) + kManyKeys * (5 * wide + wide)) + 32 * 64;
+}
+
+template <class T>
+void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, float* grad_q, char* memory) {
+    using E = typename Element<T>::type;
+    constexpr bool pairs = !__is_same(E, float);
+    const Attention& c = g.call;
+    const int64_t D = c.key_dim, V = c.value_dim, group = c.heads / c.kv_heads, rows_most = up_to(p.rows, 2);
+    const int64_t split = task % p.splits, head = task / p.splits;
+    Arena arena{(char*)up_to((int64_t)memory, 64)};
+    Packed<E> packed{
+        arena.take<E>(rows_most * steps_of(D, pairs)), arena.take<E>(rows_most * steps_of(V, pairs)),
+        arena.take<E>(steps_of(rows_most, pairs) * p.key_width),
+        arena.take<E>(steps_of(rows_most, pairs) * p.value_width),
+        arena.take<float>(rows_most), arena.take<float>(rows_most),
+    };
+    KeyBlock<E> block{
+        arena.take<E>(kManyKeys * steps_of(D, pairs)), arena.take<E>(kManyKeys * steps_of(V, pairs)),
+        arena.take<E>(kManyKeys * p.key_width),
+        arena.take<float>(kManyKeys * p.key_width), arena.take<float>(kManyKeys * p.value_width),
+    };
+    T* plain = arena.take<T>(rows_most * (D + V));
+    float* s = arena.take<float>(rows_most * kManyKeys);
+    float* ds = arena.take<float>(rows_most * kManyKeys);
+    Pair *pairs_s = nullptr, *pairs_ds = nullptr, *pairs_keys = nullptr;
+    if (pairs) {
+        pairs_s = arena.take<Pair>(rows_most / 2 * kManyKeys);
+        pairs_ds = arena.take<Pair>(rows_most / 2 * kManyKeys);
+        pairs_keys = arena.take<Pair>(rows_most * kManyKeys / 2);
+    }
+    float* good_k = arena.take<float>(kManyKeys * D);
+    float* good_v = arena.take<float>(kManyKeys * V);
+    const Piece& piece = c.pieces[0];
+    Rows rows{};
+    rows.batch = head / c.kv_heads, rows.kv_head = head % c.kv_heads;
+    __builtin_memset(grad_q, 0, group * c.queries * p.key_width * 4);
+    for (int64_t number = split; number < p.key_blocks; number += p.splits) {
+        const int64_t at = number * kManyKeys;
+        const Keys keys = keys_at(piece, rows.batch, at, c.keys - at < kManyKeys ? c.keys - at : kManyKeys, at);
+        const T* k = (const T*)piece.k + rows.batch * piece.k_batch + rows.kv_head * piece.k_head + at * piece.k_token;
+        const T* v = (const T*)piece.v + rows.batch * piece.v_batch + rows.kv_head * piece.v_head + at * piece.v_token;
+        int64_t k_token = piece.k_token, v_token = piece.v_token;
+        if ((c.low || c.keep) && !all_finite<T>(c, keys, k, v)) {
+            State unmarked{};
+            rows.count = 0;
+            quarantine<T>(c, rows, keys, k, v, good_k, good_v, unmarked);
+            for (int64_t n = 0; n < keys.length * D; ++n) round_to(good_k[n], (T*)good_k + n);
+            for (int64_t n = 0; n < keys.length * V; ++n) round_to(good_v[n], (T*)good_v + n);
+            k = (const T*)good_k, v = (const T*)good_v, k_token = D, v_token = V;
+        }
+        transpose(k, k_token, keys.length, D, block.k_columns);
+        transpose(v, v_token, keys.length, V, block.v_columns);
+        pack_values(k, k_token, keys.length, D, p.key_width, block.k_rows);
+        __builtin_memset(block.grad_k, 0, kManyKeys * p.key_width * 4);
+        __builtin_memset(block.grad_v, 0, kManyKeys * p.value_width * 4);
+        for (int64_t number = 0; number < p.head_blocks * p.token_blocks; ++number) {
+            const int64_t first = number / p.token_blocks * p.heads;
+            const int64_t heads = group - first < p.heads ? group - first : p.heads;
+            rows.first_head = rows.kv_head * group + first;
+            rows.t0 = number % p.token_blocks * p.tokens;
+            rows.t1 = rows.t0 + p.tokens < c.queries ? rows.t0 + p.tokens : c.queries;
+            rows.count = heads * (rows.t1 - rows.t0);
+            const Visible visible = visible_of(c, rows, keys);
+            if (visible == Visible::none) continue;
+            pack_rows<T, E>(g, rows, packed, plain);
+            gradients_of_block<E>(c, p, rows, keys, visible, packed, block, s, ds, pairs_s, pairs_ds,
+                                  pairs_keys, grad_q);
+        }
+        T* to_k = (T*)g.grad_k + ((rows.batch * c.kv_heads + rows.kv_head) * c.keys + at) * D;
+        T* to_v = (T*)g.grad_v + ((rows.batch * c.kv_heads + rows.kv_head) * c.keys + at) * V;
+        for (int64_t j = 0; j < keys.length; ++j) {
+            for (int64_t d = 0; d < D; ++d) round_to(block.grad_k[j * p.key_width + d], to_k + j * D + d);
+            for (int64_t d = 0; d < V; ++d) round_to(block.grad_v[j * p.value_width + d], to_v + j * V + d);
+        }
+    }
+}
+
+template <class T> void gradients_for(const Gradients& g, int threads) {
+    const Attention& c = g.call;
+    const GradientPlan p = gradient_plan_of(c);
+    const int64_t heads = c.batch * c.kv_heads, tasks = heads * p.splits;
+    const int64_t each = c.heads / c.kv_heads * c.queries * p.key_width;
+    char* const shared = (char*)__builtin_malloc(tasks * each * 4 + 64);
+    float* const sums = (float*)up_to((int64_t)shared, 64);
+    int64_t next = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        char* memory = (char*)__builtin_malloc(gradient_bytes(c, p));
+        for (;;) {
+            const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+            if (task >= tasks) break;
+            gradients_of_task<T>(g, p, task, sums + task * each, memory);
+        }
+        __builtin_free(memory);
+#pragma omp barrier
+#pragma omp for
+        for (int64_t row = 0; row < c.batch * c.heads * c.queries; ++row) {
+            const int64_t head = row / (c.heads / c.kv_heads * c.queries);
+            const int64_t inside = row % (c.heads / c.kv_heads * c.queries);
+            float* sum = sums + head * p.splits * each + inside * p.key_width;
+            for (int64_t n = 1; n < p.splits; ++n)
+                for (int64_t d = 0; d < p.key_width; d += W)
+                    store_any(sum + d, load(sum + d) + load(sum + n * each + d));
+            T* to = (T*)g.grad_q + row * c.key_dim;
+            for (int64_t d = 0; d < c.key_dim; ++d) round_to(sum[d], to + d);
+        }
+    }
+    __builtin_free(shared);
+}
