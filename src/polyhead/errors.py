@@ -35,5 +35,9 @@ class ContextLengthError(PolyheadError, ValueError):
     """More tokens than the model's context holds."""
 
 
+class DisagreementError(PolyheadError, ArithmeticError):
+    """Two ways of computing the same thing gave different results; nothing was timed."""
+
+
 class InputError(PolyheadError, ValueError):
     """A text or file that cannot be used: empty, not UTF-8, not readable."""

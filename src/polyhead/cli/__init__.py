@@ -72,13 +72,15 @@ def _run(line: list[str]) -> int:
 
 def _explain(error: Exception) -> tuple[str, int]:
     """One sentence and an exit code for what went wrong."""
-    from polyhead.errors import PolyheadError
+    from polyhead.errors import DisagreementError, PolyheadError
 
     if hasattr(error, "format_message"):  # a wrong option or argument, found by typer
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "polyhead"
         message = " ".join(str(error.format_message()).split()).rstrip(".")
         return f"{message}; see {path} --help", 2
+    if isinstance(error, DisagreementError):
+        return _sentence(error), 1
     if isinstance(error, PolyheadError | ValueError):
         return _sentence(error), 2
     if isinstance(error, OSError):

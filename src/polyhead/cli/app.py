@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli.bench import bench
 from polyhead.cli.doctor import doctor
 from polyhead.cli.generate import generate
 from polyhead.cli.look import look
@@ -53,5 +54,5 @@ def _reflowed(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
 
 
-for verb in (look, trace, generate, plan, doctor):
+for verb in (look, trace, generate, plan, bench, doctor):
     app.command(help=_reflowed(verb.__doc__ or ""))(verb)

@@ -38,15 +38,16 @@ def doctor(
 def examine() -> dict[str, Any]:
     """Everything that ``doctor`` shows, as plain data."""
     return {
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": versions(),
+        "machine": machine(),
         "kernels": _kernels(),
         "models": _models(),
         "cache": _cache(),
     }
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """Of Python and of every package that matters; None where it is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in (*_PACKAGES, *_PEERS):
         try:
@@ -56,7 +57,8 @@ def _versions() -> dict[str, str | None]:
     return found
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Processor, cores, threads, memory, instruction sets and accelerators."""
     import torch
 
     from polyhead import native

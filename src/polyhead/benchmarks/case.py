@@ -1,0 +1,112 @@
+"""A piece of work, the ways of doing it, and when two results count as equal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Run = Callable[[], Any]
+Differs = Callable[[Tensor, Any], str | None]
+Gauge = Callable[[Run], float]
+
+# Greatest difference, as a share of the greatest number of the result. Peers round scores, weights
+# or partial sums to the dtype, some of them several times.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for.
+
+    Attributes:
+        quick: Fewer and smaller cases, less time on each.
+        dtypes: In which dtypes.
+        rounds: Turns of every case; None: as many as fit in a fixed time.
+    """
+
+    quick: bool = False
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Another way of doing the work.
+
+    Attributes:
+        run: Does it once and returns the result.
+        differs: Says how its result differs from ours, or None; None where it computes something
+            else on purpose, such as our own attention without a feature.
+    """
+
+    run: Run
+    differs: Differs | None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the machine does at best: a plain operation that is measured beside the work.
+
+    Attributes:
+        name: What it is.
+        run: Does it once.
+        share: How much of it the work is: 2 if the work is twice as much.
+    """
+
+    name: str
+    run: Run
+    share: float
+
+
+def seconds(run: Run) -> float:
+    """What one call takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table.
+
+    Attributes:
+        group: What it is but for its length; rows of one group are one line of the plot.
+        length: The size that grows within the group: tokens, keys, heads.
+        dtype: In which dtype.
+        ours: polyhead's way, with the result that others are compared with.
+        peers: Others by name.
+        limit: The machine's best, or None where there is none to name.
+        work: Operations, bytes or tokens of one call, for the rate.
+        unit: Of the rate: "FLOP/s", "B/s", "tokens/s"; "" where the gauge is bytes.
+        gauge: What is measured of a call: its seconds, or the bytes it takes.
+    """
+
+    group: str
+    length: int
+    dtype: torch.dtype
+    ours: Run
+    peers: Mapping[str, Contestant]
+    limit: Limit | None = None
+    work: float = 0.0
+    unit: str = "FLOP/s"
+    gauge: Gauge = field(default=seconds)
+
+
+def close(dtype: torch.dtype) -> Differs:
+    """Tells two results apart that differ by more than the roundings of the dtype explain."""
+
+    def differs(ours: Tensor, theirs: Tensor) -> str | None:
+        if ours.shape != theirs.shape:
+            return f"shape {list(theirs.shape)}, ours {list(ours.shape)}"
+        scale = ours.float().abs().max().item()
+        error = (ours.float() - theirs.float()).abs().max().item()
+        if error <= _TOLERANCE[dtype] * scale:  # false for NaN
+            return None
+        return f"greatest difference {error:.1e} where the greatest number is {scale:.1e}"
+
+    return differs

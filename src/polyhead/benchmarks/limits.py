@@ -1,0 +1,20 @@
+"""What the machine can do at best, measured with torch's plainest operations."""
+
+from __future__ import annotations
+
+import torch
+
+from polyhead.benchmarks.case import Limit
+
+
+def matrix_rate(dtype: torch.dtype, operations: float) -> Limit:
+    """A square matrix product of about as many operations, between 1,024 and 2,048 rows."""
+    n = min(2048, max(1024, 256 * round((operations / 2) ** (1 / 3) / 256)))
+    a, b = torch.randn(2, n, n).to(dtype)
+    return Limit(f"{n}³ matrix product", lambda: a @ b, operations / (2 * n**3))
+
+
+def read_rate(size: float) -> Limit:
+    """One pass over as many bytes: a sum of float32."""
+    memory = torch.ones(int(size) // 4)
+    return Limit(f"sum over {memory.nbytes:,} bytes", memory.sum, size / memory.nbytes)

@@ -1,0 +1,111 @@
+"""One case, measured: results compared first, then every way in turns, medians and quartiles."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polyhead.benchmarks.case import Case, Gauge, Run, Settings
+from polyhead.errors import DisagreementError
+
+OURS = "polyhead"
+_LIMIT = object()
+# Seconds for the turns of a case, and how many turns at least and at most: full run, quick run.
+_BUDGET = {False: (2.5, 5, 31), True: (0.4, 3, 9)}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one way took, turn by turn, in seconds or bytes."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Between these lies the middle half of the turns."""
+        if len(self.values) < 2:
+            return self.values[0], self.values[0]
+        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return low, high
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"median": self.median, "quartiles": list(self.quartiles), "turns": len(self.values)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of a case.
+
+    Attributes:
+        case: The case.
+        ours: polyhead's sample.
+        peers: Theirs, by name.
+        limit: What the machine would take for this work at best, or None.
+    """
+
+    case: Case
+    ours: Sample
+    peers: Mapping[str, Sample]
+    limit: Sample | None
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Median of each peer over our median: above 1, polyhead is ahead."""
+        return {name: sample.median / self.ours.median for name, sample in self.peers.items()}
+
+    @property
+    def of_limit(self) -> float | None:
+        """The share of the machine's best that polyhead reaches."""
+        return None if self.limit is None else self.limit.median / self.ours.median
+
+    def rate(self, sample: Sample) -> float:
+        """Work per second."""
+        return self.case.work / sample.median
+
+
+def measure(case: Case, settings: Settings) -> Result:
+    """Compares the results of a case, then measures every way of doing it in turns.
+
+    Raises:
+        DisagreementError: Two results differ; nothing was timed.
+    """
+    expected = case.ours()
+    for name, peer in case.peers.items():
+        found = peer.run()
+        if peer.differs is not None and (why := peer.differs(expected, found)) is not None:
+            raise DisagreementError(
+                f"{case.group}, {case.length}, {case.dtype}: {name} and polyhead disagree: {why}"
+            )
+    runs: dict[Any, Run] = {OURS: case.ours}
+    runs |= {name: peer.run for name, peer in case.peers.items()}
+    if case.limit is not None:
+        runs[_LIMIT] = case.limit.run
+    samples = {name: Sample(tuple(taken)) for name, taken in _turns(runs, case, settings).items()}
+    limit = None
+    if case.limit is not None:
+        limit = Sample(tuple(x * case.limit.share for x in samples.pop(_LIMIT).values))
+    return Result(case, samples.pop(OURS), samples, limit)
+
+
+def _turns(runs: dict[Any, Run], case: Case, settings: Settings) -> dict[Any, list[float]]:
+    """Every way in turns, so that all meet the same noise; the first turn warms up."""
+    taken: dict[Any, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    budget, least, most = _BUDGET[settings.quick]
+    least, most = (settings.rounds, settings.rounds) if settings.rounds else (least, most)
+    end = time.perf_counter() + budget
+    turn = 0
+    while turn < least or (turn < most and time.perf_counter() < end):
+        for name, run in runs.items():
+            gauge: Gauge = case.gauge
+            taken[name].append(gauge(run))
+        turn += 1
+    return taken

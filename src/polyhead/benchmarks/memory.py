@@ -1,0 +1,59 @@
+"""Cases of what a call takes beside its inputs: bytes, not seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from polyhead.benchmarks.case import Case, Contestant, Run, Settings, close
+from polyhead.benchmarks.peers import torch_sdpa
+from polyhead.benchmarks.problem import Problem
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """The most memory that a call takes, its result and torch's mask included (Linux only)."""
+    if not _CLEAR.exists():
+        return
+    T = 2048 if settings.quick else 8192
+    for dtype in settings.dtypes:
+        plain = Problem(2, 2, T, T, 64, dtype, causal=True)
+        variants = {
+            "causal": plain,
+            "window 512": replace(plain, window=512),
+            "ALiBi": replace(plain, alibi=True),
+            "latent decode, 128 heads": Problem(128, 1, 1, T, 576, dtype, causal=True, latent=512),
+        }
+        for name, problem in variants.items():
+            yield _case(name, problem)
+
+
+def _case(name: str, problem: Problem) -> Case:
+    q, k, v = problem.draw()
+
+    def theirs() -> object:
+        run = torch_sdpa(problem, q, k, v)
+        assert run is not None
+        return run()
+
+    return Case(
+        name, problem.keys, problem.dtype, lambda: problem.ours(q, k, v),
+        {"torch SDPA": Contestant(theirs, close(problem.dtype))},
+        unit="", gauge=taken,
+    )  # fmt: skip
+
+
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def taken(run: Run) -> float:
+    """The bytes by which this process grows during a call at most; the result counts at least."""
+    held = _status("VmRSS")
+    _CLEAR.write_text("5")  # from now on VmHWM counts anew
+    result = run()
+    return float(max(_status("VmHWM") - held, result.nbytes))
+
+
+def _status(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{name}:")[1].split()[0]) * 1024

@@ -1,0 +1,150 @@
+"""Cases of a whole model: SmolLM2 decoding and reading a prompt, in three programs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pydoc_data.topics import topics
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from polyhead.benchmarks.case import Case, Contestant, Differs, Run, Settings
+from polyhead.benchmarks.limits import matrix_rate, read_rate
+from polyhead.benchmarks.llama_cpp import LlamaCpp, Told
+from polyhead.benchmarks.peers import installed
+from polyhead.checkpoints import find
+from polyhead.generation import LanguageModel, load
+
+MODEL, PROMPT, STEPS = "smollm2", 128, 16
+# Share of positions at which both must say the same likeliest token.
+_AGREEMENT = {torch.float32: 0.999, torch.float16: 0.95, torch.bfloat16: 0.9}
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """SmolLM2-135M: tokens a second, one by one after a prompt and a prompt at once."""
+    length = 256 if settings.quick else 1024
+    theirs = _theirs() if installed("transformers") else None
+    llama = LlamaCpp(find(MODEL).path) if installed("llama.cpp") else None
+    try:
+        for dtype in settings.dtypes:
+            ours = cast(LanguageModel, load(MODEL, dtype=dtype))
+            ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
+            if theirs is not None:
+                theirs = _as_dtype(theirs, dtype)
+            yield _decode(ours, theirs, llama, ids, dtype)
+            yield _prefill(ours, theirs, llama, ids, dtype)
+    finally:
+        if llama is not None:
+            llama.close()
+
+
+def _decode(
+    ours: LanguageModel, theirs: Any, llama: LlamaCpp | None, ids: Tensor, dtype: torch.dtype
+) -> Case:
+    """The same 16 tokens after the same prompt, one at a time, through a cache."""
+    prompt, steps = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
+    cache = ours.new_cache(PROMPT + STEPS)
+    ours(prompt, cache=cache, last=1)
+
+    def run() -> Tensor:
+        logits = [ours(steps[:, i : i + 1], cache=cache, last=1) for i in range(STEPS)]
+        cache.rollback(STEPS)
+        return torch.cat(logits, dim=1)
+
+    peers = {}
+    if theirs is not None:
+        past = theirs(prompt, use_cache=True, logits_to_keep=1).past_key_values
+
+        def their_run() -> Tensor:
+            logits = [
+                theirs(steps[:, i : i + 1], past_key_values=past, use_cache=True).logits
+                for i in range(STEPS)
+            ]
+            past.crop(-STEPS)
+            return torch.cat(logits, dim=1)
+
+        peers["transformers"] = Contestant(their_run, _says_the_same(dtype))
+    if llama is not None:
+        known = ids[0, : PROMPT + 1].tolist()
+        peers["llama.cpp"] = Contestant(lambda: llama.decode(known, STEPS), _knows(llama, known, 0))
+    weights = float(sum(p.nbytes for p in ours.parameters()))
+    limit = read_rate(weights)
+    return Case(
+        f"decode after {PROMPT} tokens, steps:", STEPS, dtype, run, peers,
+        replace(limit, share=STEPS * limit.share), STEPS, "tokens/s", _seconds,
+    )  # fmt: skip
+
+
+def _prefill(
+    ours: LanguageModel, theirs: Any, llama: LlamaCpp | None, ids: Tensor, dtype: torch.dtype
+) -> Case:
+    """A whole prompt into an empty cache."""
+    tokens = ids.shape[1]
+    peers = {}
+    if theirs is not None:
+        run: Run = lambda: theirs(ids, use_cache=True, logits_to_keep=1).logits  # noqa: E731
+        peers["transformers"] = Contestant(run, _says_the_same(dtype))
+    if llama is not None:
+        known = ids[0].tolist()
+        peers["llama.cpp"] = Contestant(lambda: llama.prefill(known), _knows(llama, known, -1))
+    embedding = ours.config.vocab_size * ours.config.embed_dim
+    body = sum(p.numel() for p in ours.parameters()) - embedding
+    operations = 2.0 * body * tokens
+    return Case(
+        "prefill, tokens:", tokens, dtype,
+        lambda: ours(ids, cache=ours.new_cache(tokens), last=1),
+        peers, matrix_rate(dtype, operations), tokens, "tokens/s", _seconds,
+    )  # fmt: skip
+
+
+def _seconds(run: Run) -> float:
+    """What a call takes; a process of its own tells it itself."""
+    start = time.perf_counter()
+    result = run()
+    wall = time.perf_counter() - start
+    return result.seconds if isinstance(result, Told) else wall
+
+
+def _says_the_same(dtype: torch.dtype) -> Differs:
+    def differs(ours: Tensor, theirs: Tensor) -> str | None:
+        same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
+        error = (ours.float() - theirs.float()).abs().max().item()
+        if same >= _AGREEMENT[dtype] and error <= 0.1 * ours.float().abs().max().item():
+            return None
+        return f"the likeliest token agrees at {same:.0%} of places, logits differ by {error:.2g}"
+
+    return differs
+
+
+def _knows(llama: LlamaCpp, ids: list[int], place: int) -> Callable[[Tensor, Told], str | None]:
+    """llama.cpp computes in 4 and 8 bits: its next token must be among our ten likeliest."""
+
+    def differs(ours: Tensor, _: Told) -> str | None:
+        token, likely = llama.next_token(ids), ours[0, place].topk(10).indices.tolist()
+        return None if token in likely else f"it says token {token}, our likeliest are {likely}"
+
+    return differs
+
+
+def _theirs() -> Any:
+    import transformers
+
+    file = find(MODEL).path
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    return model.eval()
+
+
+def _as_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """In another dtype; rotary frequencies stay float32, as when the model is loaded so."""
+    frequencies = model.model.rotary_emb.inv_freq.float()
+    model = model.to(dtype)
+    model.model.rotary_emb.inv_freq = frequencies
+    return model

@@ -1,0 +1,104 @@
+"""Rate against length as an SVG of small panels, readable on light and dark ground."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from xml.sax.saxutils import escape
+
+from polyhead.benchmarks.measure import OURS, Result
+from polyhead.benchmarks.report import dtype_name
+
+_WIDTH, _HEIGHT, _COLUMNS = 300, 210, 3
+_LEFT, _TOP, _RIGHT, _BOTTOM = 52, 40, 14, 30
+_COLOURS = ("#0b7285", "#d9480f", "#862e9c", "#5c940d", "#a61e4d")
+_STYLE = """
+text { font: 11px system-ui, sans-serif; fill: #212529 } .title { font-weight: 600 }
+.grid { stroke: #868e96; stroke-opacity: .35 } .line { fill: none; stroke-width: 2 }
+.limit { stroke: #868e96; stroke-dasharray: 4 3 } .ground { fill: #ffffff }
+@media (prefers-color-scheme: dark) { text { fill: #e9ecef } .ground { fill: #16191d }
+  .line { filter: brightness(1.5) } }
+"""
+Points = list[tuple[int, float]]
+
+
+def plot(found: Mapping[str, Sequence[Result]]) -> str:
+    """A panel for every group of cases with two lengths or more."""
+    panels = [panel for name, results in found.items() for panel in _panels(name, results)]
+    names = list(dict.fromkeys(name for _, _, lines in panels for name in lines if name != "limit"))
+    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+    drawn = [
+        f'<g transform="translate({i % _COLUMNS * _WIDTH},{24 + i // _COLUMNS * _HEIGHT})">'
+        f"{_panel(title, unit, lines, colours)}</g>"
+        for i, (title, unit, lines) in enumerate(panels)
+    ]
+    width, height = _COLUMNS * _WIDTH, 24 + math.ceil(len(panels) / _COLUMNS) * _HEIGHT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
+        f'<style>{_STYLE}</style><rect class="ground" width="{width}" height="{height}"/>'
+        f"{_legend(colours)}{''.join(drawn)}</svg>\n"
+    )
+
+
+def _panels(
+    routine: str, results: Iterable[Result]
+) -> Iterable[tuple[str, str, dict[str, Points]]]:
+    groups: dict[tuple[str, str, str], dict[str, Points]] = {}
+    for result in results:
+        case = result.case
+        if not case.unit:
+            continue
+        title = f"{routine}, {case.group}, {dtype_name(result)}"
+        lines = groups.setdefault((title, case.unit, ""), {})
+        samples = {OURS: result.ours, **result.peers}
+        if result.limit is not None:
+            samples["limit"] = result.limit
+        for name, sample in samples.items():
+            lines.setdefault(name, []).append((case.length, result.rate(sample)))
+    for (title, unit, _), lines in groups.items():
+        if len(lines[OURS]) > 1:
+            yield title, unit, lines
+
+
+def _panel(title: str, unit: str, lines: dict[str, Points], colours: dict[str, str]) -> str:
+    lengths = sorted({length for points in lines.values() for length, _ in points})
+    top = max(rate for points in lines.values() for _, rate in points)
+    scale, prefix = (1e9, "G") if top >= 1e9 else (1.0, "")
+    first, span = math.log(lengths[0]), math.log(lengths[-1]) - math.log(lengths[0])
+    inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def x(length: int) -> float:
+        return _LEFT + (math.log(length) - first) / span * inner_width
+
+    def y(rate: float) -> float:
+        return _TOP + (1 - rate / top) * inner_height
+
+    parts = [
+        f'<text class="title" x="{_LEFT}" y="14">{escape(title)}</text>',
+        f'<text x="{_LEFT}" y="28">{prefix}{unit}</text>',
+    ]
+    for share in (0.0, 0.5, 1.0):
+        at, label = y(share * top), f"{share * top / scale:,.4g}"
+        parts.append(f'<path class="grid" d="M{_LEFT} {at:.1f}h{inner_width}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
+    parts += [
+        f'<text x="{x(length):.1f}" y="{_HEIGHT - 12}" text-anchor="middle">{length}</text>'
+        for length in lengths
+    ]
+    for name, points in lines.items():
+        path = " L".join(f"{x(length):.1f} {y(rate):.1f}" for length, rate in sorted(points))
+        look = 'class="line limit"' if name == "limit" else f'class="line" stroke="{colours[name]}"'
+        parts.append(f'<path {look} d="M{path}"><title>{escape(name)}</title></path>')
+    return "".join(parts)
+
+
+def _legend(colours: dict[str, str]) -> str:
+    entries = [
+        *((n, f'stroke="{c}"', "line") for n, c in colours.items()),
+        ("limit", "", "line limit"),
+    ]
+    return "".join(
+        f'<path class="{kind}" {colour} d="M{12 + 150 * i} 14h24"/>'
+        f'<text x="{42 + 150 * i}" y="18">{escape(name)}</text>'
+        for i, (name, colour, kind) in enumerate(entries)
+    )

@@ -1,0 +1,122 @@
+"""What was measured, as data and as tables for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polyhead.benchmarks.measure import OURS, Result, Sample
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def document(found: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """All rows and the geometric means, as JSON's types."""
+    return {
+        "rows": [_row(name, result) for name, results in found.items() for result in results],
+        "geometric_means": [
+            mean for name, results in found.items() for mean in means(name, results)
+        ],
+    }
+
+
+def _row(routine: str, result: Result) -> dict[str, Any]:
+    case = result.case
+    samples = {OURS: result.ours, **result.peers}
+    return {
+        "routine": routine,
+        "case": case.group,
+        "length": case.length,
+        "dtype": dtype_name(result),
+        "measured": "seconds" if case.unit else "bytes",
+        "samples": {name: sample.as_dict() for name, sample in samples.items()},
+        "unit": case.unit or None,
+        "rates": {n: result.rate(s) for n, s in samples.items()} if case.unit else None,
+        "ratios": result.ratios,
+        "limit": None if result.limit is None or case.limit is None else {
+            "name": case.limit.name, **result.limit.as_dict(), "rate": result.rate(result.limit),
+        },
+        "of_limit": result.of_limit,
+    }  # fmt: skip
+
+
+def dtype_name(result: Result) -> str:
+    """As torch writes it, without its first word."""
+    return str(result.case.dtype).removeprefix("torch.")
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp(mean(log))."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def means(routine: str, results: Iterable[Result]) -> Iterator[dict[str, Any]]:
+    """Geometric means of the ratios to each peer and to the limit, by dtype."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        against = dict(result.ratios)
+        if result.of_limit is not None:
+            against["limit"] = result.of_limit
+        for name, ratio in against.items():
+            ratios.setdefault((dtype_name(result), name), []).append(ratio)
+    for (dtype, name), values in ratios.items():
+        yield {
+            "routine": routine,
+            "dtype": dtype,
+            "against": name,
+            "ratio": geometric_mean(values),
+            "rows": len(values),
+        }
+
+
+def table(routine: str, summary: str, results: Iterable[Result]) -> Table:
+    """A line per case: our rate, each peer's ratio and the share of the limit."""
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(title=Text(f"{routine}: {summary}", style="bold"), title_justify="left", box=None)
+    found.add_column("case")
+    for column in ("polyhead", "± half", "limit"):
+        found.add_column(column, justify="right")
+    found.add_column("peer ÷ polyhead")
+    for result in results:
+        share = "" if result.of_limit is None else f"{result.of_limit:.0%}"
+        found.add_row(
+            f"{result.case.group} {result.case.length} {dtype_name(result)}",
+            _amount(result), _spread(result.ours), share,
+            ", ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items()),
+        )  # fmt: skip
+    return found
+
+
+def means_table(found: Mapping[str, Sequence[Result]]) -> Table:
+    """A line per routine and dtype."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=Text("geometric means", style="bold"), title_justify="left", box=None)
+    for column in ("routine", "dtype", "against", "ratio", "rows"):
+        shown.add_column(column, justify="right" if column in ("ratio", "rows") else "left")
+    for name, results in found.items():
+        for mean in means(name, results):
+            limit = mean["against"] == "limit"
+            ratio = f"{mean['ratio']:.0%}" if limit else f"{mean['ratio']:.2f}"
+            shown.add_row(name, mean["dtype"], mean["against"], ratio, str(mean["rows"]))
+    return shown
+
+
+def _amount(result: Result) -> str:
+    median = result.ours.median
+    if not result.case.unit:
+        return f"{median / 1e6:.1f} MB"
+    if result.case.unit == "tokens/s":
+        return f"{result.rate(result.ours):,.1f} tokens/s"
+    return f"{median * 1e3:.3f} ms, {result.rate(result.ours) / 1e9:,.1f} G{result.case.unit}"
+
+
+def _spread(sample: Sample) -> str:
+    """Half the distance of the quartiles, as a share of the median."""
+    low, high = sample.quartiles
+    return f"{(high - low) / 2 / sample.median:.0%}"

@@ -1,0 +1,51 @@
+"""The routines of ``polyhead bench`` by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from polyhead.benchmarks import attention, memory, model, watched
+from polyhead.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
+from polyhead.benchmarks.case import Case, Settings
+from polyhead.errors import InputError
+
+
+@dataclass(frozen=True)
+class Routine:
+    """Cases that belong together and the peers that some of them meet."""
+
+    cases: Callable[[Settings], Iterator[Case]]
+    peers: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """Its first sentence."""
+        return (self.cases.__doc__ or "").splitlines()[0]
+
+
+ROUTINES = {
+    "prefill": Routine(attention.prefill, (SDPA, MODULE, X_TRANSFORMERS, FLEX)),
+    "decode": Routine(attention.decode, (SDPA, ONNX)),
+    "chunk": Routine(attention.chunk, (SDPA,)),
+    "window": Routine(attention.window, (SDPA, FLEX)),
+    "features": Routine(attention.features, (SDPA, FLEX)),
+    "mla": Routine(attention.mla, (SDPA,)),
+    "backward": Routine(attention.backward, (SDPA,)),
+    "growth": Routine(attention.growth, (SDPA,)),
+    "model": Routine(model.cases, ("transformers", "llama.cpp")),
+    "memory": Routine(memory.cases, (SDPA,)),
+    "statistics": Routine(watched.cases, ()),
+}
+
+
+def chosen(names: Sequence[str]) -> dict[str, Routine]:
+    """The routines of these names, in the order of ``ROUTINES``; all of them for no names.
+
+    Raises:
+        InputError: There is no such routine; the message lists those there are.
+    """
+    for name in names:
+        if name not in ROUTINES:
+            raise InputError(f"no routine {name!r}: give some of {', '.join(ROUTINES)}, or none")
+    return {name: each for name, each in ROUTINES.items() if not names or name in names}

@@ -1,0 +1,112 @@
+"""``polyhead bench``: how fast, against peers and the machine's limit, in one run."""
+
+from __future__ import annotations
+
+import json as json_format
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from polyhead.benchmarks import Result, Settings
+
+
+def bench(
+    routines: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ROUTINES]...",
+            help="prefill, decode, chunk, window, features, mla, backward, growth, model, memory, "
+            "statistics; default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer and smaller cases, in 2 minutes.")
+    ] = False,
+    dtypes: Annotated[
+        str, typer.Option(help="Comma-separated: float32, bfloat16, float16.")
+    ] = "float32,bfloat16",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Turns of each case; default: by time.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Only JSON.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write rate against length here, as SVG.")
+    ] = None,
+) -> None:
+    """Measure polyhead against its peers and the machine's limit, in turns, in one process.
+
+    Results are compared before anything is timed. Without --json, the last line is one JSON
+    document.
+
+    Example: polyhead bench prefill decode --quick
+    """
+    import torch
+
+    from polyhead.benchmarks import Settings, chosen
+
+    picked = chosen(routines or [])
+    settings = Settings(quick, _dtypes(dtypes), rounds)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        report, found = _run(picked, settings, show=not json)
+    if plot is not None:
+        from polyhead.benchmarks.plot import plot as drawn
+
+        plot.write_text(drawn(found), encoding="utf-8")
+    print(json_format.dumps(report, ensure_ascii=False, allow_nan=False))
+
+
+def _run(
+    picked: dict[str, Any], settings: Settings, *, show: bool
+) -> tuple[dict[str, Any], dict[str, list[Result]]]:
+    """Every routine in turn; tables as they come, if wanted."""
+    from polyhead.benchmarks import measure
+    from polyhead.benchmarks.peers import missing
+    from polyhead.benchmarks.report import document, means_table, table
+    from polyhead.cli.doctor import machine, versions
+    from polyhead.cli.terminal import console, progress
+
+    screen = console()
+    peers = dict.fromkeys(peer for routine in picked.values() for peer in routine.peers)
+    facts = machine()
+    absent = [{"peer": name, "install": how} for name, how in missing(peers).items()]
+    if settings.quick and "FlexAttention" in peers:
+        absent.append({"peer": "FlexAttention", "install": "run without --quick: it compiles"})
+    if show:
+        screen.print(
+            f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads, native "
+            f"code {facts['native_code'] or 'none'}, torch {versions()['torch']}\n"
+        )
+    found: dict[str, list[Result]] = {}
+    for name, routine in picked.items():
+        found[name] = []
+        with progress(name) as advance:
+            for case in routine.cases(settings):
+                found[name].append(measure(case, settings))
+                advance(f"{name}, {case.group} {case.length}", len(found[name]), 0)
+        if show:
+            screen.print(table(name, routine.summary, found[name]))
+            screen.print()
+    if show:
+        screen.print(means_table(found))
+        for peer in absent:
+            screen.print(f"missing: {peer['peer']}: {peer['install']}", soft_wrap=True)
+    about = {"machine": facts, "versions": versions(), "quick": settings.quick, "missing": absent}
+    return about | document(found), found
+
+
+def _dtypes(text: str) -> tuple[torch.dtype, ...]:
+    import torch
+
+    from polyhead.errors import InputError
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"--dtypes takes {', '.join(known)}: got {unknown[0]!r}")
+    return tuple(known[name] for name in names)
