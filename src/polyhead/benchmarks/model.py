@@ -16,7 +16,7 @@ from torch import Tensor
 from polyhead.benchmarks.case import Case, Contestant, Differs, Run, Settings
 from polyhead.benchmarks.limits import matrix_rate, read_rate
 from polyhead.benchmarks.llama_cpp import LlamaCpp, Told
-from polyhead.benchmarks.peers import installed
+from polyhead.benchmarks.peers import SMOLLM2, installed
 from polyhead.checkpoints import find
 from polyhead.generation import LanguageModel, load
 
@@ -27,6 +27,8 @@ _AGREEMENT = {torch.float32: 0.999, torch.float16: 0.95, torch.bfloat16: 0.9}
 
 def cases(settings: Settings) -> Iterator[Case]:
     """SmolLM2-135M: tokens a second, one by one after a prompt and a prompt at once."""
+    if not installed(SMOLLM2):
+        return
     length = 256 if settings.quick else 1024
     theirs = _theirs() if installed("transformers") else None
     llama = LlamaCpp(find(MODEL).path) if installed("llama.cpp") else None

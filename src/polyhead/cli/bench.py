@@ -19,8 +19,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[ROUTINES]...",
-            help="prefill, decode, chunk, window, features, mla, backward, growth, model, memory, "
-            "statistics; default: all.",
+            help="prefill, decode, chunk, window, features, mla, backward, growth, overhead, "
+            "model, memory, statistics; default: all.",
             show_default=False,
         ),
     ] = None,

@@ -1,0 +1,119 @@
+"""What a benchmark says is computed from what was measured, and only of equal results."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from polyhead.benchmarks import Case, Contestant, Limit, Settings, measure
+from polyhead.benchmarks.case import close
+from polyhead.benchmarks.peers import PACKAGES, Package, contestants, installed, missing
+from polyhead.benchmarks.plot import plot
+from polyhead.benchmarks.problem import Problem
+from polyhead.benchmarks.report import document, geometric_mean
+from polyhead.errors import DisagreementError
+
+ONES = torch.ones(4)
+VARIANTS = {
+    "causal": {"causal": True},
+    "full": {},
+    "window": {"causal": True, "window": 5},
+    "documents": {"causal": True, "documents": (7, 3, 14)},
+    "alibi": {"causal": True, "alibi": True},
+    "latent": {"causal": True, "latent": 4, "kv_heads": 1},
+}
+
+
+def by_script(times: dict[str, list[float]], length: int = 8) -> Case:
+    """A case of which every turn takes what the script says, whatever the clock."""
+    left: dict[str, Iterator[float]] = {name: iter(values) for name, values in times.items()}
+    asked: list[str] = []
+
+    def way(name: str) -> object:
+        asked.append(name)
+        return ONES
+
+    def gauge(run: object) -> float:
+        run()  # type: ignore[operator]
+        return next(left[asked[-1]])
+
+    return Case(
+        "made up", length, torch.float32, lambda: way("ours"),
+        {"peer": Contestant(lambda: way("peer"), close(torch.float32))},
+        Limit("best", lambda: way("limit"), 2.0), work=6.0, gauge=gauge,
+    )  # fmt: skip
+
+
+def test_ratios_are_of_medians_and_means_are_geometric() -> None:
+    times = {"ours": [2.0, 1.0, 90.0], "peer": [8.0, 0.1, 4.0], "limit": [0.7, 0.5, 0.1]}
+    result = measure(by_script(times), Settings(rounds=3))
+    assert result.ours.median == 2.0
+    assert result.ratios == {"peer": 2.0}
+    assert result.of_limit == 0.5
+    assert result.rate(result.ours) == 3.0
+    assert result.ours.quartiles == (1.5, 46.0)
+    other = measure(by_script({**times, "peer": [16.0] * 3}), Settings(rounds=3))
+    (against_peer, against_limit) = document({"made": [result, other]})["geometric_means"]
+    assert against_peer["ratio"] == pytest.approx(4.0)
+    assert against_limit["ratio"] == pytest.approx(0.5)
+    assert geometric_mean([1.0, 4.0, 16.0]) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("wrong", [ONES + 1e-3, torch.full((4,), torch.nan), torch.ones(3)])
+def test_a_wrong_result_stops_before_anything_is_timed(wrong: torch.Tensor) -> None:
+    def gauge(run: object) -> float:
+        raise AssertionError("timed")
+
+    peers = {"peer": Contestant(lambda: wrong, close(torch.float32))}
+    case = Case("made up", 8, torch.float32, lambda: ONES, peers, gauge=gauge)
+    with pytest.raises(DisagreementError, match="made up, 8, .*: peer and polyhead"):
+        measure(case, Settings(rounds=1))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("queries", [24, 3])
+def test_torch_and_polyhead_are_given_the_same_problem(name: str, queries: int) -> None:
+    options = {"kv_heads": 2, **VARIANTS[name]}
+    problem = Problem(4, queries=queries, keys=24, head_dim=8, dtype=torch.float32, **options)
+    q, k, v = problem.draw()
+    exact = problem.ours(q, k, v, kernel="reference")
+    torch.testing.assert_close(problem.ours(q, k, v), exact, atol=1e-5, rtol=1e-5)
+    (peer,) = contestants(problem, (q, k, v), ["torch SDPA"]).values()
+    torch.testing.assert_close(peer.run(), exact, atol=1e-5, rtol=1e-5)
+    assert int(problem.keep.sum()) * 4 * 2 * (8 + v.shape[-1]) == problem.operations
+
+
+@pytest.mark.parametrize("name", ["x-transformers", "onnxruntime"])
+def test_installed_peers_agree_with_the_formula(name: str) -> None:
+    if not installed(name):
+        pytest.skip(f"{name} is not installed")
+    problem = Problem(4, 4, 1, 24, 8, torch.float32, causal=True)
+    tensors = problem.draw()
+    (peer,) = contestants(problem, tensors, [name]).values()
+    exact = problem.ours(*tensors, kernel="reference")
+    torch.testing.assert_close(peer.run(), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_a_peer_that_is_not_here_is_named_with_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent = Package(("no_such_module",), "pip install no-such-module")
+    monkeypatch.setitem(PACKAGES, "x-transformers", absent)
+    names = ["torch SDPA", "x-transformers"]
+    assert missing(names) == {"x-transformers": "pip install no-such-module"}
+    problem = Problem(2, 2, 4, 4, 8, torch.float32, causal=True)
+    assert [*contestants(problem, problem.draw(), names)] == ["torch SDPA"]
+
+
+def test_plot_is_well_formed_and_has_a_line_for_each_way() -> None:
+    times = {"ours": [2.0], "peer": [4.0], "limit": [0.5]}
+    results = [measure(by_script(times, length), Settings(rounds=1)) for length in (8, 16, 32)]
+    root = ElementTree.fromstring(plot({"made": results, "one length": results[:1]}))
+    titles = [e.text for e in root.iter() if e.tag.endswith("title")]
+    assert titles == ["polyhead", "peer", "limit"]
+    text = [e.text for e in root.iter() if e.tag.endswith("text")]
+    assert "made, made up, float32" in text
+    assert not any("one length" in (each or "") for each in text)
