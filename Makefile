@@ -34,8 +34,7 @@ mutation: $(VENV)/.test
 	$(BIN)/python tests/mutation.py
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/kernels.py --quick
-	$(BIN)/python benchmarks/model.py
+	$(BIN)/polyhead bench --quick
 
 clean:
 	rm -rf $(VENV)

@@ -16,7 +16,7 @@ def cases(settings: Settings) -> Iterator[Case]:
     """The most memory that a call takes, its result and torch's mask included (Linux only)."""
     if not _CLEAR.exists():
         return
-    T = 4096 if settings.quick else 8192
+    T = 2048 if settings.quick else 4096
     for dtype in settings.dtypes:
         plain = Problem(2, 2, T, T, 64, dtype, causal=True)
         variants = {

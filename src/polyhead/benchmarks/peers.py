@@ -5,6 +5,7 @@ A peer that is not installed is named with the command that brings it (``missing
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -51,6 +52,15 @@ def installed(name: str) -> bool:
 def missing(names: Iterable[str]) -> dict[str, str]:
     """The peers of these names that are not installed, and the command for each."""
     return {name: PACKAGES[name].install for name in names if not installed(name)}
+
+
+def versions() -> dict[str, str]:
+    """Of the peers that are installed."""
+    return {
+        name: importlib.metadata.version(package.modules[0])
+        for name, package in PACKAGES.items()
+        if installed(name)
+    }
 
 
 def contestants(problem: Problem, tensors: Any, names: Iterable[str]) -> dict[str, Contestant]:

@@ -72,21 +72,21 @@ def means(routine: str, results: Iterable[Result]) -> Iterator[dict[str, Any]]:
 
 
 def table(routine: str, summary: str, results: Iterable[Result]) -> Table:
-    """A line per case: our rate, each peer's ratio and the share of the limit."""
+    """A line per case: our median, half its quartiles' distance, each peer's median over ours."""
     from rich.table import Table
     from rich.text import Text
 
     found = Table(title=Text(f"{routine}: {summary}", style="bold"), title_justify="left", box=None)
-    found.add_column("case", no_wrap=True)
-    for column in ("dtype", "polyhead", "± half", "limit"):
-        found.add_column(column, justify="right")
-    found.add_column("peer ÷ polyhead")
+    found.add_column("case")
+    for column in ("dtype", "polyhead", "rate", "±", "of limit"):
+        found.add_column(column, justify="right", no_wrap=True)
+    found.add_column("peer ÷ polyhead", min_width=26)
     for result in results:
         share = "" if result.of_limit is None else f"{result.of_limit:.0%}"
         found.add_row(
-            f"{result.case.group} {result.case.length}", dtype_name(result),
-            _amount(result), _spread(result.ours), share,
-            ", ".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items()),
+            f"{result.case.group} {result.case.length}", dtype_name(result), _amount(result),
+            _rate(result), _spread(result.ours), share,
+            "\n".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items()),
         )  # fmt: skip
     return found
 
@@ -108,12 +108,20 @@ def means_table(found: Mapping[str, Sequence[Result]]) -> Table:
 
 
 def _amount(result: Result) -> str:
-    median = result.ours.median
     if not result.case.unit:
-        return f"{median / 1e6:.1f} MB"
-    if result.case.unit in ("tokens/s", "calls/s"):
-        return f"{result.rate(result.ours):,.1f} {result.case.unit}"
-    return f"{median * 1e3:.3f} ms, {result.rate(result.ours) / 1e9:,.1f} G{result.case.unit}"
+        return f"{result.ours.median / 1e6:.1f} MB"
+    return f"{result.ours.median * 1e3:.3f} ms"
+
+
+def _rate(result: Result) -> str:
+    if not result.case.unit:
+        return ""
+    rate = result.rate(result.ours)
+    return (
+        f"{rate / 1e9:,.1f} G{result.case.unit}"
+        if rate >= 1e9
+        else f"{rate:,.1f} {result.case.unit}"
+    )
 
 
 def _spread(sample: Sample) -> str:

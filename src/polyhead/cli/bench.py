@@ -66,7 +66,7 @@ def _run(
 ) -> tuple[dict[str, Any], dict[str, list[Result]]]:
     """Every routine in turn; tables as they come, if wanted."""
     from polyhead.benchmarks import measure
-    from polyhead.benchmarks.peers import missing
+    from polyhead.benchmarks import peers as others
     from polyhead.benchmarks.report import document, means_table, table
     from polyhead.cli.doctor import machine, versions
     from polyhead.cli.terminal import console, progress
@@ -74,7 +74,7 @@ def _run(
     screen = console()
     peers = dict.fromkeys(peer for routine in picked.values() for peer in routine.peers)
     facts = machine()
-    absent = [{"peer": name, "install": how} for name, how in missing(peers).items()]
+    absent = [{"peer": name, "install": how} for name, how in others.missing(peers).items()]
     if settings.quick and "FlexAttention" in peers:
         absent.append({"peer": "FlexAttention", "install": "run without --quick: it compiles"})
     if show:
@@ -96,7 +96,12 @@ def _run(
         screen.print(means_table(found))
         for peer in absent:
             screen.print(f"missing: {peer['peer']}: {peer['install']}", soft_wrap=True)
-    about = {"machine": facts, "versions": versions(), "quick": settings.quick, "missing": absent}
+    about = {
+        "machine": facts,
+        "versions": versions() | others.versions(),
+        "quick": settings.quick,
+        "missing": absent,
+    }
     return about | document(found), found
 
 
