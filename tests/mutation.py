@@ -26,6 +26,7 @@ SOURCES = ["src", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
 TESTS = [
     "tests/kernels/test_matrix.py",
     "tests/kernels/test_native.py",
+    "tests/kernels/test_native_gradients.py",
     "tests/kernels/test_promises.py",
     "tests/kernels/test_flex.py",
     "tests/semantics/test_laws.py",
@@ -36,7 +37,8 @@ KEYWORDS = (
     " or garbage or kv_heads or skipped or head_size or merging or finite_differences"
     " or functions_match or masked_keys or queries_that_see"
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
-    " or explicit_positions or it_cannot_do or same_bits"
+    " or explicit_positions or it_cannot_do or same_bits or goes_another_way"
+    " or shapes_of_training or gives_and_takes"
 )
 
 
@@ -63,7 +65,7 @@ WEIGHTS = "semantics/weights.py"
 TILED, SDPA, STATE = "kernels/tiled.py", "kernels/sdpa.py", "semantics/state.py"
 NATIVE, ALGEBRA = "kernels/native.py", "semantics/masks/algebra.py"
 POSITIONAL, PACKED = "semantics/masks/positional.py", "semantics/masks/packed.py"
-ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
+ROWS_CPP, ATTEND_CPP, GRADIENTS_CPP = "csrc/scores.h", "csrc/attend.h", "csrc/gradients.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
 
 MUTATIONS = [
@@ -167,13 +169,15 @@ MUTATIONS = [
     _m("mask's rules", NATIVE, "bounds = _bounds(ranged, call)", "pass"),
     _m("mask's tensors", NATIVE, "for part in explicit:", "for part in ():"),
     _m("both of two tensors", NATIVE, "else keep & visible", "else keep"),
-    _m("scale", NATIVE, "_pieces(call), spec.scale", "_pieces(call), 1.0"),
+    _m("scale", NATIVE, "attend(q, pieces, spec.scale", "attend(q, pieces, 1.0"),
+    _m("scale, differentiable", NATIVE, "piece.v, spec.scale,", "piece.v, 1.0,"),
     _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
     _m("bias", NATIVE, "elif spec.bias is not None:", "elif False:"),
     _m("ALiBi", NATIVE, "if isinstance(spec.bias, ALiBi):", "if False:"),
     _m("positions", NATIVE, "DenseSource and source.tokens.positions is None:", "DenseSource:"),
     _m("strided rows", NATIVE, "if k.stride(-1) != 1 or v.stride(-1) != 1:", "if False:"),
-    _m("refuses gradients", NATIVE, "if call.requires_grad:", "if False:"),
+    _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
+    _m("refuses a bias's gradient", NATIVE, "spec.bias.tensor.requires_grad:", "False:"),
     _m("refuses dropout", NATIVE, "if spec.dropout_p:", "if False:"),
     _m("refuses float64", NATIVE, "if q.dtype not in DTYPES:", "if False:"),
     _m("refuses other masks", NATIVE, "if not _is_ranged(call):", "if False:"),
@@ -184,7 +188,7 @@ MUTATIONS = [
     _m("and: high", ALGEBRA, "_either(torch.minimum, left.high, right.high)", "left.high"),
     _m("or: high", ALGEBRA, "torch.maximum(left.high, right.high)", "left.high"),
     _m("or: holes", ALGEBRA, " or left.low is not None or right.low is not None", ""),
-    _m("scale", ROWS_CPP, "} else if (scale != 1.0f) {", "} else if (false) {"),
+    _m("scale", ROWS_CPP, "} else if (c.scale != 1.0f) {", "} else if (false) {"),
     _m("softcap", ROWS_CPP, "if (c.softcap > 0) {", "if (false) {"),
     _m("bias", ROWS_CPP, "if (c.slopes || c.bias) add_bias(c, rows, i, keys, s);", ""),
     _m("mask", ROWS_CPP, "if (visible == Visible::some) hide(c, rows, i, keys, s);", ""),
@@ -208,6 +212,19 @@ MUTATIONS = [
     _m("lse", ATTEND_CPP, "state.peak[i] + __builtin_logf(total)", "state.peak[i]"),
     _m("merged sums", ATTEND_CPP, "into.total[i] * a + part.total[i] * b", "into.total[i]"),
     _m("merged values", ATTEND_CPP, "load(x + d) * a + load(y + d) * b", "load(x + d)"),
+    _m("scale", GRADIENTS_CPP, "(load(ds + j) - delta) * c.scale", "(load(ds + j) - delta)"),
+    _m("row sums", GRADIENTS_CPP, "(load(ds + j) - delta)", "load(ds + j)"),
+    _m("through lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
+    _m("softcap", GRADIENTS_CPP, "if (c.softcap > 0) change = change * load(slope + j);", ""),
+    _m("silent rows", GRADIENTS_CPP, "silent = lse == kMinusInfinity ||", "silent ="),
+    _m("spoiled rows", GRADIENTS_CPP, "|| (nan != 0 && lse - lse == 0.0f)", ""),
+    _m(
+        "quarantine",
+        GRADIENTS_CPP,
+        "if ((c.low || c.keep) && !all_finite",
+        "if (false && !all_finite",
+    ),
+    _m("sum over tasks", GRADIENTS_CPP, "n = 1; n < p.splits; ++n", "n = 1; n < 1; ++n"),
 ]
 
 
@@ -250,6 +267,7 @@ def compile_untested(folder: Path) -> None:
     """Builds the native code of a copy, which is then used however wrong it is."""
     tested = "if (wrong := _disagreement(candidate)) is None:"
     replace_once(folder / "src/polyhead/native/code.py", tested, "if True:")
+    replace_once(folder / "setup.py", '"-O3"', '"-O1"')  # takes half as long to compile
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode or "error:" in done.stderr:
