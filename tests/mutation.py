@@ -65,8 +65,9 @@ WEIGHTS = "semantics/weights.py"
 TILED, SDPA, STATE = "kernels/tiled.py", "kernels/sdpa.py", "semantics/state.py"
 NATIVE, ALGEBRA = "kernels/native.py", "semantics/masks/algebra.py"
 POSITIONAL, PACKED = "semantics/masks/positional.py", "semantics/masks/packed.py"
-ROWS_CPP, ATTEND_CPP, GRADIENTS_CPP = "csrc/scores.h", "csrc/attend.h", "csrc/gradients.h"
+ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
+GRADIENTS_CPP = "csrc/gradients.h"
 
 MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
@@ -212,19 +213,24 @@ MUTATIONS = [
     _m("lse", ATTEND_CPP, "state.peak[i] + __builtin_logf(total)", "state.peak[i]"),
     _m("merged sums", ATTEND_CPP, "into.total[i] * a + part.total[i] * b", "into.total[i]"),
     _m("merged values", ATTEND_CPP, "load(x + d) * a + load(y + d) * b", "load(x + d)"),
-    _m("scale", GRADIENTS_CPP, "(load(ds + j) - delta) * c.scale", "(load(ds + j) - delta)"),
-    _m("row sums", GRADIENTS_CPP, "(load(ds + j) - delta)", "load(ds + j)"),
-    _m("through lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
-    _m("softcap", GRADIENTS_CPP, "if (c.softcap > 0) change = change * load(slope + j);", ""),
-    _m("silent rows", GRADIENTS_CPP, "silent = lse == kMinusInfinity ||", "silent ="),
-    _m("spoiled rows", GRADIENTS_CPP, "|| (nan != 0 && lse - lse == 0.0f)", ""),
+    _m(
+        "softcap's slope",
+        GRADIENTS_CPP,
+        "if (c.softcap > 0) change = change *",
+        "if (false) change =",
+    ),
+    _m("scale", GRADIENTS_CPP, "- delta) * c.scale;", "- delta);"),
+    _m("what the sum takes", GRADIENTS_CPP, "(load(ds + j) - delta)", "load(ds + j)"),
+    _m("gradient of lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
+    _m("rows that saw nothing", GRADIENTS_CPP, "lse == kMinusInfinity || (nan", "(nan"),
+    _m("rows that saw NaN", GRADIENTS_CPP, "(nan != 0 && lse - lse == 0.0f)", "false"),
     _m(
         "quarantine",
         GRADIENTS_CPP,
         "if ((c.low || c.keep) && !all_finite",
         "if (false && !all_finite",
     ),
-    _m("sum over tasks", GRADIENTS_CPP, "n = 1; n < p.splits; ++n", "n = 1; n < 1; ++n"),
+    _m("sum of parts", GRADIENTS_CPP, "load(sum + d) + load(sum + n * each + d)", "load(sum + d)"),
 ]
 
 

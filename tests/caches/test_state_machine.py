@@ -66,9 +66,6 @@ class History(RuleBasedStateMachine):
         uneven = len(held) > 1
         positions = cache.next_positions(real) if padding or uneven else None
         window = self.layout.window if isinstance(self.layout, Ring) else None
-        longest = max(len(row.keys) for row in rows)
-        pushes = window is not None and count > self.layout.spare + 1
-        pushes = pushes and longest + count > window + self.layout.spare
         before = [row.copy() for row in rows]
         source = cache.append(k, v, positions)
         mask = ph.Causal() if window is None else ph.Causal() & ph.Window(window)
@@ -82,6 +79,8 @@ class History(RuleBasedStateMachine):
             places = list(range(len(row.keys), len(row.keys) + len(kept)))
             row.append(k[b][:, kept], v[b][:, kept], storage)
             seen_k, seen_v = row.seen(storage)
+            pushes = window is not None and len(kept) > self.layout.spare + 1
+            pushes = pushes and len(row.keys) > window + self.layout.spare
             if pushes and isinstance(storage, Quantized):
                 # The chunk itself is seen exactly, and what came before as it was.
                 seen_k, seen_v = torch.stack(row.keys, 1), torch.stack(row.values, 1)

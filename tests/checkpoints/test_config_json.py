@@ -61,7 +61,6 @@ def test_absent_keys_mean_what_the_family_says() -> None:
         ("rope_fancy", True),
         ("attn_logit_softcapping", 50.0),
         ("query_pre_attn_scalar", 256),
-        ("quantization_config", {"bits": 4}),
         ("residual_multiplier", 0.2),
         ("sliding_window", 128),
     ],

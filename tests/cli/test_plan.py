@@ -105,6 +105,9 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", "--presets")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(presets())
+    assert "llama-3-8b        32 layers × 4,096, GQA-8 32 query / 8 kv heads × 128" in out
+    assert "deepseek-v2       60 layers × 5,120, MLA 128 heads, latent 512 + 64" in out
+    assert max(map(len, out.splitlines())) <= 80
     _, out, _ = run(capsys, "plan", "--presets", "--json")
     assert list(json.loads(out)) == list(presets())
 

@@ -21,7 +21,7 @@ from polyhead.caches.contents import Contents, Shape, latent_of
 from polyhead.caches.memory import Rows
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
-from polyhead.caches.views import view, with_chunk
+from polyhead.caches.views import row_by_row, view, with_chunk
 from polyhead.semantics.sources import KeyValueSource
 
 _NAMES = ("batch", "kv heads", "head size", "head size", "dtype", "device")
@@ -109,8 +109,8 @@ class StoredCache(KeyValueCache):
         if new.explicit or contents.has_positions:
             contents.add_positions()
         past = None
-        pushes = self._pushes(k.shape[2], max(before))
-        if pushes and not empty:
+        pushes = [self._pushes(*each) for each in zip(new.counts, before, strict=True)]
+        if any(pushes) and not empty:
             # What a long chunk pushes out of a ring is still seen by the chunk's first queries.
             past = self.fork().source()
         self._explicit = new.explicit
@@ -118,9 +118,13 @@ class StoredCache(KeyValueCache):
             part = self._selected(contents, stream, new, before, rows, columns)
             contents.write(rows, part, before[0 if rows is None else rows[0]])
         self._lengths = [n + more for n, more in zip(before, new.counts, strict=True)]
-        if pushes:
-            return with_chunk(past, stream, new, before, contents, explicit=new.explicit)
-        return self.source()
+        if not any(pushes):
+            return self.source()
+        pushed = with_chunk(past, stream, new, before, contents, explicit=new.explicit)
+        if all(pushes) or not isinstance(self.storage, Quantized):
+            return pushed
+        # Encoded tokens are not those of the chunk: a row sees what it would see alone.
+        return row_by_row(pushes, pushed, self.source(), contents.shape)
 
     def source(self) -> KeyValueSource:
         if self._contents is None:

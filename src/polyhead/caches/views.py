@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyhead.caches.arrivals import Arrivals
 from polyhead.caches.codecs import Stream
-from polyhead.caches.contents import Contents
+from polyhead.caches.contents import Contents, Shape
 from polyhead.caches.source import NOWHERE, Given, Stored, StoredSource
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 
@@ -74,10 +74,8 @@ def with_chunk(
     """
     shape, T = contents.shape, stream.k.shape[2]
     runs: list[Stored | Given] = [Given(stream, shape.value_dim)]
-    if isinstance(past, StoredSource):
-        runs = [*past.runs, *runs]
-    elif past is not None:
-        runs = [Given(Stream(*past.gather()), shape.value_dim), *runs]
+    if past is not None:
+        runs = [*_runs(past, shape), *runs]
     gaps = len(set(lengths)) > 1 or min(new.counts) < T or getattr(past, "gaps", False)
     if not gaps and not explicit:
         shift = lengths[0] if past is None else past.tokens.places.low
@@ -90,3 +88,29 @@ def with_chunk(
         held: Tensor = past.tokens.position_tensor(shape.device)
         where = torch.cat((held.expand(shape.batch, -1), where), dim=1)
     return StoredSource(runs, shape, positions=where, gaps=gaps)
+
+
+def row_by_row(
+    first: list[bool], one: KeyValueSource, other: KeyValueSource, shape: Shape
+) -> StoredSource:
+    """Of each row what one of two sources holds.
+
+    Args:
+        first: Whether a row is that of ``one``.
+        one: Of B rows.
+        other: Of the same rows.
+        shape: Theirs.
+    """
+    chosen = torch.tensor(first, device=shape.device)[:, None]
+    positions = [
+        source.tokens.position_tensor(shape.device).expand(shape.batch, -1).where(rows, NOWHERE)
+        for source, rows in ((one, chosen), (other, ~chosen))
+    ]
+    runs = [*_runs(one, shape), *_runs(other, shape)]
+    return StoredSource(runs, shape, positions=torch.cat(positions, dim=1), gaps=True)
+
+
+def _runs(source: KeyValueSource, shape: Shape) -> list[Stored | Given]:
+    if isinstance(source, StoredSource):
+        return source.runs
+    return [Given(Stream(*source.gather()), shape.value_dim)]

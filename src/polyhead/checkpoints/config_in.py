@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from polyhead.checkpoints import deepseek, gemma
+from polyhead.checkpoints import block_float8, deepseek, gemma
 from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.rope_in import reach, read_rope
 from polyhead.checkpoints.shared_keys import (
@@ -197,6 +197,8 @@ def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
     keys.take("model_type")
     keys.expect("is_encoder_decoder", False)
     keys.expect("pruned_heads", {}, None)
+    block_float8.read_blocks(values, where)
+    keys.take(block_float8.KEY, None)
     try:
         config = _read(keys, family)
     except ConfigError as error:

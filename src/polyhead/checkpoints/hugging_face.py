@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.checkpoints import deepseek
+from polyhead.checkpoints import block_float8, deepseek
 from polyhead.checkpoints.config_in import FAMILIES, read_config
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.names import NameTable
@@ -145,7 +145,11 @@ def read_directory(directory: Path) -> Parts:
     else:
         config = read_config(values, path)
     names = NAMES[values["model_type"]]
-    tensors = deepseek.experts_apart(read_tensors(directory))
+    tensors = read_tensors(directory)
+    blocks = None if own else block_float8.read_blocks(values, path)
+    if blocks is not None:
+        tensors = block_float8.widened(tensors, blocks, directory)
+    tensors = deepseek.experts_apart(tensors)
     drafting = deepseek.of_drafting_layers(tensors, values)
     renamed = names.to_ours(name for name in tensors if name not in drafting)
     state = {ours: tensors[theirs] for ours, theirs in renamed.items()}

@@ -41,7 +41,10 @@ def plan(
         str | None, typer.Option(help="Of one rank's memory, such as 3.35TB/s.")
     ] = None,
     flops: Annotated[str | None, typer.Option(help="Of one rank, such as 989TFLOP/s.")] = None,
-    presets: Annotated[bool, typer.Option("--presets", help="List the presets and exit.")] = False,
+    presets: Annotated[
+        bool,
+        typer.Option("--presets", help="List the presets and exit; with --json, their sources."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Plan a model: parameters, FLOPs, cache bytes, what fits.
@@ -53,7 +56,7 @@ def plan(
     from polyhead.planning import plan as plan_model
     from polyhead.planning.presets import presets as known
     from polyhead.planning.presets import subject
-    from polyhead.planning.report import render
+    from polyhead.planning.report import render, shapes
 
     screen = console()
     if presets:
@@ -62,7 +65,7 @@ def plan(
             print_json(listed)
             return
         for name, preset in known().items():
-            screen.print(f"{name:<18}{preset.title}")
+            screen.print(f"{name:<18}{shapes(preset.architecture)}")
         return
     if not config:
         raise InputError(f"no model: give a config.json or a preset: {', '.join(known())}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.planning.architecture import Architecture
 from polyhead.planning.layouts import layout_name
 from polyhead.planning.plan import Plan
 from polyhead.planning.units import binary, decimal
@@ -37,7 +38,8 @@ def render(plan: Plan) -> Iterator[RenderableType]:
     """The tables and sentences of a plan, in order."""
     from rich.text import Text
 
-    yield Text(_subject(plan), style="bold")
+    model = plan.architecture
+    yield Text(f"{model.name}: {model.kind}, {shapes(model)}", style="bold")
     yield Text(_setting(plan))
     yield _parameters(plan)
     if plan.cache_layers:
@@ -55,8 +57,8 @@ def render(plan: Plan) -> Iterator[RenderableType]:
         yield Text(f"! {note}", style="yellow")
 
 
-def _subject(plan: Plan) -> str:
-    model = plan.architecture
+def shapes(model: Architecture) -> str:
+    """Layers, width and heads of the first layer, in words."""
     first = model.layers[0].attention
     if isinstance(first, LatentAttentionConfig):
         heads = (
@@ -70,7 +72,7 @@ def _subject(plan: Plan) -> str:
     layers = f"{len(model.layers)}"
     if model.encoder_layers:
         layers = f"{len(model.encoder_layers)} + {layers}"
-    return f"{model.name}: {model.kind}, {layers} layers × {model.embed_dim:,}, {heads}"
+    return f"{layers} layers × {model.embed_dim:,}, {heads}"
 
 
 def _setting(plan: Plan) -> str:
@@ -175,6 +177,8 @@ def _memory(plan: Plan) -> Table:
                 "no bound" if largest is None else f"{largest:,}",
                 "sequences",
             )
+            table.caption_justify = "left"
+            table.caption = "what fits counts weights and cache; activations come on top"
     return table
 
 

@@ -1,4 +1,4 @@
-"""docs/attention.md: its snippets run, in order, and print what the page says they print."""
+"""Pages of docs/: their snippets run, in order, and print what the page says they print."""
 
 import contextlib
 import io
@@ -6,15 +6,17 @@ import re
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 
-PAGE = Path(__file__).parents[1] / "docs" / "attention.md"
+DOCS = Path(__file__).parents[1] / "docs"
 SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
-def test_snippets_run_and_print_what_the_page_shows():
-    found = SNIPPET.findall(PAGE.read_text(encoding="utf-8"))
-    assert sum(bool(shown) for _, shown in found) == 6
+@pytest.mark.parametrize(("page", "printing"), [("attention.md", 6), ("caches.md", 8)])
+def test_snippets_run_and_print_what_the_page_shows(page, printing):
+    found = SNIPPET.findall((DOCS / page).read_text(encoding="utf-8"))
+    assert sum(bool(shown) for _, shown in found) == printing
     names = {}
     for code, shown in found:
         printed = io.StringIO()
@@ -22,5 +24,4 @@ def test_snippets_run_and_print_what_the_page_shows():
             warnings.simplefilter("ignore")
             exec(code, names)
         assert printed.getvalue() == shown, code
-    assert names["cache"].length == 10
     torch.compiler.reset()
