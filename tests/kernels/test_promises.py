@@ -96,14 +96,20 @@ def test_decoding_takes_as_long_as_there_are_kv_heads(kernel):
     assert decode(32) > 3 * decode(4)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("T", [4096, pytest.param(16384, marks=pytest.mark.slow)])
-def test_padding_window_and_bias_cost_no_quadratic_memory(T):
-    q, k, v = heads(1, 8, 8, T, T, 64)
+def test_padding_window_and_bias_cost_no_quadratic_memory(T, gradients):
+    q, k, v = heads(1, 8, 8, T, T, 64, requires_grad=gradients)
     mask = ph.Causal() & ph.Window(1000) & ph.KeyLengths([T - 100])
-    bias = ph.RelativeBias(torch.randn(32, 8))
-    most, out = measured(lambda: ph.attention(q, k, v, mask=mask, bias=bias))
-    print(f"{(most - size(out)) / MIB:.1f} MiB beside the output")
-    assert most - size(out) < 64 * MIB
+    table = torch.randn(32, 8, requires_grad=gradients)
+
+    def call():
+        out = ph.attention(q, k, v, mask=mask, bias=ph.RelativeBias(table))
+        return [out, *torch.autograd.grad(out.sum(), (q, k, v, table))] if gradients else [out]
+
+    most, found = measured(call)
+    print(f"{(most - size(*found)) / MIB:.1f} MiB beside the results")
+    assert most - size(*found) < 64 * MIB
 
 
 @pytest.mark.parametrize("T", [3001, 4003])
