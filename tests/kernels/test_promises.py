@@ -208,6 +208,24 @@ def test_every_head_size_without_gradients(D, V, dtype):
     assert (found - want).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("T", [1, 40])
+@pytest.mark.parametrize(
+    "kernel", ["reference", "tiled", "sdpa", pytest.param("native", marks=needs_native)]
+)
+def test_scores_far_apart_overflow_in_no_order(kernel, T, last, small_tiles):
+    _, k, v = heads(1, 2, 1, T, 600, 16)
+    q = torch.ones(1, 2, T, 16)
+    large = slice(550, 600) if last else slice(0, 50)
+    k[:, :, large] = 75.0  # scores of 300, beside a few
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = ph.attention(*leaves, kernel=kernel)
+    assert torch.allclose(out, v[:, :, large].mean(dim=2, keepdim=True), atol=1e-5)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert torch.allclose(grads[2][:, :, large], torch.tensor(2 * T / 50), rtol=1e-4)
+    assert all(g.isfinite().all() for g in grads)
+
+
 POISON = [math.nan, math.inf, -math.inf]
 
 
