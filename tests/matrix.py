@@ -1,8 +1,8 @@
-"""All cells of the operation: every combination of features, judged against the oracle.
+"""A combination of features, judged against the oracle.
 
-A cell is one choice on every axis of ``AXES``. ``judge`` computes it with every registered kernel,
-forward and gradients, and says for each kernel whether it matched within the error budget, refused
-by name, or is wrong (then it raises AssertionError).
+``judge`` computes a cell of ``axes`` with every registered kernel, forward and gradients, and says
+for each kernel whether it matched within the error budget, refused by name, or is wrong (then it
+raises AssertionError).
 
     |kernel − exact| ≤ 2 · |same formula rounded at every step − exact| + a rounding band
 
@@ -11,12 +11,9 @@ Shape letters: B batch, H query heads, G kv heads, T queries, S keys.
 
 from __future__ import annotations
 
-import itertools
-import random
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,47 +22,11 @@ from torch import Tensor
 
 import oracle
 import polyhead as ph
+from axes import show
 from polyhead.kernels import KERNELS
 
-AXES: dict[str, list[Any]] = {
-    # name, H, G, D, V
-    "heads": [
-        ("MHA", 3, 3, 8, 8),
-        ("GQA", 6, 2, 16, 16),
-        ("MQA", 4, 1, 8, 8),
-        ("GQA, values of another size", 4, 2, 24, 16),
-        ("MQA, values a slice of keys", 4, 1, 40, 32),
-    ],
-    "mask": [
-        "none",
-        "causal",
-        "window",
-        "causal & window",
-        "prefix | causal",
-        "documents",
-        "causal & documents",
-        "key lengths",
-        "keep",
-        "drop",
-        "not",
-        "all of them",
-    ],
-    "bias": ["none", "ALiBi", "T5", "T5 one-sided", "tensor", "tensor per key"],
-    "softcap": [None, 4.0],
-    "sinks": [False, True],
-    "dropout": [0.0, 0.3],
-    "dtype": [torch.float32, torch.bfloat16, torch.float64, torch.float16],
-    "scale": [None, 0.3],
-    "memory": ["contiguous", "permuted", "expanded", "sliced", "offset", "strided"],
-    "sizes": [(24, 24), (9, 41), (33, 17), (1, 29)],
-    "positions": ["default", "shared", "per row"],
-    "lse": [False, True],
-}
 SWIFT = [name for name in KERNELS if name != "flex"]
 """Kernels that compile nothing; ``test_flex.py`` judges the one that does."""
-
-MEANING = ["heads", "mask", "bias", "softcap", "sinks", "dropout"]
-"""Axes whose full product the exhaustive run visits; the others turn with the cell."""
 
 
 @dataclass
@@ -77,62 +38,6 @@ class Built:
     problem: oracle.Problem
     drawn_bias: Any
     """From the tensor behind the bias to ``[B, H, T, S]``, or None."""
-
-
-def show(cell: dict[str, Any]) -> str:
-    return ", ".join(f"{axis}={value}" for axis, value in cell.items())
-
-
-def every_cell() -> Iterator[dict[str, Any]]:
-    """The full product of MEANING and dtype; every other axis takes a value by a fixed hash."""
-    for values in itertools.product(*(AXES[axis] for axis in [*MEANING, "dtype"])):
-        cell = dict(zip([*MEANING, "dtype"], values, strict=True))
-        dice = random.Random(zlib.crc32(repr(values).encode()))
-        yield cell | {axis: dice.choice(AXES[axis]) for axis in AXES if axis not in cell}
-
-
-def covering_cells(
-    seed: int = 0, within: Mapping[str, Collection[Any]] = MappingProxyType({})
-) -> list[dict[str, Any]]:
-    """Few cells in which every pair of values of any two axes occurs; ``within`` narrows axes."""
-    dice = random.Random(seed)
-    index = {
-        axis: [i for i, value in enumerate(values) if value in within.get(axis, values)]
-        for axis, values in AXES.items()
-    }
-    missing = {
-        (a, x, b, y)
-        for a, b in itertools.combinations(AXES, 2)
-        for x, y in itertools.product(index[a], index[b])
-    }
-
-    def pairs(choice: dict[str, int]) -> set[tuple[str, int, str, int]]:
-        return {(a, choice[a], b, choice[b]) for a, b in itertools.combinations(AXES, 2)}
-
-    cells = []
-    while missing:
-        a, x, b, y = min(missing)
-        best: dict[str, int] = {}
-        most = -1
-        for _ in range(30):
-            choice = {axis: dice.choice(index[axis]) for axis in AXES} | {a: x, b: y}
-            if (fresh := len(pairs(choice) & missing)) > most:
-                best, most = choice, fresh
-        missing -= pairs(best)
-        cells.append({axis: AXES[axis][i] for axis, i in best.items()})
-    return cells
-
-
-def single_cells() -> list[dict[str, Any]]:
-    """Every value alone beside plain ones, so that no refusal hides behind another."""
-    plain = {axis: values[0] for axis, values in AXES.items()}
-    return [
-        plain | {"dtype": dtype, "lse": lse, axis: value}
-        for dtype in AXES["dtype"]
-        for lse in AXES["lse"]
-        for axis, values in AXES.items()
-        for value in values
-    ]
 
 
 def _lay_out(values: Tensor, memory: str) -> Tensor:
@@ -304,9 +209,21 @@ def build(cell: dict[str, Any]) -> Built:
     return Built(tensors, arguments, problem, drawn_bias)
 
 
-def run(built: Built, kernel: str, *, grads: bool, lse: bool) -> dict[str, Tensor]:
+def moved(x: Tensor, device: str) -> Tensor:
+    """The same view of the same memory on another device."""
+    count = x.untyped_storage().size() // x.element_size()
+    memory = x.detach().as_strided((count,), (1,), 0).to(device)
+    return memory.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def run(
+    built: Built, kernel: str, *, grads: bool, lse: bool, device: str = "cpu"
+) -> dict[str, Tensor]:
     """Everything that ``attention`` returns, and the gradients of Σ d_out out + Σ d_lse lse."""
-    leaves = {n: x.detach().requires_grad_(grads) for n, x in built.tensors.items()}
+    tensors = {
+        n: x.detach() if device == "cpu" else moved(x, device) for n, x in built.tensors.items()
+    }
+    leaves = {n: x.requires_grad_(grads) for n, x in tensors.items()}
     arguments = dict(built.arguments)
     if "bias" in leaves:
         arguments["bias"] = arguments["bias"](leaves["bias"])
@@ -326,7 +243,7 @@ def run(built: Built, kernel: str, *, grads: bool, lse: bool) -> dict[str, Tenso
         total = loss(found["out"], found.get("lse"))
         pieces = torch.autograd.grad(total, list(leaves.values()))
         found |= {f"d_{name}": piece for name, piece in zip(leaves, pieces, strict=True)}
-    return {name: x.detach() for name, x in found.items()}
+    return {name: x.detach().cpu() for name, x in found.items()}
 
 
 def upstream(out: Any, lse: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -338,10 +255,10 @@ def upstream(out: Any, lse: Any) -> tuple[np.ndarray, np.ndarray]:
 def loss(out: Tensor, lse: Tensor | None) -> Tensor:
     d_out, d_lse = upstream(out, out[..., 0] if lse is None else lse)
     # In out's own precision: the upstream gradient must be one that the dtype can hold.
-    total = (out * torch.from_numpy(d_out).to(out.dtype)).sum(dtype=torch.float64)
+    total = (out * torch.from_numpy(d_out).to(out)).sum(dtype=torch.float64)
     if lse is not None:
         seen = torch.where(lse.isneginf(), 0.0, lse)
-        total = total + (seen * torch.from_numpy(d_lse).to(lse.dtype)).sum(dtype=torch.float64)
+        total = total + (seen * torch.from_numpy(d_lse).to(lse)).sum(dtype=torch.float64)
     return total
 
 
@@ -412,6 +329,7 @@ def judge(
     cell: dict[str, Any],
     ratios: dict[Any, list[float]] | None = None,
     kernels: Sequence[str] = SWIFT,
+    device: str = "cpu",
 ) -> dict[str, str]:
     """By kernel: "match", "forward only: why" or "refused: why"; raises where one is wrong."""
     built = build(cell)
@@ -424,11 +342,11 @@ def judge(
             continue
         verdict = "match"
         try:
-            found = run(built, name, grads=True, lse=cell["lse"])
+            found = run(built, name, grads=True, lse=cell["lse"], device=device)
         except ph.UnsupportedError as error:
             check_refusal(name, str(error))
             try:
-                found = run(built, name, grads=False, lse=cell["lse"])
+                found = run(built, name, grads=False, lse=cell["lse"], device=device)
                 verdict = f"forward only: {error}"
             except ph.UnsupportedError as again:
                 check_refusal(name, str(again))

@@ -26,6 +26,7 @@ SOURCES = ["src", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
 TESTS = [
     "tests/kernels/test_matrix.py",
     "tests/kernels/test_native.py",
+    "tests/kernels/test_native_gradients.py",
     "tests/kernels/test_promises.py",
     "tests/kernels/test_flex.py",
     "tests/semantics/test_laws.py",
@@ -36,7 +37,7 @@ KEYWORDS = (
     " or garbage or kv_heads or skipped or head_size or merging or finite_differences"
     " or functions_match or masked_keys or queries_that_see"
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
-    " or explicit_positions or it_cannot_do or same_bits"
+    " or explicit_positions or it_cannot_do or same_bits or gives_and_takes or shapes_of_training"
 )
 
 
@@ -65,6 +66,7 @@ NATIVE, ALGEBRA = "kernels/native.py", "semantics/masks/algebra.py"
 POSITIONAL, PACKED = "semantics/masks/positional.py", "semantics/masks/packed.py"
 ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
+GRADIENTS_CPP = "csrc/gradients.h"
 
 MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
@@ -167,7 +169,7 @@ MUTATIONS = [
     _m("mask's rules", NATIVE, "bounds = _bounds(ranged, call)", "pass"),
     _m("mask's tensors", NATIVE, "for part in explicit:", "for part in ():"),
     _m("both of two tensors", NATIVE, "else keep & visible", "else keep"),
-    _m("scale", NATIVE, "_pieces(call), spec.scale", "_pieces(call), 1.0"),
+    _m("scale", NATIVE, "code.attend(q, pieces, spec.scale", "code.attend(q, pieces, 1.0"),
     _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
     _m("bias", NATIVE, "elif spec.bias is not None:", "elif False:"),
     _m("ALiBi", NATIVE, "if isinstance(spec.bias, ALiBi):", "if False:"),
@@ -184,7 +186,7 @@ MUTATIONS = [
     _m("and: high", ALGEBRA, "_either(torch.minimum, left.high, right.high)", "left.high"),
     _m("or: high", ALGEBRA, "torch.maximum(left.high, right.high)", "left.high"),
     _m("or: holes", ALGEBRA, " or left.low is not None or right.low is not None", ""),
-    _m("scale", ROWS_CPP, "} else if (scale != 1.0f) {", "} else if (false) {"),
+    _m("scale", ROWS_CPP, "} else if (c.scale != 1.0f) {", "} else if (false) {"),
     _m("softcap", ROWS_CPP, "if (c.softcap > 0) {", "if (false) {"),
     _m("bias", ROWS_CPP, "if (c.slopes || c.bias) add_bias(c, rows, i, keys, s);", ""),
     _m("mask", ROWS_CPP, "if (visible == Visible::some) hide(c, rows, i, keys, s);", ""),
@@ -208,6 +210,24 @@ MUTATIONS = [
     _m("lse", ATTEND_CPP, "state.peak[i] + __builtin_logf(total)", "state.peak[i]"),
     _m("merged sums", ATTEND_CPP, "into.total[i] * a + part.total[i] * b", "into.total[i]"),
     _m("merged values", ATTEND_CPP, "load(x + d) * a + load(y + d) * b", "load(x + d)"),
+    _m(
+        "softcap's slope",
+        GRADIENTS_CPP,
+        "if (c.softcap > 0) change = change *",
+        "if (false) change =",
+    ),
+    _m("scale", GRADIENTS_CPP, "- delta) * c.scale;", "- delta);"),
+    _m("what the sum takes", GRADIENTS_CPP, "(load(ds + j) - delta)", "load(ds + j)"),
+    _m("gradient of lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
+    _m("rows that saw nothing", GRADIENTS_CPP, "lse == kMinusInfinity || (nan", "(nan"),
+    _m("rows that saw NaN", GRADIENTS_CPP, "(nan != 0 && lse - lse == 0.0f)", "false"),
+    _m(
+        "quarantine",
+        GRADIENTS_CPP,
+        "if ((c.low || c.keep) && !all_finite",
+        "if (false && !all_finite",
+    ),
+    _m("sum of parts", GRADIENTS_CPP, "load(sum + d) + load(sum + n * each + d)", "load(sum + d)"),
 ]
 
 

@@ -53,9 +53,11 @@ if TYPE_CHECKING:
     )
     from polyhead.generation import LanguageModel, TextEncoder, load
     from polyhead.inspection.ablation import ablate
+    from polyhead.inspection.alignment import Alignment
     from polyhead.inspection.finding import find_heads
     from polyhead.inspection.probe import Probe, probe
     from polyhead.inspection.pruning import prune
+    from polyhead.inspection.tables import compare_texts
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer, TransformerConfig
     from polyhead.planning import Plan, plan
@@ -66,6 +68,7 @@ except PackageNotFoundError:  # imported from a source tree that is not installe
     __version__ = "0+unknown"
 
 _LAZY = {
+    "Alignment": "polyhead.inspection.alignment",
     "DenseCache": "polyhead.caches",
     "LanguageModel": "polyhead.generation",
     "LatentCache": "polyhead.caches",
@@ -83,6 +86,7 @@ _LAZY = {
     "TransformerConfig": "polyhead.models",
     "TransformerLayer": "polyhead.layers",
     "ablate": "polyhead.inspection.ablation",
+    "compare_texts": "polyhead.inspection.tables",
     "find_heads": "polyhead.inspection.finding",
     "load": "polyhead.generation",
     "plan": "polyhead.planning",
@@ -92,6 +96,7 @@ _LAZY = {
 
 __all__ = [
     "ALiBi",
+    "Alignment",
     "Bias",
     "Causal",
     "CheckpointError",
@@ -130,6 +135,7 @@ __all__ = [
     "Window",
     "ablate",
     "attention",
+    "compare_texts",
     "draw",
     "explain",
     "find_heads",

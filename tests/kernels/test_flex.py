@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
+import axes
 import matrix
 import polyhead as ph
 from polyhead.kernels import KERNELS, flex
@@ -33,13 +34,13 @@ def qkv(T=70, S=90, dtype=torch.float32):
 
 
 def possible_cells(seed):
-    cells = (cell | POSSIBLE for cell in matrix.covering_cells(seed))
+    cells = (cell | POSSIBLE for cell in axes.covering_cells(seed))
     return [cell for cell in cells if cell["dtype"] != torch.float64]
 
 
 def test_its_functions_match_the_oracle_or_it_refuses_by_name(uncompiled, monkeypatch, capsys):
     monkeypatch.setattr(flex, "BLOCK", 16)
-    cells = [*matrix.covering_cells(), *possible_cells(1)]
+    cells = [*axes.covering_cells(), *possible_cells(1)]
     verdicts = [matrix.judge(cell, kernels=["flex"])["flex"].partition(":")[0] for cell in cells]
     counts = Counter(verdicts)
     with capsys.disabled():

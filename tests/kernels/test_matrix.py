@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+import axes
 import matrix
 from polyhead import native
 from polyhead.kernels import KERNELS, flex
 
 
-def _count(cells, capsys, label, kernels=matrix.SWIFT):
+def _count(cells, capsys, label, kernels=matrix.SWIFT, device="cpu"):
     counts = Counter()
     for cell in cells:
-        for name, verdict in matrix.judge(cell, kernels=kernels).items():
+        for name, verdict in matrix.judge(cell, kernels=kernels, device=device).items():
             counts[name, verdict.partition(":")[0]] += 1
     with capsys.disabled():
         print(f"\n{label}: {len(cells)} cells")
@@ -25,7 +26,7 @@ def _count(cells, capsys, label, kernels=matrix.SWIFT):
 
 
 def test_covering_cells_match_the_oracle_or_are_refused_by_name(small_tiles, capsys):
-    cells = [cell for seed in range(4) for cell in matrix.covering_cells(seed)]
+    cells = [cell for seed in range(4) for cell in axes.covering_cells(seed)]
     counts = _count(cells, capsys, "every pair of values, four times over")
     assert counts["reference", "match"] == len(cells)
     assert counts["tiled", "match"] == len(cells)
@@ -33,7 +34,7 @@ def test_covering_cells_match_the_oracle_or_are_refused_by_name(small_tiles, cap
 
 
 def test_every_feature_alone_matches_the_oracle_or_is_refused_by_name(capsys):
-    cells = [c for c in matrix.single_cells() if c["dtype"] in (torch.float32, torch.bfloat16)]
+    cells = [c for c in axes.single_cells() if c["dtype"] in (torch.float32, torch.bfloat16)]
     counts = _count(cells, capsys, "every feature alone")
     assert counts["tiled", "match"] == counts["reference", "match"] == len(cells)
     assert counts["sdpa", "match"] > 0
@@ -42,10 +43,10 @@ def test_every_feature_alone_matches_the_oracle_or_is_refused_by_name(capsys):
 def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
     plain = {"bias": "none", "softcap": None, "dropout": 0.0, "mask": "none"}
     causal = plain | {"mask": "causal", "sizes": (24, 24), "positions": "default"}
-    same_sizes = [heads for heads in matrix.AXES["heads"] if heads[3] == heads[4]]
+    same_sizes = [heads for heads in axes.AXES["heads"] if heads[3] == heads[4]]
     cells = [
         cell | {"heads": same_sizes[i % 3], "memory": memory, "lse": lse, "sinks": sinks} | rest
-        for i, cell in enumerate(matrix.covering_cells(seed=1)[:8])
+        for i, cell in enumerate(axes.covering_cells(seed=1)[:8])
         for rest in (plain, causal)
         for memory in ("contiguous", "permuted", "expanded", "sliced", "offset")
         for lse, sinks in ((False, False), (True, False), (False, True))
@@ -63,10 +64,10 @@ def _native_cells():
         "dtype": [torch.float32, torch.bfloat16, torch.float16],
     }
     of_places = {"documents", "causal & documents", "key lengths"}
-    of_positions = set(matrix.AXES["mask"]) - of_places - {"not", "all of them"}
+    of_positions = set(axes.AXES["mask"]) - of_places - {"not", "all of them"}
     return [
-        *matrix.covering_cells(6, possible | {"mask": of_positions}),
-        *matrix.covering_cells(7, possible | {"mask": of_places, "positions": ["default"]}),
+        *axes.covering_cells(6, possible | {"mask": of_positions}),
+        *axes.covering_cells(7, possible | {"mask": of_places, "positions": ["default"]}),
     ]
 
 
@@ -79,7 +80,7 @@ def test_cells_that_native_can_do_match_the_oracle(code, capsys):
 
 
 def test_one_large_tile_matches_the_oracle(capsys):
-    cells = matrix.covering_cells(seed=2)[:40]
+    cells = axes.covering_cells(seed=2)[:40]
     counts = _count(cells, capsys, "tiles larger than the call")
     assert counts["tiled", "match"] == len(cells)
 
@@ -87,7 +88,7 @@ def test_one_large_tile_matches_the_oracle(capsys):
 @pytest.mark.parametrize("kernel", ["reference", "tiled"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once_at_the_end(kernel, dtype, small_tiles):
-    for cell in matrix.covering_cells(seed=3)[:40]:
+    for cell in axes.covering_cells(seed=3)[:40]:
         cell = cell | {"dtype": dtype, "lse": True}
         built = matrix.build(cell)
         exact, sizes = matrix.expected(built, lse=True)
@@ -102,7 +103,26 @@ def test_half_precision_is_rounded_once_at_the_end(kernel, dtype, small_tiles):
                 # The backward pass starts from an output that was rounded once already.
                 once = once + half * sizes[part].max()
             smallest = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
-            assert (error <= once + smallest).all(), f"{part}: {matrix.show(cell)}"
+            assert (error <= once + smallest).all(), f"{part}: {axes.show(cell)}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU at hand")
+def test_covering_cells_match_the_oracle_on_a_gpu(capsys):
+    cells = axes.covering_cells(seed=0)
+    kernels = ["sdpa", "tiled", "reference"]
+    counts = _count(cells, capsys, "every pair of values, on a GPU", kernels, "cuda")
+    assert counts["reference", "match"] == counts["tiled", "match"] == len(cells)
+    # flex compiles for seconds per cell.
+    counts = _count(axes.single_cells()[:40:4], capsys, "flex, on a GPU", ["flex"], "cuda")
+    assert counts["flex", "match"] + counts["flex", "forward only"] > 0
+
+
+def test_a_view_that_moves_to_another_device_keeps_its_layout():
+    for memory in axes.AXES["memory"]:
+        x = matrix.build(axes.single_cells()[0] | {"memory": memory}).tensors["k"]
+        there = matrix.moved(x, "cpu")
+        assert torch.equal(there, x)
+        assert (there.stride(), there.storage_offset()) == (x.stride(), x.storage_offset())
 
 
 @pytest.mark.slow
@@ -112,6 +132,6 @@ def test_every_cell_matches_the_oracle_or_is_refused_by_name(
 ):
     matrix.uncompile_flex(monkeypatch.setattr)
     monkeypatch.setattr(flex, "BLOCK", 16)
-    cells = [cell for i, cell in enumerate(matrix.every_cell()) if i % 8 == part]
+    cells = [cell for i, cell in enumerate(axes.every_cell()) if i % 8 == part]
     counts = _count(cells, capsys, f"all cells, part {part + 1} of 8", list(KERNELS))
     assert counts["reference", "match"] == counts["tiled", "match"] == len(cells)

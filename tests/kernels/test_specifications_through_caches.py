@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+import axes
 import matrix
 import polyhead as ph
 
@@ -30,7 +31,7 @@ def attended(built, cell, kernel, q, *keys):
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_cache_changes_nothing_but_where_keys_lie(cache, small_tiles):
     verdicts = Counter()
-    cells = matrix.covering_cells(seed=5)[:32]
+    cells = axes.covering_cells(seed=5)[:32]
     for cell in cells:
         cell = cell | {"positions": "default"}
         built = matrix.build(cell)

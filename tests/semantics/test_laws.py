@@ -356,6 +356,13 @@ GRADCHECKS = {
     "t5": {"bias": lambda x: ph.RelativeBias(x, max_distance=6)},
     "tensor": {"bias": lambda x: x},
     "sinks": {"mask": ph.Causal() & ph.KeyLengths([0, 4])},
+    "documents": {"mask": ph.Documents([[2, 3], [4, 1]]) & ph.Causal(), "scale": 0.9},
+    "prefix or tensor": {"mask": ph.Prefix(2) | ~ph.Drop(torch.eye(4, 5, dtype=torch.bool))},
+    "positions": {
+        "mask": ph.Causal() & ph.Window(4),
+        "q_positions": torch.tensor([[3, 9, 0, 5], [7, 1, 2, 6]]),
+        "kv_positions": torch.tensor([4, 0, 8, 2, 6]),
+    },
 }
 
 

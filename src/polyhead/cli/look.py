@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from polyhead.generation import Generation, LanguageModel, TextEncoder
-    from polyhead.inspection.finding import HeadLabel
+    from polyhead.generation import Generation, LanguageModel
     from polyhead.inspection.heads import Pair, TokenizedText
     from polyhead.inspection.probe import Probe
-
-    Model = LanguageModel | TextEncoder
 
 _DEMO_PAIR = ("it", "animal")
 _ECHO = 400
@@ -30,15 +25,16 @@ def look(
             metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
         ),
     ] = None,
-    model: Annotated[
-        str,
+    models: Annotated[
+        list[str] | None,
         typer.Option(
             "--model",
             "-m",
             metavar="MODEL",
-            help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
+            help="A known name, a Hugging Face directory, a .gguf file or a hub id; smollm2 where "
+            "none is given, several with --serve.",
         ),
-    ] = "smollm2",
+    ] = None,
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")
     ] = None,
@@ -61,6 +57,10 @@ def look(
         str | None,
         typer.Option(metavar="HEADS", help="Look without these heads: 3.1,7.4 (layer.head)."),
     ] = None,
+    draw: Annotated[
+        str | None,
+        typer.Option(metavar="HEADS", help="Draw these heads, 18.6,17.3, as the SVG file --out."),
+    ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Open a local page for texts of any length.")
     ] = False,
@@ -68,8 +68,14 @@ def look(
         int, typer.Option(min=0, max=65535, help="Of --serve; 0: any that is free.")
     ] = 0,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Where the page is written.")
-    ] = Path("polyhead-look.html"),
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where the page is written, polyhead-look.html, or with --draw the picture.",
+        ),
+    ] = None,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page.")] = True,
     layers: Annotated[
         str | None, typer.Option(help="Only these layers in the table, such as 0-3,7.")
@@ -85,45 +91,48 @@ def look(
     Prints the continuation that the model writes, then the heads that look most strongly from one
     word to another, and writes a page with all heads that opens in any browser.
     """
+    from polyhead.cli import look_heads
     from polyhead.cli.look_page import check_writable, write_page
     from polyhead.cli.look_table import as_data, labels_as_data, show, show_labels, show_next
     from polyhead.cli.models import load_any
     from polyhead.cli.terminal import print_json, progress, read_text
     from polyhead.errors import InputError
 
-    if (query is None) != (key is None):
-        raise InputError("give --query and --key together, or neither")
-    if pair is not None and query is not None:
-        raise InputError("give --pair, or --query and --key: got both")
-    if pair is None and query is not None and key is not None:
-        pair = (query, key)
+    pair = _pair_of(pair, query, key)
     if texts is not None and not find:
         raise InputError("--texts goes with --find: heads are labelled over many texts")
     if serve:
         from polyhead.cli.serve import serve as serve_page
 
         begin = "" if text is None and file is None else read_text(text, file)
-        serve_page(begin, [model], dtype, port)
+        serve_page(begin, models or [], dtype, port)
         return
+    model, *others = models or ["smollm2"]
+    if others:
+        raise InputError(f"one --model at a time, several with --serve: got {model}, {others[0]}")
     chosen = None if layers is None else parse_layers(layers)
-    without = {} if ablate is None else _parsed_heads(ablate)
-    many = None if texts is None else _lines(texts)
+    ablated, drawn = look_heads.parsed(ablate), look_heads.parsed(draw)
+    many = None if texts is None else look_heads.lines_of(texts)
     content = many[0] if many and text is None and file is None else read_text(text, file)
-    if page:
+    out = out or Path("polyhead-look.svg" if drawn else "polyhead-look.html")
+    if page or drawn:
         check_writable(out)
     loaded = load_any(model, dtype)
 
+    import torch
+
     from polyhead.generation import LanguageModel
     from polyhead.inspection.heads import TokenizedText, rank_heads
+    from polyhead.inspection.tables import run_ids
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
     written = None
-    changed = _next_tokens(loaded, tokens, without) if without else None
-    with _without(loaded, without):
+    changed = look_heads.next_tokens(loaded, tokens, ablated)
+    with look_heads.without(loaded, ablated):
         if isinstance(loaded, LanguageModel) and max_new_tokens != 0:
             written = _continue(loaded, content, max_new_tokens, show=not json)
         with progress("looking at every head") as advance:
-            seen = _watch(loaded, tokens)
+            seen = run_ids(loaded, torch.tensor([tokens.ids]))
             for number, view in enumerate(seen):
                 advance("looking at every head", number, len(seen))
                 view.summary()
@@ -131,13 +140,18 @@ def look(
     looks = rank_heads(seen, found)
     if chosen is not None:
         looks = [entry for entry in looks if entry.layer in _checked(chosen, seen)]
-    labels = _labels(loaded, many or [content], pair) if find else None
-    refusal = write_page(out, model, loaded, seen, tokens, found, written) if page else None
-    place = out.resolve() if page and refusal is None else None
+    scores = look_heads.scores_of(loaded, many or [content], pair) if find else None
+    place = refusal = None
+    if drawn:
+        look_heads.draw(out, model, seen, tokens, drawn)
+        place = out.resolve()
+    elif page:
+        refusal = write_page(out, model, loaded, seen, tokens, found, written)
+        place = out.resolve() if refusal is None else None
     if json:
         data = as_data(model, tokens, found, looks, written, place, refusal)
-        if labels is not None:
-            data["labels"] = labels_as_data(labels)
+        if scores is not None:
+            data["labels"] = labels_as_data(scores.labels())
         if changed is not None:
             data["next_tokens"] = {"as_it_is": changed[0], "ablated": changed[1]}
         print_json(data)
@@ -145,50 +159,24 @@ def look(
     if changed is not None:
         show_next(*changed)
     show(tokens, found, remark, looks)
-    if labels is not None:
-        show_labels(labels, len(many or [content]))
+    if scores is not None:
+        show_labels(scores)
     if place is not None:
-        print(f"\nThe page with all heads: {place}")
+        print(f"\nThe {'picture' if drawn else 'page with all heads'}: {place}")
     elif refusal is not None:
         print(f"\nNo page was written: {refusal}; --serve opens one for texts of any length")
 
 
-def _parsed_heads(text: str) -> dict[int, list[int]]:
-    from polyhead.inspection.model import parse_heads
+def _pair_of(
+    pair: tuple[str, str] | None, query: str | None, key: str | None
+) -> tuple[str, str] | None:
+    from polyhead.errors import InputError
 
-    return parse_heads(text)
-
-
-def _lines(file: Path) -> list[str]:
-    """The texts of a file, one a line."""
-    from polyhead.cli.terminal import read_text
-
-    return [line for line in read_text(None, file).splitlines() if line.strip()]
-
-
-def _without(model: Model, heads: dict[int, list[int]]) -> AbstractContextManager[None]:
-    from polyhead.inspection.ablation import ablate
-
-    return ablate(model, heads) if heads else nullcontext()
-
-
-def _next_tokens(
-    model: Model, tokens: TokenizedText, heads: dict[int, list[int]]
-) -> tuple[list[tuple[str, float]], list[tuple[str, float]]] | None:
-    """The likeliest next tokens as they are and without some heads; None of an encoder."""
-    from polyhead.inspection.studio import run_text
-
-    if model.config.kind != "decoder":
-        return None
-    return run_text(model, tokens, {}), run_text(model, tokens, heads)
-
-
-def _labels(model: Model, texts: Sequence[str], pair: tuple[str, str] | None) -> list[HeadLabel]:
-    from polyhead.cli.terminal import progress
-    from polyhead.inspection.finding import find_heads
-
-    with progress("finding what the heads do"):
-        return find_heads(model, texts, pair=pair)
+    if (query is None) != (key is None):
+        raise InputError("give --query and --key together, or neither")
+    if pair is not None and query is not None:
+        raise InputError("give --pair, or --query and --key: got both")
+    return pair if query is None or key is None else (query, key)
 
 
 def parse_layers(text: str) -> list[int]:
@@ -237,18 +225,6 @@ def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: boo
     if show:
         write_text(figures(stream.stats) + "\n", style=FAINT)
     return Generation("".join(pieces), tuple(stream.ids), stream.stats)
-
-
-def _watch(model: LanguageModel | TextEncoder, tokens: TokenizedText) -> Probe:
-    """One pass over the text with a probe on every layer."""
-    import torch
-
-    from polyhead.inspection.probe import probe
-
-    device = next(model.parameters()).device
-    with probe(model) as seen, torch.inference_mode():
-        model(torch.tensor([tokens.ids], device=device))
-    return seen
 
 
 def _choose_pair(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from polyhead.generation import Generation
-    from polyhead.inspection.finding import HeadLabel
+    from polyhead.inspection.finding import HeadLabel, HeadScores
     from polyhead.inspection.heads import HeadLook, Pair, TokenizedText
 
 _ROWS = 10
@@ -98,7 +98,7 @@ def show(tokens: TokenizedText, pair: Pair, remark: str, looks: Sequence[HeadLoo
     )
 
 
-def show_labels(labels: Sequence[HeadLabel], texts: int) -> None:
+def show_labels(scores: HeadScores) -> None:
     """Prints the heads of each label, the highest scores first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -107,17 +107,25 @@ def show_labels(labels: Sequence[HeadLabel], texts: int) -> None:
     from polyhead.cli.terminal import console
     from polyhead.inspection.finding import CRITERIA
 
+    texts = len(scores.by_text["sink"])
+    labels = scores.labels()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
     for heading in ("label", "heads", "best (layer.head score)"):
         table.add_column(heading, justify="right" if heading == "heads" else "left")
-    for label, criterion in CRITERIA.items():
+    for label in scores.by_text:
         found = [entry for entry in labels if entry.label == label]
-        best = ", ".join(f"{e.layer}.{e.head} {e.score:.2f}" for e in found[:_LABELLED])
+        several = len(scores.by_text[label]) > 1
+        best = ", ".join(
+            f"{e.layer}.{e.head} {e.score:.2f}" + (f" ± {e.spread:.2f}" if several else "")
+            for e in found[:_LABELLED]
+        )
         more = ", …" if len(found) > _LABELLED else ""
-        table.add_row(f"{label} ≥ {criterion.threshold}", str(len(found)), best + more)
+        table.add_row(f"{label} ≥ {CRITERIA[label].threshold}", str(len(found)), best + more)
     screen = console()
     screen.print(Text(f"\nWhat the heads do, over {texts} text{'s' if texts > 1 else ''}", "bold"))
     screen.print(table)
+    if texts > 1:
+        screen.print(Text("± is the standard deviation over the texts.", style="dim"))
 
 
 def labels_as_data(labels: Sequence[HeadLabel]) -> list[dict[str, Any]]:

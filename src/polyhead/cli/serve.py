@@ -16,7 +16,8 @@ def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
 
     Args:
         text: What the page looks at to begin with; may be empty.
-        models: The models that may be chosen, the first by default.
+        models: The models that may be chosen, the first by default; after them, the known ones
+            that are on this machine.
         dtype: Of the weights.
         port: 0: any that is free.
 
@@ -34,7 +35,7 @@ def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
         ) from error
     from polyhead.inspection.studio import Studio
 
-    studio = Studio(lambda name: load_any(name, dtype), models)
+    studio = Studio(lambda name: load_any(name, dtype), _choices(models))
     token = new_token()
     with socket.create_server((_HOST, port)) as listener:
         bound = listener.getsockname()[1]
@@ -43,3 +44,13 @@ def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
             application(studio, token, text), log_level="warning", access_log=False
         )
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _choices(models: Sequence[str]) -> list[str]:
+    """What is asked for, then the known models on this machine."""
+    from polyhead.checkpoints.catalogue import available, find
+
+    known = [state.model.name for state in available() if state.found]
+    for name in models or known[:1] or ["smollm2"]:
+        find(name)  # says what is missing before a page opens
+    return list(dict.fromkeys([*models, *known]))

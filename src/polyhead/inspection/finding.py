@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.errors import InputError
-from polyhead.inspection.heads import TokenizedText, find_pair
-from polyhead.inspection.probe import Probe, probe
+from polyhead.inspection.alignment import Alignment, alignment_score
+from polyhead.inspection.heads import find_pair
+from polyhead.inspection.tables import HeadTable, Text, aligned, ids_of, run_ids, tokenized
 
 if TYPE_CHECKING:
-    from polyhead.generation import LanguageModel, TextEncoder
+    from polyhead.inspection.probe import Probe
     from polyhead.inspection.view import AttentionView
 
 
@@ -68,6 +69,11 @@ CRITERIA: Mapping[str, Criterion] = {
     "pair": Criterion(
         0.3, "weight from the query word to the key word", "as for sinks: a clear share of the row"
     ),
+    "alignment": Criterion(
+        0.9,
+        "share of the queries of an Alignment whose largest weight lies on a right key",
+        "Schwaller et al. 2021; threshold as for positional heads",
+    ),
 }
 
 _HALF = 64
@@ -83,34 +89,21 @@ class HeadLabel:
         score: From 0 to 1.
         layer: Counted from 0.
         head: Query head, counted from 0.
+        spread: Standard deviation of the score over the texts.
     """
 
     label: str
     score: float
     layer: int
     head: int
+    spread: float = 0.0
 
 
-@dataclass(frozen=True)
-class HeadScores:
-    """The scores of all heads for each label, over many texts.
+class HeadScores(HeadTable):
+    """The scores of all heads for each label; ``by_text`` is by label.
 
-    Attributes:
-        layers: The numbers of the layers.
-        by_text: For each label ``[texts, layers, heads]``; the repeated random tokens and a pair
-            are one text. NaN where a layer has fewer heads than another.
+    The repeated random tokens and each alignment are texts of their own.
     """
-
-    layers: tuple[int, ...]
-    by_text: Mapping[str, Tensor]
-
-    def mean(self, label: str) -> Tensor:
-        """``[layers, heads]`` over the texts."""
-        return self.by_text[label].mean(dim=0)
-
-    def spread(self, label: str) -> Tensor:
-        """``[layers, heads]`` standard deviation over the texts; 0 of one text."""
-        return self.by_text[label].std(dim=0, correction=0)
 
     def labels(self, thresholds: Mapping[str, float] | None = None) -> list[HeadLabel]:
         """Every head with each label that it earns, the highest score of a label first.
@@ -128,79 +121,108 @@ class HeadScores:
         least |= thresholds or {}
         found = []
         for label in self.by_text:
-            scores = self.mean(label)
-            places = (scores >= least[label]).nonzero().tolist()
-            earned = [HeadLabel(label, float(scores[i, h]), self.layers[i], h) for i, h in places]
+            scores, spread = self.mean(label), self.spread(label)
+            earned = [
+                HeadLabel(label, float(scores[i, h]), self.layers[i], h, float(spread[i, h]))
+                for i, h in (scores >= least[label]).nonzero().tolist()
+            ]
             found += sorted(earned, key=lambda e: (-e.score, e.layer, e.head))
         return found
 
 
 def find_heads(
-    model: LanguageModel | TextEncoder,
-    texts: Sequence[str],
+    model: nn.Module,
+    texts: Sequence[Text],
     *,
     pair: tuple[str, str] | None = None,
+    alignments: Sequence[Alignment] = (),
     thresholds: Mapping[str, float] | None = None,
 ) -> list[HeadLabel]:
     """Labels heads by what they do on texts, and on repeated random tokens.
 
     Args:
-        model: As ``polyhead.load`` makes it.
-        texts: At least one.
+        model: As ``polyhead.load`` makes it; or, where texts are tokens, a transformers model with
+            ``attn_implementation="polyhead"``.
+        texts: At least one, or an alignment: strings, or token ids ``[T]``.
         pair: Two words, such as ``("it", "animal")``: heads that look from the first to the second
             in the texts that hold both are labelled ``"pair"``.
+        alignments: Texts with a known key for some queries: heads that look there are labelled
+            ``"alignment"``.
         thresholds: Least scores by label, in the place of those of ``CRITERIA``.
 
     Returns:
         One entry for each head and each label that it earns.
 
     Raises:
-        InputError: No texts, a pair that no text holds, or a threshold for an unknown label.
+        InputError: No texts, a pair that no text holds, a pair without strings, or a threshold for
+            an unknown label.
     """
-    return score_heads(model, texts, pair=pair).labels(thresholds)
+    return score_heads(model, texts, pair=pair, alignments=alignments).labels(thresholds)
 
 
 def score_heads(
-    model: LanguageModel | TextEncoder,
-    texts: Sequence[str],
+    model: nn.Module,
+    texts: Sequence[Text],
     *,
     pair: tuple[str, str] | None = None,
+    alignments: Sequence[Alignment] = (),
 ) -> HeadScores:
     """The scores behind ``find_heads``, of every head and every text.
 
     Raises:
         InputError: No texts, or a pair that no text holds.
     """
-    if not texts:
+    if not (texts or alignments):
         raise InputError("find_heads needs at least one text: got none")
     by_text: dict[str, list[Tensor]] = {label: [] for label in CRITERIA}
-    layers: tuple[int, ...] = ()
     refusal: InputError | None = None
     for text in texts:
-        tokens = TokenizedText.of(model.tokenizer, text)
-        seen = _run(model, torch.tensor([tokens.ids]))
-        layers = seen.layers
+        seen = run_ids(model, ids_of(model, text))
         for label, scores in _text_scores(seen).items():
             by_text[label].append(scores)
         if pair is not None:
             try:
-                found = find_pair(tokens, *pair, causal=model.config.kind == "decoder")
+                by_text["pair"].append(_pair_scores(model, text, pair, seen))
             except InputError as error:
                 refusal = error
-                continue
-            row = slice(found.query, found.query + 1)
-            weights = [view.rows(queries=row)[0, :, 0, list(found.keys)].sum(-1) for view in seen]
-            by_text["pair"].append(_aligned(weights))
     if pair is not None and not by_text["pair"] and refusal is not None:
         raise refusal
-    ids = repeated_tokens(model.config.vocab_size, min(_HALF, model.config.max_positions // 2))
-    seen = _run(model, ids)
-    half = ids.shape[1] // 2
+    by_text["alignment"] = [alignment_score(model, text) for text in alignments]
+    config = _config(model)
+    seen = run_ids(model, repeated_tokens(config.vocab_size, min(_HALF, _context(config) // 2)))
     for label in ("induction", "duplicate"):
         # Of the second half: in the first, no token has an earlier copy.
-        weights = [view.measure([label])[label][..., half:].mean(dim=(0, 2)) for view in seen]
-        by_text[label].append(_aligned(weights))
-    return HeadScores(layers, {label: torch.stack(rows) for label, rows in by_text.items() if rows})
+        measured = [view.measure([label])[label] for view in seen]
+        rows = [values[..., values.shape[-1] // 2 :].mean(dim=(0, 2)) for values in measured]
+        by_text[label].append(aligned(rows))
+    scored = {label: torch.stack(rows) for label, rows in by_text.items() if rows}
+    return HeadScores(seen.layers, scored)
+
+
+def _pair_scores(model: nn.Module, text: Text, pair: tuple[str, str], seen: Probe) -> Tensor:
+    """``[layers, heads]`` the weight from the first word to the second.
+
+    Raises:
+        InputError: The text does not hold both, or is given as tokens.
+    """
+    if not isinstance(text, str):
+        raise InputError("pair= needs texts that are strings: got token ids")
+    causal = _config(model).kind == "decoder"
+    found = find_pair(tokenized(model, text), *pair, causal=causal)
+    row = slice(found.query, found.query + 1)
+    return aligned([view.rows(queries=row)[0, :, 0, list(found.keys)].sum(-1) for view in seen])
+
+
+def _config(model: nn.Module) -> Any:
+    """A model's configuration, its own or one of transformers'."""
+    return model.config
+
+
+def _context(config: Any) -> int:
+    """How many tokens a model can read."""
+    own = hasattr(config, "max_positions")
+    most: int = getattr(config, "max_positions" if own else "max_position_embeddings")
+    return most
 
 
 def repeated_tokens(vocab_size: int, count: int, batch: int = 2) -> Tensor:
@@ -212,20 +234,13 @@ def repeated_tokens(vocab_size: int, count: int, batch: int = 2) -> Tensor:
     return torch.cat([once, once], dim=1)
 
 
-def _run(model: LanguageModel | TextEncoder, ids: Tensor) -> Probe:
-    device = next(model.parameters()).device
-    with probe(model) as seen, torch.inference_mode():
-        model(ids.to(device))
-    return seen
-
-
 def _text_scores(seen: Probe) -> dict[str, Tensor]:
     summaries = [view.summary() for view in seen]
     return {
-        "previous-token": _aligned([summary.previous_token for summary in summaries]),
-        "sink": _aligned([summary.first_token for summary in summaries]),
-        "broad": _aligned([1.0 - summary.max_weight for summary in summaries]),
-        "positional": _aligned([_at_one_distance(view) for view in seen]),
+        "previous-token": aligned([summary.previous_token for summary in summaries]),
+        "sink": aligned([summary.first_token for summary in summaries]),
+        "broad": aligned([1.0 - summary.max_weight for summary in summaries]),
+        "positional": aligned([_at_one_distance(view) for view in seen]),
     }
 
 
@@ -243,10 +258,3 @@ def _at_one_distance(view: AttentionView) -> Tensor:
         if len(kept):
             shares[head] = torch.bincount(kept - kept.amin()).amax() / apart[:, head].numel()
     return shares
-
-
-def _aligned(rows: Sequence[Tensor]) -> Tensor:
-    """``[layers, heads]`` from a row per layer; NaN fills where layers have fewer heads."""
-    return torch.nn.utils.rnn.pad_sequence(
-        [row.float().cpu() for row in rows], batch_first=True, padding_value=torch.nan
-    )

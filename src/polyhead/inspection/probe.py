@@ -12,7 +12,7 @@ bit-identical with and without a probe.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,15 @@ from torch import Tensor, nn
 from polyhead.errors import InputError
 from polyhead.inspection import files
 from polyhead.inspection.kept import KeptCall, token_ids
+from polyhead.inspection.naming import (
+    Repeats,
+    attention_modules,
+    is_cross,
+    name_of,
+    numbered_layers,
+)
 from polyhead.inspection.view import AttentionView
+from polyhead.layers.foreign import register_attention_hook
 from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
 from polyhead.semantics import Documents
@@ -40,13 +48,17 @@ class Probe:
 
     Self-attention layers are counted from 0 in the order in which the model holds them (a
     Transformer's own layers first, then its encoder's); any attention, cross-attention too, goes
-    by its module's path.
+    by its module's path. A module that one run calls several times (ALBERT's layers are one) is
+    counted as often: ``path``, ``path#1``, ….
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
         self.modules = tuple(modules)
-        self._numbered = numbered_layers(modules)
         self._views: dict[str, AttentionView] = {}
+
+    @property
+    def _numbered(self) -> list[str]:
+        return numbered_layers(self.modules)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -79,8 +91,10 @@ class Probe:
         self._views[name] = view
 
     def number(self, name: str) -> int | str:
-        """The number of a module, or its path where it has none."""
-        return self._numbered.index(name) if name in self._numbered else name
+        """The number of a module, or its path where it has none; a new name is listed."""
+        if name not in self.modules:
+            self.modules = (*self.modules, name)
+        return name if is_cross(name) else self._numbered.index(name)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all views to one safetensors file, which ``Probe.load`` reads.
@@ -123,15 +137,17 @@ def probe(
     """Watches the attention of ``model`` while the ``with`` block runs.
 
     Args:
-        model: A polyhead attention layer, or anything that holds some. Queries and keys of latent
-            attention are those of the computation that ran: absorbed ones lie in the latent.
+        model: A polyhead attention layer, or anything that holds some, or a transformers model with
+            ``attn_implementation="polyhead"``. Queries and keys of latent attention are those of
+            the computation that ran: absorbed ones lie in the latent.
         layers: The layers to watch, counted from 0 or by their module's path; None: all.
         heads: The query heads to keep, the same for every layer or per layer; None: all.
         statistics: Measured as the layers run (names as in ``inspection/statistics.py``), and
             queries and keys let go; None: queries and keys are kept, and any statistic and any
             weight is there when it is asked for.
         ids: ``[1 or B, n]`` the tokens of the whole sequence, for the statistics that compare
-            tokens. A ``Transformer`` called without a cache tells them itself.
+            tokens. A ``Transformer``, or a transformers model that is given ``input_ids``, tells
+            them itself unless a cache holds some.
         documents: Lengths of documents in the text, for ``document_mass``; default: those of a
             ``Documents`` mask in the call.
         top_k: Weights per row of ``top_weights`` and ``top_keys``.
@@ -146,77 +162,89 @@ def probe(
     names = list(modules)
     if not names:
         raise InputError(f"{type(model).__name__} has no polyhead attention to watch")
-    wanted = names if layers is None else [name_of(names, layer) for layer in layers]
+    wanted, chosen = _wanted(modules, layers)
     seen = Probe(names)
     packed = None if documents is None else Documents(documents)
     read = _IdsRead(ids)
+    repeats = Repeats()
 
-    def watch(name: str, record: AttentionRecord) -> None:
+    def watch(path: str, record: AttentionRecord) -> None:
+        name = repeats.name(path)
+        number = seen.number(name)
+        if chosen is not None and not chosen & {number, name}:
+            return
         call = KeptCall.of(record)
         tokens = read.of(name)
-        if tokens is not None and not name.endswith("cross_attention"):
+        if tokens is not None and not is_cross(name):
             tokens = tokens.to(call.q.device)
             if ids is not None or tokens.shape[1] == call.k_tokens.length == call.q_tokens.length:
                 call = replace(call, ids=token_ids(tokens, call))
         if packed is not None:
             call = replace(call, documents=packed)
-        number = seen.number(name)
-        chosen = _heads_of(heads, number, call.q.shape[1])
-        seen.keep(name, AttentionView(number, call, chosen, statistics=statistics, top_k=top_k))
+        kept = _heads_of(heads, number, call.q.shape[1])
+        seen.keep(name, AttentionView(number, call, kept, statistics=statistics, top_k=top_k))
 
     with ExitStack() as hooks:
-        for module in model.modules():
-            if ids is None and isinstance(module, Transformer):
-                before = module.register_forward_pre_hook(read.begin, with_kwargs=True)
-                hooks.callback(before.remove)
-                hooks.callback(module.register_forward_hook(read.end, always_call=True).remove)
+        hooks.enter_context(repeats.watching(model, names))
+        if ids is None:
+            hooks.enter_context(read.watching(model))
         for name in wanted:
-            hooks.enter_context(modules[name].register_attention_hook(partial(watch, name)))
+            hook = partial(watch, name)
+            hooks.enter_context(register_attention_hook(modules[name], hook))
         yield seen
 
 
+def _wanted(
+    modules: Mapping[str, nn.Module], layers: Sequence[int | str] | None
+) -> tuple[Sequence[str], set[int | str] | None]:
+    """The modules to watch, and which of their calls to keep (None: all)."""
+    names = list(modules)
+    if layers is None:
+        return names, None
+    shared = [name for name, module in modules.items() if not isinstance(module, Hooked)]
+    if shared and any(layer not in range(len(names)) for layer in layers):
+        # A foreign module that runs more than once has numbers that only its calls will tell.
+        return names, set(layers)
+    return [name_of(names, layer) for layer in layers], None
+
+
 class _IdsRead:
-    """The tokens that a Transformer is reading, decoder and encoder apart."""
+    """The tokens that a model is reading, decoder and encoder apart."""
 
     def __init__(self, given: Tensor | None) -> None:
-        self._own = None if given is None else given.reshape(-1, given.shape[-1])
-        self._encoder: Tensor | None = None
+        self._own = self._encoder = None if given is None else given.reshape(-1, given.shape[-1])
 
-    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """While the block runs, each Transformer in a model (or else the model) tells its ids."""
+        own: list[nn.Module] = [part for part in model.modules() if isinstance(part, Transformer)]
+        with ExitStack() as hooks:
+            for module in own or [model]:
+                begin = self._begin if own else self._begin_foreign
+                hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(self._end, always_call=True).remove)
+            yield
+
+    def of(self, name: str) -> Tensor | None:
+        """The tokens that an attention sees, if they are known."""
+        in_encoder = {"encoder", "encoder_layers"} & set(name.split("."))
+        return self._encoder if in_encoder else self._own
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._own = args[0] if args else kwargs.get("ids")
         self._encoder = kwargs.get("encoder_ids")
 
-    def end(self, *call: object) -> None:
+    def _begin_foreign(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        given = args[0] if args else kwargs.get("input_ids")
+        if isinstance(given, Tensor) and given.ndim == 2 and not given.is_floating_point():
+            self._own = self._encoder = given
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            self._own = kwargs.get("decoder_input_ids")
+
+    def _end(self, *call: object) -> None:
         self._own = self._encoder = None
-
-    def of(self, name: str) -> Tensor | None:
-        return self._encoder if "encoder_layers." in name else self._own
-
-
-def attention_modules(model: nn.Module) -> dict[str, Hooked]:
-    """Every attention of a model by its module's path, in the order of the model."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Hooked)}
-
-
-def numbered_layers(paths: Iterable[str]) -> list[str]:
-    """The paths that a layer number means: all but cross-attention."""
-    return [path for path in paths if not path.endswith("cross_attention")]
-
-
-def name_of(modules: Sequence[str], layer: int | str) -> str:
-    """The path of a layer that is given by number or by path.
-
-    Raises:
-        InputError: There is no such layer.
-    """
-    if isinstance(layer, str):
-        if layer not in modules:
-            raise InputError(f"no attention {layer!r}: the model has {', '.join(modules)}")
-        return layer
-    numbered = numbered_layers(modules)
-    if not 0 <= layer < len(numbered):
-        raise InputError(f"layers are counted from 0 to {len(numbered) - 1}: got {layer!r}")
-    return numbered[layer]
 
 
 def _heads_of(heads: Heads | None, layer: int | str, count: int) -> Sequence[int] | None:

@@ -170,7 +170,7 @@ class _Measurement:
         if "entropy" in found:
             # 0 · −∞ is NaN; e^−1e4 is 0 as well.
             logs = logs if all_seen else logs.clamp_(min=-1e4)
-            found["entropy"][:, head, part] -= logs.mul_(weights).sum(dim=-1)
+            found["entropy"][:, head, part] -= torch.linalg.vecdot(logs, weights)
         if "effective_keys" in found:
             found["effective_keys"][:, head, part] += torch.linalg.vecdot(weights, weights)
         if "max_weight" in found:
@@ -194,16 +194,16 @@ class _Measurement:
             sums.index_put_((batch, row), weights[batch, row, key], accumulate=True)
 
     def _add_top(self, head: int, part: slice, weights: Tensor, tile: Tokens) -> None:
-        values = self.found["top_weights"][:, head, part]
-        keys = self.found["top_keys"][:, head, part]
-        most = values.shape[-1]
-        new, new_keys = weights.topk(min(most, weights.shape[-1]), dim=-1)
-        joined = torch.cat([values, new], dim=-1)
-        # A weight of 0 is no key that was looked at, and a masked one may not be named.
-        joined_keys = torch.cat([keys, (new_keys + tile.start).masked_fill(new == 0, -1)], dim=-1)
-        best, order = joined.topk(most, dim=-1)
-        values.copy_(best)
-        keys.copy_(joined_keys.gather(-1, order))
+        best = self.found["top_weights"][:, head, part]
+        best_keys = self.found["top_keys"][:, head, part]
+        # Few rows of a later tile have anything among their largest; NaN is not less either.
+        rows = ~(weights.amax(dim=-1) <= best[..., -1])
+        if 2 * int(rows.sum()) > rows.numel():
+            _merge_top(best, best_keys, weights, tile)
+        else:
+            values, keys = best[rows], best_keys[rows]
+            _merge_top(values, keys, weights[rows], tile)
+            best[rows], best_keys[rows] = values, keys
 
     def _relations(self, rows: Tokens, tile: Tokens) -> dict[str, tuple[Tensor, ...]]:
         """For each statistic that is the weight on related keys: the pairs of this tile.
@@ -258,6 +258,17 @@ class _Measurement:
             self.found["entropy"] -= share * log_share
         if "effective_keys" in self.found:
             self.found["effective_keys"] += share**2
+
+
+def _merge_top(best: Tensor, keys: Tensor, weights: Tensor, tile: Tokens) -> None:
+    """Puts the weights ``[..., S]`` of a tile among the largest so far, ``[..., k]``, in place."""
+    most = best.shape[-1]
+    new, new_keys = weights.topk(min(most, weights.shape[-1]), dim=-1)
+    # A weight of 0 is no key that was looked at, and a masked one may not be named.
+    new_keys = (new_keys + tile.start).masked_fill(new == 0, -1)
+    values, order = torch.cat([best, new], dim=-1).topk(most, dim=-1)
+    best.copy_(values)
+    keys.copy_(torch.cat([keys, new_keys], dim=-1).gather(-1, order))
 
 
 def _indicators(call: KeptCall) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.inspection.probe import attention_modules, numbered_layers
+from polyhead.inspection.naming import attention_modules, numbered_layers
 from polyhead.inspection.trace import (
     Step,
     Trace,

@@ -19,15 +19,11 @@ Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D head siz
 
 from __future__ import annotations
 
-import inspect
 import math
-import re
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -46,11 +42,20 @@ from polyhead.integrations._transformers_masks import (
     translates,
     typed_mask,
 )
+from polyhead.integrations._transformers_source import (
+    NAME,
+    asks_interface,
+    computes_attention_itself,
+    reason,
+    reason_against,
+    reason_against_module,
+)
 from polyhead.integrations._weights import attention_with_weights
-from polyhead.semantics import Causal, Documents, Keep, Mask, Window
+from polyhead.layers import foreign
+from polyhead.layers.hooks import shown_attention
+from polyhead.layers.record import AttentionHook
+from polyhead.semantics import Causal, DenseSource, Documents, Keep, Mask, Window
 from polyhead.semantics.tokens import is_traced
-
-NAME = "polyhead"
 
 _CHANGES_NOTHING = {
     "cache_position", "deterministic", "logits_to_keep", "max_length_k", "max_length_q",
@@ -93,10 +98,11 @@ def register(
         return attention_forward(module, query, key, value, attention_mask, kernel=kernel, **kwargs)
 
     def mask(*args: Any, config: Any = None, **kwargs: Any) -> TypedMask | Tensor:
-        if (why := _reason_against(type(config))) is not None:
+        if (why := reason_against(type(config))) is not None:
             raise UnsupportedError(why)
         return (typed_mask if typed_masks else tensor_mask)(*args, **kwargs)
 
+    _names.add(name)
     translates()  # now, because a compiler that traces a model could not find it out
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
@@ -187,13 +193,33 @@ def attention_forward(
     if recorder is not None:
         recorder.append((module, functional.explain(query, key, value, **meaning)))
     weights = None
+    hooks = () if torch.compiler.is_compiling() else foreign.hooks_of(module)
     if output_attentions:
         out, weights = attention_with_weights(query, key, value, **meaning)
         if keys < S:
             weights = nn.functional.pad(weights, (0, S - keys))
+        if hooks:
+            with torch.no_grad():
+                _shown(module, hooks, query, key, value, meaning | {"dropout_p": 0.0})
+    elif hooks:
+        out = _shown(module, hooks, query, key, value, meaning)
     else:
         out = functional.attention(query, key, value, **meaning)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _shown(
+    module: nn.Module,
+    hooks: tuple[AttentionHook, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    meaning: dict[str, Any],
+) -> Tensor:
+    """The attention, shown to hooks."""
+    # The keys of a static cache are the cache's own memory, which later tokens change.
+    kept = key.clone() if key.shape[2] != query.shape[2] else key
+    return shown_attention(module, hooks, query, DenseSource(kept, value), **meaning)
 
 
 def _mask_of(
@@ -238,6 +264,18 @@ def _documents(cu_q: Tensor | None, cu_k: Tensor | None, query: Tensor, key: Ten
     return Documents(cu_q.diff())
 
 
+_names: set[str] = set()
+"""Under which polyhead is registered."""
+
+
+@foreign.recognise
+def _is_ours(module: nn.Module) -> bool:
+    """Whether a module's attention comes here."""
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    kind: type = type(module)
+    return name in _names and asks_interface(kind)
+
+
 def check(model: PreTrainedModel | type[PreTrainedModel] | PreTrainedConfig) -> None:
     """Raises unless the model's attention goes through transformers' attention interface.
 
@@ -251,15 +289,15 @@ def check(model: PreTrainedModel | type[PreTrainedModel] | PreTrainedConfig) -> 
     """
     if isinstance(model, nn.Module):
         classes: set[type] = {type(module) for module in model.modules()}
-        own = [cls for cls in classes if _computes_attention_itself(cls)]
+        own = [cls for cls in classes if computes_attention_itself(cls)]
         if own:
             names = ", ".join(sorted(cls.__name__ for cls in own))
-            raise UnsupportedError(_reason(type(model).__name__, names))
+            raise UnsupportedError(reason(type(model).__name__, names))
         return
     if isinstance(model, type):
-        if (why := _reason_against_module(sys.modules[model.__module__])) is not None:
+        if (why := reason_against_module(sys.modules[model.__module__])) is not None:
             raise UnsupportedError(why)
-    elif (why := _reason_against(type(model))) is not None:
+    elif (why := reason_against(type(model))) is not None:
         raise UnsupportedError(why)
 
 
@@ -332,68 +370,3 @@ def explain(model: PreTrainedModel, *args: Any, **inputs: Any) -> LayerExplanati
             f"attn_implementation is {model.config._attn_implementation!r}"
         )
     return LayerExplanations([(names.get(id(module), "?"), what) for module, what in found])
-
-
-def _modeling_module(config_class: type) -> ModuleType | None:
-    """The module that defines the models of a configuration, if it has been imported."""
-    return sys.modules.get(config_class.__module__.replace(".configuration_", ".modeling_"))
-
-
-# A constant to a compiler, which could not follow it into source files.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _reason_against(config_class: type) -> str | None:
-    """Why the models of a configuration would ignore polyhead, or None."""
-    module = _modeling_module(config_class)
-    return None if module is None else _reason_against_module(module)
-
-
-def _reason_against_module(module: ModuleType) -> str | None:
-    names = _own_attention(module)
-    return _reason(module.__name__.rpartition(".")[2], names) if names else None
-
-
-def _reason(what: str, classes: str) -> str:
-    return (
-        f"{what} computes attention itself in {classes} and would ignore attn_implementation="
-        f"{NAME!r}: transformers offers no way in; use a model whose attention asks "
-        "transformers' AttentionInterface"
-    )
-
-
-@cache
-def _own_attention(module: ModuleType) -> str:
-    """The attention classes of a modeling file, if they are there and none asks the interface."""
-    if _INTERFACE in _text(module):
-        return ""
-    classes = re.findall(r"^class (\w*Attention\w*)", _text(module), re.MULTILINE)
-    return ", ".join(name for name in classes if _SOFTMAX.search(_class_text(module, name)))
-
-
-@cache
-def _computes_attention_itself(cls: type) -> bool:
-    """Whether a class called …Attention… takes a softmax, and neither it nor a base asks."""
-    if "Attention" not in cls.__name__:
-        return False
-    bases = [base for base in cls.__mro__ if not base.__module__.startswith(_NOT_MODELS)]
-    texts = [_class_text(sys.modules[base.__module__], base.__name__) for base in bases]
-    asks = any(_INTERFACE in text for text in texts)
-    return not asks and any(_SOFTMAX.search(text) for text in texts)
-
-
-_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-_SOFTMAX = re.compile(r"softmax\(|Softmax\(|scaled_dot_product_attention\(")
-_NOT_MODELS = ("torch.", "builtins", "polyhead.", "transformers.modeling_utils")
-
-
-@cache
-def _text(module: ModuleType) -> str:
-    try:
-        return inspect.getsource(module)
-    except (OSError, TypeError):
-        return ""
-
-
-def _class_text(module: ModuleType, name: str) -> str:
-    """The source of a class; ``inspect.getsource`` parses the whole file for every one."""
-    found = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", _text(module), re.MULTILINE | re.DOTALL)
-    return found.group() if found else ""

@@ -5,7 +5,7 @@ A hook never changes an output. An edit does: it takes the heads' outputs before
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -67,58 +67,72 @@ class Hooked(nn.Module):
         sinks: Tensor | None = None,
     ) -> Tensor:
         """``attention`` ``[B, H, T, V]``, shown to the hooks."""
-        if not self._hooks:
-            out = attention(
-                q,
-                source,
-                mask=mask,
-                bias=bias,
-                scale=scale,
-                softcap=softcap,
-                sinks=sinks,
-                q_positions=q_positions,
-                dropout_p=dropout_p,
-                kernel=kernel,
-            )
-            return self._edited(out) if self._edits else out
-        call: Callable[..., Any] = partial(
-            attention,
-            q,
-            source,
-            mask=mask,
-            bias=bias,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
-            q_positions=q_positions,
-        )
-        if torch.is_grad_enabled():
-            out = call(dropout_p=dropout_p, kernel=kernel)
-            with torch.no_grad():
-                _, lse = call(return_lse=True)
+        call: dict[str, Any] = {
+            "mask": mask,
+            "bias": bias,
+            "scale": scale,
+            "softcap": softcap,
+            "sinks": sinks,
+            "q_positions": q_positions,
+            "dropout_p": dropout_p,
+            "kernel": kernel,
+        }
+        if self._hooks:
+            out = shown_attention(self, self._hooks.values(), q, source, **call)
         else:
-            out, lse = call(dropout_p=dropout_p, kernel=kernel, return_lse=True)
-        k, v = source.gather()
-        record = AttentionRecord(
-            layer=self,
-            q=q,
-            k=k,
-            v=v,
-            mask=with_source_mask(mask, source),
-            bias=bias,
-            scale=scale,
-            softcap=softcap,
-            sinks=sinks,
-            q_tokens=query_tokens(q, source, q_positions),
-            kv_tokens=source.tokens,
-            out=out,
-            lse=lse,
-        )
-        for hook in tuple(self._hooks.values()):
-            hook(record)
-        return self._edited(out)
+            out = attention(q, source, **call)
+        return self._edited(out) if self._edits else out
 
     def _edited(self, out: Tensor) -> Tensor:
         for edit in tuple(self._edits.values()):
             out = edit(out)
         return out
+
+
+def shown_attention(
+    layer: nn.Module,
+    hooks: Iterable[AttentionHook],
+    q: Tensor,
+    source: KeyValueSource,
+    *,
+    dropout_p: float,
+    kernel: str,
+    **meaning: Any,
+) -> Tensor:
+    """``attention`` ``[B, H, T, V]``, of which every hook is shown a record.
+
+    Args:
+        layer: The module that makes the call.
+        hooks: Who is shown it.
+        q: As in ``attention``.
+        source: Keys and values.
+        dropout_p: As in ``attention``.
+        kernel: As in ``attention``.
+        meaning: ``mask``, ``bias``, ``scale``, ``softcap``, ``sinks`` and ``q_positions`` as in
+            ``attention``, all of them.
+    """
+    call: Callable[..., Any] = partial(attention, q, source, **meaning)
+    out: Tensor
+    if torch.is_grad_enabled():
+        out = call(dropout_p=dropout_p, kernel=kernel)
+        with torch.no_grad():
+            _, lse = call(return_lse=True)
+    else:
+        out, lse = call(dropout_p=dropout_p, kernel=kernel, return_lse=True)
+    k, v = source.gather()
+    positions, mask = meaning.pop("q_positions"), meaning.pop("mask")
+    record = AttentionRecord(
+        layer=layer,
+        q=q,
+        k=k,
+        v=v,
+        mask=with_source_mask(mask, source),
+        q_tokens=query_tokens(q, source, positions),
+        kv_tokens=source.tokens,
+        out=out,
+        lse=lse,
+        **meaning,
+    )
+    for hook in tuple(hooks):
+        hook(record)
+    return out

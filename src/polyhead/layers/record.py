@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.semantics import Bias, Mask, Tokens
-
-if TYPE_CHECKING:
-    from polyhead.layers.hooks import Hooked
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,7 +34,7 @@ class AttentionRecord:
         lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included.
     """
 
-    layer: Hooked
+    layer: nn.Module
     q: Tensor
     k: Tensor
     v: Tensor

@@ -9,6 +9,8 @@ const SORTS = [
   ["mean_distance", "mean distance"],
 ];
 
+const MOST_ACROSS = 16; // heads of a layer in one row
+
 // Large enough to read, small enough that all heads together stay far below 2 MB.
 const thumbPixels = (heads) => Math.max(16, Math.min(48, Math.floor(Math.sqrt(1.2e6 / heads))));
 
@@ -106,7 +108,8 @@ function arrange() {
   if (sort) kept.sort((a, b) => (b.value ?? -Infinity) - (a.value ?? -Infinity));
   for (const { cell, layer, head, value } of kept) {
     const name = headName(layer, head);
-    cell.lastElementChild.textContent = value === null ? name : `${name} ${value.toFixed(2)}`;
+    const label = sort ? name : `${head}`; // a row of the unsorted grid is a layer
+    cell.lastElementChild.textContent = value === null ? label : `${label} ${value.toFixed(2)}`;
     cell.setAttribute("aria-label", value === null ? name : `${name}, ${sort} ${value.toFixed(2)}`);
     cell.tabIndex = -1;
   }
@@ -114,9 +117,11 @@ function arrange() {
   if (sort) boxes.push(element("div", { classes: "heads" }, kept.map(({ cell }) => cell)));
   else {
     for (const [layer, row] of Map.groupBy(kept, ({ layer }) => layer)) {
+      const many = row.length > MOST_ACROSS;
+      const heads = element("div", { classes: many ? "heads many" : "heads" }, row.map(({ cell }) => cell));
+      heads.style.setProperty("--across", row.length);
       boxes.push(element("div", { classes: "layer" }, [
-        element("span", { classes: "layer-name", text: String(layer) }),
-        element("div", { classes: "heads" }, row.map(({ cell }) => cell)),
+        element("span", { classes: "layer-name", text: String(layer) }), heads,
       ]));
     }
   }

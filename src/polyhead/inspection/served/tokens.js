@@ -26,8 +26,10 @@ async function drawLines() {
   const address = `region/${map.look.look}/${current.layer}/${current.head}?${words}`;
   const { shape: [rows, columns], values } = await askNumbers(address, Float32Array);
   if (asked !== linesAsked) return;
-  const [height, width] = [17, 640];
   const box = $("#lines");
+  // A unit of the drawing is a pixel, so that words are as large as all others.
+  const [height, width] = [17, Math.max(280, Math.min(640, box.getBoundingClientRect().width || 640))];
+  const [left, right] = [width * 0.34, width * 0.66];
   box.setAttribute("viewBox", `0 0 ${width} ${height * Math.max(rows, columns) + 4}`);
   const y = (i) => height * i + 12;
   const word = (i, x, anchor, row) =>
@@ -37,11 +39,11 @@ async function drawLines() {
     for (let column = 0; column < columns; column++) {
       const weight = values[row * columns + column];
       if (weight < LEAST_LINE) continue;
-      parts.push(svg("line", { x1: 210, y1: y(row), x2: 430, y2: y(column), "stroke-opacity": weight.toFixed(3) }));
+      parts.push(svg("line", { x1: left, y1: y(row), x2: right, y2: y(column), "stroke-opacity": weight.toFixed(3) }));
     }
   }
-  for (let row = 0; row < rows; row++) parts.push(word(first + row, 200, "end", row));
-  for (let column = 0; column < columns; column++) parts.push(word(keys + column, 440, "start", column));
+  for (let row = 0; row < rows; row++) parts.push(word(first + row, left - 8, "end", row));
+  for (let column = 0; column < columns; column++) parts.push(word(keys + column, right + 8, "start", column));
   box.replaceChildren(...parts);
   $("#lines-note").textContent = `queries ${first}–${stops[0] - 1} on the left, keys ${keys}–${stops[1] - 1}` +
     ` on the right; weights from ${LEAST_LINE} on`;

@@ -1,0 +1,110 @@
+"""Maps of chosen heads as one SVG picture: rows are queries, columns are keys, darker is more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from torch import Tensor
+
+from polyhead.errors import InputError
+from polyhead.inspection.model import HeadsByLayer
+from polyhead.inspection.probe import Probe
+
+MOST = 96
+"""Cells along each side of a map: longer texts share cells, the largest weight of each is shown."""
+
+LABELLED = 48
+"""Tokens up to which rows and columns are labelled."""
+
+_SIDE = 300
+_GAP = 28
+_ACROSS = 3
+_SHADES = 24
+_INK, _PAPER, _ACCENT = "#1c2330", "#ffffff", "#12408f"
+_FONT = "font-family='ui-sans-serif,system-ui,sans-serif'"
+
+
+def draw_heads(
+    seen: Probe, heads: HeadsByLayer, pieces: Sequence[str], *, title: str = "", row: int = 0
+) -> str:
+    """An SVG with the map of each of some heads.
+
+    Args:
+        seen: The probe of a run; it must have kept queries and keys.
+        heads: Query heads by layer, both counted from 0; at least one.
+        pieces: What each token says.
+        title: Stands in the picture's description.
+        row: Which text of the batch.
+
+    Raises:
+        InputError: No head, or one that is not there.
+    """
+    chosen = [(layer, head) for layer, numbers in heads.items() for head in numbers]
+    if not chosen:
+        raise InputError("draw_heads needs at least one head: got none")
+    labelled = len(pieces) <= LABELLED
+    cell = _SIDE / min(len(pieces), MOST)
+    size = min(11.0, 0.82 * cell)
+    margin = 0.62 * size * max((len(_shown(piece)) for piece in pieces), default=0) + 6
+    margin = min(margin, 90) if labelled else 0
+    across = min(_ACROSS, len(chosen))
+    step_x, step_y = _SIDE + margin + _GAP, _SIDE + margin + _GAP + 22
+    width, height = across * step_x + _GAP, -(-len(chosen) // across) * step_y + _GAP
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' "
+        f"role='img' shape-rendering='crispEdges' {_FONT}>",
+        f"<title>{escape(title)}</title><rect width='100%' height='100%' fill='{_PAPER}'/>",
+    ]
+    for number, (layer, head) in enumerate(chosen):
+        weights = seen[layer].map(head, MOST)[row]
+        x = _GAP + (number % across) * step_x + margin
+        y = _GAP + (number // across) * step_y + 22
+        parts.append(f"<g transform='translate({x:.1f} {y:.1f})'>")
+        parts.append(
+            f"<text y='-8' font-size='14' font-weight='600' fill='{_INK}'>layer {layer}, head "
+            f"{head}</text>"
+        )
+        parts += _cells(weights)
+        if labelled:
+            parts += _labels(pieces, cell, size)
+        parts.append("</g>")
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _cells(weights: Tensor) -> list[str]:
+    """A frame, and one path for each shade: 24 steps of the root of the weight."""
+    rows, columns = weights.shape
+    cell = _SIDE / max(rows, columns)
+    shades = (weights.clamp(0, 1).sqrt() * _SHADES).round().long()
+    parts = [f"<rect width='{_SIDE}' height='{_SIDE}' fill='none' stroke='#c9d1dd'/>"]
+    for shade in range(1, _SHADES + 1):
+        places = (shades == shade).nonzero().tolist()
+        if places:
+            squares = "".join(
+                f"M{cell * j:.2f} {cell * i:.2f}h{cell:.2f}v{cell:.2f}h-{cell:.2f}z"
+                for i, j in places
+            )
+            opacity = f"{shade / _SHADES:.3f}"
+            parts.append(f"<path d='{squares}' fill='{_ACCENT}' fill-opacity='{opacity}'/>")
+    return parts
+
+
+def _labels(pieces: Sequence[str], cell: float, size: float) -> list[str]:
+    """Queries on the left, keys below."""
+    parts = [f"<g font-size='{size:.1f}' fill='{_INK}' text-anchor='end'>"]
+    for i, piece in enumerate(pieces):
+        middle = (i + 0.5) * cell
+        word = escape(_shown(piece))
+        below = _SIDE + 5
+        parts.append(f"<text x='-5' y='{middle + 0.35 * size:.1f}'>{word}</text>")
+        parts.append(
+            f"<text transform='translate({middle + 0.35 * size:.1f} {below}) rotate(-90)'>"
+            f"{word}</text>"
+        )
+    return [*parts, "</g>"]
+
+
+def _shown(piece: str) -> str:
+    """A token for people: what cannot be seen gets a sign."""
+    return piece.strip(" ").replace("\n", "⏎").replace("\t", "⇥")[:14] or "␣"

@@ -1,0 +1,90 @@
+"""Which classes of transformers ask its attention interface, read off their source.
+
+A model that computes attention itself would ignore ``attn_implementation="polyhead"`` in silence,
+and nothing that transformers tells about a model says so.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from functools import cache
+from types import ModuleType
+
+import torch
+
+NAME = "polyhead"
+"""Under which attention and mask function are registered unless the caller says otherwise."""
+
+
+def _modeling_module(config_class: type) -> ModuleType | None:
+    """The module that defines the models of a configuration, if it has been imported."""
+    return sys.modules.get(config_class.__module__.replace(".configuration_", ".modeling_"))
+
+
+# A constant to a compiler, which could not follow it into source files.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def reason_against(config_class: type) -> str | None:
+    """Why the models of a configuration would ignore polyhead, or None."""
+    module = _modeling_module(config_class)
+    return None if module is None else reason_against_module(module)
+
+
+def reason_against_module(module: ModuleType) -> str | None:
+    names = _own_attention(module)
+    return reason(module.__name__.rpartition(".")[2], names) if names else None
+
+
+def reason(what: str, classes: str) -> str:
+    return (
+        f"{what} computes attention itself in {classes} and would ignore attn_implementation="
+        f"{NAME!r}: transformers offers no way in; use a model whose attention asks "
+        "transformers' AttentionInterface"
+    )
+
+
+@cache
+def _own_attention(module: ModuleType) -> str:
+    """The attention classes of a modeling file, if they are there and none asks the interface."""
+    if _INTERFACE in _source(module):
+        return ""
+    classes = re.findall(r"^class (\w*Attention\w*)", _source(module), re.MULTILINE)
+    return ", ".join(name for name in classes if _SOFTMAX.search(_class_source(module, name)))
+
+
+@cache
+def computes_attention_itself(cls: type) -> bool:
+    """Whether a class called …Attention… takes a softmax, and neither it nor a base asks."""
+    takes_softmax = any(_SOFTMAX.search(text) for text in _sources(cls))
+    return "Attention" in cls.__name__ and takes_softmax and not asks_interface(cls)
+
+
+@cache
+def asks_interface(cls: type) -> bool:
+    """Whether a class, or one that it derives from, asks transformers' attention interface."""
+    return any(_INTERFACE in text for text in _sources(cls))
+
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+_SOFTMAX = re.compile(r"softmax\(|Softmax\(|scaled_dot_product_attention\(")
+_NOT_MODELS = ("torch.", "builtins", "polyhead.", "transformers.modeling_utils")
+
+
+def _sources(cls: type) -> list[str]:
+    bases = [base for base in cls.__mro__ if not base.__module__.startswith(_NOT_MODELS)]
+    return [_class_source(sys.modules[base.__module__], base.__name__) for base in bases]
+
+
+@cache
+def _source(module: ModuleType) -> str:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""
+
+
+def _class_source(module: ModuleType, name: str) -> str:
+    """The source of a class; ``inspect.getsource`` parses the whole file for every one."""
+    found = re.search(rf"^class {name}\b.*?(?=^\S|\Z)", _source(module), re.MULTILINE | re.DOTALL)
+    return found.group() if found else ""
