@@ -7,6 +7,10 @@ template <int M> constexpr int kKeysAtOnce = W / M > 8 ? 8 : W / M;
 // Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
 template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 
+// A row that will be needed soon. One line for each that is read at hand, so that memory and
+// arithmetic go on side by side: in bursts they wait for each other.
+inline void ahead(const void* row) { __builtin_prefetch(row, 0, 2); }
+
 template <int M, class T>
 inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
                  float* s, int64_t s_stride) {
@@ -21,7 +25,9 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
                 for (int m = 0; m < M; ++m) x[m] = load_any<Vec>(rows + m * D + d);
 #pragma GCC unroll 8
                 for (int n = 0; n < N; ++n) {
-                    const Vec y = load_any<Vec>(k + (n < count ? n : 0) * k_token + d);
+                    const T* row = k + (n < count ? n : 0) * k_token + d;
+                    const Vec y = load_any<Vec>(row);
+                    ahead(row + kFewKeys * k_token);
 #pragma GCC unroll 8
                     for (int m = 0; m < M; ++m) acc[m * N + n] = multiply_add_pairs(acc[m * N + n], x[m], y);
                 }
@@ -36,7 +42,9 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
             for (int m = 0; m < M; ++m) x[m] = load(rows + m * D + d);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) {
-                const Vec y = load(k + (n < count ? n : 0) * k_token + d);
+                const T* row = k + (n < count ? n : 0) * k_token + d;
+                const Vec y = load(row);
+                ahead(row + kFewKeys * k_token);
 #pragma GCC unroll 8
                 for (int m = 0; m < M; ++m) acc[m * N + n] += x[m] * y;
             }
@@ -69,7 +77,10 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
     for (int64_t j = 0; j < count; ++j) {
         Vec row[N];
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) row[n] = load(v + j * v_token + n * W);
+        for (int n = 0; n < N; ++n) {
+            row[n] = load(v + j * v_token + n * W);
+            ahead(v + (j + kFewKeys) * v_token + n * W);
+        }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
             const Vec weight = splat(s[m * s_stride + j]);
@@ -94,23 +105,76 @@ void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token
         weighted_sum<M, 1, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
 }
 
-inline void prefetch_rows(const void* p, int64_t token_bytes, int64_t bytes, int64_t count) {
-    for (int64_t j = 0; j < count; ++j)
-        for (int64_t b = 0; b < bytes; b += 64)
-            __builtin_prefetch((const char*)p + j * token_bytes + b, 0, 2);
+#if PH_PAIRS
+// The same for weights in pairs of keys and N times 2 W columns of bfloat16 values. Two rows of values
+// are interleaved inside 128 bits, which leaves columns in another order until the end.
+template <int M, int N>
+inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
+                                  int64_t count, float* values, int64_t width, const float* factors) {
+    Vec acc[M][2 * N] = {};
+    auto add = [&](int64_t j, const BFloat16* a, const BFloat16* b) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            const __m512i x = load_any<__m512i>(a + n * 2 * W);
+            const __m512i y = b ? load_any<__m512i>(b + n * 2 * W) : __m512i{};
+            ahead(a + kFewKeys * v_token + n * 2 * W);
+            ahead(a + (kFewKeys + 1) * v_token + n * 2 * W);
+            const Vec low = (Vec)_mm512_unpacklo_epi16(x, y), high = (Vec)_mm512_unpackhi_epi16(x, y);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+                const Vec weight = broadcast(s + m * s_stride + j / 2);
+                acc[m][2 * n] = multiply_add_pairs(acc[m][2 * n], weight, low);
+                acc[m][2 * n + 1] = multiply_add_pairs(acc[m][2 * n + 1], weight, high);
+            }
+        }
+    };
+    int64_t j = 0;
+    for (; j + 2 <= count; j += 2) add(j, v + j * v_token, v + (j + 1) * v_token);
+    if (j < count) add(j, v + j * v_token, nullptr);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            float* to = values + m * width + n * 2 * W;
+            const Vec low = acc[m][2 * n], high = acc[m][2 * n + 1];
+            const Vec left = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            const Vec right = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+            store_any(to, load(to) * factors[m] + left);
+            store_any(to + W, load(to + W) * factors[m] + right);
+        }
 }
+
+template <int M>
+void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
+                            int64_t count, float* values, int64_t width, const float* factors) {
+    Pair weights[M * kFewKeys / 2];
+    for (int m = 0; m < M; ++m)
+        pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kFewKeys / 2);
+    int64_t d = 0;
+    for (; d + 4 * W <= width; d += 4 * W)
+        weighted_sum_of_pairs<M, 2>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors);
+    for (; d < width; d += 2 * W)
+        weighted_sum_of_pairs<M, 1>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors);
+}
+#endif
 
 template <int M, class T>
 void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
               const void* q, const T* k, int64_t k_token, const T* v, int64_t v_token, float* s,
               State& state) {
+    const bool pairs = kPairs<T> && c.value_dim % (2 * W) == 0;
+    const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
     dots_of_block<M, T>(q, c.key_dim, k, k_token, keys.length, s, kFewKeys);
     float factors[M];
     for (int m = 0; m < M; ++m)
-        factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kFewKeys, up_to(keys.length, W),
-                           state);
-    weighted_sums<M, T>(s, kFewKeys, v, v_token, keys.length, state.values + i * c.value_dim,
-                        c.value_dim, factors);
+        factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kFewKeys, padded, state);
+    float* values = state.values + i * c.value_dim;
+#if PH_PAIRS
+    if constexpr (kPairs<T>)
+        if (pairs)
+            return weighted_sums_of_pairs<M>(s, kFewKeys, v, v_token, keys.length, values, c.value_dim, factors);
+#endif
+    weighted_sums<M, T>(s, kFewKeys, v, v_token, keys.length, values, c.value_dim, factors);
 }
 
 template <class T>
@@ -155,10 +219,6 @@ void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, St
     over_keys<T>(c, rows, from, to, kFewKeys,
                  [&](const Keys& keys, Visible visible, const T* k, const T* v) {
         const Piece& piece = *keys.piece;
-        // A block ahead of the one at hand; past the end of the memory it does no harm.
-        prefetch_rows(v, piece.v_token * (int64_t)sizeof(T), c.value_dim * (int64_t)sizeof(T), keys.length);
-        prefetch_rows(k + keys.length * piece.k_token, piece.k_token * (int64_t)sizeof(T),
-                      D * (int64_t)sizeof(T), keys.length);
         if (watch && !all_finite<T>(c, keys, k, v)) {
             quarantine<T>(c, rows, keys, k, v, good_k, good_v, state);
             few_block<float>(c, rows, keys, visible, (const char*)plain, D * 4, good_k, D, good_v,

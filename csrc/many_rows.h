@@ -78,13 +78,6 @@ inline void pack_values(const BFloat16* v, int64_t stride, int64_t length, int64
     }
 }
 
-// Weights of one row as pairs of keys, rounded to nearest even.
-inline void pack_weights(const float* s, int64_t count, Pair* to) {
-    for (int64_t j = 0; j < count; j += 2 * W) {
-        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)load(s + j + W), (__m512)load(s + j));
-        store_any(to + j / 2, both);
-    }
-}
 inline void pack_query(const BFloat16* q, int64_t D, Pair* to) {
     for (int64_t d = 0; d < D; d += 2) {
         const uint32_t high = d + 1 < D ? q[d + 1].bits : 0;

@@ -1,6 +1,6 @@
 // How a call is cut into blocks of rows and blocks of keys, and what every block needs.
 
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRows = 16;
 constexpr int64_t kFewKeys = 64;       // keys of a block, few rows
 constexpr int64_t kManyKeys = 128;     // many rows
 constexpr int64_t kManyRows = 192;
