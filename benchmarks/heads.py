@@ -91,6 +91,8 @@ def rows_against_float64(view: Any, q: Tensor, k: Tensor) -> dict[str, float]:
         errors = {name: max(errors[name], float(found[name])) for name in errors}
         if row[query + 1 :].any():
             raise SystemExit(f"head {head}, query {query} has weight on what it may not see")
+    if errors["weights"] > 1e-6:
+        raise SystemExit(f"weights differ from float64 by {errors['weights']:.1e}")
     return errors
 
 

@@ -180,6 +180,35 @@ def test_zoom_shows_a_part_and_its_exact_weights(visit: Visit, model: ph.Languag
     assert page.evaluate("maps[0].window.size") == 30
 
 
+def test_tokens_stand_beside_their_rows_and_columns(visit: Visit) -> None:
+    page = visit("#L0H1")
+    boxes = page.evaluate(
+        """[...document.querySelectorAll('.pane:not([hidden]) .names')].map((axis) =>
+            [...axis.children].map((word) => {
+                const box = word.getBoundingClientRect();
+                return [word.textContent, box.x + box.width / 2, box.y + box.height / 2];
+            }))"""
+    )
+    area = page.get_by_test_id("map").bounding_box()
+    side = area["width"] / len(TEXT)
+    keys, queries = boxes
+    assert [word for word, _, _ in queries] == [letter.strip() or "␣" for letter in TEXT]
+    for i in range(len(TEXT)):
+        assert keys[i][1] == pytest.approx(area["x"] + (i + 0.5) * side, abs=1.5)
+        assert queries[i][2] == pytest.approx(area["y"] + (i + 0.5) * side, abs=1.5)
+
+
+def test_an_empty_page_says_what_it_is_for_and_control_enter_looks(visit: Visit) -> None:
+    page = visit()
+    assert not page.get_by_text("Nothing leaves this machine").is_visible()
+    page.get_by_test_id("text").fill("four")
+    page.keyboard.press("Control+Enter")
+    page.evaluate("polyhead.ready")
+    assert "4 tokens" in _text(page, "facts")
+    page.evaluate("document.body.classList.add('is-empty')")
+    assert page.get_by_text("Nothing leaves this machine").is_visible()
+
+
 def test_everything_is_done_with_the_keyboard(visit: Visit) -> None:
     page = visit()
     page.get_by_test_id("head-L0H0").focus()
