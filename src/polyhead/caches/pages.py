@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polyhead.caches.memory import Memory, Run, empty, positions_of
 from polyhead.caches.sizes import Store
+from polyhead.semantics.sources import PageTable
 
 
 class PagePool:
@@ -156,6 +157,12 @@ class Pages(Memory):
             return [tensor[None, :, self.table[0][first], part] for tensor in tensors]
         # One copy: the pages of a head follow on from each other.
         return [tensor[:, index].transpose(0, 1).flatten(2, 3)[:, :, part] for tensor in tensors]
+
+    def pages(self, start: int, stop: int) -> PageTable:
+        """Which pages hold units ``start`` to ``stop``."""
+        page = self.pool.page
+        first, last = start // page, -(-stop // page)
+        return PageTable(self._page_index()[:, first:last], start - first * page, stop - start)
 
     def _page_index(self) -> Tensor:
         """``[B, m]`` the table; a row that is shorter repeats a page that nobody may look at."""
