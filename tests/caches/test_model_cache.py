@@ -181,7 +181,6 @@ def test_a_cache_of_another_model_is_refused_by_the_field_that_differs():
     for windows, words in (
         ((WINDOW, 4, None), r"config\.layers\[1\]\.attention\.window is 4 in the cache, 6 here"),
         ((WINDOW, WINDOW, 9), r"config\.layers\[2\]\.attention\.window is 9 in the cache, None"),
-        ((WINDOW, None), r"config\.layers has 2 entries in the cache, 3 here"),
     ):
         other = ph.Transformer(config(windows)).new_cache()
         with pytest.raises(ValueError, match=f"cache was made for another model: {words}"):
