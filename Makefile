@@ -36,6 +36,7 @@ mutation: $(VENV)/.test
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/kernels.py --quick
 	$(BIN)/python benchmarks/model.py
+	$(BIN)/python benchmarks/latent.py
 
 clean:
 	rm -rf $(VENV)

@@ -160,11 +160,10 @@ void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v,
 
 template <int M, class T>
 void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
-              const void* q, const T* k, int64_t k_token, const T* v, int64_t v_token, float* s,
-              State& state) {
+              const void* q, const Content<T>& from, float* s, State& state) {
     const bool pairs = kPairs<T> && c.value_dim % (2 * W) == 0;
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
-    dots_of_block<M, T>(q, c.key_dim, k, k_token, keys.length, s, kFewKeys);
+    dots_of_block<M, T>(q, c.key_dim, from.k, from.k_token, keys.length, s, kFewKeys);
     float factors[M];
     for (int m = 0; m < M; ++m)
         factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kFewKeys, padded, state);
@@ -172,29 +171,28 @@ void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys,
 #if PH_PAIRS
     if constexpr (kPairs<T>)
         if (pairs)
-            return weighted_sums_of_pairs<M>(s, kFewKeys, v, v_token, keys.length, values, c.value_dim, factors);
+            return weighted_sums_of_pairs<M>(s, kFewKeys, from.v, from.v_token, keys.length, values, c.value_dim, factors);
 #endif
-    weighted_sums<M, T>(s, kFewKeys, v, v_token, keys.length, values, c.value_dim, factors);
+    weighted_sums<M, T>(s, kFewKeys, from.v, from.v_token, keys.length, values, c.value_dim, factors);
 }
 
 template <class T>
 void few_block(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, const char* q,
-               int64_t row_bytes, const T* k, int64_t k_token, const T* v, int64_t v_token, float* s,
-               State& state) {
+               int64_t row_bytes, const Content<T>& from, float* s, State& state) {
     int64_t i = 0;
     for (; i + 4 <= rows.count; i += 4)
-        few_step<4, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
+        few_step<4, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
     switch (rows.count - i) {
-        case 3: return few_step<3, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
-        case 2: return few_step<2, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
-        case 1: return few_step<1, T>(c, rows, i, keys, visible, q + i * row_bytes, k, k_token, v, v_token, s, state);
+        case 3: return few_step<3, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
+        case 2: return few_step<2, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
+        case 1: return few_step<1, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
         default: return;
     }
 }
 
 inline int64_t few_bytes(const Attention& c) {
     return kFewRows * c.key_dim * 4 * 2 + 4 * kFewKeys * 4 +
-           kFewKeys * (c.key_dim + c.value_dim) * 4 + 8 * 64;
+           2 * kFewKeys * (c.key_dim + c.value_dim) * 4 + 9 * 64;
 }
 
 template <class T>
@@ -215,16 +213,16 @@ void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, St
     }
     const char* q = pairs ? (const char*)stored : (const char*)plain;
     const int64_t row_bytes = D * (pairs ? (int64_t)sizeof(T) : 4);
+    T* room = arena.take<T>(kFewKeys * (D + c.value_dim));
     const bool watch = c.low || c.keep;
-    over_keys<T>(c, rows, from, to, kFewKeys,
-                 [&](const Keys& keys, Visible visible, const T* k, const T* v) {
-        const Piece& piece = *keys.piece;
-        if (watch && !all_finite<T>(c, keys, k, v)) {
-            quarantine<T>(c, rows, keys, k, v, good_k, good_v, state);
-            few_block<float>(c, rows, keys, visible, (const char*)plain, D * 4, good_k, D, good_v,
-                             c.value_dim, s, state);
+    over_keys<T>(c, rows, from, to, kFewKeys, room,
+                 [&](const Keys& keys, Visible visible, const Content<T>& from) {
+        if (watch && !all_finite<T>(c, keys, from)) {
+            quarantine<T>(c, rows, keys, from, good_k, good_v, state);
+            const Content<float> good{good_k, good_v, D, c.value_dim};
+            few_block<float>(c, rows, keys, visible, (const char*)plain, D * 4, good, s, state);
             return;
         }
-        few_block<T>(c, rows, keys, visible, q, row_bytes, k, piece.k_token, v, piece.v_token, s, state);
+        few_block<T>(c, rows, keys, visible, q, row_bytes, from, s, state);
     });
 }

@@ -214,20 +214,15 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     for (int64_t number = split; number < p.key_blocks; number += p.splits) {
         const int64_t at = number * kManyKeys;
         const Keys keys = keys_at(piece, rows.batch, at, c.keys - at < kManyKeys ? c.keys - at : kManyKeys, at);
-        const T* k = (const T*)piece.k + rows.batch * piece.k_batch + rows.kv_head * piece.k_head + at * piece.k_token;
-        const T* v = (const T*)piece.v + rows.batch * piece.v_batch + rows.kv_head * piece.v_head + at * piece.v_token;
-        int64_t k_token = piece.k_token, v_token = piece.v_token;
-        if ((c.low || c.keep) && !all_finite<T>(c, keys, k, v)) {
+        Content<T> from = content_of<T>(c, rows, piece, at, keys.length, nullptr);
+        if ((c.low || c.keep) && !all_finite<T>(c, keys, from)) {
             State unmarked{};
             rows.count = 0;
-            quarantine<T>(c, rows, keys, k, v, good_k, good_v, unmarked);
-            for (int64_t n = 0; n < keys.length * D; ++n) round_to(good_k[n], (T*)good_k + n);
-            for (int64_t n = 0; n < keys.length * V; ++n) round_to(good_v[n], (T*)good_v + n);
-            k = (const T*)good_k, v = (const T*)good_v, k_token = D, v_token = V;
+            from = quarantined<T>(c, rows, keys, from, good_k, good_v, unmarked);
         }
-        transpose(k, k_token, keys.length, D, block.k_columns);
-        transpose(v, v_token, keys.length, V, block.v_columns);
-        pack_values(k, k_token, keys.length, D, p.key_width, block.k_rows);
+        transpose(from.k, from.k_token, keys.length, D, block.k_columns);
+        transpose(from.v, from.v_token, keys.length, V, block.v_columns);
+        pack_values(from.k, from.k_token, keys.length, D, p.key_width, block.k_rows);
         __builtin_memset(block.grad_k, 0, kManyKeys * p.key_width * 4);
         __builtin_memset(block.grad_v, 0, kManyKeys * p.value_width * 4);
         for (int64_t number = 0; number < p.head_blocks * p.token_blocks; ++number) {

@@ -90,7 +90,7 @@ template <class T> inline void pack_query(const T* q, int64_t D, float* to) {
 }
 
 inline int64_t many_bytes(const Attention& c, const Plan& p) {
-    return 4 * (p.rows * c.key_dim + kManyKeys * (2 * c.key_dim + c.value_dim + p.width) +
+    return 4 * (p.rows * c.key_dim + kManyKeys * (3 * c.key_dim + 2 * c.value_dim + p.width) +
                 2 * kTileRows * kManyKeys) + 16 * 64;
 }
 
@@ -157,23 +157,14 @@ void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from
     float* good_k = arena.take<float>(kManyKeys * D);
     float* good_v = arena.take<float>(kManyKeys * c.value_dim);
     for (int64_t i = 0; i < rows.count; ++i) pack_query(query<T>(c, rows, i), D, q + i * steps);
+    T* room = arena.take<T>(kManyKeys * (D + c.value_dim));
     const bool watch = c.low || c.keep;
-    over_keys<T>(c, rows, from, to, kManyKeys,
-                 [&](const Keys& keys, Visible visible, const T* from_k, const T* from_v) {
-        int64_t k_token = keys.piece->k_token, v_token = keys.piece->v_token;
-        T* rounded = nullptr;
-        if (watch && !all_finite<T>(c, keys, from_k, from_v)) {
-            quarantine<T>(c, rows, keys, from_k, from_v, good_k, good_v, state);
-            // What was finite is exact in its own type, so it can go the usual way.
-            rounded = (T*)good_k;
-            for (int64_t n = 0; n < keys.length * D; ++n) round_to(good_k[n], rounded + n);
-            T* rounded_v = (T*)good_v;
-            for (int64_t n = 0; n < keys.length * c.value_dim; ++n) round_to(good_v[n], rounded_v + n);
-            from_k = rounded, from_v = rounded_v;
-            k_token = D, v_token = c.value_dim;
-        }
-        transpose(from_k, k_token, keys.length, D, k);
-        pack_values(from_v, v_token, keys.length, c.value_dim, p.width, v);
+    over_keys<T>(c, rows, from, to, kManyKeys, room,
+                 [&](const Keys& keys, Visible visible, Content<T> from) {
+        if (watch && !all_finite<T>(c, keys, from))
+            from = quarantined<T>(c, rows, keys, from, good_k, good_v, state);
+        transpose(from.k, from.k_token, keys.length, D, k);
+        pack_values(from.v, from.v_token, keys.length, c.value_dim, p.width, v);
         many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state);
     });
 }

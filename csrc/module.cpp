@@ -179,7 +179,7 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
 // q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
 // keep, its 3 strides, slopes, q_positions, q_positions_batch, bias, its 4 strides,
-// then for every piece: k, 3 strides, v, 3 strides, length, position, positions, their stride
+// then for every piece: k, 3 strides, v, 3 strides, pages, their stride, page length, skipped, length, position, positions, their stride
 Attention attention_from(Arguments& a) {
     Attention c{};
     c.dtype = (Dtype)a.whole();
@@ -198,7 +198,8 @@ Attention attention_from(Arguments& a) {
         Piece& p = c.pieces[c.count++];
         p.k = a.address<char>(), p.k_batch = a.whole(), p.k_head = a.whole(), p.k_token = a.whole();
         p.v = a.address<char>(), p.v_batch = a.whole(), p.v_head = a.whole(), p.v_token = a.whole();
-        p.length = a.whole(), p.position = a.whole();
+        p.pages = a.address<int64_t>(), p.pages_batch = a.whole(), p.page_length = a.whole();
+        p.skipped = a.whole(), p.length = a.whole(), p.position = a.whole();
         p.positions = a.address<int64_t>(), p.positions_batch = a.whole();
         c.keys += p.length;
     }
@@ -234,7 +235,7 @@ PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     g.grad_q = a.address<char>(), g.grad_k = a.address<char>(), g.grad_v = a.address<char>();
     g.call = attention_from(a);
     if (a.failed()) return nullptr;
-    if (g.call.count != 1 || !g.call.lse) {
+    if (g.call.count != 1 || g.call.pieces[0].pages || !g.call.lse) {
         PyErr_SetString(PyExc_ValueError, "gradients takes keys in one piece, and lse");
         return nullptr;
     }

@@ -60,11 +60,15 @@ struct Rotation {
     void* y;                // [batch, tokens, heads, dim]
 };
 
-// Keys and values that lie in one strided piece: [B, G, length, D] and [B, G, length, V].
+// Keys and values of `length` tokens: strided, [B, G, length, D] and [B, G, length, V]; or in pages,
+// [pages, G, page_length, D] and V, of which `pages` tells the number for every batch row.
 struct Piece {
     const char *k, *v;
     int64_t k_batch, k_head, k_token;  // strides in elements; the last dimension is dense
-    int64_t v_batch, v_head, v_token;
+    int64_t v_batch, v_head, v_token;  // batch: from page to page
+    const int64_t* pages;              // [B or 1, n], or null
+    int64_t pages_batch, page_length;
+    int64_t skipped;                   // tokens of the first page that come before the piece
     int64_t length;
     int64_t position;                  // of the first token; they count on from there, unless
     const int64_t* positions;          // [B or 1, length]

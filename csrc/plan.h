@@ -87,40 +87,91 @@ template <class T> inline bool is_finite(const T* x, int64_t n) {
     return rest == 0.0f;
 }
 
+// Keys and values of a block: rows of D and V numbers.
+template <class T> struct Content {
+    const T *k, *v;
+    int64_t k_token, v_token;
+};
+
+template <class T> inline void fetch(const T* row, int64_t n) {
+    for (int64_t d = 0; d < n; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+}
+
+// Where the tokens [at, at + length) of a piece lie. Those in pages are put into `room`, which has
+// place for as many rows of D + V and stays in the cache.
+template <class T>
+Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, int64_t at, int64_t length, T* room) {
+    Content<T> found{(const T*)piece.k + rows.kv_head * piece.k_head,
+                     (const T*)piece.v + rows.kv_head * piece.v_head, piece.k_token, piece.v_token};
+    if (!piece.pages) {
+        found.k += rows.batch * piece.k_batch + at * piece.k_token;
+        found.v += rows.batch * piece.v_batch + at * piece.v_token;
+        return found;
+    }
+    const int64_t* pages = piece.pages + rows.batch * piece.pages_batch;
+    auto key = [&](int64_t slot) {
+        return found.k + pages[slot / piece.page_length] * piece.k_batch + slot % piece.page_length * piece.k_token;
+    };
+    auto value = [&](int64_t slot) {
+        return found.v + pages[slot / piece.page_length] * piece.v_batch + slot % piece.page_length * piece.v_token;
+    };
+    const int64_t first = at + piece.skipped, last = piece.skipped + piece.length - 1;
+    T *k = room, *v = room + length * c.key_dim;
+    for (int64_t j = 0; j < length; ++j) {
+        // The block after this one, line by line: nothing else tells the processor where it lies.
+        const int64_t next = first + j + length < last ? first + j + length : last;
+        fetch(key(next), c.key_dim);
+        fetch(value(next), c.value_dim);
+        __builtin_memcpy(k + j * c.key_dim, key(first + j), c.key_dim * sizeof(T));
+        __builtin_memcpy(v + j * c.value_dim, value(first + j), c.value_dim * sizeof(T));
+    }
+    return {k, v, c.key_dim, c.value_dim};
+}
+
 // Keys and values of a block as float32 with 0 for what is not finite; marks the rows that see such.
 template <class T>
-void quarantine(const Attention& c, const Rows& rows, const Keys& keys, const T* k, const T* v,
+void quarantine(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
                 float* good_k, float* good_v, State& state) {
     for (int64_t j = 0; j < keys.length; ++j) {
         bool bad = false;
-        auto copy = [&](const T* from, int64_t n, float* to) {
+        auto copy = [&](const T* x, int64_t n, float* to) {
             for (int64_t d = 0; d < n; ++d) {
-                const float x = to_float(from[d]);
-                const bool finite = x - x == 0.0f;
+                const float number = to_float(x[d]);
+                const bool finite = number - number == 0.0f;
                 bad |= !finite;
-                to[d] = finite ? x : 0.0f;
+                to[d] = finite ? number : 0.0f;
             }
         };
-        copy(k + j * keys.piece->k_token, c.key_dim, good_k + j * c.key_dim);
-        copy(v + j * keys.piece->v_token, c.value_dim, good_v + j * c.value_dim);
+        copy(from.k + j * from.k_token, c.key_dim, good_k + j * c.key_dim);
+        copy(from.v + j * from.v_token, c.value_dim, good_v + j * c.value_dim);
         if (bad)
             for (int64_t i = 0; i < rows.count; ++i)
                 if (sees(c, rows, i, keys, j)) state.poisoned[i] = 1;
     }
 }
 
+// The same in their own type, in which what is finite is exact: the content to go on with.
 template <class T>
-inline bool all_finite(const Attention& c, const Keys& keys, const T* k, const T* v) {
+Content<T> quarantined(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
+                       float* good_k, float* good_v, State& state) {
+    quarantine<T>(c, rows, keys, from, good_k, good_v, state);
+    T *k = (T*)good_k, *v = (T*)good_v;
+    for (int64_t n = 0; n < keys.length * c.key_dim; ++n) round_to(good_k[n], k + n);
+    for (int64_t n = 0; n < keys.length * c.value_dim; ++n) round_to(good_v[n], v + n);
+    return {k, v, c.key_dim, c.value_dim};
+}
+
+template <class T> inline bool all_finite(const Attention& c, const Keys& keys, const Content<T>& from) {
     for (int64_t j = 0; j < keys.length; ++j)
-        if (!is_finite(k + j * keys.piece->k_token, c.key_dim) ||
-            !is_finite(v + j * keys.piece->v_token, c.value_dim))
+        if (!is_finite(from.k + j * from.k_token, c.key_dim) ||
+            !is_finite(from.v + j * from.v_token, c.value_dim))
             return false;
     return true;
 }
 
-// Rows of a block over the keys [from, to) of the call.
+// Rows of a block over the keys [from, to) of the call, `size` at a time.
 template <class T, class Block>
-void over_keys(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size,
+void over_keys(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, T* room,
                Block&& block) {
     int64_t first = 0;
     for (int i = 0; i < c.count; ++i) {
@@ -131,11 +182,7 @@ void over_keys(const Attention& c, const Rows& rows, int64_t from, int64_t to, i
             const Keys keys = keys_at(piece, rows.batch, at, end - at < size ? end - at : size, first + at);
             const Visible visible = visible_of(c, rows, keys);
             if (visible == Visible::none) continue;
-            const T* k = (const T*)piece.k + rows.batch * piece.k_batch +
-                         rows.kv_head * piece.k_head + at * piece.k_token;
-            const T* v = (const T*)piece.v + rows.batch * piece.v_batch +
-                         rows.kv_head * piece.v_head + at * piece.v_token;
-            block(keys, visible, k, v);
+            block(keys, visible, content_of<T>(c, rows, piece, at, keys.length, room));
         }
         first += piece.length;
     }

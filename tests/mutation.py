@@ -175,7 +175,7 @@ MUTATIONS = [
     _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
     _m("bias", NATIVE, "elif spec.bias is not None:", "elif False:"),
     _m("ALiBi", NATIVE, "if isinstance(spec.bias, ALiBi):", "if False:"),
-    _m("positions", NATIVE, "DenseSource and source.tokens.positions is None:", "DenseSource:"),
+    _m("positions", NATIVE, "if tokens.positions is not None:", "if False:"),
     _m("strided rows", NATIVE, "if k.stride(-1) != 1 or v.stride(-1) != 1:", "if False:"),
     _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
     _m("refuses a bias's gradient", NATIVE, "spec.bias.tensor.requires_grad:", "False:"),
@@ -199,7 +199,7 @@ MUTATIONS = [
     _m("rescaled sum", ROWS_CPP, "state.total[i] * factor", "state.total[i]"),
     _m("empty row: peak", ROWS_CPP, "if (peak == kMinusInfinity) {", "if (false) {"),
     _m("rescaled values", FEW_CPP, "n * W) * factors[m]", "n * W)"),
-    _m("quarantine", FEW_CPP, "if (watch && !all_finite<T>(c, keys, k, v)) {", "if (false) {"),
+    _m("quarantine", FEW_CPP, "if (watch && !all_finite<T>(c, keys, from)) {", "if (false) {"),
     _m(
         "rescaled values",
         MANY_CPP,

@@ -12,7 +12,7 @@ from native_problems import CLOSE, problems
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches import DenseCache, RingCache
+from polyhead.caches import DenseCache, PagedCache, RingCache
 from polyhead.kernels import KERNELS
 
 pytestmark = pytest.mark.skipif(
@@ -113,7 +113,9 @@ def test_a_row_that_sees_nothing_is_zero():
     assert out[1].isfinite().all()
 
 
-@pytest.mark.parametrize("make", [lambda: RingCache(24, spare=3), DenseCache])
+@pytest.mark.parametrize(
+    "make", [lambda: RingCache(24, spare=3), DenseCache, lambda: PagedCache(8)]
+)
 def test_caches_are_read_where_they_lie(make, monkeypatch):
     torch.manual_seed(0)
     cache = make()
@@ -124,10 +126,34 @@ def test_caches_are_read_where_they_lie(make, monkeypatch):
         q = torch.randn(1, 6, 1, 32)
         assert source.in_place
         monkeypatch.setattr(type(source), "gather", lambda self: pytest.fail("gathered"))
+        monkeypatch.setattr(type(source), "read", lambda self, tile: pytest.fail("copied"))
         out = ph.attention(q, source, mask=mask, kernel="native")
         monkeypatch.undo()
         wanted, _ = exact(q, k[:, :, : at + 1], v[:, :, : at + 1], mask=mask)
         torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("page", [1, 5, 64, 200])
+def test_pages_lie_anywhere_and_rows_have_their_own(code, page):
+    torch.manual_seed(0)
+    cache = PagedCache(page)
+    k, v = torch.randn(2, 3, 2, 150, 48)
+    cache.append(k[:, :, :90], v[:, :, :90])
+    cache.reorder([1, 2, 0, 1])  # two rows share pages
+    k, v = (x[[1, 2, 0, 1]] for x in (k, v))
+    cache.rollback([0, 7, 0, 30])
+    late_k, late_v = torch.randn(2, 4, 2, 20, 48)
+    q, lengths = torch.randn(4, 6, 20, 48), [90, 83, 90, 60]
+    positions = torch.tensor(lengths)[:, None] + torch.arange(20)
+    source = cache.append(late_k, late_v, positions)
+    with native.using(code):
+        out = ph.attention(q, source, mask=ph.Causal(), kernel="native", q_positions=positions)
+    for row, n in enumerate(lengths):
+        keys = torch.cat((k[row : row + 1, :, :n], late_k[row : row + 1]), dim=2)
+        values = torch.cat((v[row : row + 1, :, :n], late_v[row : row + 1]), dim=2)
+        wanted, _ = exact(q[row : row + 1], keys, values, mask=ph.Causal())
+        torch.testing.assert_close(out[row : row + 1].double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_explicit_positions_are_compared_key_by_key():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import polyhead as ph
+from allocations import measured
 from polyhead.kernels import KERNELS, tiled
 from polyhead.semantics import DenseSource, Specification, Tokens
 
@@ -27,18 +28,6 @@ def heads(B, H, G, T, S, D, V=None, dtype=torch.float32, requires_grad=False):
 
 def size(*tensors):
     return sum(x.numel() * x.element_size() for x in tensors)
-
-
-def measured(f):
-    """Peak bytes made by a call, and what it returns."""
-    with torch.profiler.profile(profile_memory=True) as profile:
-        found = f()
-    now = most = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most, found
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "tiled"])

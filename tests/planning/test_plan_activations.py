@@ -6,15 +6,15 @@ With native code and without: a plan is for either, and one of the two allocates
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
 from plan_facts import TINY
-from torch.profiler import ProfilerActivity, profile
 
+from allocations import measured
 from polyhead import native
 from polyhead.layers import (
     AttentionConfig,
@@ -31,18 +31,6 @@ from polyhead.planning import plan
 
 TOKENS = 1536
 KIB, MIB = 1 << 10, 1 << 20
-
-
-def peak(run: Callable[[], Any]) -> int:
-    """The most bytes that were allocated at a time while ``run`` ran, beyond those before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen, torch.no_grad():
-        run()
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
 
 
 def heads(H: int = 8, G: int = 2, D: int = 32, **options: Any) -> AttentionConfig:
@@ -123,11 +111,11 @@ def test_planned_activations_are_those_that_are_allocated(
     with torch.no_grad():
         model(ids[:, :1], last=1)  # tests the native code
         model(ids, last=1)  # makes rotary tables
-    measured = peak(lambda: model(ids, last=1))
+        allocated, _ = measured(lambda: model(ids, last=1))
     planned = plan(config, tokens=TOKENS // 2, batch=2, dtype=dtype).activation_bytes
-    assert measured <= planned + SCRATCH + (case.tiles if code == "torch" else 0)
+    assert allocated <= planned + SCRATCH + (case.tiles if code == "torch" else 0)
     if case.reached in (code, "both"):
-        assert measured >= case.share * planned
+        assert allocated >= case.share * planned
 
 
 def test_activations_grow_with_tokens_and_are_shared_by_ranks() -> None:

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from polyhead.caches.codecs import Codec, Stream
 from polyhead.caches.memory import Memory
+from polyhead.caches.pages import Pages
 from polyhead.semantics.masks import Mask, Range, Visibility
-from polyhead.semantics.sources import KeyValueSource
+from polyhead.semantics.sources import KeyValueSource, Strip
 from polyhead.semantics.tokens import Tokens
 
 NOWHERE = 1 << 40
@@ -45,6 +46,10 @@ class Stored:
         return self.memory.in_place and self.codec.tokens == 1
 
     @property
+    def paged(self) -> bool:
+        return isinstance(self.memory, Pages) and self.codec.tokens == 1
+
+    @property
     def requires_grad(self) -> bool:
         return any(tensor.requires_grad for tensor in self.memory.tensors)
 
@@ -66,6 +71,13 @@ class Stored:
         part = slice(start - first * tokens, stop - first * tokens)
         return k[:, :, part], v[:, :, part]
 
+    def strip(self, tokens: Tokens) -> Strip:
+        """Where all of it lies, which ``read`` of pages would copy."""
+        if isinstance(self.memory, Pages):
+            k, v = self.codec.decode([x.transpose(0, 1) for x in self.memory.tensors])
+            return Strip(tokens, k, v, self.memory.pages(self.address, self.address + self.length))
+        return Strip(tokens, *self.read(0, self.length))
+
     def positions(self) -> Tensor:
         """``[B, length]`` positions, where they are stored."""
         stop = self.address + self.length // self.codec.tokens
@@ -80,6 +92,7 @@ class Given:
     value_dim: int
 
     in_place = True
+    paged = False
 
     @property
     def length(self) -> int:
@@ -98,6 +111,9 @@ class Given:
             # Kernels may rely on the rows of a cache being dense.
             k, v = k.contiguous(), v if v is None else v.contiguous()
         return k, k[..., : self.value_dim] if v is None else v
+
+    def strip(self, tokens: Tokens) -> Strip:
+        return Strip(tokens, *self.read(0, self.length))
 
 
 class Held(Mask):
@@ -170,7 +186,7 @@ class StoredSource(KeyValueSource):
         self.tokens = Tokens.of(self._starts[-1], shift=shift, positions=positions)
         self.gaps = gaps
         self.mask = Held() if gaps else None
-        self.in_place = all(run.in_place for run in self.runs)
+        self.in_place = all(run.in_place or run.paged for run in self.runs)
         self.requires_grad = any(run.requires_grad for run in self.runs)
 
     @property
@@ -192,6 +208,12 @@ class StoredSource(KeyValueSource):
         i = bisect_right(self._starts, tile.start) - 1
         start = tile.start - self._starts[i]
         return self.runs[i].read(start, start + tile.length)
+
+    def strips(self) -> list[Strip]:
+        return [
+            run.strip(self.tokens.slice(start, start + run.length))
+            for run, start in zip(self.runs, self._starts, strict=False)
+        ]
 
     def gather(self) -> tuple[Tensor, Tensor]:
         pairs = [run.read(0, run.length) for run in self.runs]

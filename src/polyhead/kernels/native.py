@@ -80,20 +80,14 @@ class NativeKernel(Kernel):
 
 
 def _pieces(call: Call) -> list[Piece]:
-    source = call.source
-    if type(source) is DenseSource and source.tokens.positions is None:
-        k, v = source.k, source.v
-        if k.stride(-1) == 1 and v.stride(-1) == 1:
-            return [Piece(k, v, source.tokens.places.low)]
     found = []
-    for tile in sorted(call.source.tiles(_FAR), key=lambda tile: tile.start):
-        k, v = call.source.read(tile)
+    for tokens, k, v, table in call.source.strips():
         if k.stride(-1) != 1 or v.stride(-1) != 1:
             k, v = k.contiguous(), v.contiguous()
-        if tile.positions is None:
-            found.append(Piece(k, v, tile.places.low))
-        else:
-            found.append(Piece(k, v, positions=tile.positions.long().contiguous()))
+        positions = None
+        if tokens.positions is not None:
+            positions = tokens.positions.long().contiguous()
+        found.append(Piece(k, v, tokens.places.low, positions, *(table or ())))
     return found
 
 

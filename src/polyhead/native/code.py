@@ -31,16 +31,26 @@ class Piece(NamedTuple):
     """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]``, last dimensions dense, other strides any.
 
     Attributes:
-        k: Keys.
-        v: Values.
+        k: Keys; in pages ``[pages, G, P, D]``.
+        v: Values; in pages ``[pages, G, P, V]``.
         first: Position of the first; they count on from there unless ``positions`` is given.
         positions: ``[n]`` or ``[B, n]`` int64, dense, or None.
+        pages: Where the tokens lie in pages: ``[B, m]`` int64, which page holds which P of them.
+        skipped: Tokens of the first page that come before these.
+        paged: How many tokens lie in pages.
     """
 
     k: Tensor
     v: Tensor
     first: int = 0
     positions: Tensor | None = None
+    pages: Tensor | None = None
+    skipped: int = 0
+    paged: int = 0
+
+    @property
+    def length(self) -> int:
+        return self.k.shape[2] if self.pages is None else self.paged
 
 
 @dataclass(frozen=True)
@@ -211,7 +221,11 @@ def _attention(
     for piece in pieces:
         k, v, positions = piece.k, piece.v, piece.positions
         arguments += k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]
-        arguments += k.shape[2], piece.first, *_table(positions)
+        if piece.pages is None:
+            arguments += _IN_ONE_PIECE
+        else:
+            arguments += *_table(piece.pages), k.shape[2], piece.skipped
+        arguments += piece.length, piece.first, *_table(positions)
     return arguments
 
 
@@ -220,6 +234,7 @@ def _addresses(weight: Weight) -> tuple[int, int]:
 
 
 _NONE = [0] * 15
+_IN_ONE_PIECE = [0] * 4
 
 
 def _extras(extras: Extras) -> list[int]:

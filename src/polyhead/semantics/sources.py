@@ -9,12 +9,43 @@ Shape letters: B batch, G kv heads, S keys, D key size, V value size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyhead.semantics.masks import Mask
 from polyhead.semantics.tokens import Tokens
+
+
+class PageTable(NamedTuple):
+    """Which pages hold a run of tokens, P in each.
+
+    Attributes:
+        pages: ``[B, m]`` int64: page i of a batch row holds its tokens i · P to (i + 1) · P.
+        skipped: Tokens of the first page that come before the run.
+        length: Tokens of the run.
+    """
+
+    pages: Tensor
+    skipped: int
+    length: int
+
+
+class Strip(NamedTuple):
+    """A run of keys and values where they lie.
+
+    Attributes:
+        tokens: The run.
+        k: ``[B, G, n, D]``; in pages ``[pages, G, P, D]``, all that there are.
+        v: ``[B, G, n, V]``; in pages ``[pages, G, P, V]``.
+        table: Which pages, or None.
+    """
+
+    tokens: Tokens
+    k: Tensor
+    v: Tensor
+    table: PageTable | None = None
 
 
 class KeyValueSource(ABC):
@@ -29,7 +60,7 @@ class KeyValueSource(ABC):
         dtype: Of the tensors that ``read`` returns.
         device: Likewise.
         requires_grad: Whether a gradient may flow back to the tensors that ``gather`` returns.
-        in_place: Whether ``read`` returns views of where keys and values lie, not copies.
+        in_place: Whether ``strips`` tells where keys and values lie.
         mask: Hides the keys that are no tokens of a batch row, where rows differ in what they hold;
             ``attention`` adds it. Keys are then in no order of place, and queries need positions.
     """
@@ -62,6 +93,10 @@ class KeyValueSource(ABC):
     @abstractmethod
     def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
         """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` of a run that ``tiles`` returned."""
+
+    def strips(self) -> list[Strip]:
+        """All keys and values where they lie, in the order of index, where that is ``in_place``."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell where its keys lie")
 
     def gather(self) -> tuple[Tensor, Tensor]:
         """All keys ``[B, G, S, D]`` and values ``[B, G, S, V]`` in the order of index; may copy."""
@@ -104,6 +139,9 @@ class DenseSource(KeyValueSource):
     def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
         stop = tile.start + tile.length
         return self.k[:, :, tile.start : stop], self.v[:, :, tile.start : stop]
+
+    def strips(self) -> list[Strip]:
+        return [Strip(self.tokens, self.k, self.v)]
 
     def gather(self) -> tuple[Tensor, Tensor]:
         return self.k, self.v
