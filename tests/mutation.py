@@ -38,6 +38,7 @@ KEYWORDS = (
     " or functions_match or masked_keys or queries_that_see"
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
     " or explicit_positions or it_cannot_do or same_bits or far_apart or goes_another_way"
+    " or both_hide"
     " or shapes_of_training or gives_and_takes"
 )
 
