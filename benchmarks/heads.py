@@ -91,6 +91,8 @@ def rows_against_float64(view: Any, q: Tensor, k: Tensor) -> dict[str, float]:
         errors = {name: max(errors[name], float(found[name])) for name in errors}
         if row[query + 1 :].any():
             raise SystemExit(f"head {head}, query {query} has weight on what it may not see")
+    if errors["weights"] > 1e-6:
+        raise SystemExit(f"weights differ from float64 by {errors['weights']:.1e}")
     return errors
 
 
@@ -142,9 +144,14 @@ def look_costs(tokens: int) -> dict[str, Any]:
         seconds, done = timed(
             lambda: subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
         )
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print("\n".join(done.stdout.splitlines()[:8]))
-    return {"tokens": count, "seconds": round(seconds, 1), "peak_gb": round(largest / 1e9, 2)}
+    return {
+        "tokens": count,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
+        "peak_gb": round(used.ru_maxrss * 1024 / 1e9, 2),
+    }
 
 
 def main() -> None:

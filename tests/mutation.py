@@ -37,7 +37,9 @@ KEYWORDS = (
     " or garbage or kv_heads or skipped or head_size or merging or finite_differences"
     " or functions_match or masked_keys or queries_that_see"
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
-    " or explicit_positions or it_cannot_do or same_bits or gives_and_takes or shapes_of_training"
+    " or explicit_positions or it_cannot_do or same_bits or far_apart or goes_another_way"
+    " or both_hide"
+    " or shapes_of_training or gives_and_takes"
 )
 
 
@@ -169,13 +171,15 @@ MUTATIONS = [
     _m("mask's rules", NATIVE, "bounds = _bounds(ranged, call)", "pass"),
     _m("mask's tensors", NATIVE, "for part in explicit:", "for part in ():"),
     _m("both of two tensors", NATIVE, "else keep & visible", "else keep"),
-    _m("scale", NATIVE, "code.attend(q, pieces, spec.scale", "code.attend(q, pieces, 1.0"),
+    _m("scale", NATIVE, "attend(q, pieces, spec.scale", "attend(q, pieces, 1.0"),
+    _m("scale, differentiable", NATIVE, "piece.v, spec.scale,", "piece.v, 1.0,"),
     _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
     _m("bias", NATIVE, "elif spec.bias is not None:", "elif False:"),
     _m("ALiBi", NATIVE, "if isinstance(spec.bias, ALiBi):", "if False:"),
     _m("positions", NATIVE, "if tokens.positions is not None:", "if False:"),
     _m("strided rows", NATIVE, "if k.stride(-1) != 1 or v.stride(-1) != 1:", "if False:"),
-    _m("refuses gradients", NATIVE, "if call.requires_grad:", "if False:"),
+    _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
+    _m("refuses a bias's gradient", NATIVE, "spec.bias.tensor.requires_grad:", "False:"),
     _m("refuses dropout", NATIVE, "if spec.dropout_p:", "if False:"),
     _m("refuses float64", NATIVE, "if q.dtype not in DTYPES:", "if False:"),
     _m("refuses other masks", NATIVE, "if not _is_ranged(call):", "if False:"),
@@ -270,6 +274,7 @@ def compile_untested(folder: Path) -> None:
     """Builds the native code of a copy, which is then used however wrong it is."""
     tested = "if (wrong := _disagreement(candidate)) is None:"
     replace_once(folder / "src/polyhead/native/code.py", tested, "if True:")
+    replace_once(folder / "setup.py", '"-O3"', '"-O1"')  # takes half as long to compile
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode or "error:" in done.stderr:

@@ -180,6 +180,35 @@ def test_zoom_shows_a_part_and_its_exact_weights(visit: Visit, model: ph.Languag
     assert page.evaluate("maps[0].window.size") == 30
 
 
+def test_tokens_stand_beside_their_rows_and_columns(visit: Visit) -> None:
+    page = visit("#L0H1")
+    boxes = page.evaluate(
+        """[...document.querySelectorAll('.pane:not([hidden]) .names')].map((axis) =>
+            [...axis.children].map((word) => {
+                const box = word.getBoundingClientRect();
+                return [word.textContent, box.x + box.width / 2, box.y + box.height / 2];
+            }))"""
+    )
+    area = page.get_by_test_id("map").bounding_box()
+    side = area["width"] / len(TEXT)
+    keys, queries = boxes
+    assert [word for word, _, _ in queries] == [letter.strip() or "␣" for letter in TEXT]
+    for i in range(len(TEXT)):
+        assert keys[i][1] == pytest.approx(area["x"] + (i + 0.5) * side, abs=1.5)
+        assert queries[i][2] == pytest.approx(area["y"] + (i + 0.5) * side, abs=1.5)
+
+
+def test_an_empty_page_says_what_it_is_for_and_control_enter_looks(visit: Visit) -> None:
+    page = visit()
+    assert not page.get_by_text("Nothing leaves this machine").is_visible()
+    page.get_by_test_id("text").fill("four")
+    page.keyboard.press("Control+Enter")
+    page.evaluate("polyhead.ready")
+    assert "4 tokens" in _text(page, "facts")
+    page.evaluate("document.body.classList.add('is-empty')")
+    assert page.get_by_text("Nothing leaves this machine").is_visible()
+
+
 def test_everything_is_done_with_the_keyboard(visit: Visit) -> None:
     page = visit()
     page.get_by_test_id("head-L0H0").focus()
@@ -328,38 +357,79 @@ def _large() -> ph.LanguageModel:
     return ph.LanguageModel(ph.Transformer(config), byte_tokenizer(), "large").eval()
 
 
+def _smollm2() -> ph.LanguageModel:
+    try:
+        return ph.load("smollm2")
+    except ph.ModelNotFoundError as error:
+        pytest.skip(str(error))
+
+
+def _long_text(model: ph.LanguageModel) -> str:
+    """4,096 tokens."""
+    import pydoc_data.topics
+
+    ids = model.tokenizer.encode("\n".join(pydoc_data.topics.topics.values())[:30_000])[:4096]
+    text = model.tokenizer.decode(ids)
+    assert len(model.tokenizer.encode(text)) == 4096
+    return text
+
+
 @pytest.mark.slow
-def test_4096_tokens_of_1024_heads_are_painted_and_opened_in_time(chromium: Any) -> None:
-    """The promise: first paint < 2 s after the model has run, < 2 MB, any head < 300 ms."""
-    model = _large()
+@pytest.mark.parametrize(
+    ("make", "heads"),
+    [(_large, 1024), pytest.param(_smollm2, 270, marks=pytest.mark.model)],
+    ids=["1024-heads", "smollm2"],
+)
+def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
+    chromium: Any, make: Callable[[], ph.LanguageModel], heads: int
+) -> None:
+    """First paint (all maps that the window shows) < 2 s after the model has run, < 2 MB, any head
+    < 300 ms, while the statistics of all others are being measured."""
+    model = make()
     page = chromium.new_page(viewport={"width": 1400, "height": 900})
     sizes: list[int] = []
+    foreign: list[str] = []
     page.on("requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"]))
-    page.set_default_timeout(120_000)
-    for address in _serving(Studio(lambda name: model, ["large"]), "x" * 4096):
+    page.set_default_timeout(300_000)
+    for address in _serving(Studio(lambda name: model, ["large"]), _long_text(model)):
+        here = (address, "data:", "blob:")
+        page.on(
+            "request",
+            lambda request, here=here: (
+                None if request.url.startswith(here) else foreign.append(request.url)
+            ),
+        )
         page.goto(f"{address}{TOKEN}/")
         painted = page.evaluate(
             """async () => {
                 while (!looks[0]) await new Promise((done) => setTimeout(done, 5));
                 const ran = performance.now();
-                while (!document.querySelector(".head")) {
-                    await new Promise((done) => requestAnimationFrame(done));
-                }
-                const shown = performance.now() - ran;
+                const until = async (done) => {
+                    while (!done()) await new Promise((again) => requestAnimationFrame(again));
+                    return performance.now() - ran;
+                };
+                const grid_shown = await until(() => document.querySelector(".head"));
+                const seen = [...document.querySelectorAll(".head")].filter(
+                    (head) => head.getBoundingClientRect().top < innerHeight);
+                const drawn = (head) => grid.bytes.has(head.dataset.testid.slice(5));
+                const screen_drawn = await until(() => seen.every(drawn));
                 await polyhead.painted;
-                return shown;
+                return { grid_shown, screen_drawn, all_drawn: performance.now() - ran };
             }"""
         )
         sent = sum(sizes)
+        assert page.locator(".head").count() == heads
+        last = len(model.config.layers) - 1
         opened = [
             page.evaluate(
-                f"(async () => {{ const a = performance.now(); await openHead({layer}, {layer});"
+                f"(async () => {{ const a = performance.now(); await openHead({layer}, {head});"
                 "return performance.now() - a; })()"
             )
-            for layer in (0, 7, 19, 31)
+            for layer, head in [(0, 0), (7, 7), (19, 2), (last, 8), (3, 5), (11, 1), (last, 0)]
         ]
         page.close()
     print({"first paint ms": painted, "bytes": sent, "heads ms": opened})
-    assert painted < 2000
+    assert foreign == []
+    assert painted["screen_drawn"] < 2000
     assert sent < 2_000_000
     assert sorted(opened)[len(opened) // 2] < 300

@@ -168,6 +168,9 @@ def test_the_cache_of_another_model_is_refused_by_name(tmp_path):
         of(4).load(tmp_path / "file")
     with pytest.raises(CheckpointError, match="holds a model's caches"):
         DenseCache().load(tmp_path / "file")
+    deeper = ModelCache([filled(DenseCache())], owner=json.dumps({"layers": [{}, {}]}))
+    with pytest.raises(CheckpointError, match=r"config\.layers has 1 entries in the file, 2 here"):
+        deeper.load(tmp_path / "file")
     same = of(2)
     same.reset()
     same.load(tmp_path / "file")

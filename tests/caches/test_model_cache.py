@@ -204,5 +204,6 @@ def test_a_cache_of_another_model_is_refused_by_the_field_that_differs():
     ],
 )
 def test_caches_that_cannot_be_are_refused_by_name(options, words):
-    with pytest.raises(ValueError, match=words):
-        model().new_cache(**options)
+    for net in (model(), ph.Transformer(config((None,)))):  # with layers that use it, and without
+        with pytest.raises(ValueError, match=words):
+            net.new_cache(**options)

@@ -168,7 +168,7 @@ def check_pools(caches: list[StoredCache]) -> None:
         assert sorted(pool.free) == [p for p, n in enumerate(pool.references) if n == 0]
         for tensor in pool.tensors:
             garbage = torch.nan if tensor.is_floating_point() else 255
-            tensor[pool.free] = garbage
+            tensor[:, pool.free] = garbage
 
 
 SMALL = Quantized(8, 4, group=4, sinks=3, recent=3)

@@ -118,6 +118,8 @@ def test_patching_every_head_of_the_source_in_one_layer_is_one_head_at_a_time(
     with attention.register_head_edit(edit):
         wanted = metric(model(target))[0]
     torch.testing.assert_close(found[1][2], wanted, atol=1e-4, rtol=1e-4)
+    (late,) = patch_heads(model, source, target, metric, layers=[1])
+    torch.testing.assert_close(late, found[1])
     same = patch_heads(model, target, target, metric)
     torch.testing.assert_close(
         torch.stack(same), metric(model(target)).expand(2, 4), atol=1e-4, rtol=1e-4

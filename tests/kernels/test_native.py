@@ -156,6 +156,13 @@ def test_pages_lie_anywhere_and_rows_have_their_own(code, page):
         torch.testing.assert_close(out[row : row + 1].double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_two_tensors_of_a_mask_both_hide():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 3, 32), torch.randn(2, 2, 50, 32), torch.randn(2, 2, 50, 32)
+    kept, dropped = torch.rand(3, 50) < 0.7, torch.rand(2, 1, 1, 50) < 0.3
+    check(q, k, v, mask=ph.Keep(kept) & ph.Drop(dropped) & ph.Causal())
+
+
 def test_explicit_positions_are_compared_key_by_key():
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 3, 32), torch.randn(2, 2, 50, 32), torch.randn(2, 2, 50, 32)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import polyhead as ph
+from allocations import measured
 from polyhead.kernels import KERNELS, tiled
 from polyhead.semantics import DenseSource, Specification, Tokens
 
@@ -27,18 +28,6 @@ def heads(B, H, G, T, S, D, V=None, dtype=torch.float32, requires_grad=False):
 
 def size(*tensors):
     return sum(x.numel() * x.element_size() for x in tensors)
-
-
-def measured(f):
-    """Peak bytes made by a call, and what it returns."""
-    with torch.profiler.profile(profile_memory=True) as profile:
-        found = f()
-    now = most = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most, found
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "tiled"])
@@ -96,14 +85,20 @@ def test_decoding_takes_as_long_as_there_are_kv_heads(kernel):
     assert decode(32) > 3 * decode(4)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("T", [4096, pytest.param(16384, marks=pytest.mark.slow)])
-def test_padding_window_and_bias_cost_no_quadratic_memory(T):
-    q, k, v = heads(1, 8, 8, T, T, 64)
+def test_padding_window_and_bias_cost_no_quadratic_memory(T, gradients):
+    q, k, v = heads(1, 8, 8, T, T, 64, requires_grad=gradients)
     mask = ph.Causal() & ph.Window(1000) & ph.KeyLengths([T - 100])
-    bias = ph.RelativeBias(torch.randn(32, 8))
-    most, out = measured(lambda: ph.attention(q, k, v, mask=mask, bias=bias))
-    print(f"{(most - size(out)) / MIB:.1f} MiB beside the output")
-    assert most - size(out) < 64 * MIB
+    table = torch.randn(32, 8, requires_grad=gradients)
+
+    def call():
+        out = ph.attention(q, k, v, mask=mask, bias=ph.RelativeBias(table))
+        return [out, *torch.autograd.grad(out.sum(), (q, k, v, table))] if gradients else [out]
+
+    most, found = measured(call)
+    print(f"{(most - size(*found)) / MIB:.1f} MiB beside the results")
+    assert most - size(*found) < 64 * MIB
 
 
 @pytest.mark.parametrize("T", [3001, 4003])
@@ -200,6 +195,24 @@ def test_every_head_size_without_gradients(D, V, dtype):
     want = ph.attention(q.double(), k.double(), v.double(), mask=ph.Causal(), kernel="reference")
     found = ph.attention(q, k, v, mask=ph.Causal())
     assert (found - want).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("T", [1, 40])
+@pytest.mark.parametrize(
+    "kernel", ["reference", "tiled", "sdpa", pytest.param("native", marks=needs_native)]
+)
+def test_scores_far_apart_overflow_in_no_order(kernel, T, last, small_tiles):
+    _, k, v = heads(1, 2, 1, T, 600, 16)
+    q = torch.ones(1, 2, T, 16)
+    large = slice(550, 600) if last else slice(0, 50)
+    k[:, :, large] = 75.0  # scores of 300, beside a few
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = ph.attention(*leaves, kernel=kernel)
+    assert torch.allclose(out, v[:, :, large].mean(dim=2, keepdim=True), atol=1e-5)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert torch.allclose(grads[2][:, :, large], torch.tensor(2 * T / 50), rtol=1e-4)
+    assert all(g.isfinite().all() for g in grads)
 
 
 POISON = [math.nan, math.inf, -math.inf]

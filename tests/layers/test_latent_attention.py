@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyhead as ph
+from allocations import measured
+from polyhead import native
 from polyhead.caches import Latent, LatentCache, PagedCache, QuantizedCache
 from polyhead.errors import ConfigError
 from polyhead.layers import (
@@ -213,6 +216,23 @@ def test_decode_step_makes_no_keys_or_values_of_the_past(batch: int) -> None:
     # The weights of one row per head are the only thing that grows with the past.
     assert absorbed <= batch * (past + 1) * max(H, R + P)
     assert seen.made >= batch * past * H * (N + P)
+
+
+@torch.no_grad()
+def test_decode_step_at_deepseeks_sizes_allocates_little() -> None:
+    """By the code that really runs, native where there is some: no dispatch mode watches."""
+    past, heads = 2048, 128
+    layer = MultiHeadLatentAttention(
+        64, heads, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    ).eval()
+    cache, latent = LatentCache(512, 64, capacity=past + 4), torch.randn(1, 1, past, 576)
+    cache.append(latent, latent[..., :512])
+    step = partial(layer, torch.randn(1, 1, 64), mask=ph.Causal(), cache=cache)
+    for _ in range(2):  # tests the native code, makes a table of rotary positions
+        step()
+    # Queries and outputs in both orders; by torch a score and a weight per head and key as well.
+    assert measured(step)[0] < (1 << 20) + (native.code() is None) * 4 * past * heads * 4
+    assert measured(partial(step, computation="expanded"))[0] > past * heads * (192 + 128) * 4
 
 
 # Choice

@@ -66,6 +66,9 @@ def layer_caches(
     """
     if kind not in ("auto", "dense", "paged"):
         raise ValueError(f"kind must be 'auto', 'dense' or 'paged': got {kind!r}")
+    # What cannot be is refused whether or not some layer would use it.
+    Paged(page_size)
+    Ring(1, spare)
     return [
         _layer_cache(layer.attention, kind, page_size, quantized, spare) for layer in config.layers
     ]

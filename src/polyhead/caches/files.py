@@ -142,7 +142,9 @@ def difference(got: Any, want: Any, name: str, where: str) -> str:
         for key in [*want, *got]:
             if key not in got or key not in want or got[key] != want[key]:
                 return difference(got.get(key), want.get(key), f"{name}.{key}", where)
-    if isinstance(got, list) and isinstance(want, list) and len(got) == len(want):
+    if isinstance(got, list) and isinstance(want, list):
+        if len(got) != len(want):
+            return f"{name} has {len(got)} entries {where}, {len(want)} here"
         for i, (have, wanted) in enumerate(zip(got, want, strict=True)):
             if have != wanted:
                 return difference(have, wanted, f"{name}[{i}]", where)

@@ -23,7 +23,7 @@ from polyhead.semantics.sources import PageTable
 
 
 class PagePool:
-    """``[pages, heads, P, width]`` per field, for one cache and all that were forked from it.
+    """``[heads, pages, P, width]`` per field, for one cache and all that were forked from it.
 
     Attributes:
         tensors: One per field.
@@ -35,7 +35,7 @@ class PagePool:
         self.store, self.device = store, device
         self.page = store.page or 1
         self.tensors = [
-            empty((0, field.heads, self.page, field.width), field.dtype, device)
+            empty((field.heads, 0, self.page, field.width), field.dtype, device)
             for field in store.fields
         ]
         self.references: list[int] = []
@@ -49,8 +49,8 @@ class PagePool:
             return
         wanted = max(needed, 2 * have)
         for i, old in enumerate(self.tensors):
-            new = empty((wanted, *old.shape[1:]), old.dtype, self.device)
-            new[:have] = old
+            new = empty((old.shape[0], wanted, *old.shape[2:]), old.dtype, self.device)
+            new[:, :have] = old
             self.tensors[i] = new
             del old
         self.references += [0] * (wanted - have)
@@ -69,7 +69,7 @@ class PagePool:
             return page
         copy = self.take()
         for tensor in self.tensors:
-            tensor[copy] = tensor[page]
+            tensor[:, copy] = tensor[:, page]
         self.references[page] -= 1
         return copy
 
@@ -129,7 +129,7 @@ class Pages(Memory):
             pages = torch.tensor([self.table[row][first:] for row in touched])
             where = pages[:, unit // page - first].to(self.device), (unit % page).to(self.device)
             for tensor, record in zip(self.tensors, records, strict=True):
-                tensor.transpose(1, 2)[where] = record.transpose(1, 2)
+                tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
         for row in touched:
             self.stops[row] = stop
 
@@ -154,8 +154,9 @@ class Pages(Memory):
         index = self._page_index()[:, first:last]
         part = slice(start - first * page, stop - first * page)
         if index.numel() == 1:
-            return [tensor[self.table[0][first]][None, :, part] for tensor in tensors]
-        return [tensor[index].transpose(1, 2).flatten(2, 3)[:, :, part] for tensor in tensors]
+            return [tensor[None, :, self.table[0][first], part] for tensor in tensors]
+        # One copy: the pages of a head follow on from each other.
+        return [tensor[:, index].transpose(0, 1).flatten(2, 3)[:, :, part] for tensor in tensors]
 
     def pages(self, start: int, stop: int) -> PageTable:
         """Which pages hold units ``start`` to ``stop``."""
@@ -193,11 +194,11 @@ class Pages(Memory):
         page = self.pool.page
         if len(self.tensors) < len(store.fields):
             # A fork may have added them before. Pages that are shared hold the same places.
-            shape = (len(self.pool.references), 1, page, store.tokens)
+            shape = (1, len(self.pool.references), page, store.tokens)
             self.tensors.append(empty(shape, torch.int64, self.device).zero_())
         for row in self.table:
             units = torch.arange(len(row) * page, device=self.device).view(len(row), page)
-            self.tensors[-1][row] = positions_of(units, base, store.tokens)[:, None]
+            self.tensors[-1][0, row] = positions_of(units, base, store.tokens)
 
     def fork(self) -> Self:
         other = type(self)(self.store, 0, self.device, self.pool)

@@ -74,7 +74,7 @@ class Stored:
     def strip(self, tokens: Tokens) -> Strip:
         """Where all of it lies, which ``read`` of pages would copy."""
         if isinstance(self.memory, Pages):
-            k, v = self.codec.decode(self.memory.tensors)
+            k, v = self.codec.decode([x.transpose(0, 1) for x in self.memory.tensors])
             return Strip(tokens, k, v, self.memory.pages(self.address, self.address + self.length))
         return Strip(tokens, *self.read(0, self.length))
 

@@ -82,7 +82,13 @@ def ablate(
         yield
 
 
-def patch_heads(model: nn.Module, source: Tensor, target: Tensor, metric: Metric) -> list[Tensor]:
+def patch_heads(
+    model: nn.Module,
+    source: Tensor,
+    target: Tensor,
+    metric: Metric,
+    layers: Sequence[int] | None = None,
+) -> list[Tensor]:
     """Activation patching by head: the target text, each head in turn as on the source text.
 
     Meng et al. 2022, Wang et al. 2023. All heads of a layer run in one batch.
@@ -92,6 +98,7 @@ def patch_heads(model: nn.Module, source: Tensor, target: Tensor, metric: Metric
         source: ``[1, T]`` the text from which one head's outputs are taken.
         target: ``[1, T]`` the text that the model runs on.
         metric: What is measured, such as ``logit_difference(answer, other)``.
+        layers: Whose heads, counted from 0; None: all.
 
     Returns:
         ``[H]`` per layer: the metric with that head patched.
@@ -105,9 +112,9 @@ def patch_heads(model: nn.Module, source: Tensor, target: Tensor, metric: Metric
             f"source and target must both be [1, T] with the same T: got {list(source.shape)} and "
             f"{list(target.shape)}"
         )
-    layers = list(range(len(transformer.layers)))
-    seen = head_outputs_of(transformer, source, layers)
-    return [_one_head_per_row(transformer, target, layer, seen[layer], metric) for layer in layers]
+    chosen = range(len(transformer.layers)) if layers is None else layers
+    seen = head_outputs_of(transformer, source, chosen)
+    return [_one_head_per_row(transformer, target, layer, seen[layer], metric) for layer in chosen]
 
 
 def leave_one_out(model: nn.Module, ids: Tensor, metric: Metric) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.kernels.base import Kernel
-from polyhead.kernels.native_operator import attention_operator
+from polyhead.kernels.native_operator import differentiable
 from polyhead.native.code import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.semantics import ALiBi, Call, DenseSource, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
@@ -64,14 +64,7 @@ class NativeKernel(Kernel):
         pieces = _pieces(call)
         if call.requires_grad or torch.compiler.is_compiling():
             (piece,) = pieces
-            low, high = extras.bounds or (None, None)
-            slopes, q_positions = extras.slopes or (None, None)
-            return State(
-                *attention_operator(
-                    call.q, piece.k, piece.v, spec.scale, extras.softcap, piece.first,
-                    piece.positions, low, high, extras.keep, slopes, q_positions, extras.bias,
-                )
-            )  # fmt: skip
+            return differentiable(piece, call.q, spec.scale, extras)
         code = native.code()
         if code is None:
             raise RuntimeError(native.unavailable())

@@ -6,6 +6,7 @@ Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,17 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.native.code import Code, Extras, Piece
+from polyhead.semantics import State
+
+
+def differentiable(piece: Piece, q: Tensor, scale: float, extras: Extras) -> State:
+    """What ``Code.attend`` computes, with gradients of q and of the piece's keys and values."""
+    tensors = [
+        piece.positions, *(extras.bounds or (None, None)), extras.keep,
+        *(extras.slopes or (None, None)), extras.bias,
+    ]  # fmt: skip
+    numbers = scale, extras.softcap, piece.first
+    return State(*attention_operator(q, piece.k, piece.v, *numbers, tensors))
 
 
 @torch.library.custom_op("polyhead::attention", mutates_args=(), device_types="cpu")
@@ -23,18 +35,11 @@ def attention_operator(
     scale: float,
     softcap: float,
     first: int,
-    positions: Tensor | None,
-    low: Tensor | None,
-    high: Tensor | None,
-    keep: Tensor | None,
-    slopes: Tensor | None,
-    q_positions: Tensor | None,
-    bias: Tensor | None,
+    extras: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
-    """out ``[B, H, T, V]`` and lse ``[B, H, T]``; the arguments are those of ``Code.attend``."""
-    extras = _extras(softcap, low, high, keep, slopes, q_positions, bias)
-    piece = Piece(_dense(k), _dense(v), first, positions)
-    out, lse = _code().attend(_dense(q), [piece], scale, extras, lse=True)
+    """out ``[B, H, T, V]`` and lse ``[B, H, T]``; ``extras`` as ``differentiable`` lists them."""
+    piece, parts = _as_given(k, v, softcap, first, extras)
+    out, lse = _code().attend(_dense(q), [piece], scale, parts, lse=True)
     assert lse is not None
     return out, lse
 
@@ -47,57 +52,52 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("polyhead::attention_backward", mutates_args=(), device_types="cpu")
 def gradients_operator(
-    grad_out: Tensor,
-    grad_lse: Tensor,
+    grads: Sequence[Tensor],
+    result: Sequence[Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
     scale: float,
     softcap: float,
     first: int,
-    positions: Tensor | None,
-    low: Tensor | None,
-    high: Tensor | None,
-    keep: Tensor | None,
-    slopes: Tensor | None,
-    q_positions: Tensor | None,
-    bias: Tensor | None,
+    extras: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v."""
-    extras = _extras(softcap, low, high, keep, slopes, q_positions, bias)
-    piece = Piece(_dense(k), _dense(v), first, positions)
-    grads = _dense(grad_out), grad_lse.contiguous()
-    return _code().gradients(_dense(q), piece, scale, extras, (out, lse), grads)
+    """Gradients of q, k and v, given out and lse and their gradients."""
+    piece, parts = _as_given(k, v, softcap, first, extras)
+    out, lse = result
+    grad_out, grad_lse = grads
+    both = _dense(grad_out), grad_lse.contiguous()
+    return _code().gradients(_dense(q), piece, scale, parts, (out, lse), both)
 
 
 @gradients_operator.register_fake
-def _(
-    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grads: Any, result: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.scale, ctx.softcap, ctx.first, *extras = inputs
+    q, k, v, *ctx.numbers, extras = inputs
     ctx.save_for_backward(q, k, v, *output, *extras)
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     q, k, v, out, lse, *extras = ctx.saved_tensors
-    found = gradients_operator(
-        grad_out, grad_lse, q, k, v, out, lse, ctx.scale, ctx.softcap, ctx.first, *extras
-    )
-    return (*found, *([None] * 10))
+    found = gradients_operator(grads, (out, lse), q, k, v, *ctx.numbers, extras)
+    # One None for all of extras: torch takes them for a value, as some are always None (a bias is
+    # ALiBi's or a tensor).
+    return (*found, None, None, None, None)
 
 
-def _one_by_one(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+def _one_by_one(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
     """A batch of calls under vmap."""
+
+    def at(i: int, x: Any, dim: Any) -> Any:
+        if isinstance(x, list | tuple):
+            return [at(i, part, d) for part, d in zip(x, dim, strict=True)]
+        return x if dim is None else x.select(dim, i)
+
     results = [
-        attention_operator(
-            *(x if d is None else x.select(d, i) for x, d in zip(arguments, in_dims, strict=True))
-        )
+        attention_operator(*(at(i, x, d) for x, d in zip(arguments, in_dims, strict=True)))
         for i in range(info.batch_size)
     ]
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0, 0)
@@ -107,22 +107,14 @@ attention_operator.register_autograd(_backward, setup_context=_remember)
 attention_operator.register_vmap(_one_by_one)
 
 
-def _extras(
-    softcap: float,
-    low: Tensor | None,
-    high: Tensor | None,
-    keep: Tensor | None,
-    slopes: Tensor | None,
-    q_positions: Tensor | None,
-    bias: Tensor | None,
-) -> Extras:
-    return Extras(
-        softcap,
-        None if low is None or high is None else (low, high),
-        keep,
-        None if slopes is None or q_positions is None else (slopes, q_positions),
-        bias,
-    )
+def _as_given(
+    k: Tensor, v: Tensor, softcap: float, first: int, extras: Sequence[Tensor | None]
+) -> tuple[Piece, Extras]:
+    positions, low, high, keep, slopes, q_positions, bias = extras
+    bounds = None if low is None or high is None else (low, high)
+    alibi = None if slopes is None or q_positions is None else (slopes, q_positions)
+    piece = Piece(_dense(k), _dense(v), first, positions)
+    return piece, Extras(softcap, bounds, keep, alibi, bias)
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -36,8 +36,14 @@ function makeGrid(look) {
 async function fillThumbnails(run) {
   const { look } = grid;
   const pixels = thumbPixels(grid.cells.size);
-  for (let layer = 0; layer < look.heads.length && run === grid.run; layer++) {
-    const { shape, values } = await askNumbers(`thumbnails/${look.look}/${layer}?pixels=${pixels}`, Uint8Array);
+  const layers = look.heads.length;
+  const asked = (layer) => askNumbers(`thumbnails/${look.look}/${layer}?pixels=${pixels}`, Uint8Array);
+  let coming = asked(0);
+  for (let layer = 0; layer < layers && run === grid.run; layer++) {
+    const next = layer + 1 < layers ? asked(layer + 1) : null; // two at a time keep two cores busy
+    next?.catch(() => {}); // a refusal is met when its turn comes
+    const { shape, values } = await coming;
+    coming = next;
     if (run !== grid.run) return;
     const [heads, rows, columns] = shape;
     for (let head = 0; head < heads; head++) {

@@ -36,6 +36,7 @@ async function lookAtAll() {
   $("#ask").removeAttribute("aria-busy");
   $("#facts").textContent = "";
   if (!first) return;
+  document.body.classList.remove("is-empty");
   ablated.clear();
   $("#facts").textContent = looks.filter(Boolean).map(({ model, tokens, seconds }) =>
     `${model}: ${tokens.length.toLocaleString("en")} tokens in ${seconds.toFixed(2)} s`).join(" · ");
@@ -123,6 +124,9 @@ function bind() {
   }
   $("#sort").append(...SORTS.map(([value, text]) => element("option", { text, value })));
   $("#ask").addEventListener("submit", (event) => { event.preventDefault(); polyhead.ready = lookAtAll(); });
+  $("#ask").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("#ask").requestSubmit();
+  });
   $("#compare").addEventListener("change", (event) => {
     document.querySelector('.asked[data-pane="1"]').hidden = !event.target.checked;
   });
@@ -140,6 +144,7 @@ function bind() {
   $("#save-svg").addEventListener("click", saveSvg);
   $("#save-csv").addEventListener("click", saveCsv);
   $("#save-page").addEventListener("click", () => run(savePage()));
+  addEventListener("resize", () => { for (const map of maps) map.repaint(); });
   addEventListener("keydown", (event) => { if (event.key === "Escape" && current) closeHead(); });
 }
 

@@ -3,6 +3,8 @@
 const MAP_PIXELS = 256; // where a pixel is several tokens
 const WHOLE_TOKENS = 512; // so many tokens and fewer get a pixel each
 const LEAST_TOKENS = 8;
+const LEAST_LABEL = 11; // pixels that a token's name needs across
+const LABEL_LENGTH = 80; // and along
 
 class HeadMap {
   constructor(figure) {
@@ -48,6 +50,22 @@ class HeadMap {
     this.canvas.width = this.canvas.height = side;
     const steps = Uint8Array.from(this.values, (x) => Math.round(255 * Math.sqrt(Math.min(1, x))));
     paint(this.canvas, steps, this.columns, this.rows);
+    this.label(side);
+  }
+
+  // Tokens beside the map, where there is room for each.
+  label(side) {
+    const plot = this.canvas.parentElement;
+    const width = Math.min(640, plot.clientWidth - LABEL_LENGTH);
+    const room = this.cell === 1 && width / side >= LEAST_LABEL;
+    plot.classList.toggle("labelled", room);
+    const { q0, q1, k0, k1 } = this.ends;
+    for (const [name, first, stop] of [["of-keys", k0, k1], ["of-queries", q0, q1]]) {
+      const axis = plot.querySelector(`.${name}`);
+      const words = room ? this.look.tokens.slice(first, stop) : [];
+      axis.style.setProperty("--count", side);
+      axis.replaceChildren(...words.map((word) => element("span", { text: shown(word).trim() || "␣" })));
+    }
   }
 
   // What lies under a point of the canvas, as shares 0..1 of its sides.

@@ -1,0 +1,49 @@
+"""docs/heads.md: its snippets run, in order, and print what the page says they print."""
+
+import contextlib
+import importlib.util
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyhead as ph
+
+PAGE = Path(__file__).parents[1] / "docs" / "heads.md"
+SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
+NUMBER = re.compile(r"[-+]?\d+\.\d+")
+NEEDED = ("transformers", "rxnmapper")
+
+
+@pytest.mark.model
+def test_snippets_print_what_the_page_shows(tmp_path, monkeypatch):
+    """Words are equal, and numbers within what rounding to the digits shown may change."""
+    try:
+        ph.load("smollm2")
+    except ph.ModelNotFoundError as error:
+        pytest.skip(str(error))
+    monkeypatch.chdir(tmp_path)
+    found = SNIPPET.findall(PAGE.read_text(encoding="utf-8"))
+    assert sum(bool(shown) for _, shown in found) == 10
+    names = {}
+    for code, shown in found:
+        if any(name in code and importlib.util.find_spec(name) is None for name in NEEDED):
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        assert NUMBER.sub("x", printed.getvalue()) == NUMBER.sub("x", shown), code
+        numbers = [torch.tensor([float(x) for x in NUMBER.findall(text)])
+                   for text in (printed.getvalue(), shown)]  # fmt: skip
+        torch.testing.assert_close(*numbers, atol=0.0101, rtol=0.02)
+
+
+def test_every_picture_is_there_and_its_command_too():
+    text = PAGE.read_text(encoding="utf-8")
+    pictures = re.findall(r"\]\((pictures/[\w.-]+)\)", text)
+    assert len(pictures) == 2
+    for picture in pictures:
+        assert f"--out docs/{picture}" in text
+        assert (PAGE.parent / picture).read_text(encoding="utf-8").startswith("<svg")
