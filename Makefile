@@ -38,6 +38,7 @@ sanitize: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/polyhead bench --quick
+	$(BIN)/python benchmarks/kernels.py --quick
 	$(BIN)/python benchmarks/latent.py
 
 clean:
