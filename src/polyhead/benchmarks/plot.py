@@ -25,12 +25,12 @@ Points = list[tuple[int, float]]
 def plot(found: Mapping[str, Sequence[Result]]) -> str:
     """A panel for every group of cases with two lengths or more."""
     panels = [panel for name, results in found.items() for panel in _panels(name, results)]
-    names = list(dict.fromkeys(name for _, _, lines in panels for name in lines if name != "limit"))
+    names = list(dict.fromkeys(name for *_, lines in panels for name in lines if name != "limit"))
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
     drawn = [
         f'<g transform="translate({i % _COLUMNS * _WIDTH},{24 + i // _COLUMNS * _HEIGHT})">'
-        f"{_panel(title, unit, lines, colours)}</g>"
-        for i, (title, unit, lines) in enumerate(panels)
+        f"{_panel(title, group, unit, lines, colours)}</g>"
+        for i, (title, group, unit, lines) in enumerate(panels)
     ]
     width, height = _COLUMNS * _WIDTH, 24 + math.ceil(len(panels) / _COLUMNS) * _HEIGHT
     return (
@@ -42,25 +42,27 @@ def plot(found: Mapping[str, Sequence[Result]]) -> str:
 
 def _panels(
     routine: str, results: Iterable[Result]
-) -> Iterable[tuple[str, str, dict[str, Points]]]:
+) -> Iterable[tuple[str, str, str, dict[str, Points]]]:
     groups: dict[tuple[str, str, str], dict[str, Points]] = {}
     for result in results:
         case = result.case
         if not case.unit:
             continue
-        title = f"{routine}, {case.group}, {dtype_name(result)}"
-        lines = groups.setdefault((title, case.unit, ""), {})
+        title = f"{routine}, {dtype_name(result)}"
+        lines = groups.setdefault((title, case.group, case.unit), {})
         samples = {OURS: result.ours, **result.peers}
         if result.limit is not None:
             samples["limit"] = result.limit
         for name, sample in samples.items():
             lines.setdefault(name, []).append((case.length, result.rate(sample)))
-    for (title, unit, _), lines in groups.items():
+    for (title, group, unit), lines in groups.items():
         if len(lines[OURS]) > 1:
-            yield title, unit, lines
+            yield title, group, unit, lines
 
 
-def _panel(title: str, unit: str, lines: dict[str, Points], colours: dict[str, str]) -> str:
+def _panel(
+    title: str, group: str, unit: str, lines: dict[str, Points], colours: dict[str, str]
+) -> str:
     lengths = sorted({length for points in lines.values() for length, _ in points})
     top = max(rate for points in lines.values() for _, rate in points)
     scale, prefix = (1e9, "G") if top >= 1e9 else (1.0, "")
@@ -75,10 +77,10 @@ def _panel(title: str, unit: str, lines: dict[str, Points], colours: dict[str, s
 
     parts = [
         f'<text class="title" x="{_LEFT}" y="14">{escape(title)}</text>',
-        f'<text x="{_LEFT}" y="28">{prefix}{unit}</text>',
+        f'<text x="{_LEFT}" y="28">{escape(group)} · {prefix}{unit}</text>',
     ]
     for share in (0.0, 0.5, 1.0):
-        at, label = y(share * top), f"{share * top / scale:,.4g}"
+        at, label = y(share * top), f"{share * top / scale:,.3g}"
         parts.append(f'<path class="grid" d="M{_LEFT} {at:.1f}h{inner_width}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
     parts += [
@@ -89,6 +91,11 @@ def _panel(title: str, unit: str, lines: dict[str, Points], colours: dict[str, s
         path = " L".join(f"{x(length):.1f} {y(rate):.1f}" for length, rate in sorted(points))
         look = 'class="line limit"' if name == "limit" else f'class="line" stroke="{colours[name]}"'
         parts.append(f'<path {look} d="M{path}"><title>{escape(name)}</title></path>')
+        if name != "limit":
+            parts += [
+                f'<circle cx="{x(length):.1f}" cy="{y(rate):.1f}" r="2.5" fill="{colours[name]}"/>'
+                for length, rate in points
+            ]
     return "".join(parts)
 
 
