@@ -14,7 +14,7 @@ from polyhead.errors import DisagreementError
 OURS = "polyhead"
 _LIMIT = object()
 # Seconds for the turns of a case, and how many turns at least and at most: full run, quick run.
-_BUDGET = {False: (1.5, 5, 31), True: (0.4, 3, 9)}
+_BUDGET = {False: (1.5, 5, 31), True: (0.25, 3, 9)}
 
 
 @dataclass(frozen=True)
