@@ -10,6 +10,7 @@ from polyhead.benchmarks.measure import OURS, Result
 from polyhead.benchmarks.report import dtype_name
 
 _WIDTH, _HEIGHT, _COLUMNS = 300, 210, 3
+_HEAD = 44  # two lines of names, five each
 _LEFT, _TOP, _RIGHT, _BOTTOM = 52, 40, 14, 30
 _COLOURS = ("#0b7285", "#d9480f", "#862e9c", "#5c940d", "#a61e4d")
 _STYLE = """
@@ -28,11 +29,11 @@ def plot(found: Mapping[str, Sequence[Result]]) -> str:
     names = list(dict.fromkeys(name for *_, lines in panels for name in lines if name != "limit"))
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
     drawn = [
-        f'<g transform="translate({i % _COLUMNS * _WIDTH},{24 + i // _COLUMNS * _HEIGHT})">'
+        f'<g transform="translate({i % _COLUMNS * _WIDTH},{_HEAD + i // _COLUMNS * _HEIGHT})">'
         f"{_panel(title, group, unit, lines, colours)}</g>"
         for i, (title, group, unit, lines) in enumerate(panels)
     ]
-    width, height = _COLUMNS * _WIDTH, 24 + math.ceil(len(panels) / _COLUMNS) * _HEIGHT
+    width, height = _COLUMNS * _WIDTH, _HEAD + math.ceil(len(panels) / _COLUMNS) * _HEIGHT
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
         f'<style>{_STYLE}</style><rect class="ground" width="{width}" height="{height}"/>'
@@ -65,7 +66,7 @@ def _panel(
 ) -> str:
     lengths = sorted({length for points in lines.values() for length, _ in points})
     top = max(rate for points in lines.values() for _, rate in points)
-    scale, prefix = (1e9, "G") if top >= 1e9 else (1.0, "")
+    scale, prefix = (1e9, "G") if top >= 1e9 else (1e3, "k") if top >= 1e4 else (1.0, "")
     first, span = math.log(lengths[0]), math.log(lengths[-1]) - math.log(lengths[0])
     inner_width, inner_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -105,7 +106,7 @@ def _legend(colours: dict[str, str]) -> str:
         ("limit", "", "line limit"),
     ]
     return "".join(
-        f'<path class="{kind}" {colour} d="M{12 + 150 * i} 14h24"/>'
-        f'<text x="{42 + 150 * i}" y="18">{escape(name)}</text>'
+        f'<path class="{kind}" {colour} d="M{12 + 176 * (i % 5)} {14 + 20 * (i // 5)}h24"/>'
+        f'<text x="{42 + 176 * (i % 5)}" y="{18 + 20 * (i // 5)}">{escape(name)}</text>'
         for i, (name, colour, kind) in enumerate(entries)
     )
