@@ -172,7 +172,7 @@ MUTATIONS = [
     _m("mask's tensors", NATIVE, "for part in explicit:", "for part in ():"),
     _m("both of two tensors", NATIVE, "else keep & visible", "else keep"),
     _m("scale", NATIVE, "attend(q, pieces, spec.scale", "attend(q, pieces, 1.0"),
-    _m("scale, differentiable", NATIVE, "piece.v, spec.scale,", "piece.v, 1.0,"),
+    _m("scale, differentiable", NATIVE, "call.q, spec.scale, extras)", "call.q, 1.0, extras)"),
     _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
     _m("bias", NATIVE, "elif spec.bias is not None:", "elif False:"),
     _m("ALiBi", NATIVE, "if isinstance(spec.bias, ALiBi):", "if False:"),
