@@ -95,10 +95,12 @@ def test_an_encoder_has_no_cache_and_no_step(capsys: pytest.CaptureFixture[str])
 def test_a_file_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(dict(presets()["gemma-2-9b"].config)), encoding="utf-8")
-    code, out, _ = run(capsys, "plan", str(file), "--tokens", "10000")
+    code, out, _ = run(capsys, "plan", str(file), "--tokens", "8192")
     assert code == 0
     assert "21 × GQA-8, window 4,096" in out
-    assert "! tokens=10,000 is past the model's max_position_embeddings=8,192" in out
+    code, out, err = run(capsys, "plan", str(file), "--tokens", "10000")
+    assert (code, out) == (2, "")
+    assert "tokens must be at most max_position_embeddings=8,192" in err
 
 
 def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -342,8 +342,9 @@ def test_longest_context_and_largest_batch_are_the_last_that_fit(
     kv_dtype: str, page: int | None
 ) -> None:
     keywords: dict[str, Any] = {"kv_dtype": kv_dtype, "page": page}
-    memory = plan(TINY, tokens=1, **keywords).weight_bytes + 300_000
-    made = plan(TINY, tokens=100, batch=2, memory=memory, **keywords)
+    config = TINY | {"max_position_embeddings": 1 << 20}
+    memory = plan(config, tokens=1, **keywords).weight_bytes + 300_000
+    made = plan(config, tokens=100, batch=2, memory=memory, **keywords)
     fit = made.fit
     assert fit is not None
     assert fit.fits
@@ -352,9 +353,9 @@ def test_longest_context_and_largest_batch_are_the_last_that_fit(
     assert longest is not None
     assert largest is not None
     for tokens, batch in ((longest, 2), (100, largest)):
-        assert plan(TINY, tokens=tokens, batch=batch, **keywords).rank_bytes <= memory
+        assert plan(config, tokens=tokens, batch=batch, **keywords).rank_bytes <= memory
     for tokens, batch in ((longest + 1, 2), (100, largest + 1)):
-        again = plan(TINY, tokens=tokens, batch=batch, memory=memory, **keywords)
+        again = plan(config, tokens=tokens, batch=batch, memory=memory, **keywords)
         assert again.rank_bytes > memory
         assert again.fit is not None
         assert not again.fit.fits

@@ -108,15 +108,14 @@ def test_ranks_that_cannot_share_are_named() -> None:
         plan(TINY | {"intermediate_size": 50}, tokens=8, tensor_parallel=4)
 
 
-def test_past_learned_positions_is_an_error_and_past_rotary_ones_a_note() -> None:
+def test_a_context_past_the_model_is_an_error_that_names_the_field() -> None:
     with pytest.raises(ContextLengthError, match=r"tokens .* max_position_embeddings=256.*got 257"):
         plan(BERT, tokens=257)
     with pytest.raises(ContextLengthError, match="max_position_embeddings=1,024"):
         plan("gpt2", tokens=1025)
-    assert not plan(TINY, tokens=256).notes
-    assert plan(TINY, tokens=257).notes == (
-        "tokens=257 is past the model's max_position_embeddings=256",
-    )
+    assert plan(TINY, tokens=256).tokens == 256
+    with pytest.raises(ContextLengthError, match=r"max_position_embeddings=256.*got 257"):
+        plan(TINY, tokens=257)
 
 
 def test_unknown_names_and_kinds_are_refused(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def plan(
     Raises:
         ConfigError: A field of the configuration, or an argument, is missing or impossible; or not
             even the weights fit in ``memory``.
-        ContextLengthError: More tokens than there are learned positions.
+        ContextLengthError: More tokens than max_position_embeddings.
         ModelNotFoundError: No preset and no path of that name.
     """
     for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", tensor_parallel)):
@@ -199,7 +199,7 @@ def plan(
     found = subject(config)
     model, ranks = found.architecture, tensor_parallel
     check_ranks(model, ranks)
-    notes = found.notes + _context_notes(model, tokens)
+    _check_context(model, tokens)
 
     weights = pieces(model)
     rank_weights = _bytes(sum(p.on_rank(ranks) * n for p, n in weights.items()), dtype)
@@ -249,7 +249,7 @@ def plan(
         ),
         layouts=layouts(model, tokens=tokens, batch=batch, kv_dtype=kv_dtype, page=page),
         savings=found.savings,
-        notes=notes,
+        notes=found.notes,
     )
 
 
@@ -319,16 +319,13 @@ def _described(shape: AttentionShape) -> str:
     return words
 
 
-def _context_notes(model: Architecture, tokens: int) -> tuple[str, ...]:
+def _check_context(model: Architecture, tokens: int) -> None:
     limit = model.max_positions
-    if limit is None or tokens <= limit:
-        return ()
-    if model.learned_positions:
+    if limit is not None and tokens > limit:
         raise ContextLengthError(
-            f"tokens must be at most max_position_embeddings={limit:,}, there are no more learned "
-            f"positions: got {tokens:,}"
+            f"tokens must be at most max_position_embeddings={limit:,}, the most that the model "
+            f"reads: got {tokens:,}"
         )
-    return (f"tokens={tokens:,} is past the model's max_position_embeddings={limit:,}",)
 
 
 def _whole(name: str, value: Any) -> None:
