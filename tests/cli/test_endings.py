@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ from process import environment
 
 COMMAND = [sys.executable, "-m", "polyhead.cli"]
 LONG = ("--max-new-tokens", "60", "--temperature", "1.5", "--seed", "1")
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_reach_children() -> Iterator[None]:
+    """A shell starts its background jobs with SIGINT ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
