@@ -17,6 +17,7 @@ namespace PH_NAMESPACE {
 #include "scores.h"
 #include "attend.h"
 #include "gradients.h"
+#include "statistics.h"
 
 void product(const Product& p, int threads) {
 #pragma omp parallel num_threads(threads)
@@ -90,6 +91,6 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 extern const Code PH_CODE;
 const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
                       PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
-                      PH_NAMESPACE::gradients};
+                      PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums};
 
 }  // namespace polyhead

@@ -245,6 +245,29 @@ PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
+// tile_sums(code, threads, weights, batch, rows, columns, first, entropy or 0, squares or 0,
+//           most or 0, most_keys, row_batch, top or 0, top_keys, top_count, received or 0, its stride)
+PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Arguments a(args, count);
+    const Code* code = code_at(a.whole());
+    if (!code) return nullptr;
+    const int threads = (int)a.whole();
+    Tile t{};
+    t.weights = a.address<float>(), t.batch = a.whole(), t.rows = a.whole(), t.columns = a.whole();
+    t.first = a.whole();
+    t.entropy = a.address<float>(), t.squares = a.address<float>();
+    t.most = a.address<float>(), t.most_keys = a.address<int64_t>(), t.row_batch = a.whole();
+    t.top = a.address<float>(), t.top_keys = a.address<int64_t>(), t.top_count = a.whole();
+    t.received = a.address<float>(), t.received_batch = a.whole();
+    if (a.failed()) return nullptr;
+    PyThreadState* state = PyEval_SaveThread();
+    std::vector<float> room(t.received ? t.batch * ((t.rows + kTileRun - 1) / kTileRun) * t.columns : 0);
+    t.room = room.data();
+    code->tile_sums(t, threads < 1 ? 1 : threads);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
 PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
     {"product", (PyCFunction)(void (*)())product, METH_FASTCALL, "Few rows of x times weights."},
@@ -253,6 +276,7 @@ PyMethodDef kMethods[] = {
     {"rotate", (PyCFunction)(void (*)())rotate, METH_FASTCALL, "Rotary positions."},
     {"attend", (PyCFunction)(void (*)())attend, METH_FASTCALL, "Attention, forward."},
     {"gradients", (PyCFunction)(void (*)())gradients, METH_FASTCALL, "Attention, backward."},
+    {"tile_sums", (PyCFunction)(void (*)())tile_sums, METH_FASTCALL, "Statistics of attention weights."},
     {nullptr, nullptr, 0, nullptr},
 };
 

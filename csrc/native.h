@@ -108,6 +108,25 @@ struct Gradients {
     char *grad_q, *grad_k, *grad_v;     // [B, H, T, D], [B, G, S, D], [B, G, S, V] without gaps
 };
 
+constexpr int64_t kTileRun = 64;  // rows that are summed at a time
+
+// A tile of attention weights and the sums over all tiles that it adds to; null: not wanted.
+struct Tile {
+    float* weights;                     // [batch, rows, columns]: logarithms, which become weights
+    int64_t batch, rows, columns;
+    int64_t first;                      // index of the first column's key
+    float *entropy, *squares;           // of rows: −Σ p log p, Σ p²
+    float* most;                        // the largest weight, and its key
+    int64_t* most_keys;
+    int64_t row_batch;                  // stride of the batch
+    float* top;                         // the `top_count` largest weights in order, and their keys
+    int64_t* top_keys;
+    int64_t top_count;
+    float* received;                    // of columns: Σ p
+    int64_t received_batch;
+    float* room;                        // zeros: [batch, ⌈rows / kTileRun⌉, columns], with received
+};
+
 // The code of one instruction set.
 struct Code {
     const char* name;
@@ -119,6 +138,7 @@ struct Code {
     void (*widen)(Dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to);
     void (*attend)(const Attention&, int threads);
     void (*gradients)(const Gradients&, int threads);
+    void (*tile_sums)(const Tile&, int threads);
 };
 
 #if defined(__x86_64__)

@@ -31,6 +31,7 @@ TESTS = [
     "tests/kernels/test_flex.py",
     "tests/semantics/test_laws.py",
     "tests/semantics/test_weights.py",
+    "tests/inspection/test_statistics.py",
 ]
 KEYWORDS = (
     "covering or feature_alone or minus_infinity or sdpa_can_do or poison or masked_for_all"
@@ -39,7 +40,7 @@ KEYWORDS = (
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
     " or explicit_positions or it_cannot_do or same_bits or far_apart or goes_another_way"
     " or both_hide"
-    " or shapes_of_training or gives_and_takes"
+    " or shapes_of_training or gives_and_takes or pass_over_a_tile"
 )
 
 
@@ -68,6 +69,7 @@ NATIVE, ALGEBRA = "kernels/native.py", "semantics/masks/algebra.py"
 POSITIONAL, PACKED = "semantics/masks/positional.py", "semantics/masks/packed.py"
 ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
+STATISTICS_CPP = "csrc/statistics.h"
 GRADIENTS_CPP = "csrc/gradients.h"
 
 MUTATIONS = [
@@ -232,6 +234,11 @@ MUTATIONS = [
         "if (false && !all_finite",
     ),
     _m("sum of parts", GRADIENTS_CPP, "load(sum + d) + load(sum + n * each + d)", "load(sum + d)"),
+    _m("0 · −∞", STATISTICS_CPP, "larger(log, splat(kLeastLog))", "log"),
+    _m("sums of keys", STATISTICS_CPP, "load(received + j) + weight", "weight"),
+    _m("order of the largest", STATISTICS_CPP, "place > 0 && above(", "false && above("),
+    _m("first of a run", STATISTICS_CPP, "t.first + j", "j"),
+    _m("a seen NaN shows", STATISTICS_CPP, "strange ? total : peak", "peak"),
 ]
 
 

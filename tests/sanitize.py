@@ -20,6 +20,7 @@ TESTS = [
     "tests/kernels/test_native.py",
     "tests/kernels/test_native_gradients.py",
     "tests/layers/test_linear.py",
+    "tests/inspection/test_statistics.py",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import polyhead as ph
 from oracle import Problem, attend
+from polyhead import native
 from polyhead.inspection import statistics
 from polyhead.inspection.kept import KeptCall, token_ids
 from polyhead.inspection.statistics import STATISTICS, measure
@@ -124,6 +126,18 @@ def _defined(call: KeptCall, weights: Tensor) -> dict[str, Tensor]:
     }
 
 
+@pytest.fixture(params=(None, *native.all_codes()), ids=lambda code: code.name if code else "torch")
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What computes the sums of a tile: native code of some instruction set, or torch."""
+    if request.param is None:
+        monkeypatch.setattr(statistics, "code_for", lambda x: None)
+        yield
+    else:
+        with native.using(request.param):
+            yield
+
+
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("tile", [(5, 7), (256, 2048)])
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -149,6 +163,7 @@ def test_every_statistic_equals_its_definition(
     assert set(found) == set(STATISTICS)
 
 
+@pytest.mark.usefixtures("passes")
 def test_a_key_with_nan_spoils_the_statistics_of_the_rows_that_see_it_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -170,3 +185,97 @@ def test_a_key_with_nan_spoils_the_statistics_of_the_rows_that_see_it_and_no_oth
         assert torch.equal(values[:, :2], found[0][name][:, :2]), name
         assert torch.equal(values[:, 2:, :4], found[0][name][:, 2:, :4]), name
         assert values[:, 2:, 4:].isnan().all(), name
+
+
+def _sums(batch: int, rows: int, columns: int, most: int) -> native.TileSums:
+    """Sums that have seen something already."""
+    shape = batch, rows
+    return native.TileSums(
+        entropy=torch.full(shape, 2.0),
+        squares=torch.full(shape, 0.5),
+        largest=(torch.full(shape, 0.125), torch.full(shape, 3)),
+        top=(torch.full((*shape, most), 0.0625), torch.full((*shape, most), 5)),
+        received=torch.full((batch, columns), 1.0),
+    )
+
+
+def _tile(*shape: int) -> Tensor:
+    """Logarithms of weights, a fifth of them hidden, one row wholly so, one with a NaN."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    logs = torch.randn(*shape, generator=generator).mul_(2).log_softmax(-1)
+    logs.masked_fill_(torch.rand(*shape, generator=generator) < 0.2, -torch.inf)
+    logs[0, 0] = -torch.inf
+    logs[-1, -1, shape[-1] // 2] = torch.nan
+    return logs
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+@pytest.mark.parametrize("columns", [1, 15, 16, 63, 64, 65, 700])
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (2, 3), (1, 64), (2, 131)])
+def test_the_pass_over_a_tile_adds_what_it_says(
+    code: native.Code, batch: int, rows: int, columns: int
+) -> None:
+    logs = _tile(batch, rows, columns)
+    sums, before = _sums(batch, rows, columns, 4), _sums(batch, rows, columns, 4)
+    weights = logs.clone()
+    code.weigh(weights, 100, sums)
+    exact = logs.double().exp()
+    close = {"atol": 1e-5, "rtol": 1e-5, "equal_nan": True, "check_dtype": False}
+    torch.testing.assert_close(weights, exact, **close)
+    entropy = (exact * logs.double().clamp_min(-1e4)).sum(-1)
+    torch.testing.assert_close(sums.entropy, before.entropy - entropy, **close)
+    torch.testing.assert_close(sums.squares, before.squares + (exact**2).sum(-1), **close)
+    torch.testing.assert_close(sums.received, before.received + exact.sum(1), **close)
+    assert sums.largest
+    assert before.largest
+    assert sums.top
+    assert before.top
+    spoiled = exact.isnan().any(-1)
+    largest, keys = sums.largest
+    torch.testing.assert_close(largest, exact.amax(-1).clamp_min(0.125), **close)
+    torch.testing.assert_close(
+        weights.gather(-1, (keys - 100).clamp_min(0)[..., None])[..., 0][keys >= 100],
+        largest[keys >= 100],
+    )
+    assert (keys[(exact.amax(-1) <= 0.124) | spoiled] == 3).all()
+    top, top_keys = sums.top
+    wanted = torch.cat([before.top[0].double(), exact], -1).sort(-1, descending=True).values
+    torch.testing.assert_close(top, wanted[..., :4], **close)
+    new = top_keys >= 100
+    at = (top_keys - 100).clamp_min(0)
+    torch.testing.assert_close(weights.gather(-1, at)[new], top[new], equal_nan=True)
+    assert (top[~new] == 0.0625).all()
+    assert all(
+        len(set(row[row >= 100].tolist())) == (row >= 100).sum() for row in top_keys.flatten(0, 1)
+    )
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+def test_the_pass_over_a_tile_gives_the_same_bits_on_any_number_of_threads(
+    code: native.Code,
+) -> None:
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            sums, weights = _sums(2, 300, 900, 8), _tile(2, 300, 900)
+            code.weigh(weights, 0, sums)
+        finally:
+            torch.set_num_threads(before)
+        assert sums.received is not None
+        assert sums.entropy is not None
+        found.append(
+            torch.cat([weights.flatten(), sums.received.flatten(), sums.entropy.flatten()])
+        )
+    for other in found[1:]:
+        assert torch.equal(other.view(torch.int32), found[0].view(torch.int32))
+
+
+def test_sums_that_do_not_lie_alike_are_refused() -> None:
+    code = native.code()
+    if code is None:
+        pytest.skip("no native code was compiled here")
+    sums = replace(_sums(2, 3, 5, 4), entropy=torch.zeros(2, 7)[:, :3])
+    with pytest.raises(ValueError, match="one batch stride"):
+        code.weigh(_tile(2, 3, 5), 0, sums)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from polyhead.errors import InputError
 from polyhead.inspection.kept import KeptCall, positions_of
+from polyhead.native import TileSums, code_for
 from polyhead.semantics import Tokens, Visibility
 from polyhead.semantics.scores import accumulation_dtype
 from polyhead.semantics.tokens import Span, distance
@@ -54,6 +55,7 @@ _NEAR = 1 << 20
 """Spans longer than this hold a token that stands nowhere (``caches.source.NOWHERE``)."""
 
 
+@torch.no_grad()
 def measure(call: KeptCall, names: Collection[str], top_k: int = 8) -> dict[str, Tensor]:
     """Some statistics of all rows of a call, in one pass over its tiles.
 
@@ -163,9 +165,46 @@ class _Measurement:
     ) -> None:
         """Adds one head's weights on one tile to every sum."""
         part = slice(rows.start, rows.start + rows.length)
-        logs = self.call.log_weights(head, rows, tile)
+        logs = self.call.log_weights(head, rows, tile)[:, 0]
+        native = code_for(logs)
+        if native is not None and logs.dtype is torch.float32 and logs.is_contiguous():
+            weights = logs
+            native.weigh(weights, tile.start, self._sums(head, part, tile))
+        else:
+            weights = self._sum(head, part, tile, logs, all_seen)
+        found = self.found
+        if "mean_distance" in found:
+            found["mean_distance"][:, head, part] += _distances(weights, rows, tile)
+        if self.indicators is not None:
+            columns = self.indicators[:, tile.start : tile.start + tile.length]
+            found["document_mass"][:, head, part] += weights @ columns
+        for name, (batch, row, key) in relations.items():
+            sums = found[name][:, head, part]
+            sums.index_put_((batch, row), weights[batch, row, key], accumulate=True)
+
+    def _sums(self, head: int, part: slice, tile: Tokens) -> TileSums:
+        """What native code adds to in its pass over a tile."""
+
+        def rows_of(name: str) -> Tensor | None:
+            return self.found[name][:, head, part] if name in self.found else None
+
+        def both(name: str, other: str) -> tuple[Tensor, Tensor] | None:
+            first, second = rows_of(name), rows_of(other)
+            return None if first is None or second is None else (first, second)
+
+        received = self.found.get("received")
+        keys = slice(tile.start, tile.start + tile.length)
+        return TileSums(
+            entropy=rows_of("entropy"),
+            squares=rows_of("effective_keys"),
+            largest=both("max_weight", "max_key"),
+            top=both("top_weights", "top_keys"),
+            received=None if received is None else received[:, head, keys],
+        )
+
+    def _sum(self, head: int, part: slice, tile: Tokens, logs: Tensor, all_seen: bool) -> Tensor:
+        """The weights of a tile, and what ``Code.weigh`` would add, by torch's operations."""
         weights = torch.exp(logs, out=self.scratch[: logs.numel()].view(logs.shape))
-        logs, weights = logs[:, 0], weights[:, 0]
         found = self.found
         if "entropy" in found:
             # 0 · −∞ is NaN; e^−1e4 is 0 as well.
@@ -181,17 +220,10 @@ class _Measurement:
             best.copy_(torch.maximum(best, largest))  # keeps NaN, which is not better
         if "top_weights" in found:
             self._add_top(head, part, weights, tile)
-        if "mean_distance" in found:
-            found["mean_distance"][:, head, part] += _distances(weights, rows, tile)
         if "received" in found:
             keys = slice(tile.start, tile.start + tile.length)
             found["received"][:, head, keys] += weights.sum(dim=1)
-        if self.indicators is not None:
-            columns = self.indicators[:, tile.start : tile.start + tile.length]
-            found["document_mass"][:, head, part] += weights @ columns
-        for name, (batch, row, key) in relations.items():
-            sums = found[name][:, head, part]
-            sums.index_put_((batch, row), weights[batch, row, key], accumulate=True)
+        return weights
 
     def _add_top(self, head: int, part: slice, weights: Tensor, tile: Tokens) -> None:
         best = self.found["top_weights"][:, head, part]

@@ -6,6 +6,15 @@ switched off with a warning. Without a compiler at installation there is none, a
 could use it does without.
 """
 
-from polyhead.native.code import Code, all_codes, code, code_for, is_plain, unavailable, using
+from polyhead.native.code import (
+    Code,
+    TileSums,
+    all_codes,
+    code,
+    code_for,
+    is_plain,
+    unavailable,
+    using,
+)
 
-__all__ = ["Code", "all_codes", "code", "code_for", "is_plain", "unavailable", "using"]
+__all__ = ["Code", "TileSums", "all_codes", "code", "code_for", "is_plain", "unavailable", "using"]

@@ -75,6 +75,27 @@ class Extras:
 NO_EXTRAS = Extras()
 
 
+@dataclass(frozen=True)
+class TileSums:
+    """Sums over the rows ``[B, T]`` and columns ``[B, S]`` of attention weights; None: not wanted.
+
+    All but ``received`` have one batch stride, and rows without gaps.
+
+    Attributes:
+        entropy: −Σ p log p.
+        squares: Σ p².
+        largest: The largest weight and the int64 index of its key.
+        top: The largest weights ``[B, T, k]`` in order and the int64 indexes of their keys.
+        received: Σ p over the rows.
+    """
+
+    entropy: Tensor | None = None
+    squares: Tensor | None = None
+    largest: tuple[Tensor, Tensor] | None = None
+    top: tuple[Tensor, Tensor] | None = None
+    received: Tensor | None = None
+
+
 class Code:
     """One instruction set's code. Callers have checked dtypes, shapes and strides."""
 
@@ -84,6 +105,7 @@ class Code:
         self._product, self._attend = module.product, module.attend
         self._feed_forward, self._norm = module.feed_forward, module.norm
         self._rotate, self._gradients = module.rotate, module.gradients
+        self._tile_sums = module.tile_sums
 
     def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
@@ -201,6 +223,27 @@ class Code:
         )  # fmt: skip
         return found
 
+    def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
+        """Turns logarithms of weights into weights, in place, and adds them to running sums.
+
+        Args:
+            logs: ``[B, rows, columns]`` float32, dense.
+            first: Index of the first column's key.
+            sums: Of these rows and these columns.
+        """
+        largest, top = sums.largest or (None, None), sums.top or (None, None)
+        of_rows = (sums.entropy, sums.squares, *largest)
+        strides = [x.stride(0) for x in of_rows if x is not None]
+        strides += [x.stride(0) // x.shape[-1] for x in top if x is not None]
+        if len(set(strides)) > 1:
+            raise ValueError(f"sums of rows must have one batch stride: got {strides}")
+        self._tile_sums(
+            self._index, torch.get_num_threads(), logs.data_ptr(), *logs.shape, first,
+            *map(_address, of_rows), strides[0] if strides else 0,
+            *map(_address, top), 0 if top[0] is None else top[0].shape[-1],
+            *_table(sums.received),
+        )  # fmt: skip
+
 
 def _attention(
     q: Tensor,
@@ -231,6 +274,10 @@ def _attention(
 
 def _addresses(weight: Weight) -> tuple[int, int]:
     return weight[0].data_ptr(), 0 if weight[1] is None else weight[1].data_ptr()
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 _NONE = [0] * 15
