@@ -80,6 +80,14 @@ void gradients(const Gradients& g, int threads) {
     else gradients_for<Half>(g, threads);
 }
 
+#include "step.h"
+
+void step(const Step& s, int threads) {
+    if (s.dtype == kFloat32) step_of<float>(s, threads);
+    else if (s.dtype == kBFloat16) step_of<BFloat16>(s, threads);
+    else step_of<Half>(s, threads);
+}
+
 void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to) {
     if (dtype == kFloat32) widen<float>(from, stride, rows, K, to);
     else if (dtype == kBFloat16) widen<BFloat16>(from, stride, rows, K, to);
@@ -91,6 +99,6 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 extern const Code PH_CODE;
 const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
                       PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
-                      PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums};
+                      PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step};
 
 }  // namespace polyhead

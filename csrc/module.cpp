@@ -268,6 +268,56 @@ PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
+NormWeight norm_from(Arguments& a) {
+    NormWeight n{};
+    n.weight = a.address<void>(), n.eps = a.real(), n.offset = a.real();
+    return n;
+}
+
+Factor factor_from(Arguments& a) {
+    Factor f{};
+    f.weight = a.address<void>(), f.bias = a.address<void>(), f.out_features = a.whole();
+    return f;
+}
+
+// step(code, threads, dtype, batch, embed_dim, heads, kv_heads, key_dim, value_dim, scale, softcap,
+//      activation, x, y, cos, sin, k held, its 3 strides, v held, its 3 strides, length,
+//      then attention_norm, q, k, v, q_norm, k_norm, out, attention_out_norm, feed_forward_norm,
+//      gate, up, down, feed_forward_out_norm: a norm is weight or 0, eps, offset; the others are
+//      weight or 0, bias or 0, out_features)
+PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    Arguments a(args, count);
+    const Code* code = code_at(a.whole());
+    if (!code) return nullptr;
+    const int threads = (int)a.whole();
+    Step s{};
+    s.dtype = (Dtype)a.whole(), s.batch = a.whole(), s.embed_dim = a.whole();
+    s.heads = a.whole(), s.kv_heads = a.whole(), s.key_dim = a.whole(), s.value_dim = a.whole();
+    s.scale = a.real(), s.softcap = a.real(), s.activation = (Activation)a.whole();
+    s.x = a.address<void>(), s.y = a.address<void>(), s.cos = a.address<void>(), s.sin = a.address<void>();
+    Piece& p = s.cache;
+    p.k = a.address<char>(), p.k_batch = a.whole(), p.k_head = a.whole(), p.k_token = a.whole();
+    p.v = a.address<char>(), p.v_batch = a.whole(), p.v_head = a.whole(), p.v_token = a.whole();
+    p.length = a.whole();
+    s.attention_norm = norm_from(a);
+    for (Factor& f : s.qkv) f = factor_from(a);
+    s.q_norm = norm_from(a), s.k_norm = norm_from(a), s.out = factor_from(a);
+    s.attention_out_norm = norm_from(a), s.feed_forward_norm = norm_from(a);
+    s.gate = factor_from(a), s.up = factor_from(a), s.down = factor_from(a);
+    s.feed_forward_out_norm = norm_from(a);
+    if (a.failed()) return nullptr;
+    if (a.more() || s.batch < 1 || s.batch > kMostRows || p.length < 1 || s.kv_heads < 1) {
+        PyErr_Format(PyExc_ValueError, "step takes one token of up to %d batch rows", kMostRows);
+        return nullptr;
+    }
+    PyThreadState* state = PyEval_SaveThread();
+    std::vector<char> room(step_bytes(s) + 64);
+    s.room = room.data() + 64 - (uintptr_t)room.data() % 64;
+    code->step(s, threads < 1 ? 1 : threads);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
+
 PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
     {"product", (PyCFunction)(void (*)())product, METH_FASTCALL, "Few rows of x times weights."},
@@ -277,6 +327,7 @@ PyMethodDef kMethods[] = {
     {"attend", (PyCFunction)(void (*)())attend, METH_FASTCALL, "Attention, forward."},
     {"gradients", (PyCFunction)(void (*)())gradients, METH_FASTCALL, "Attention, backward."},
     {"tile_sums", (PyCFunction)(void (*)())tile_sums, METH_FASTCALL, "Statistics of attention weights."},
+    {"step", (PyCFunction)(void (*)())step, METH_FASTCALL, "One token of every batch row through a layer."},
     {nullptr, nullptr, 0, nullptr},
 };
 

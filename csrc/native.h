@@ -99,6 +99,38 @@ struct Attention {
     float* lse;                         // [B, H, T] without gaps, or null
 };
 
+struct NormWeight {
+    const void* weight;                 // or null: no norm
+    float eps, offset;
+};
+
+// A pre-norm layer, or with the norms behind its parts a sandwich, and one token of every batch row.
+struct Step {
+    Dtype dtype;
+    int64_t batch, embed_dim, heads, kv_heads, key_dim, value_dim;
+    const void* x;                      // [B, E] without gaps
+    NormWeight attention_norm;
+    Factor qkv[3];
+    NormWeight q_norm, k_norm;          // of every head
+    const void *cos, *sin;              // [D] of the token's position, or null
+    Piece cache;                        // in one piece; its last token is not written yet
+    float scale, softcap;
+    Factor out;
+    NormWeight attention_out_norm, feed_forward_norm;
+    Activation activation;
+    Factor gate, up, down;
+    NormWeight feed_forward_out_norm;
+    void* y;                            // [B, E]
+    char* room;                         // step_bytes(step) to work in
+};
+
+inline int64_t step_bytes(const Step& s) {
+    const int64_t heads = s.heads * s.value_dim, widest = s.embed_dim > heads ? s.embed_dim : heads;
+    const int64_t qkv = (s.heads + s.kv_heads) * s.key_dim + s.kv_heads * s.value_dim;
+    const int64_t numbers = 2 * s.embed_dim + heads + widest + 2 * qkv + s.up.out_features;
+    return s.batch * numbers * (int64_t)sizeof(float) + 8 * 64;
+}
+
 // What `out` and `lse` of a call that was computed say about its q, k and v (one piece).
 struct Gradients {
     Attention call;
@@ -139,6 +171,7 @@ struct Code {
     void (*attend)(const Attention&, int threads);
     void (*gradients)(const Gradients&, int threads);
     void (*tile_sums)(const Tile&, int threads);
+    void (*step)(const Step&, int threads);
 };
 
 #if defined(__x86_64__)

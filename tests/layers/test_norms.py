@@ -94,3 +94,9 @@ def test_combinations_that_do_not_exist_are_refused():
         build_norm(4, NormConfig("layernorm", weight_offset=1.0))
     with pytest.raises(ValueError, match="'batchnorm'"):
         build_norm(4, NormConfig("batchnorm"))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_another_number_of_features_is_refused(grad):
+    with torch.set_grad_enabled(grad), pytest.raises(ValueError, match="x must have 8 features"):
+        RMSNorm(8)(torch.randn(2, 16))

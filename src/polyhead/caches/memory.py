@@ -188,12 +188,15 @@ class Rows(Memory):
             if limit is not None:
                 self.firsts[row] = max(self.firsts[row], stop - limit)
 
-    def extend(self, records: Sequence[Tensor]) -> None:
-        """``write`` to all rows, where they are equally long, have room and never wrap."""
-        start, count = self.stops[0], records[0].shape[2]
-        for tensor, record in zip(self.tensors, records, strict=True):
-            tensor.narrow(2, start, count).copy_(record)
+    def grow(self, count: int) -> int:
+        """Counts tokens that are still to be written, where all rows are equal and have room.
+
+        Returns:
+            Where the first of them goes.
+        """
+        start = self.stops[0]
         self.stops = [start + count] * len(self.stops)
+        return start
 
     def _join(self, start: int, records: Sequence[Tensor]) -> None:
         """New tensors, so that gradients flow to everything that is held."""

@@ -240,27 +240,56 @@ class StoredCache(KeyValueCache):
             self._contents.cut(row, length)
         self._lengths[row] = length
 
+    def grow(self, shape: Shape) -> tuple[Tensor, Tensor] | None:
+        """One more token in every row, for who writes its keys and values where they belong.
+
+        Args:
+            shape: What the caller is going to write.
+
+        Returns:
+            Keys ``[B, G, S, D]`` and values ``[B, G, S, V]`` of all tokens, the last of which is
+            still to be written. None, and nothing is counted, unless ``append`` would only write.
+        """
+        contents = self._contents
+        if contents is None or contents.shape != shape:
+            return None
+        rows = self._with_room(contents, 1)
+        if rows is None:
+            return None
+        stop = rows.grow(1) + 1
+        self._lengths = [*rows.stops]
+        k, v = rows.read(0, stop)
+        return k, v
+
     def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
         """Does what decoding does for every token and layer, without the rest of ``append``.
 
         False, and nothing is done, unless exact tokens go to the end of dense rows of equal length
         that have room.
         """
+        rows = self._with_room(contents, k.shape[2]) if contents.fits(k, v) else None
+        if rows is None:
+            return False
+        start = rows.grow(k.shape[2])
+        for tensor, record in zip(rows.tensors, (k, v), strict=True):
+            tensor.narrow(2, start, k.shape[2]).copy_(record)
+        self._lengths = [*rows.stops]
+        return True
+
+    def _with_room(self, contents: Contents, count: int) -> Rows | None:
+        """The memory, if exact tokens go to the end of dense rows of equal length with room."""
         rows = contents.main
         if (
             not isinstance(rows, Rows)
             or type(self.layout) is not Dense
             or type(self.storage) is not Plain
             or torch.is_grad_enabled()
-            or not contents.fits(k, v)
             or contents.has_positions
             or not contents.even
-            or rows.stops[0] + k.shape[2] > rows.capacity
+            or rows.stops[0] + count > rows.capacity
         ):
-            return False
-        rows.extend([k, v])
-        self._lengths = [*rows.stops]
-        return True
+            return None
+        return rows
 
     def _pushes(self, count: int, before: int) -> bool:
         """Whether appending takes keys out of a ring that the first new queries still see."""

@@ -149,7 +149,7 @@ class MultiHeadAttention(Hooked):
         self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
         self.o_proj = nn.Linear(H * V, embed_dim, bias=config.out_bias)
         self.register_parameter("sinks", nn.Parameter(torch.zeros(H)) if config.sinks else None)
-        self._qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
+        self.qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
         if config.qk_norm is not None:
             full = config.qk_norm.place == "full_width"
             self.q_norm = build_norm(H * D if full else D, config.qk_norm.norm)
@@ -246,7 +246,7 @@ class MultiHeadAttention(Hooked):
         joined = side_by_side(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         if joined is None:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        elif self._qk_norm_place is None and self.rope is not None:
+        elif self.qk_norm_place is None and self.rope is not None:
             # Queries and keys are neighbours in memory: one rotation turns both.
             qk = joined[..., : (H + G) * D].view(B, T, H + G, D)
             qk = self.rope.apply(qk, positions, head_axis=2).transpose(1, 2)
@@ -262,7 +262,7 @@ class MultiHeadAttention(Hooked):
 
     def _placed(self, projected: Tensor, heads: int, norm: str, positions: int | Tensor) -> Tensor:
         """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalised and rotated."""
-        place = self._qk_norm_place
+        place = self.qk_norm_place
         if place == "full_width":
             projected = getattr(self, norm)(projected)
         x = projected.view(*projected.shape[:2], heads, self.head_dim)

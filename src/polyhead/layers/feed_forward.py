@@ -63,6 +63,7 @@ class FeedForward(nn.Module):
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and below 1: got {dropout}")
         self.activation, self.gated, self.dropout = activation, gated, dropout
+        self.hidden_dim = hidden_dim
         gate = nn.Linear(embed_dim, hidden_dim, bias=bias) if gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, hidden_dim, bias=bias)

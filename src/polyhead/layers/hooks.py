@@ -39,6 +39,11 @@ class Hooked(nn.Module):
         self._hooks[handle] = hook
         return handle
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether anybody watches or edits the calls."""
+        return bool(self._hooks or self._edits)
+
     def register_head_edit(self, edit: HeadEdit) -> HookHandle[HeadEdit]:
         """Puts ``edit(out)`` in the place of the heads' outputs ``[B, H, T, V]`` from now on.
 

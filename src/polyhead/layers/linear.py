@@ -29,12 +29,12 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         code, under anything that watches or transforms the computation (autocast, a dispatch mode,
         functorch, compilation), or for modules that are not plain ``nn.Linear`` without hooks.
     """
-    code = _code_for(x)
+    code = code_for_rows(x)
     if code is None or len(linears) > MOST_WEIGHTS:
         return None
     weights = []
     for linear in linears:
-        weight = _weight_of(linear, x)
+        weight = weight_of(linear, x)
         if weight is None:
             return None
         weights.append(weight)
@@ -54,7 +54,7 @@ def linear(x: Tensor, module: nn.Module | None) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x Wᵀ + b`` for a weight ``[out, in]`` and bias ``[out]`` that stand in no module."""
-    code = _code_for(x)
+    code = code_for_rows(x)
     if code is None or not _fits((weight, bias), x):
         return nn.functional.linear(x, weight, bias)
     return code.product(_rows(x), [(weight, bias)]).view(*x.shape[:-1], -1)
@@ -71,38 +71,38 @@ def feed_forward(
 
     Without a gate: ``down(activation(up(x)))``. What lies between the products stays float32.
     """
-    code = _code_for(x)
+    code = code_for_rows(x)
     if code is None or activation not in ACTIVATIONS:
         return None
-    gate_weight = None if gate is None else _weight_of(gate, x)
-    up_weight = _weight_of(up, x)
+    gate_weight = None if gate is None else weight_of(gate, x)
+    up_weight = weight_of(up, x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
-    down_weight = _weight_of(down, x, up_weight[0].shape[0])
+    down_weight = weight_of(down, x, up_weight[0].shape[0])
     if down_weight is None:
         return None
     y = code.feed_forward(_rows(x), gate_weight, up_weight, down_weight, activation)
     return y.view(*x.shape[:-1], -1)
 
 
-def _code_for(x: Tensor) -> Code | None:
+def code_for_rows(x: Tensor) -> Code | None:
     """Native code, if x is a few rows that it may compute on."""
     code = native.code_for(x)  # asked first: under tracing, a comparison would fix the length
     return code if code is not None and 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
 
 
-def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
+def weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
     """Weight and bias of a plain ``nn.Linear`` that nobody watches, if they fit."""
-    if (
-        type(module) is not nn.Linear
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or "forward" in module.__dict__
-    ):
+    if type(module) is not nn.Linear or is_watched(module):
         return None
     parameters = module._parameters
     weight = parameters["weight"], parameters["bias"]
     return weight if _fits(weight, x, inputs) else None  # type: ignore[return-value]
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody sees or changes what this module, by itself, is given or gives."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def _fits(pair: tuple[Tensor | None, Tensor | None], x: Tensor, inputs: int | None = None) -> bool:

@@ -58,9 +58,13 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., E]`` to the same, in the dtype of ``x``."""
         weight = self.weight
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"x must have {self.dim} features: got shape {list(x.shape)}")
         code = native.code_for(x)
-        if code is not None and native.is_plain(weight, x) and x.numel() and x.is_contiguous():
-            rows = x.view(-1, self.dim)
+        if code is not None and native.is_plain(weight, x) and x.numel():
+            rows = x.reshape(-1, self.dim)
+            if rows.stride(-1) != 1:
+                rows = rows.contiguous()
             return code.norm(rows, weight, self.eps, self.weight_offset).view(x.shape)
         dtype = x.dtype
         wide = x.float() if dtype in _NARROW else x

@@ -134,6 +134,17 @@ class RoPE:
         length = int(positions.max()) + 1 if positions.numel() else 0
         return self._angles(positions, self._rotated_dim(head_dim), length, dtype)
 
+    def tables_at(self, x: Tensor, position: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """cos and signed sin of one position, ``D`` numbers each, as ``Code.rotate`` takes them.
+
+        Args:
+            x: Of the dtype and device that they shall have.
+            position: Of the token.
+            head_dim: D, all of which is rotated.
+        """
+        rotation = self._rotation(x, position, 1, 2, head_dim)
+        return rotation.cos, rotation.sin
+
     def _rotation(
         self, x: Tensor, positions: int | Tensor, length: int, head_axis: int, dim: int
     ) -> _Rotation:

@@ -30,6 +30,7 @@ from polyhead.layers.layer_config import LayerConfig
 from polyhead.layers.mixture_config import MixtureConfig
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
+from polyhead.layers.step import step
 from polyhead.semantics import Bias, Mask
 
 
@@ -184,6 +185,14 @@ class TransformerLayer(nn.Module):
                 if context is None
                 else "this layer has no cross-attention: got a context"
             )
+        if (
+            cache is not None
+            and (context, bias, positions) == (None, None, None)
+            and not (self._post or self.training)
+            and kernel in ("auto", "native")
+            and (y := step(self, x, mask, cache)) is not None
+        ):
+            return y
         h = x if self._post else self.attention_norm(x)
         h = self.attention(h, mask=mask, bias=bias, positions=positions, cache=cache, kernel=kernel)
         x = self._joined(x, h, "attention")

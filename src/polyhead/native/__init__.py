@@ -8,6 +8,8 @@ could use it does without.
 
 from polyhead.native.code import (
     Code,
+    Heads,
+    LayerWeights,
     TileSums,
     all_codes,
     code,
@@ -17,4 +19,15 @@ from polyhead.native.code import (
     using,
 )
 
-__all__ = ["Code", "TileSums", "all_codes", "code", "code_for", "is_plain", "unavailable", "using"]
+__all__ = [
+    "Code",
+    "Heads",
+    "LayerWeights",
+    "TileSums",
+    "all_codes",
+    "code",
+    "code_for",
+    "is_plain",
+    "unavailable",
+    "using",
+]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from types import ModuleType
 from typing import NamedTuple
 
@@ -74,6 +75,46 @@ class Extras:
 
 NO_EXTRAS = Extras()
 
+Factor = tuple[int, int, int]
+"""Address of a weight ``[out, in]`` and of its bias or 0, and out; without gaps."""
+
+Norm = tuple[int, float, float]
+"""Address of the weight of an RMS norm, its eps and its offset."""
+
+
+class LayerWeights(NamedTuple):
+    """What a pre-norm layer computes with, in one dtype; address 0 where it has no such part."""
+
+    attention_norm: Norm
+    q: Factor
+    k: Factor
+    v: Factor
+    q_norm: Norm
+    k_norm: Norm
+    out: Factor
+    attention_out_norm: Norm
+    feed_forward_norm: Norm
+    gate: Factor
+    up: Factor
+    down: Factor
+    feed_forward_out_norm: Norm
+
+
+class Heads(NamedTuple):
+    """The attention of one token: H heads over G kv heads of D and V features.
+
+    Attributes:
+        rotation: cos and sin ``[D]`` of the token's position, as ``Code.rotate`` takes them.
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    softcap: float
+    rotation: tuple[Tensor, Tensor] | None
+
 
 @dataclass(frozen=True)
 class TileSums:
@@ -105,7 +146,7 @@ class Code:
         self._product, self._attend = module.product, module.attend
         self._feed_forward, self._norm = module.feed_forward, module.norm
         self._rotate, self._gradients = module.rotate, module.gradients
-        self._tile_sums = module.tile_sums
+        self._tile_sums, self._step = module.tile_sums, module.step
 
     def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
@@ -222,6 +263,34 @@ class Code:
             *_attention(q, [piece], scale, extras, *result),
         )  # fmt: skip
         return found
+
+    def step(
+        self,
+        x: Tensor,
+        weights: LayerWeights,
+        heads: Heads,
+        held: tuple[Tensor, Tensor],
+        activation: str,
+    ) -> Tensor:
+        """One token of every batch row behind a whole layer.
+
+        Args:
+            x: ``[B, 1, E]``, at most ``MOST_ROWS`` rows, dense.
+            weights: Of the layer, in the dtype of x.
+            heads: Of its attention.
+            held: Keys ``[B, G, S, D]`` and values ``[B, G, S, V]``, last dimensions dense; those of
+                the last token are written here.
+            activation: One of ``ACTIVATIONS``.
+        """
+        y, (k, v) = x.new_empty(x.shape), held
+        cos, sin = heads.rotation or (None, None)
+        self._step(
+            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.shape[0], x.shape[2],
+            *heads[:6], ACTIVATIONS[activation], x.data_ptr(), y.data_ptr(), _address(cos),
+            _address(sin), k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3], k.shape[2],
+            *chain.from_iterable(weights),
+        )  # fmt: skip
+        return y
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.

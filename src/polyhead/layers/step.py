@@ -1,0 +1,155 @@
+"""One token through a whole layer by native code: what decoding does once per token and layer.
+
+A layer of a small model takes less time to compute than Python takes to ask for its ten operations.
+Here they are one call, with the bits of the layer's own path. What that call cannot do (prompts,
+gradients, hooks, other masks, caches that are no dense rows) takes the modules, one by one.
+
+Shape letters: B batch, E embed size, H query heads, G kv heads, D key size, V value size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from polyhead.caches import KeyValueCache, StoredCache
+from polyhead.caches.contents import Shape
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.linear import code_for_rows, is_watched
+from polyhead.layers.norms import RMSNorm
+from polyhead.layers.positions import RoPE
+from polyhead.native import Heads, LayerWeights
+from polyhead.native.code import ACTIVATIONS, Factor, Norm
+from polyhead.semantics import Causal, Mask
+
+
+def step(layer: nn.Module, x: Tensor, mask: Mask | None, cache: KeyValueCache) -> Tensor | None:
+    """``x`` behind a pre-norm or sandwich layer, its keys and values then in the cache; or None.
+
+    Args:
+        layer: A ``TransformerLayer`` without cross-attention, not in training.
+        x: ``[B, 1, E]``.
+        mask: Who may look at whom.
+        cache: Of the self-attention; untouched where this returns None.
+
+    Returns:
+        ``[B, 1, E]``, with the bits of the modules one after the other. None for more than 8 rows,
+        masks other than ``Causal``, caches other than exact tokens in dense rows of equal length
+        with room, modules that somebody watches or replaced, and where there is no native code.
+    """
+    code, parts = code_for_rows(x), layer._modules
+    attention, feed_forward = parts["attention"], parts["feed_forward"]
+    if (
+        code is None
+        or x.shape[1] != 1
+        or not x.is_contiguous()
+        or not (mask is None or type(mask) is Causal)
+        or type(attention) is not MultiHeadAttention
+        or type(feed_forward) is not FeedForward
+        or feed_forward.activation not in ACTIVATIONS
+        or is_watched(attention)
+        or is_watched(feed_forward)
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or not isinstance(cache, StoredCache)
+        or type(cache).append is not StoredCache.append
+    ):
+        return None
+    heads = _heads(attention, x, cache.length)
+    if heads is None:
+        return None
+    try:
+        weights = _weights(parts, attention, feed_forward, x)
+    except _CannotBeReadError:
+        return None
+    held = cache.grow(Shape(x.shape[0], *heads[1:4], x.dtype, x.device))
+    if held is None:
+        return None
+    return code.step(x, weights, heads, held, feed_forward.activation)
+
+
+def _heads(attention: MultiHeadAttention, x: Tensor, position: int) -> Heads | None:
+    """What the attention of the token at ``position`` consists of; None if it is more than that."""
+    window, rope = attention.config.window, attention.rope
+    H, G = attention.num_heads, attention.num_kv_heads
+    D, V = attention.head_dim, attention.v_head_dim
+    if (
+        (window is not None and position >= window)
+        or attention.is_shown
+        or attention._parameters["sinks"] is not None
+        or attention.qk_norm_place not in (None, "before_rope")
+        or not (rope is None or (type(rope) is RoPE and rope.config.dim in (None, D)))
+        or H % G
+    ):
+        return None
+    rotation = None if rope is None else rope.tables_at(x, position, D)
+    return Heads(H, G, D, V, attention.scale, attention.softcap or 0.0, rotation)
+
+
+class _CannotBeReadError(Exception):
+    """A parameter that does not lie in memory as native code reads it."""
+
+
+def _weights(
+    parts: dict[str, nn.Module | None],
+    attention: MultiHeadAttention,
+    feed_forward: FeedForward,
+    x: Tensor,
+) -> LayerWeights:
+    attend, feed, E, dtype = attention._modules, feed_forward._modules, x.shape[2], x.dtype
+    H, G = attention.num_heads, attention.num_kv_heads
+    D, V = attention.head_dim, attention.v_head_dim
+    hidden = feed_forward.hidden_dim
+    qk_norm = attention.qk_norm_place is not None
+    sandwich = parts["attention_out_norm"] is not None
+    gated = feed["gate_proj"] is not None
+    return LayerWeights(
+        attention_norm=_norm(parts["attention_norm"], E, dtype),
+        q=_linear(attend["q_proj"], E, H * D, dtype),
+        k=_linear(attend["k_proj"], E, G * D, dtype),
+        v=_linear(attend["v_proj"], E, G * V, dtype),
+        q_norm=_norm(attend["q_norm"], D, dtype) if qk_norm else _NONE,
+        k_norm=_norm(attend["k_norm"], D, dtype) if qk_norm else _NONE,
+        out=_linear(attend["o_proj"], H * V, E, dtype),
+        attention_out_norm=_norm(parts["attention_out_norm"], E, dtype) if sandwich else _NONE,
+        feed_forward_norm=_norm(parts["feed_forward_norm"], E, dtype),
+        gate=_linear(feed["gate_proj"], E, hidden, dtype) if gated else _NONE,
+        up=_linear(feed["up_proj"], E, hidden, dtype),
+        down=_linear(feed["down_proj"], hidden, E, dtype),
+        feed_forward_out_norm=_norm(parts["feed_forward_out_norm"], E, dtype)
+        if sandwich
+        else _NONE,
+    )
+
+
+_NONE = (0, 0, 0)
+
+
+def _linear(module: nn.Module | None, inputs: int, outputs: int, dtype: torch.dtype) -> Factor:
+    if type(module) is not nn.Linear or is_watched(module):
+        raise _CannotBeReadError
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    at = _address(weight, (outputs, inputs), dtype)
+    return at, 0 if bias is None else _address(bias, (outputs,), dtype), outputs
+
+
+def _norm(module: nn.Module | None, features: int, dtype: torch.dtype) -> Norm:
+    if type(module) is not RMSNorm or is_watched(module):
+        raise _CannotBeReadError
+    weight = module._parameters["weight"]
+    return _address(weight, (features,), dtype), module.eps, module.weight_offset
+
+
+def _address(weight: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    if (
+        weight is None
+        or type(weight) not in (nn.Parameter, Tensor)
+        or weight.shape != shape
+        or weight.dtype is not dtype
+        or not weight.is_cpu
+        or not weight.is_contiguous()
+    ):
+        raise _CannotBeReadError
+    return weight.data_ptr()

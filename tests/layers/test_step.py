@@ -1,0 +1,321 @@
+"""A layer's step in one native call: the bits of its modules, or the modules themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polyhead as ph
+from polyhead import native
+from polyhead.caches import KeyValueCache, RingCache, StoredCache
+from polyhead.layers import transformer_layer
+from polyhead.layers.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    NormConfig,
+    QKNormConfig,
+    RopeConfig,
+)
+from polyhead.layers.layer_config import LayerConfig
+from polyhead.layers.step import step
+from polyhead.layers.transformer_layer import TransformerLayer
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
+)
+E = 48
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LLAMA = LayerConfig(
+    AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32, rope=RopeConfig()),
+    FeedForwardConfig(hidden_dim=80),
+)
+LAYERS = {
+    "llama": LLAMA,
+    "qwen": replace(
+        LLAMA,
+        attention=replace(LLAMA.attention, qkv_bias=True, qk_norm=QKNormConfig()),
+    ),
+    "gemma": replace(
+        LLAMA,
+        attention=replace(
+            LLAMA.attention, head_dim=40, softcap=5.0, scale=0.2,
+            qk_norm=QKNormConfig(NormConfig(weight_offset=1.0)),
+        ),
+        feed_forward=FeedForwardConfig(hidden_dim=80, activation="gelu_tanh"),
+        norm=NormConfig(weight_offset=1.0),
+        norm_placement="sandwich",
+    ),
+    "all biases, no positions, values of another size": replace(
+        LLAMA,
+        attention=AttentionConfig(
+            num_heads=4, num_kv_heads=1, head_dim=24, v_head_dim=17, qkv_bias=True, out_bias=True
+        ),
+        feed_forward=FeedForwardConfig(hidden_dim=33, activation="relu", gated=False, bias=True),
+    ),
+    "window": replace(LLAMA, attention=replace(LLAMA.attention, window=9)),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def _layer(config: LayerConfig = LLAMA, dtype: torch.dtype = torch.float32) -> TransformerLayer:
+    torch.manual_seed(0)
+    layer = TransformerLayer.from_config(E, config).to(dtype).eval()
+    for parameter in layer.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.05)
+    return layer
+
+
+def _prompted(
+    layer: TransformerLayer, batch: int = 1, cache: KeyValueCache | None = None
+) -> KeyValueCache:
+    """A cache that holds five tokens and has room for more."""
+    cache = ph.DenseCache(capacity=64) if cache is None else cache
+    dtype = next(layer.parameters()).dtype
+    layer(torch.randn(batch, 5, E).to(dtype), mask=ph.Causal(), cache=cache)
+    return cache
+
+
+def _token(batch: int = 1, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 1, E, generator=generator).to(dtype)
+
+
+def _without(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> Tensor:
+    """What the modules give one after the other."""
+    with monkeypatch.context() as patch:
+        patch.setattr(transformer_layer, "step", lambda *arguments: None)
+        return run()
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_step_has_the_bits_of_the_modules(
+    monkeypatch: pytest.MonkeyPatch,
+    code: native.Code,
+    name: str,
+    batch: int,
+    dtype: torch.dtype,
+) -> None:
+    with native.using(code):
+        layer = _layer(LAYERS[name], dtype)
+        cache = _prompted(layer, batch)
+        other = cache.fork()
+        for seed in range(3):
+            x = _token(batch, dtype, seed)
+            found = step(layer, x, ph.Causal(), cache)
+            assert found is not None
+            wanted = _without(monkeypatch, lambda x=x: layer(x, mask=ph.Causal(), cache=other))
+            assert torch.equal(found, wanted)
+            for mine, theirs in zip(cache.source().gather(), other.source().gather(), strict=True):
+                assert torch.equal(mine, theirs)
+        assert cache.lengths == other.lengths == [8] * batch
+
+
+def test_a_layer_takes_steps_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def counted(*arguments: object) -> Tensor | None:
+        taken.append(step(*arguments))  # type: ignore[arg-type]
+        return taken[-1]
+
+    monkeypatch.setattr(transformer_layer, "step", counted)
+    layer = _layer()
+    cache = _prompted(layer)
+    out = layer(_token(), mask=ph.Causal(), cache=cache)
+    assert out is taken[-1]
+
+
+def _hooked(*path: str) -> Callable[[TransformerLayer], object]:
+    return lambda layer: layer.get_submodule(".".join(path)).register_forward_hook(
+        lambda module, arguments, out: out * 2
+    )
+
+
+def _own_forward(layer: TransformerLayer) -> None:
+    layer.feed_forward.forward = lambda x: x * 2  # type: ignore[method-assign]
+
+
+def _another_norm(layer: TransformerLayer) -> None:
+    layer.attention_norm = nn.LayerNorm(E)
+
+
+def _another_linear(layer: TransformerLayer) -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    layer.attention.o_proj = Doubled(6 * 32, E, bias=False)
+
+
+def _another_size(layer: TransformerLayer) -> None:
+    layer.feed_forward.up_proj = nn.Linear(E, 40, bias=False)
+    layer.feed_forward.gate_proj = nn.Linear(E, 40, bias=False)
+    layer.feed_forward.down_proj = nn.Linear(40, E, bias=False)
+
+
+WATCHED: dict[str, Callable[[TransformerLayer], object]] = {
+    **{
+        path: _hooked(path)
+        for path in (
+            "attention", "feed_forward", "attention_norm", "feed_forward_norm",
+            "attention.q_proj", "attention.o_proj", "feed_forward.gate_proj",
+            "feed_forward.down_proj",
+        )
+    },
+    "a pre-hook": lambda layer: layer.attention.v_proj.register_forward_pre_hook(
+        lambda module, arguments: (arguments[0] * 2,)
+    ),
+    "an attention hook": lambda layer: layer.attention.register_attention_hook(lambda record: None),
+    "a head edit": lambda layer: layer.attention.register_head_edit(lambda out: out * 2),
+    "its own forward": _own_forward,
+    "another norm": _another_norm,
+    "another linear": _another_linear,
+    "another size": _another_size,
+    "training": lambda layer: layer.train(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_modules_that_somebody_watches_or_replaced_are_called(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    layer = _layer()
+    WATCHED[name](layer)
+    cache = _prompted(layer)
+    other = cache.fork()
+    if name != "training":
+        assert step(layer, _token(), ph.Causal(), cache) is None
+    assert cache.lengths == [5]
+    found = layer(_token(), mask=ph.Causal(), cache=cache)
+    wanted = _without(monkeypatch, lambda: layer(_token(), mask=ph.Causal(), cache=other))
+    assert torch.equal(found, wanted)
+
+
+def test_a_hook_on_all_modules_is_called() -> None:
+    layer = _layer()
+    cache = _prompted(layer)
+    seen = []
+    with nn.modules.module.register_module_forward_hook(
+        lambda module, arguments, out: seen.append(type(module).__name__)
+    ):
+        layer(_token(), mask=ph.Causal(), cache=cache)
+    assert "MultiHeadAttention" in seen
+
+
+class _Counting(StoredCache):
+    """A cache of somebody's own."""
+
+    appended = 0
+
+    def append(self, *arguments: Tensor) -> object:  # type: ignore[override]
+        self.appended += 1
+        return super().append(*arguments)
+
+
+OTHER_CACHES: dict[str, Callable[[], KeyValueCache]] = {
+    "ring": lambda: RingCache(16),
+    "paged": lambda: ph.PagedCache(page_size=4),
+    "quantised": lambda: ph.QuantizedCache(),
+    "full": lambda: ph.DenseCache(),
+    "somebody's own": _Counting,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CACHES)
+def test_other_caches_are_appended_to(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    layer = _layer()
+    cache = _prompted(layer, cache=OTHER_CACHES[name]())
+    if name == "full":
+        spare = cache.capacity - cache.length
+        layer(torch.randn(1, spare, E), mask=ph.Causal(), cache=cache)
+    before, other = cache.lengths, cache.fork()
+    assert step(layer, _token(), ph.Causal(), cache) is None
+    assert cache.lengths == before
+    found = layer(_token(), mask=ph.Causal(), cache=cache)
+    wanted = _without(monkeypatch, lambda: layer(_token(), mask=ph.Causal(), cache=other))
+    assert torch.equal(found, wanted)
+    if isinstance(cache, _Counting):
+        assert cache.appended == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("layer norms", replace(LLAMA, norm=NormConfig("layernorm"))),
+        ("sinks", replace(LLAMA, attention=replace(LLAMA.attention, sinks=True))),
+        ("a window passed", replace(LLAMA, attention=replace(LLAMA.attention, window=5))),
+        (
+            "rotation of a part",
+            replace(LLAMA, attention=replace(LLAMA.attention, rope=RopeConfig(dim=16))),
+        ),
+        (
+            "norms of all heads at once",
+            replace(
+                LLAMA,
+                attention=replace(LLAMA.attention, qk_norm=QKNormConfig(place="full_width")),
+            ),
+        ),
+        ("exact gelu", replace(LLAMA, feed_forward=FeedForwardConfig(80, "gelu"))),
+    ],
+)
+def test_layers_of_another_kind_take_their_modules(name: str, config: LayerConfig) -> None:
+    layer = _layer(config)
+    cache = _prompted(layer)
+    assert step(layer, _token(), ph.Causal(), cache) is None, name
+    assert cache.lengths == [5]
+
+
+def test_what_is_no_single_token_of_a_decoder_takes_the_modules() -> None:
+    layer = _layer()
+    cache = _prompted(layer)
+    assert step(layer, torch.randn(1, 2, E), ph.Causal(), cache) is None
+    assert step(layer, _token(), ph.KeyLengths([6]), cache) is None
+    assert step(layer, torch.randn(1, E, 1).mT[..., ::1].expand(9, 1, E), None, cache) is None
+    with torch.enable_grad():
+        assert step(layer, _token(), None, cache) is None
+    assert step(layer, _token(2), ph.Causal(), cache) is None
+    assert step(layer, _token(dtype=torch.float64), ph.Causal(), cache) is None
+    assert cache.lengths == [5]
+    with pytest.raises(ValueError, match="batch"):
+        layer(_token(2), mask=ph.Causal(), cache=cache)
+
+
+def test_a_changed_parameter_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = _layer()
+    cache = _prompted(layer)
+    step(layer, _token(), ph.Causal(), cache)
+    layer.attention.q_proj.weight.data = torch.randn(6 * 32, E)
+    layer.feed_forward.down_proj.weight.mul_(3.0)
+    layer.feed_forward_norm.weight = nn.Parameter(torch.randn(E))
+    other = cache.fork()
+    found = step(layer, _token(seed=2), ph.Causal(), cache)
+    wanted = _without(monkeypatch, lambda: layer(_token(seed=2), mask=ph.Causal(), cache=other))
+    assert found is not None
+    assert torch.equal(found, wanted)
+
+
+def test_steps_go_on_from_what_was_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = _layer()
+    cache = _prompted(layer, batch=2)
+    for seed in range(4):
+        step(layer, _token(2, seed=seed), ph.Causal(), cache)
+    cache.rollback(3)
+    cache.reorder([1, 0])
+    other = cache.fork()
+    found = step(layer, _token(2), ph.Causal(), cache)
+    wanted = _without(monkeypatch, lambda: layer(_token(2), mask=ph.Causal(), cache=other))
+    assert found is not None
+    assert torch.equal(found, wanted)
+    cache.rollback([2, 0])  # rows of different lengths
+    assert step(layer, _token(2), ph.Causal(), cache) is None
