@@ -30,6 +30,7 @@ TESTS = [
     "tests/kernels/test_promises.py",
     "tests/kernels/test_flex.py",
     "tests/semantics/test_laws.py",
+    "tests/semantics/test_mask_ranges.py",
     "tests/semantics/test_weights.py",
 ]
 KEYWORDS = (
@@ -38,7 +39,7 @@ KEYWORDS = (
     " or functions_match or masked_keys or queries_that_see"
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
     " or explicit_positions or it_cannot_do or same_bits or far_apart or goes_another_way"
-    " or both_hide"
+    " or both_hide or range_of_positions"
     " or shapes_of_training or gives_and_takes"
 )
 
