@@ -29,6 +29,7 @@ TESTS = [
     "tests/kernels/test_native_gradients.py",
     "tests/kernels/test_promises.py",
     "tests/kernels/test_flex.py",
+    "tests/semantics/test_mask_ranges.py",
     "tests/semantics/test_laws.py",
     "tests/semantics/test_weights.py",
     "tests/inspection/test_statistics.py",
@@ -36,7 +37,7 @@ TESTS = [
 KEYWORDS = (
     "covering or feature_alone or minus_infinity or sdpa_can_do or poison or masked_for_all"
     " or garbage or kv_heads or skipped or head_size or merging or finite_differences"
-    " or functions_match or masked_keys or queries_that_see"
+    " or functions_match or masked_keys or queries_that_see or range_of_positions"
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
     " or explicit_positions or it_cannot_do or same_bits or far_apart or goes_another_way"
     " or both_hide"

@@ -216,6 +216,7 @@ def test_a_mask_draws_itself():
     assert draw(ph.Causal(), 500).count("\n") == 63
     image = draw(ph.Causal(), 3, svg=True)
     assert image.startswith("<svg")
-    assert image.count("z") == 6
+    assert image.count("z") == 6  # the squares of visible pairs
+    assert "<title>Causal()</title>" in image
     with pytest.raises(ValueError, match="at least one"):
         draw(ph.Causal(), 0)

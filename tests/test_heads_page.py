@@ -15,6 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "heads.md"
 SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+\.\d+")
 NEEDED = ("transformers", "rxnmapper")
+"""Packages of single snippets: where one is not installed, its snippets are left out."""
 
 
 @pytest.mark.model

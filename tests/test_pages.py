@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mask_pictures import pictures
+
 DOCS = Path(__file__).parents[1] / "docs"
 SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
@@ -25,3 +27,12 @@ def test_snippets_run_and_print_what_the_page_shows(page, printing):
             exec(code, names)
         assert printed.getvalue() == shown, code
     torch.compiler.reset()
+
+
+def test_pictures_of_masks_are_those_that_their_command_writes():
+    page = (DOCS / "attention.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[.+?\]\(pictures/(.+?)\)", page)
+    assert "python tests/mask_pictures.py" in page
+    assert shown == list(pictures())
+    for name, picture in pictures().items():
+        assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == picture, name

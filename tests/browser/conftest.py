@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
+import polyhead as ph
+from browser.serving import TEXT, TOKEN, Visit, serving
 from polyhead.inspection.page import PageData, write
+from polyhead.inspection.studio import Studio
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
+
+from tiny import byte_tokenizer, decoder
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = (
@@ -126,3 +135,55 @@ def make_data() -> Callable[..., PageData]:
         return PageData(**given | changes)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def model() -> ph.LanguageModel:
+    """A tiny random decoder of 2 layers with 4 heads, a token per byte."""
+    return ph.LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
+
+
+@pytest.fixture(scope="module")
+def address(model: ph.LanguageModel) -> Iterator[str]:
+    """Where ``model`` is served, beside another whose first attention adds nothing."""
+    other = ph.LanguageModel(decoder().requires_grad_(False), byte_tokenizer(), "other").eval()
+    nn.init.zeros_(other.transformer.layers[0].attention.o_proj.weight)
+    models = {"tiny": model, "other": other}
+    yield from serving(Studio(models.__getitem__, list(models)), TEXT)
+
+
+@pytest.fixture
+def visit(chromium: Any, address: str) -> Iterator[Visit]:
+    """Opens the page; a console message or a request to elsewhere fails the test."""
+    contexts, complaints = [], []
+
+    def visit(fragment: str = "", *, expected: str = "", **options: Any) -> Any:
+        context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}} | options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        page.on(
+            "console",
+            lambda message: (
+                None
+                if expected and expected in message.text
+                else complaints.append(f"console: {message.text}")
+            ),
+        )
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith((address, "data:", "blob:"))
+                else complaints.append(f"request: {request.url}")
+            ),
+        )
+        page.goto(f"{address}{TOKEN}/{fragment}")
+        page.evaluate("polyhead.ready")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert complaints == []

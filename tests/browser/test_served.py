@@ -1,28 +1,20 @@
-"""The served page: exact values on demand, ablation, two looks, and nobody else at the door."""
+"""The served page: exact values on demand, ablation, two looks, what is saved, and large models."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
-import socket
-import sys
-import threading
-import urllib.error
-import urllib.request
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
-from torch import nn
+from tiny import byte_tokenizer
 
 import polyhead as ph
-from browser.contrast import TEXT_COLOURS, contrast
-from polyhead.inspection.server import application
+from browser.serving import TEXT, TOKEN, Visit, open_head, serving, text_of, weights_of
 from polyhead.inspection.studio import Studio
 from polyhead.models import (
     AttentionConfig,
@@ -32,106 +24,21 @@ from polyhead.models import (
     TransformerConfig,
 )
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
-
-from tiny import byte_tokenizer, decoder
-
 pytestmark = pytest.mark.browser
-
-TOKEN = "a-token-that-nobody-guesses"
-TEXT = "The animal slept; it was tired"
-Visit = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def model() -> ph.LanguageModel:
-    return ph.LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
-
-
-def _serving(studio: Studio, text: str) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(application(studio, TOKEN, text), log_level="error")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(timeout=30)
-
-
-@pytest.fixture(scope="module")
-def address(model: ph.LanguageModel) -> Iterator[str]:
-    other = ph.LanguageModel(decoder().requires_grad_(False), byte_tokenizer(), "other").eval()
-    nn.init.zeros_(other.transformer.layers[0].attention.o_proj.weight)
-    models = {"tiny": model, "other": other}
-    yield from _serving(Studio(models.__getitem__, list(models)), TEXT)
-
-
-@pytest.fixture
-def visit(chromium: Any, address: str) -> Iterator[Visit]:
-    """Opens the page; a console message or a request to elsewhere fails the test."""
-    contexts, complaints = [], []
-
-    def visit(fragment: str = "", *, expected: str = "", **options: Any) -> Any:
-        context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}} | options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on(
-            "console",
-            lambda message: (
-                None
-                if expected and expected in message.text
-                else complaints.append(f"console: {message.text}")
-            ),
-        )
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith((address, "data:", "blob:"))
-                else complaints.append(f"request: {request.url}")
-            ),
-        )
-        page.goto(f"{address}{TOKEN}/{fragment}")
-        page.evaluate("polyhead.ready")
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def _text(page: Any, name: str) -> str:
-    return str(page.get_by_test_id(name).inner_text())
-
-
-def _weights(model: ph.LanguageModel, text: str) -> tuple[torch.Tensor, ph.Probe]:
-    ids = torch.tensor([model.tokenizer.encode(text)])
-    with ph.probe(model) as seen, torch.no_grad():
-        model(ids)
-    return torch.stack([view.rows()[0] for view in seen]), seen
-
-
-def _open(page: Any, name: str) -> None:
-    layer, head = name[1:].split("H")
-    page.evaluate(f"openHead({layer}, {head})")
 
 
 def test_values_shown_equal_the_probe(visit: Visit, model: ph.LanguageModel) -> None:
     page = visit()
-    weights, seen = _weights(model, TEXT)
-    _open(page, "L1H2")
+    weights, seen = weights_of(model, TEXT)
+    open_head(page, "L1H2")
     shown = page.evaluate("Array.from(maps[0].values)")
     torch.testing.assert_close(torch.tensor(shown).view(30, 30), weights[1, 2])
     page.get_by_test_id("map").hover(position={"x": 5, "y": 400})
     query = int(400 / page.get_by_test_id("map").bounding_box()["height"] * 30)
-    told = _text(page, "readout")
+    told = text_of(page, "readout")
     assert f"({query}) → T (0): " in told
     assert float(told.rsplit(": ")[-1]) == pytest.approx(float(weights[1, 2, query, 0]), rel=1e-3)
-    numbers = _text(page, "numbers").split("\n")
+    numbers = text_of(page, "numbers").split("\n")
     entropy = float(numbers[numbers.index("entropy") + 1])
     assert entropy == pytest.approx(float(seen[1].summary().entropy[2]), abs=1e-4)
 
@@ -140,7 +47,7 @@ def test_small_maps_hold_the_largest_weights_of_their_lines(
     visit: Visit, model: ph.LanguageModel
 ) -> None:
     page = visit()
-    weights, _ = _weights(model, TEXT)
+    weights, _ = weights_of(model, TEXT)
     found = page.evaluate("Array.from(grid.bytes.get('L0H3').part)")
     wanted = (weights[0, 3].sqrt() * 255).round()  # as many pixels as tokens: every weight
     torch.testing.assert_close(torch.tensor(found).view(30, 30).float(), wanted, atol=1, rtol=0)
@@ -150,23 +57,23 @@ def test_heads_are_sorted_and_filtered_by_a_statistic(
     visit: Visit, model: ph.LanguageModel
 ) -> None:
     page = visit()
-    _, seen = _weights(model, TEXT)
+    _, seen = weights_of(model, TEXT)
     first = {f"L{i}H{h}": float(x) for i in (0, 1) for h, x in enumerate(seen[i].summary().entropy)}
     page.get_by_test_id("sort").select_option("entropy")
     names = page.evaluate("[...document.querySelectorAll('.head')].map(x => x.dataset.testid)")
     assert names == [f"head-{name}" for name in sorted(first, key=first.__getitem__, reverse=True)]
     least = sorted(first.values())[5]
     page.get_by_test_id("least").fill(f"{least - 1e-6:.7f}")
-    assert _text(page, "shown") == "3 of 8 heads"
+    assert text_of(page, "shown") == "3 of 8 heads"
     page.get_by_test_id("least").fill("")
     page.get_by_test_id("layers").fill("1")
-    assert _text(page, "shown") == "4 of 8 heads"
+    assert text_of(page, "shown") == "4 of 8 heads"
 
 
 def test_zoom_shows_a_part_and_its_exact_weights(visit: Visit, model: ph.LanguageModel) -> None:
     page = visit()
-    weights, _ = _weights(model, TEXT)
-    _open(page, "L0H1")
+    weights, _ = weights_of(model, TEXT)
+    open_head(page, "L0H1")
     page.get_by_test_id("map").focus()
     for key in ("+", "+", "ArrowDown", "ArrowLeft"):
         page.keyboard.press(key)
@@ -198,48 +105,20 @@ def test_tokens_stand_beside_their_rows_and_columns(visit: Visit) -> None:
         assert queries[i][2] == pytest.approx(area["y"] + (i + 0.5) * side, abs=1.5)
 
 
-def test_an_empty_page_says_what_it_is_for_and_control_enter_looks(visit: Visit) -> None:
-    page = visit()
-    assert not page.get_by_text("Nothing leaves this machine").is_visible()
-    page.get_by_test_id("text").fill("four")
-    page.keyboard.press("Control+Enter")
-    page.evaluate("polyhead.ready")
-    assert "4 tokens" in _text(page, "facts")
-    page.evaluate("document.body.classList.add('is-empty')")
-    assert page.get_by_text("Nothing leaves this machine").is_visible()
-
-
-def test_everything_is_done_with_the_keyboard(visit: Visit) -> None:
-    page = visit()
-    page.get_by_test_id("head-L0H0").focus()
-    for key, name in [("ArrowRight", "L0H1"), ("ArrowDown", "L1H1"), ("End", "L1H3")]:
-        page.keyboard.press(key)
-        assert page.evaluate("document.activeElement.dataset.testid") == f"head-{name}"
-    page.keyboard.press("Enter")
-    assert _text(page, "panel-title") == "L1H3"
-    visited = set()
-    for _ in range(16):
-        page.keyboard.press("Tab")
-        visited.add(page.evaluate("document.activeElement.dataset.testid ?? null"))
-    assert {"ablate", "close", "map", "save-png", "save-svg", "save-csv", "save-page"} <= visited
-    page.keyboard.press("Escape")
-    assert not page.get_by_test_id("panel").is_visible()
-
-
 def test_ablating_heads_changes_the_next_token(visit: Visit, model: ph.LanguageModel) -> None:
     page = visit("#L1H0")
-    assert _text(page, "panel-title") == "L1H0"
+    assert text_of(page, "panel-title") == "L1H0"
     page.get_by_test_id("ablate").click()
     page.wait_for_function("() => document.querySelector('#next td:last-child').textContent")
-    rows = [row.split("\t") for row in _text(page, "next").split("\n")[1:]]
+    rows = [row.split("\t") for row in text_of(page, "next").split("\n")[1:]]
     with ph.ablate(model, {1: [0]}), torch.no_grad():
         shares = model(torch.tensor([model.tokenizer.encode(TEXT)]), last=1)[0, -1].softmax(-1)
     after = max(float(row[2]) for row in rows if len(row) > 2 and row[2])
     assert after == pytest.approx(float(shares.max()), abs=1e-4)
-    assert "without L1H0" in _text(page, "ablated")
+    assert "without L1H0" in text_of(page, "ablated")
     assert page.get_by_test_id("ablate").get_attribute("aria-pressed") == "true"
     page.get_by_test_id("ablate").click()
-    assert "no head" in _text(page, "ablated")
+    assert "no head" in text_of(page, "ablated")
 
 
 def test_two_looks_stand_side_by_side(visit: Visit, model: ph.LanguageModel) -> None:
@@ -249,17 +128,17 @@ def test_two_looks_stand_side_by_side(visit: Visit, model: ph.LanguageModel) -> 
     page.get_by_test_id("model-b").select_option("other")
     page.get_by_test_id("look").click()
     page.evaluate("polyhead.ready")
-    weights, _ = _weights(model, "Another text")  # layer 0 sees the same, its output is zeroed
+    weights, _ = weights_of(model, "Another text")  # layer 0 sees the same, its output is zeroed
     shown = torch.tensor(page.evaluate("Array.from(maps[1].values)"))
     torch.testing.assert_close(shown.view(12, 12), weights[0, 2])
-    assert "other: 12 tokens" in _text(page, "facts")
+    assert "other: 12 tokens" in text_of(page, "facts")
 
 
 def test_what_is_saved_holds_what_is_shown(
     visit: Visit, model: ph.LanguageModel, tmp_path: Path
 ) -> None:
     page = visit("#L1H1", accept_downloads=True)
-    weights, seen = _weights(model, TEXT)
+    weights, seen = weights_of(model, TEXT)
     saved = {}
     for kind in ("png", "svg", "csv", "page"):
         with page.expect_download() as download:
@@ -277,73 +156,6 @@ def test_what_is_saved_holds_what_is_shown(
     entropy = float(table[5]["entropy"])
     assert entropy == pytest.approx(float(seen[1].summary().entropy[1]))
     assert "page-data" in saved["page"].read_text()
-
-
-def test_nobody_enters_without_the_token_or_by_another_name(address: str) -> None:
-    def answer(path: str, **headers: str) -> int:
-        request = urllib.request.Request(address + path, headers=headers)
-        try:
-            return int(urllib.request.urlopen(request, timeout=10).status)
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    assert answer(f"{TOKEN}/") == 200
-    for path in ("", "wrong/", f"{TOKEN}x/", f"x/{TOKEN}/", "wrong/asset/main.js", "wrong/look"):
-        assert answer(path) == 404, path
-    assert answer(f"{TOKEN}/asset/../server.py") == 404
-    assert answer(f"{TOKEN}/", Host="evil.example") == 400
-    assert answer(f"{TOKEN}/region/1/0/0?q0=-1") in (400, 404)
-    assert answer(f"{TOKEN}/thumbnails/999/0") == 400
-
-
-def test_pasting_ten_megabytes_is_answered_by_a_sentence(visit: Visit) -> None:
-    page = visit(expected="400 (Bad Request)")
-    page.evaluate("$('#text-0').value = 'word '.repeat(2_000_000)")
-    page.get_by_test_id("look").click()
-    page.evaluate("polyhead.ready")
-    assert re.search(r"context.*96", _text(page, "status"))
-    page.get_by_test_id("text").fill("short again")
-    page.get_by_test_id("look").click()
-    page.evaluate("polyhead.ready")
-    assert not page.get_by_test_id("status").is_visible()
-    assert "11 tokens" in _text(page, "facts")
-
-
-def test_two_tabs_at_once_see_their_own_texts(visit: Visit, model: ph.LanguageModel) -> None:
-    pages = [visit(), visit()]
-    texts = ["The first tab", "The second, longer tab"]
-    for page, text in zip(pages, texts, strict=True):
-        page.get_by_test_id("text").fill(text)
-    for page in pages:
-        page.get_by_test_id("look").click()
-    for page, text in zip(pages, texts, strict=True):
-        page.evaluate("polyhead.ready")
-        _open(page, "L1H3")
-        shown = torch.tensor(page.evaluate("Array.from(maps[0].values)"))
-        torch.testing.assert_close(shown.view(len(text), -1), _weights(model, text)[0][1, 3])
-
-
-def test_hostile_text_is_shown_and_never_run(visit: Visit) -> None:
-    page = visit()
-    page.get_by_test_id("text").fill("</script><img src=x onerror=alert(1)>")
-    page.get_by_test_id("look").click()
-    page.evaluate("polyhead.ready")
-    _open(page, "L0H0")
-    assert page.evaluate("document.images.length") == 0
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 390])
-def test_text_can_be_read_in_both_themes_and_narrow_windows(
-    visit: Visit, theme: str, width: int
-) -> None:
-    page = visit("#L0H0", color_scheme=theme, viewport={"width": width, "height": 800})
-    for words, ink, ground in page.evaluate(TEXT_COLOURS):
-        assert contrast(ink, ground) >= 4.5, words
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.get_by_test_id("theme").click()
-    other = page.evaluate("document.documentElement.dataset.theme")
-    assert other == {"light": "dark", "dark": "light"}[theme]
 
 
 def _large() -> ph.LanguageModel:
@@ -391,7 +203,7 @@ def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
     foreign: list[str] = []
     page.on("requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"]))
     page.set_default_timeout(300_000)
-    for address in _serving(Studio(lambda name: model, ["large"]), _long_text(model)):
+    for address in serving(Studio(lambda name: model, ["large"]), _long_text(model)):
         here = (address, "data:", "blob:")
         page.on(
             "request",

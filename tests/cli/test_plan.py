@@ -84,6 +84,30 @@ def test_tokens_default_to_what_the_model_was_made_for(capsys: pytest.CaptureFix
     assert "transformer-base has no max_position_embeddings: give --tokens" in err
 
 
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [("4096", 4096), ("4,096", 4096), ("4_096", 4096), ("128k", 131_072), (" 64K ", 65_536),
+     ("1m", 1_048_576), ("2M", 2_097_152)],
+)  # fmt: skip
+def test_tokens_are_counted_in_1024_and_its_square(
+    written: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "plan", "transformer-base", "--tokens", written, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["tokens"] == count
+
+
+@pytest.mark.parametrize("written", ["many", "12.5k", "128kk", "1g", "-5", "k", "", "8,", "128KiB"])
+def test_tokens_that_are_no_count_are_refused(
+    written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "plan", "gpt2", f"--tokens={written}")
+    assert (code, out) == (2, "")
+    assert "--tokens must be a whole number of tokens, such as 8192 or 128k" in err
+    assert f"got {written!r}" in err
+    assert len(err.splitlines()) == 1
+
+
 def test_an_encoder_has_no_cache_and_no_step(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", "bert-base")
     assert code == 0

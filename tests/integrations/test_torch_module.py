@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from polyhead import UnsupportedError
-from polyhead.integrations.torch import MultiheadAttention, replace, replaced
+from polyhead.integrations.torch import MultiheadAttention, replace
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}  # float64: the same sums in another order
 SINGLE = {"rtol": 1e-5, "atol": 1e-6}
@@ -288,91 +288,6 @@ def test_a_learned_float_mask_gets_torchs_gradient():
     (want,) = torch.autograd.grad(theirs(x, x, x, attn_mask=mask)[0].square().sum(), mask)
     (got,) = torch.autograd.grad(ours(x, x, x, attn_mask=mask)[0].square().sum(), mask)
     torch.testing.assert_close(got, want, **EXACT)
-
-
-@pytest.mark.parametrize("mode", ["train", "eval", "no_grad"])
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_replace_inside_a_transformer(mode, batch_first, norm_first):
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # why torch's encoder skips its fast path
-        theirs = nn.Transformer(
-            16, 2, 2, 2, 32, dropout=0.0, batch_first=batch_first, norm_first=norm_first
-        )
-    ours = copy.deepcopy(theirs)
-    assert replace(ours) is ours
-    assert len(replaced(ours)) == 6
-    source, target = torch.randn(2, 7, 16), torch.randn(2, 5, 16)
-    if not batch_first:
-        source, target = source.transpose(0, 1), target.transpose(0, 1)
-    hidden = torch.arange(7) >= torch.tensor([[7], [4]])
-    causal = nn.Transformer.generate_square_subsequent_mask(5)
-    keywords = {
-        "tgt_mask": causal,
-        "tgt_is_causal": True,
-        "src_key_padding_mask": hidden,
-        "memory_key_padding_mask": hidden,
-    }
-    for model in (theirs, ours):
-        model.train(mode == "train")
-    with torch.set_grad_enabled(mode != "no_grad"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # masks of two dtypes; nested tensors
-        want = theirs(source, target, **keywords)
-        got = ours(source, target, **keywords)
-    torch.testing.assert_close(got, want, **SINGLE)
-    if mode != "no_grad":
-        wanted = torch.autograd.grad(want.square().sum(), list(theirs.parameters()))
-        gradients = torch.autograd.grad(got.square().sum(), list(ours.parameters()))
-        for g, w in zip(gradients, wanted, strict=True):
-            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
-
-
-def count_calls(monkeypatch, model):
-    calls = []
-    forward = MultiheadAttention.forward
-    monkeypatch.setattr(
-        MultiheadAttention, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k)
-    )
-    with torch.no_grad():
-        model(torch.randn(2, 5, 16), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
-    return len(calls)
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_the_encoders_fused_path_never_goes_round_the_module(monkeypatch):
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    built_before = replace(nn.TransformerEncoder(layer, 2).eval())
-    assert count_calls(monkeypatch, built_before) == 2
-    built_after = nn.TransformerEncoder(replace(layer), 2).eval()
-    assert count_calls(monkeypatch, built_after) == 2
-    assert count_calls(monkeypatch, copy.deepcopy(built_before)) == 2
-
-
-def test_replace_keeps_parameters_hooks_and_mode():
-    module = nn.Sequential(nn.Linear(4, 4), nn.MultiheadAttention(4, 2)).eval()
-    parameters = list(module.parameters())
-    seen = []
-    module[1].register_forward_hook(lambda *_: seen.append(1))
-    replace(module)
-    assert all(a is b for a, b in zip(module.parameters(), parameters, strict=True))
-    x = torch.randn(3, 1, 4)
-    module[1](x, x, x)
-    assert seen
-    assert not module[1].training
-    assert replaced(replace(module)) == ["1"]
-
-
-def test_replace_refuses_what_it_cannot_know():
-    class Own(nn.MultiheadAttention):
-        pass
-
-    model = nn.Sequential(nn.MultiheadAttention(4, 2), Own(4, 2))
-    with pytest.raises(UnsupportedError, match="1: Own is a subclass"):
-        replace(model)
-    assert replaced(model) == []
-    with pytest.raises(ValueError, match="nothing to replace"):
-        replace(nn.Linear(2, 2))
 
 
 def test_wrong_shapes_are_named():

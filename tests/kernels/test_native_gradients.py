@@ -9,7 +9,7 @@ from native_problems import problems
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches import DenseCache
+from polyhead.caches import DenseCache, PagedCache, RingCache
 from polyhead.native.code import Extras, Piece
 
 pytestmark = pytest.mark.skipif(
@@ -138,13 +138,23 @@ def test_a_second_derivative_is_an_error_and_not_zero(kernel):
         first.sum().backward()
 
 
-def test_a_cache_in_training_goes_another_way():
-    q = torch.randn(1, 2, 3, 16, requires_grad=True)
-    k = torch.randn(1, 2, 3, 16, requires_grad=True)
-    cache = DenseCache()
+@pytest.mark.parametrize(
+    ("make", "kernel"),
+    [(DenseCache, "native"), (lambda: RingCache(8), "tiled"), (lambda: PagedCache(4), "tiled")],
+    ids=["dense", "ring", "pages"],
+)
+def test_a_cache_in_training_goes_another_way_unless_it_is_one_tensor(make, kernel):
+    cache, kv = make(), torch.randn(1, 2, 13, 16)
     with torch.no_grad():
-        cache.append(k, k)
-    source = cache.append(k.detach(), k.detach())
-    seen = ph.explain(q, source, mask=ph.Causal())
-    assert seen.kernel != "native" or type(source).__name__ == "DenseSource"
-    assert ph.attention(q, source, mask=ph.Causal()).requires_grad
+        cache.append(kv[:, :, :12], kv[:, :, :12])
+    source = cache.append(kv[:, :, 12:], kv[:, :, 12:])
+    mask = ph.Causal() & ph.Window(8)
+    q = torch.randn(1, 2, 1, 16, requires_grad=True)
+    assert ph.explain(q.detach(), source, mask=mask).kernel == "native"
+    assert ph.explain(q, source, mask=mask).kernel == kernel
+    results = (
+        ph.attention(q, source, mask=mask),
+        ph.attention(q, kv, kv, mask=mask, kernel="reference"),
+    )
+    got, want = (torch.autograd.grad(out.square().sum(), q)[0] for out in results)
+    torch.testing.assert_close(got, want)

@@ -106,7 +106,7 @@ def test_planned_activations_are_those_that_are_allocated(
         module = importlib.import_module("polyhead.native.code")
         monkeypatch.setattr(module, "_chosen", lambda: None)
     elif native.code() is None:
-        pytest.skip(native.unavailable() or "")
+        pytest.skip(f"no native code here: {native.unavailable()}")
     case = LAYERS[name]
     config = TransformerConfig("decoder", 500, 256, 4096, (case.layer,) * 2)
     torch.manual_seed(0)

@@ -1,21 +1,21 @@
-"""``polyhead look``: every head of a real model on a text, in the terminal and as a page."""
+"""``polyhead look``: every head of a real model on a text, in the terminal and as a page.
+
+The options are read here. ``look_examine`` runs the model and finds what its heads do,
+``look_table`` says that in the terminal or as JSON, ``look_files`` writes the page or the picture.
+"""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from polyhead.generation import Generation, LanguageModel
-    from polyhead.inspection.heads import Pair, TokenizedText
-    from polyhead.inspection.probe import Probe
+from polyhead.errors import InputError
 
-_DEMO_PAIR = ("it", "animal")
-_ECHO = 400
-"""Characters of the prompt that are shown before its continuation."""
+if TYPE_CHECKING:
+    from polyhead.cli.look_examine import Found
+    from polyhead.inspection.model import HeadsByLayer
 
 
 def look(
@@ -91,12 +91,10 @@ def look(
     Prints the continuation that the model writes, then the heads that look most strongly from one
     word to another, and writes a page with all heads that opens in any browser.
     """
-    from polyhead.cli import look_heads
-    from polyhead.cli.look_page import check_writable, write_page
-    from polyhead.cli.look_table import as_data, labels_as_data, show, show_labels, show_next
+    from polyhead.cli.look_examine import examine
+    from polyhead.cli.look_files import check_writable
     from polyhead.cli.models import load_any
-    from polyhead.cli.terminal import print_json, progress, read_text
-    from polyhead.errors import InputError
+    from polyhead.cli.terminal import read_text
 
     pair = _pair_of(pair, query, key)
     if texts is not None and not find:
@@ -107,60 +105,44 @@ def look(
         begin = "" if text is None and file is None else read_text(text, file)
         serve_page(begin, models or [], dtype, port)
         return
-    model, *others = models or ["smollm2"]
-    if others:
-        raise InputError(f"one --model at a time, several with --serve: got {model}, {others[0]}")
-    chosen = None if layers is None else parse_layers(layers)
-    ablated, drawn = look_heads.parsed(ablate), look_heads.parsed(draw)
-    many = None if texts is None else look_heads.lines_of(texts)
+    model = _one_of(models)
+    chosen = None if layers is None else _layers_of(layers)
+    ablated, drawn = _heads_of(ablate), _heads_of(draw)
+    many = [] if texts is None else _lines_of(texts)
     content = many[0] if many and text is None and file is None else read_text(text, file)
     out = out or Path("polyhead-look.svg" if drawn else "polyhead-look.html")
     if page or drawn:
         check_writable(out)
-    loaded = load_any(model, dtype)
+    found = examine(
+        model,
+        load_any(model, dtype),
+        content,
+        pair=pair,
+        ablated=ablated,
+        layers=chosen,
+        labelled=(many or [content]) if find else [],
+        max_new_tokens=max_new_tokens,
+        echo=not json,
+    )
+    _present(found, out, drawn, page=page, json=json)
 
-    import torch
 
-    from polyhead.generation import LanguageModel
-    from polyhead.inspection.heads import TokenizedText, rank_heads
-    from polyhead.inspection.tables import run_ids
+def _present(found: Found, out: Path, drawn: HeadsByLayer, *, page: bool, json: bool) -> None:
+    """Writes the picture or the page, and says what was found as JSON or in the terminal."""
+    from polyhead.cli.look_files import write_page, write_picture
+    from polyhead.cli.look_table import as_data, show
+    from polyhead.cli.terminal import print_json
 
-    tokens = TokenizedText.of(loaded.tokenizer, content)
-    written = None
-    changed = look_heads.next_tokens(loaded, tokens, ablated)
-    with look_heads.without(loaded, ablated):
-        if isinstance(loaded, LanguageModel) and max_new_tokens != 0:
-            written = _continue(loaded, content, max_new_tokens, show=not json)
-        with progress("looking at every head") as advance:
-            seen = run_ids(loaded, torch.tensor([tokens.ids]))
-            for number, view in enumerate(seen):
-                advance("looking at every head", number, len(seen))
-                view.summary()
-    found, remark = _choose_pair(seen, tokens, pair, loaded.config.kind == "decoder")
-    looks = rank_heads(seen, found)
-    if chosen is not None:
-        looks = [entry for entry in looks if entry.layer in _checked(chosen, seen)]
-    scores = look_heads.scores_of(loaded, many or [content], pair) if find else None
-    place = refusal = None
+    refusal = None
     if drawn:
-        look_heads.draw(out, model, seen, tokens, drawn)
-        place = out.resolve()
+        write_picture(out, found, drawn)
     elif page:
-        refusal = write_page(out, model, loaded, seen, tokens, found, written)
-        place = out.resolve() if refusal is None else None
+        refusal = write_page(out, found)
+    place = out.resolve() if (drawn or page) and refusal is None else None
     if json:
-        data = as_data(model, tokens, found, looks, written, place, refusal)
-        if scores is not None:
-            data["labels"] = labels_as_data(scores.labels())
-        if changed is not None:
-            data["next_tokens"] = {"as_it_is": changed[0], "ablated": changed[1]}
-        print_json(data)
+        print_json(as_data(found, place, refusal))
         return
-    if changed is not None:
-        show_next(*changed)
-    show(tokens, found, remark, looks)
-    if scores is not None:
-        show_labels(scores)
+    show(found)
     if place is not None:
         print(f"\nThe {'picture' if drawn else 'page with all heads'}: {place}")
     elif refusal is not None:
@@ -170,8 +152,6 @@ def look(
 def _pair_of(
     pair: tuple[str, str] | None, query: str | None, key: str | None
 ) -> tuple[str, str] | None:
-    from polyhead.errors import InputError
-
     if (query is None) != (key is None):
         raise InputError("give --query and --key together, or neither")
     if pair is not None and query is not None:
@@ -179,10 +159,8 @@ def _pair_of(
     return pair if query is None or key is None else (query, key)
 
 
-def parse_layers(text: str) -> list[int]:
+def _layers_of(text: str) -> list[int]:
     """``"0-3,7"`` as ``[0, 1, 2, 3, 7]``; InputError where it is not of that form."""
-    from polyhead.errors import InputError
-
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -192,54 +170,25 @@ def parse_layers(text: str) -> list[int]:
     return numbers
 
 
-def _checked(chosen: list[int], seen: Probe) -> list[int]:
-    from polyhead.errors import InputError
-
-    for layer in chosen:
-        if layer not in seen.layers:
-            raise InputError(f"--layers: the model's layers are 0 to {len(seen) - 1}: got {layer}")
-    return chosen
+def _one_of(models: list[str] | None) -> str:
+    model, *others = models or ["smollm2"]
+    if others:
+        raise InputError(f"one --model at a time, several with --serve: got {model}, {others[0]}")
+    return model
 
 
-def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: bool) -> Generation:
-    """The continuation, streamed to the terminal behind its prompt."""
-    from polyhead.cli.generate import figures
-    from polyhead.cli.terminal import BOLD, FAINT, started, write_text
-    from polyhead.generation import Generation
+def _heads_of(text: str | None) -> HeadsByLayer:
+    """``"3.1,7.4"`` as heads by layer; none of None."""
+    from polyhead.inspection.model import parse_heads
 
-    stream = model.stream(text, max_new_tokens=max_new_tokens)
-    echo = f"…{text[-_ECHO:]}" if len(text) > _ECHO else text
-    pieces: list[str] = []
-    try:
-        for piece in started(stream):
-            if show and not pieces:
-                write_text(echo, style=FAINT)
-            pieces.append(piece)
-            if show:
-                write_text(piece, style=BOLD)
-        if show and not pieces:
-            write_text(echo, style=FAINT)
-    finally:
-        if show and not isinstance(sys.exc_info()[1], BrokenPipeError):
-            print(flush=True)
-    if show:
-        write_text(figures(stream.stats) + "\n", style=FAINT)
-    return Generation("".join(pieces), tuple(stream.ids), stream.stats)
+    return {} if text is None else parse_heads(text)
 
 
-def _choose_pair(
-    seen: Probe, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
-) -> tuple[Pair, str]:
-    """The pair to show, and why it was chosen where the user did not say."""
-    from polyhead.inspection.heads import find_pair, strongest_pair
+def _lines_of(file: Path) -> list[str]:
+    """The texts of a file, one a line; InputError where there is none."""
+    from polyhead.cli.terminal import read_text
 
-    if pair is not None:
-        return find_pair(tokens, *pair, causal=causal), ""
-    words = [tokens.find(word, whole=True) for word in _DEMO_PAIR]
-    if all(words) and (not causal or words[1][0][0] < words[0][-1][-1]):
-        return find_pair(tokens, *_DEMO_PAIR, causal=causal), ""
-    strongest = strongest_pair(seen, tokens)
-    return (
-        strongest,
-        "Chosen by itself: where the last word looks most (--pair says).",
-    )
+    lines = [line for line in read_text(None, file).splitlines() if line.strip()]
+    if not lines:
+        raise InputError(f"--texts: {file} holds no text, one is expected on each line")
+    return lines

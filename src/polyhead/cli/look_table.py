@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from polyhead.generation import Generation
+    from polyhead.cli.look_examine import Found
     from polyhead.inspection.finding import HeadLabel, HeadScores
-    from polyhead.inspection.heads import HeadLook, Pair, TokenizedText
+    from polyhead.inspection.heads import HeadLook, Pair
 
 _ROWS = 10
 _BAR_CELLS = 10
@@ -19,40 +19,54 @@ _LABELLED = 8
 """Heads of one label that the table names; JSON has them all."""
 
 
-def as_data(
-    model: str,
-    tokens: TokenizedText,
-    pair: Pair,
-    looks: Sequence[HeadLook],
-    written: Generation | None,
-    place: Path | None,
-    refusal: str | None,
-) -> dict[str, Any]:
-    generation = None
-    if written is not None:
-        generation = asdict(written.stats) | {
-            "text": written.text,
-            "tokens_per_second": written.stats.tokens_per_second,
+def as_data(found: Found, place: Path | None, refusal: str | None) -> dict[str, Any]:
+    """All that was found, for JSON.
+
+    Args:
+        found: What was found.
+        place: Of the page or picture, if one was written.
+        refusal: Why no page was written.
+    """
+    written = None
+    if found.written is not None:
+        written = asdict(found.written.stats) | {
+            "text": found.written.text,
+            "tokens_per_second": found.written.stats.tokens_per_second,
         }
-    return {
-        "model": model,
-        "text": tokens.text,
-        "tokens": list(tokens.pieces),
-        "continuation": generation,
-        "pair": asdict(pair),
-        "heads": [{key: _number(value) for key, value in asdict(entry).items()} for entry in looks],
+    looks = [asdict(entry) for entry in found.looks]
+    data = {
+        "model": found.name,
+        "text": found.tokens.text,
+        "tokens": list(found.tokens.pieces),
+        "continuation": written,
+        "pair": asdict(found.pair),
+        "heads": [{key: _number(value) for key, value in entry.items()} for entry in looks],
         "page": None if place is None else str(place),
         "no_page_because": refusal,
     }
+    if found.scores is not None:
+        data["labels"] = _labels_as_data(found.scores.labels())
+    if found.next_tokens is not None:
+        as_it_is, ablated = found.next_tokens
+        data["next_tokens"] = {"as_it_is": as_it_is, "ablated": ablated}
+    return data
 
 
 def _number(value: float) -> float | None:
     return value if value == value else None  # NaN, of a text of one token, is no JSON
 
 
-def show(tokens: TokenizedText, pair: Pair, remark: str, looks: Sequence[HeadLook]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def show(found: Found) -> None:
+    """Prints the next tokens without ablated heads, the heads of the pair, and the labels."""
+    if found.next_tokens is not None:
+        _show_next(*found.next_tokens)
+    _show_pair(found.pair, found.remark)
+    _show_heads(found.looks)
+    if found.scores is not None:
+        _show_labels(found.scores)
+
+
+def _show_pair(pair: Pair, remark: str) -> None:
     from rich.text import Text
 
     from polyhead.cli.terminal import console
@@ -71,6 +85,16 @@ def show(tokens: TokenizedText, pair: Pair, remark: str, looks: Sequence[HeadLoo
     screen.print(title)
     if remark:
         screen.print(Text(remark, style="dim"))
+
+
+def _show_heads(looks: Sequence[HeadLook]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from polyhead.cli.terminal import console
+
+    screen = console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
     for heading in ("layer", "head", "weight", ""):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
@@ -98,7 +122,7 @@ def show(tokens: TokenizedText, pair: Pair, remark: str, looks: Sequence[HeadLoo
     )
 
 
-def show_labels(scores: HeadScores) -> None:
+def _show_labels(scores: HeadScores) -> None:
     """Prints the heads of each label, the highest scores first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -128,7 +152,7 @@ def show_labels(scores: HeadScores) -> None:
         screen.print(Text("± is the standard deviation over the texts.", style="dim"))
 
 
-def labels_as_data(labels: Sequence[HeadLabel]) -> list[dict[str, Any]]:
+def _labels_as_data(labels: Sequence[HeadLabel]) -> list[dict[str, Any]]:
     """All labels with their scores, thresholds and where the thresholds come from."""
     from polyhead.inspection.finding import CRITERIA
 
@@ -143,7 +167,7 @@ def labels_as_data(labels: Sequence[HeadLabel]) -> list[dict[str, Any]]:
     ]
 
 
-def show_next(before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]) -> None:
+def _show_next(before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]) -> None:
     """Prints the likeliest next tokens with and without the ablated heads."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -17,8 +17,12 @@ def plan(
         ),
     ] = "",
     tokens: Annotated[
-        int | None,
-        typer.Option(help="Context of each sequence; default: all that the model was made for."),
+        str | None,
+        typer.Option(
+            metavar="COUNT",
+            help="Context of each sequence, such as 8192 or 128k (k is 1,024, m 1,024²); default: "
+            "all that the model was made for.",
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     dtype: Annotated[
@@ -57,6 +61,7 @@ def plan(
     from polyhead.planning.presets import presets as known
     from polyhead.planning.presets import subject
     from polyhead.planning.report import render, shapes
+    from polyhead.planning.units import token_count
 
     screen = console()
     if presets:
@@ -69,13 +74,15 @@ def plan(
         return
     if not config:
         raise InputError(f"no model: give a config.json or a preset: {', '.join(known())}")
-    if tokens is None:
-        tokens = subject(config).architecture.max_positions
-        if tokens is None:
-            raise ConfigError(f"{config} has no max_position_embeddings: give --tokens")
+    if tokens is not None:
+        context = token_count("--tokens", tokens)
+    elif (limit := subject(config).architecture.max_positions) is not None:
+        context = limit
+    else:
+        raise ConfigError(f"{config} has no max_position_embeddings: give --tokens")
     made = plan_model(
         config,
-        tokens=tokens,
+        tokens=context,
         batch=batch,
         dtype=dtype,
         kv_dtype=kv_dtype,

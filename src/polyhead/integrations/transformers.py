@@ -158,12 +158,7 @@ def attention_forward(
     Raises:
         UnsupportedError: An argument that polyhead does not know.
     """
-    for name, given in rest.items():
-        if given is not None and given is not False and name not in _CHANGES_NOTHING:
-            raise UnsupportedError(
-                f"{type(module).__name__} passes {name!r} to its attention, which polyhead does "
-                f"not know; if it changes nothing, register(ignore=({name!r},))"
-            )
+    _refuse_unknown(module, rest)
     if query.shape[0] != key.shape[0]:  # learned queries that all rows share
         query = query.expand(key.shape[0], -1, -1, -1)
     S = key.shape[2]
@@ -178,34 +173,53 @@ def attention_forward(
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         mask = all_of(mask, _documents(cu_seq_lens_q, cu_seq_lens_k, query, key))
 
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
     meaning: dict[str, Any] = {
         "mask": mask,
         "bias": bias,
-        "scale": scale,
+        "scale": 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
         "softcap": softcap,
         "sinks": s_aux,
         "q_positions": q_positions,
         "dropout_p": dropout if module.training else 0.0,
         "kernel": kernel,
     }
-    recorder = None if torch.compiler.is_compiling() else _recorder.get()
-    if recorder is not None:
+    out, weights = _attend(module, query, key, value, meaning, bool(output_attentions))
+    if weights is not None and keys < S:
+        weights = nn.functional.pad(weights, (0, S - keys))
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _refuse_unknown(module: nn.Module, rest: dict[str, Any]) -> None:
+    for name, given in rest.items():
+        if given is not None and given is not False and name not in _CHANGES_NOTHING:
+            raise UnsupportedError(
+                f"{type(module).__name__} passes {name!r} to its attention, which polyhead does "
+                f"not know; if it changes nothing, register(ignore=({name!r},))"
+            )
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    meaning: dict[str, Any],
+    with_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention ``[B, H, T, V]``, and its weights if asked for; explain and hooks see it."""
+    watched = not torch.compiler.is_compiling()
+    if watched and (recorder := _recorder.get()) is not None:
         recorder.append((module, functional.explain(query, key, value, **meaning)))
-    weights = None
-    hooks = () if torch.compiler.is_compiling() else foreign.hooks_of(module)
-    if output_attentions:
+    hooks = foreign.hooks_of(module) if watched else ()
+    if with_weights:
         out, weights = attention_with_weights(query, key, value, **meaning)
-        if keys < S:
-            weights = nn.functional.pad(weights, (0, S - keys))
         if hooks:
             with torch.no_grad():
                 _shown(module, hooks, query, key, value, meaning | {"dropout_p": 0.0})
-    elif hooks:
-        out = _shown(module, hooks, query, key, value, meaning)
-    else:
-        out = functional.attention(query, key, value, **meaning)
-    return out.transpose(1, 2).contiguous(), weights
+        return out, weights
+    if hooks:
+        return _shown(module, hooks, query, key, value, meaning), None
+    return functional.attention(query, key, value, **meaning), None
 
 
 def _shown(

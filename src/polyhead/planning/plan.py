@@ -190,18 +190,14 @@ def plan(
         _whole(name, value)
     if page is not None:
         _whole("page", page)
-    if dtype not in WEIGHT_BITS:
-        raise ConfigError(f"dtype must be one of {', '.join(WEIGHT_BITS)}: got {dtype!r}")
-    if kv_dtype is None:
-        kv_dtype = dtype if dtype in ("float32", "bfloat16", "float16") else "bfloat16"
-    elif kv_dtype not in CACHE_TYPES:
-        raise ConfigError(f"kv_dtype must be one of {', '.join(CACHE_TYPES)}: got {kv_dtype!r}")
+    kv_dtype = _cache_dtype(kv_dtype, dtype)
     found = subject(config)
     model, ranks = found.architecture, tensor_parallel
     check_ranks(model, ranks)
     _check_context(model, tokens)
 
     weights = pieces(model)
+    parameters = counts(weights)
     rank_weights = _bytes(sum(p.on_rank(ranks) * n for p, n in weights.items()), dtype)
     layers = caches(model, kv_dtype, page, ranks)
     step, bound, touched, read = None, None, 0, 0
@@ -209,14 +205,11 @@ def plan(
         step = _flops(model, queries=1, cached=tokens - 1, batch=batch)
         touched = _bytes(sum(p.touched(ranks, batch) * n for p, n in weights.items()), dtype)
         read = sum(n * each.read_bytes(tokens, batch) for each, n in Counter(layers).items())
-        bound = _bound(
-            touched + read,
-            step.model / ranks,
-            None if bandwidth is None else quantity("bandwidth", bandwidth, unit="B/s"),
-            None if flops is None else quantity("flops", flops, unit="FLOP/s"),
-            batch,
-        )
-    parameters = counts(weights)
+        bound = _bound(touched + read, step.model / ranks, bandwidth, flops, batch)
+    room = None
+    if memory is not None:
+        held = int(quantity("memory", memory, unit="B"))
+        room = fit(layers, memory=held, weights=rank_weights, tokens=tokens, batch=batch)
     return Plan(
         architecture=model,
         tokens=tokens,
@@ -238,19 +231,22 @@ def plan(
         decode_weight_bytes=touched,
         decode_cache_bytes=read,
         bound=bound,
-        fit=None
-        if memory is None
-        else fit(
-            layers,
-            memory=int(quantity("memory", memory, unit="B")),
-            weights=rank_weights,
-            tokens=tokens,
-            batch=batch,
-        ),
+        fit=room,
         layouts=layouts(model, tokens=tokens, batch=batch, kv_dtype=kv_dtype, page=page),
         savings=found.savings,
         notes=found.notes,
     )
+
+
+def _cache_dtype(kv_dtype: str | None, dtype: str) -> str:
+    """The cache's dtype: as asked for, or that of the weights where a cache can have it."""
+    if dtype not in WEIGHT_BITS:
+        raise ConfigError(f"dtype must be one of {', '.join(WEIGHT_BITS)}: got {dtype!r}")
+    if kv_dtype is None:
+        return dtype if dtype in ("float32", "bfloat16", "float16") else "bfloat16"
+    if kv_dtype not in CACHE_TYPES:
+        raise ConfigError(f"kv_dtype must be one of {', '.join(CACHE_TYPES)}: got {kv_dtype!r}")
+    return kv_dtype
 
 
 def _flops(model: Architecture, *, queries: int, cached: int, batch: int) -> Flops:
@@ -269,10 +265,18 @@ def _bytes(parameters: float, dtype: str) -> int:
 
 
 def _bound(
-    bytes_read: int, operations: float, bandwidth: float | None, rate: float | None, batch: int
+    bytes_read: int,
+    operations: float,
+    bandwidth: float | str | None,
+    flops: float | str | None,
+    batch: int,
 ) -> DecodeBound | None:
-    memory = None if bandwidth is None else bytes_read / bandwidth
-    compute = None if rate is None else operations / rate
+    """The time of a step on one rank; None where neither a bandwidth nor a rate was given."""
+    memory = compute = None
+    if bandwidth is not None:
+        memory = bytes_read / quantity("bandwidth", bandwidth, unit="B/s")
+    if flops is not None:
+        compute = operations / quantity("flops", flops, unit="FLOP/s")
     seconds = max(memory or 0.0, compute or 0.0)
     if seconds == 0.0:
         return None

@@ -1,4 +1,4 @@
-"""Quantities as people write them: 24GiB, 3.35TB/s, 2^20 tokens."""
+"""Quantities as people write them: 24GiB, 3.35TB/s, 128k tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ from polyhead.errors import ConfigError
 
 _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _QUANTITY = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmgtp]?)(i?)([a-z/]*)")
+_TOKENS = re.compile(r"([0-9]+(?:[_,][0-9]+)*)([km]?)")
+_TOKEN_FACTORS = {"": 1, "k": 1024, "m": 1024**2}
+
+
+def token_count(name: str, text: str) -> int:
+    """A number of tokens as text: ``"8192"``, ``"131,072"``, ``"128k"``, ``"1m"``.
+
+    k is 1,024 and m 1,024²: lengths of contexts are named so, unlike bytes.
+
+    Args:
+        name: The argument, for messages.
+        text: As given, in any case of letters.
+
+    Raises:
+        ConfigError: Not such a number.
+    """
+    found = _TOKENS.fullmatch(text.strip().lower())
+    if found is None:
+        raise ConfigError(
+            f"{name} must be a whole number of tokens, such as 8192 or 128k (131,072; k is 1,024, "
+            f"m 1,024²): got {text!r}"
+        )
+    return int(re.sub("[_,]", "", found[1])) * _TOKEN_FACTORS[found[2]]
 
 
 def quantity(name: str, value: float | str, *, unit: str) -> float:

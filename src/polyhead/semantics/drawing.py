@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import escape
+
 import torch
 
 from polyhead.semantics.masks import Mask
@@ -9,6 +11,9 @@ from polyhead.semantics.tokens import Tokens
 
 MOST = 64
 """Larger sides are thinned out to this many rows and columns."""
+
+_SIDE, _EDGE = 16, 4
+_SEEN, _HIDDEN, _PAPER = "#12408f", "#e3e8f0", "#ffffff"
 
 
 def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool = False) -> str:
@@ -18,7 +23,7 @@ def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool 
         mask: A mask expression, or None: everything is visible.
         queries: T.
         keys: S; default T.
-        svg: An SVG image instead of text.
+        svg: An SVG image instead of text, on white paper of its own: it reads on any page.
 
     Returns:
         Lines of text, a row per query, one block per batch row (and head) that the mask tells
@@ -40,7 +45,7 @@ def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool 
     columns = torch.linspace(0, keys - 1, min(keys, MOST)).round().long()
     pictures = allowed[:, :, rows][..., columns].tolist()
     return (
-        _svg(pictures[0][0])
+        _svg(pictures[0][0], "everything is visible" if mask is None else repr(mask))
         if svg
         else "\n\n".join(
             "\n".join("".join("█" if seen else "·" for seen in row) for row in picture)
@@ -50,17 +55,24 @@ def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool 
     )
 
 
-def _svg(picture: list[list[bool]], side: int = 10) -> str:
-    """One square per visible pair, in the colour of the text around it."""
+def _svg(picture: list[list[bool]], title: str) -> str:
+    """A square for each pair, dark where it is visible."""
+    rows, columns = len(picture), len(picture[0])
+    width, height = columns * _SIDE, rows * _SIDE
     squares = "".join(
-        f"M{x * side} {y * side}h{side - 1}v{side - 1}h{1 - side}z"
+        f"M{x * _SIDE} {y * _SIDE}h{_SIDE}v{_SIDE}h-{_SIDE}z"
         for y, row in enumerate(picture)
         for x, seen in enumerate(row)
         if seen
     )
-    width, height = len(picture[0]) * side, len(picture) * side
+    lines = "".join(f"M{x * _SIDE} 0v{height}" for x in range(1, columns))
+    lines += "".join(f"M0 {y * _SIDE}h{width}" for y in range(1, rows))
+    full_width, full_height = width + 2 * _EDGE, height + 2 * _EDGE
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
-        f'<rect width="{width}" height="{height}" fill="none" stroke="currentColor"/>'
-        f'<path d="{squares}" fill="currentColor"/></svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width}" height="{full_height}" '
+        f'viewBox="{-_EDGE} {-_EDGE} {full_width} {full_height}" role="img">'
+        f"<title>{escape(title)}</title>"
+        f'<rect x="{-_EDGE}" y="{-_EDGE}" width="100%" height="100%" fill="{_PAPER}"/>'
+        f'<rect width="{width}" height="{height}" fill="{_HIDDEN}"/>'
+        f'<path d="{squares}" fill="{_SEEN}"/><path d="{lines}" stroke="{_PAPER}"/></svg>\n'
     )

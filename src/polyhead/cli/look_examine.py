@@ -1,0 +1,194 @@
+"""What ``polyhead look`` finds out: the continuation, one run under a probe, and what heads do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polyhead.errors import InputError
+
+if TYPE_CHECKING:
+    from polyhead.generation import Generation, LanguageModel, TextEncoder
+    from polyhead.inspection.finding import HeadScores
+    from polyhead.inspection.heads import HeadLook, Pair, TokenizedText
+    from polyhead.inspection.model import HeadsByLayer
+    from polyhead.inspection.probe import Probe
+
+    Model = LanguageModel | TextEncoder
+
+NextTokens = list[tuple[str, float]]
+
+_DEMO_PAIR = ("it", "animal")
+_ECHO = 400
+"""Characters of the prompt that are shown before its continuation."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found about a model on a text.
+
+    Attributes:
+        name: Of the model, as the user wrote it.
+        model: The model.
+        tokens: The text.
+        written: The continuation; None where none was asked for, and of an encoder.
+        seen: Every layer of one run on the text.
+        pair: The words to look at.
+        remark: Why this pair, where the user did not say.
+        looks: The heads along the pair, the strongest first, of the layers asked for.
+        scores: What each head scores for each label, where labels were asked for.
+        next_tokens: The likeliest next tokens with and without the ablated heads, if any.
+    """
+
+    name: str
+    model: Model
+    tokens: TokenizedText
+    written: Generation | None
+    seen: Probe
+    pair: Pair
+    remark: str
+    looks: list[HeadLook]
+    scores: HeadScores | None
+    next_tokens: tuple[NextTokens, NextTokens] | None
+
+
+def examine(
+    name: str,
+    model: Model,
+    text: str,
+    *,
+    pair: tuple[str, str] | None,
+    ablated: HeadsByLayer,
+    layers: Sequence[int] | None,
+    labelled: Sequence[str],
+    max_new_tokens: int,
+    echo: bool,
+) -> Found:
+    """Looks at every head of a model on a text.
+
+    Args:
+        name: What the user calls the model.
+        model: The model.
+        text: The text.
+        pair: The word that looks and the word that is looked at; None: found in the text.
+        ablated: Heads that are taken out.
+        layers: Those whose heads are ranked; None: all.
+        labelled: The texts over which heads are labelled; none: no labels.
+        max_new_tokens: Tokens of continuation.
+        echo: Whether the continuation is printed while it is written.
+
+    Raises:
+        InputError: A layer, a head or a word that is not there.
+    """
+    from polyhead.generation import LanguageModel
+    from polyhead.inspection.heads import TokenizedText, rank_heads
+
+    tokens = TokenizedText.of(model.tokenizer, text)
+    written = None
+    next_tokens = _next_tokens(model, tokens, ablated)
+    with _without(model, ablated):
+        if isinstance(model, LanguageModel) and max_new_tokens != 0:
+            written = _continue(model, text, max_new_tokens, show=echo)
+        seen = _run(model, tokens)
+    found, remark = _choose_pair(seen, tokens, pair, model.config.kind == "decoder")
+    looks = rank_heads(seen, found)
+    if layers is not None:
+        _check_layers(layers, seen)
+        looks = [entry for entry in looks if entry.layer in layers]
+    scores = _scores(model, labelled, pair) if labelled else None
+    return Found(name, model, tokens, written, seen, found, remark, looks, scores, next_tokens)
+
+
+def _without(model: Model, heads: HeadsByLayer) -> AbstractContextManager[None]:
+    """The model runs without some heads while the block runs."""
+    from polyhead.inspection.ablation import ablate
+
+    return ablate(model, heads) if heads else nullcontext()
+
+
+def _next_tokens(
+    model: Model, tokens: TokenizedText, heads: HeadsByLayer
+) -> tuple[NextTokens, NextTokens] | None:
+    """The likeliest next tokens as they are and without some heads; None of an encoder."""
+    from polyhead.inspection.studio import run_text
+
+    if not heads or model.config.kind != "decoder":
+        return None
+    return run_text(model, tokens, {}), run_text(model, tokens, heads)
+
+
+def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: bool) -> Generation:
+    """The continuation, streamed to the terminal behind its prompt."""
+    from polyhead.cli.generate import figures
+    from polyhead.cli.terminal import BOLD, FAINT, started, write_text
+    from polyhead.generation import Generation
+
+    stream = model.stream(text, max_new_tokens=max_new_tokens)
+    echo = f"…{text[-_ECHO:]}" if len(text) > _ECHO else text
+    pieces: list[str] = []
+    try:
+        for piece in started(stream):
+            if show and not pieces:
+                write_text(echo, style=FAINT)
+            pieces.append(piece)
+            if show:
+                write_text(piece, style=BOLD)
+        if show and not pieces:
+            write_text(echo, style=FAINT)
+    finally:
+        if show and not isinstance(sys.exc_info()[1], BrokenPipeError):
+            print(flush=True)
+    if show:
+        write_text(figures(stream.stats) + "\n", style=FAINT)
+    return Generation("".join(pieces), tuple(stream.ids), stream.stats)
+
+
+def _run(model: Model, tokens: TokenizedText) -> Probe:
+    """One run on the text, with what every head's rows sum up to."""
+    import torch
+
+    from polyhead.cli.terminal import progress
+    from polyhead.inspection.tables import run_ids
+
+    with progress("looking at every head") as advance:
+        seen = run_ids(model, torch.tensor([tokens.ids]))
+        for number, view in enumerate(seen):
+            advance("looking at every head", number, len(seen))
+            view.summary()
+    return seen
+
+
+def _choose_pair(
+    seen: Probe, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
+) -> tuple[Pair, str]:
+    """The pair to show, and why it was chosen where the user did not say."""
+    from polyhead.inspection.heads import find_pair, strongest_pair
+
+    if pair is not None:
+        return find_pair(tokens, *pair, causal=causal), ""
+    words = [tokens.find(word, whole=True) for word in _DEMO_PAIR]
+    if all(words) and (not causal or words[1][0][0] < words[0][-1][-1]):
+        return find_pair(tokens, *_DEMO_PAIR, causal=causal), ""
+    strongest = strongest_pair(seen, tokens)
+    return (
+        strongest,
+        "Chosen by itself: where the last word looks most (--pair says).",
+    )
+
+
+def _check_layers(layers: Sequence[int], seen: Probe) -> None:
+    for layer in layers:
+        if layer not in seen.layers:
+            raise InputError(f"--layers: the model's layers are 0 to {len(seen) - 1}: got {layer}")
+
+
+def _scores(model: Model, texts: Sequence[str], pair: tuple[str, str] | None) -> HeadScores:
+    """What each head scores for each label."""
+    from polyhead.cli.terminal import progress
+    from polyhead.inspection.finding import score_heads
+
+    with progress("finding what the heads do"):
+        return score_heads(model, texts, pair=pair)

@@ -1,0 +1,113 @@
+"""The files that ``polyhead look`` writes: the page with all heads, or a picture of some."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyhead.cli.look_examine import Found
+    from polyhead.inspection.model import HeadsByLayer
+
+
+def check_writable(out: Path) -> None:
+    """Says at once, before a model is loaded, that the file cannot be written.
+
+    Raises:
+        OSError: with the path and the reason.
+    """
+    import errno
+
+    if out.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(out))
+    parent = out.parent
+    if not parent.exists():
+        raise FileNotFoundError(errno.ENOENT, "no such directory", str(parent))
+    if not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(parent))
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(parent))
+
+
+def write_picture(out: Path, found: Found, heads: HeadsByLayer) -> None:
+    """Writes an SVG with the maps of some heads.
+
+    Raises:
+        InputError: A layer or head that is not there.
+        OSError: The file cannot be written.
+    """
+    from polyhead.inspection.drawing import draw_heads
+
+    tokens = found.tokens
+    title = f"{found.name}: {tokens.text}"
+    picture = draw_heads(found.seen, heads, tokens.pieces, title=title)
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    draft.write_text(picture, encoding="utf-8")
+    draft.replace(out)
+
+
+def write_page(out: Path, found: Found) -> str | None:
+    """Writes the page with all heads; returns why not where the text is too long for one.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    import torch
+
+    from polyhead.cli.terminal import progress
+    from polyhead.inspection.page import PageData, write
+
+    if (why := _reason_against(found)) is not None:
+        return why
+    views, tokens = list(found.seen), found.tokens
+    length = len(tokens.ids)
+    with progress("writing the page") as advance:
+        weights = torch.empty(len(views), views[0].q.shape[1], length, length)
+        for layer, view in enumerate(views):
+            advance("writing the page", layer, len(views))
+            weights[layer] = view.rows()[0]
+        data = PageData(
+            title=tokens.text,
+            model=found.name,
+            tokens=tokens.pieces,
+            weights=weights.numpy(),
+            num_kv_heads=[view.k.shape[1] for view in views],
+            continuation="" if found.written is None else found.written.text,
+            facts=_facts(found),
+            focus=(found.pair.query, found.pair.keys[-1]),
+        )
+        try:
+            write(data, out)
+        except OSError as error:
+            # The name in the error is that of a draft beside the page.
+            raise OSError(error.errno, error.strerror or str(error), str(out)) from error
+    return None
+
+
+def _reason_against(found: Found) -> str | None:
+    """Why there can be no page of so many weights or of such heads."""
+    from polyhead.inspection.page import FLOAT16_BYTES
+
+    views, length = list(found.seen), len(found.tokens.ids)
+    heads = views[0].q.shape[1]
+    stored = length * (length + 1) // 2 if found.model.config.kind == "decoder" else length**2
+    if any(view.q.shape[1] != heads for view in views):
+        return "its layers differ in their number of heads"
+    if len(views) * heads * stored * 2 > FLOAT16_BYTES:
+        return (
+            f"{length:,} tokens × {len(views)} layers × {heads} heads are too many weights for one "
+            "page; shorten the text"
+        )
+    return None
+
+
+def _facts(found: Found) -> dict[str, str]:
+    dtype = str(next(found.model.parameters()).dtype).removeprefix("torch.")
+    facts = {"weights": dtype}
+    if found.written is not None:
+        stats = found.written.stats
+        if stats.tokens_per_second is not None:
+            facts["speed"] = f"{stats.tokens_per_second:.1f} tokens/s"
+        facts["KV cache"] = f"{stats.cache_used_bytes:,} bytes for {stats.cache_tokens} tokens"
+    return facts

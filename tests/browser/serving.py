@@ -1,0 +1,48 @@
+"""The served page of tiny models: serving it, and reading what it shows."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import uvicorn
+
+import polyhead as ph
+from polyhead.inspection.server import application
+from polyhead.inspection.studio import Studio
+
+TOKEN = "a-token-that-nobody-guesses"
+TEXT = "The animal slept; it was tired"
+Visit = Callable[..., Any]
+
+
+def serving(studio: Studio, text: str) -> Iterator[str]:
+    """Yields the address and serves there until it is asked for the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(application(studio, TOKEN, text), log_level="error")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join(timeout=30)
+
+
+def text_of(page: Any, name: str) -> str:
+    return str(page.get_by_test_id(name).inner_text())
+
+
+def weights_of(model: ph.LanguageModel, text: str) -> tuple[torch.Tensor, ph.Probe]:
+    """What the page must show: ``[layers, heads, T, T]``, and the run that it comes from."""
+    ids = torch.tensor([model.tokenizer.encode(text)])
+    with ph.probe(model) as seen, torch.no_grad():
+        model(ids)
+    return torch.stack([view.rows()[0] for view in seen]), seen
+
+
+def open_head(page: Any, name: str) -> None:
+    layer, head = name[1:].split("H")
+    page.evaluate(f"openHead({layer}, {head})")

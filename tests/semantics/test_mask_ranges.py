@@ -1,0 +1,50 @@
+"""Masks that are one range of key positions per query, which compiled code reads as two numbers."""
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.semantics import Tokens
+from polyhead.semantics.masks.algebra import Or
+
+RANGES = [
+    ph.Causal(),
+    ph.Window(3),
+    ph.Window(4, ahead=1),
+    ph.Prefix(4),
+    ph.KeyLengths([2, 7]),
+    ph.Documents([[3, 6], [5, 4]]),
+]
+
+
+@pytest.mark.parametrize("mask", RANGES, ids=repr)
+def test_masks_that_are_a_range_of_positions_draw_that_range_and_so_do_pairs(mask):
+    queries, keys, cpu = Tokens.of(9), Tokens.of(9), torch.device("cpu")
+    for pair in [mask, *(mask & other for other in RANGES), *(mask | other for other in RANGES)]:
+        found = pair.range(queries, keys, cpu)
+        if found is None:
+            assert isinstance(pair, Or)  # there may be a hole between the two
+            continue
+        inside = torch.ones(1, 9, 9, dtype=torch.bool)
+        if found.low is not None:
+            inside = inside & (found.low[..., None] <= torch.arange(9))
+        if found.high is not None:
+            inside = inside & (torch.arange(9) < found.high[..., None])
+        drawn = pair.visible(queries, keys, cpu)
+        assert torch.equal(inside[:, None].expand(2, 1, 9, 9), drawn.expand(2, 1, 9, 9)), pair
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ph.Prefix(2) | ph.Causal() & ph.Window(3),
+        ph.Causal() & ph.Window(3) | ph.Prefix(2),
+        ph.Documents([2, 7]) | ph.Prefix(1),
+    ],
+)
+def test_a_mask_with_a_hole_is_no_range_of_positions(mask):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    assert mask.range(Tokens.of(9), Tokens.of(9), q.device) is None
+    want = ph.attention(q, k, v, mask=mask, kernel="reference")
+    torch.testing.assert_close(ph.attention(q, k, v, mask=mask), want)
