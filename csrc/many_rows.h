@@ -8,6 +8,8 @@ template <class T> struct Element { using type = float; };
 template <> struct Element<BFloat16> { using type = Pair; };
 #endif
 
+constexpr int64_t kWaitsForMemory = 96;  // with more rows a block is computed far longer than it is read
+
 inline int64_t steps_of(int64_t n, bool pairs) { return pairs ? (n + 1) / 2 : n; }
 
 // [length, D] to [D, kManyKeys], 0 beyond length.
@@ -113,7 +115,8 @@ inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t cou
 
 template <class T, class E>
 void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
-                const E* q, const E* k, const E* v, float* s, Pair* weights, State& state) {
+                const E* q, const E* k, const E* v, float* s, Pair* weights, State& state,
+                Later later_k, Later later_v) {
     constexpr bool pairs = !__is_same(E, float);
     const int64_t steps = steps_of(c.key_dim, pairs);
     const bool trim = visible == Visible::some && c.low && !keys.positions;
@@ -125,7 +128,7 @@ void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys&
         const int64_t from = seen.start - keys.start;
         const int64_t padded = up_to(seen.length, pairs ? 2 * W : W);
         block_product<E>(count, q + i * steps, steps, k + from, kManyKeys, steps, s, kManyKeys,
-                         padded / W, nullptr);
+                         padded / W, nullptr, later_k);
         for (int64_t m = 0; m < count; ++m)
             factors[m] = weigh(c, rows, i + m, seen, visible, s + m * kManyKeys, padded, state);
         float* values = state.values + i * p.width;
@@ -134,13 +137,13 @@ void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys&
             for (int64_t m = 0; m < count; ++m)
                 pack_weights(s + m * kManyKeys, padded, weights + m * kManyKeys / 2);
             block_product<Pair>(count, weights, kManyKeys / 2, v + from / 2 * p.width, p.width,
-                                steps_of(seen.length, true), values, p.width, p.width / W, factors);
+                                steps_of(seen.length, true), values, p.width, p.width / W, factors, later_v);
             continue;
         }
 #endif
         if constexpr (!pairs)
             block_product<float>(count, s, kManyKeys, v + from * p.width, p.width, seen.length,
-                                 values, p.width, p.width / W, factors);
+                                 values, p.width, p.width / W, factors, later_v);
     }
 }
 
@@ -165,6 +168,12 @@ void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from
             from = quarantined<T>(c, rows, keys, from, good_k, good_v, state);
         transpose(from.k, from.k_token, keys.length, D, k);
         pack_values(from.v, from.v_token, keys.length, c.value_dim, p.width, v);
-        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state);
+        const T *next_k = from.k + kManyKeys * from.k_token, *next_v = from.v + kManyKeys * from.v_token;
+        Later later_k, later_v;
+        if (rows.count <= kWaitsForMemory) {
+            later_k = Later(next_k, from.k_token * sizeof(T), kManyKeys, D * sizeof(T));
+            later_v = Later(next_v, from.v_token * sizeof(T), kManyKeys, c.value_dim * sizeof(T));
+        }
+        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state, later_k, later_v);
     });
 }
