@@ -98,9 +98,14 @@ template <class T> inline void fetch(const T* row, int64_t n) {
 }
 
 // Where the tokens [at, at + length) of a piece lie. Those in pages are put into `room`, which has
-// place for as many rows of D + V and stays in the cache.
+// place for as many rows of D + V and stays in the cache, and those that are coded are decoded there.
 template <class T>
 Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, int64_t at, int64_t length, T* room) {
+    if (piece.coding.group) {
+        T *k = room, *v = room + length * c.key_dim;
+        expand(c, rows, piece, at, length, k, v);
+        return piece.coding.v_bits ? Content<T>{k, v, c.key_dim, c.value_dim} : Content<T>{k, k, c.key_dim, c.key_dim};
+    }
     Content<T> found{(const T*)piece.k + rows.kv_head * piece.k_head,
                      (const T*)piece.v + rows.kv_head * piece.v_head, piece.k_token, piece.v_token};
     if (!piece.pages) {

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.native.coding import Coding
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_ROWS = 8
 """Rows of x that ``Code.product`` takes."""
@@ -38,6 +40,8 @@ class Piece(NamedTuple):
         pages: Where the tokens lie in pages: ``[B, m]`` int64, which page holds which P of them.
         skipped: Tokens of the first page that come before these.
         paged: How many tokens lie in pages.
+        coding: What k and v stand for where they are codes of units of tokens; ``pages``,
+            ``skipped`` and ``paged`` then count units.
     """
 
     k: Tensor
@@ -47,10 +51,20 @@ class Piece(NamedTuple):
     pages: Tensor | None = None
     skipped: int = 0
     paged: int = 0
+    coding: Coding | None = None
+
+    @property
+    def unit(self) -> int:
+        """Tokens in what k and v count: one, or a unit of codes."""
+        return 1 if self.coding is None else self.coding.group
+
+    @property
+    def value_dim(self) -> int:
+        return self.v.shape[-1] if self.coding is None else self.coding.value_dim
 
     @property
     def length(self) -> int:
-        return self.k.shape[2] if self.pages is None else self.paged
+        return (self.k.shape[2] if self.pages is None else self.paged) * self.unit
 
 
 @dataclass(frozen=True)
@@ -167,7 +181,7 @@ class Code:
             extras: Mask, bias, softcap.
             lse: Whether to return ``[B, H, T]`` float32.
         """
-        out = q.new_empty(*q.shape[:3], pieces[0].v.shape[-1])
+        out = q.new_empty(*q.shape[:3], pieces[0].value_dim)
         found = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
         arguments = _attention(q, pieces, scale, extras, out, found)
         self._attend(self._index, torch.get_num_threads(), *arguments)
@@ -224,8 +238,13 @@ def _attention(
         if piece.pages is None:
             arguments += _IN_ONE_PIECE
         else:
-            arguments += *_table(piece.pages), k.shape[2], piece.skipped
+            unit = piece.unit
+            arguments += *_table(piece.pages), k.shape[2] * unit, piece.skipped * unit
         arguments += piece.length, piece.first, *_table(positions)
+        if piece.coding is None:
+            arguments.append(0)
+        else:
+            arguments += piece.coding.numbers(k, v)
     return arguments
 
 
