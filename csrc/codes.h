@@ -5,14 +5,9 @@ struct Byte { uint8_t bits; };
 struct LowHalf { uint8_t bits; };
 struct HighHalf { uint8_t bits; };
 
-typedef uint8_t VecByte __attribute__((vector_size(PH_WIDTH)));
-
-inline VecInt code_of(const Byte* p) { return __builtin_convertvector(load_any<VecByte>(p), VecInt); }
-inline VecInt code_of(const LowHalf* p) { return __builtin_convertvector(load_any<VecByte>(p), VecInt) & 15; }
-inline VecInt code_of(const HighHalf* p) { return __builtin_convertvector(load_any<VecByte>(p), VecInt) >> 4; }
-inline Vec load(const Byte* p) { return __builtin_convertvector(code_of(p), Vec); }
-inline Vec load(const LowHalf* p) { return __builtin_convertvector(code_of(p), Vec); }
-inline Vec load(const HighHalf* p) { return __builtin_convertvector(code_of(p), Vec); }
+inline Vec load(const Byte* p) { return __builtin_convertvector(load_bytes(&p->bits), Vec); }
+inline Vec load(const LowHalf* p) { return __builtin_convertvector(load_bytes(&p->bits) & 15, Vec); }
+inline Vec load(const HighHalf* p) { return __builtin_convertvector(load_bytes(&p->bits) >> 4, Vec); }
 inline float to_float(Byte x) { return x.bits; }
 inline float to_float(LowHalf x) { return (float)(x.bits & 15); }
 inline float to_float(HighHalf x) { return (float)(x.bits >> 4); }
@@ -43,7 +38,7 @@ inline Unit unit_of(const Rows& rows, const Piece& piece, int64_t token) {
             (const BFloat16*)g.v_zero + value};
 }
 
-// Tokens [first, first + count) of one unit, of which `first_of` are those from `at` on of a block.
+// Tokens [first, first + count) of a unit, which are those from `at` on of a block.
 struct Span {
     Unit unit;
     int64_t first, count, at;

@@ -80,8 +80,9 @@ def _pieces(call: Call) -> list[Piece]:
         positions = None
         if tokens.positions is not None:
             positions = tokens.positions.long().contiguous()
-        pages = table or (None, 0, 0)
-        found.append(Piece(k, v, tokens.places.low, positions, *pages, coding))
+        pages, skipped, paged = table or (None, 0, 0)
+        first = tokens.places.low
+        found.append(Piece(k, v, first, positions, pages, skipped, paged, coding))
     return found
 
 

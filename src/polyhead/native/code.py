@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polyhead.native.coding import Coding
+from polyhead.native.samples import samples
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_ROWS = 8
@@ -415,4 +416,8 @@ def _disagreement(candidate: Code) -> str | None:
                 theirs = theirs.reshape(1, mine.shape[1], -1, *mine.shape[2:]).sum(dim=2)
                 if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=close):
                     return f"a gradient in {dtype} differs from float64"
+        for coded in samples(dtype):
+            out, _ = candidate.attend(coded.q, [Piece(coded.k, coded.v, coding=coded.coding)], 0.2)
+            if not torch.allclose(out.double(), coded.exact(0.2), atol=close, rtol=close):
+                return f"attention over codes in {dtype} differs from float64"
     return None

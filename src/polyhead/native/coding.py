@@ -104,8 +104,3 @@ def _scales(
                 f"alike: got {x.dtype} {[*x.shape]} with strides {x.stride()}"
             )
     return [scale.data_ptr(), zero.data_ptr(), *scale.stride()[:3]]
-
-
-def decoded(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """The numbers that codes of 8 bits stand for, in float64; shapes that broadcast."""
-    return zero.double() + scale.double() * codes.double()
