@@ -6,6 +6,7 @@
 // The numbers are not rounded to the type of the cache in between, as decoding does.
 
 constexpr int kMostSpans = kFewKeys / 2 + 1;
+constexpr int64_t kChunk = 64;      // codes of a key that are multiplied at once, in whole numbers
 
 // Memory for one block of keys.
 struct CodedRoom {
@@ -17,7 +18,7 @@ struct CodedRoom {
 };
 
 inline int64_t coded_bytes(const Attention& c) {
-    return 4 * (6 * kFewKeys * (c.value_dim / W) + 4 * up_to(c.key_dim, 64)) + 8 * up_to(c.key_dim, 64) +
+    return 4 * (6 * kFewKeys * (c.value_dim / W) + 4 * up_to(c.key_dim, kChunk)) + 8 * up_to(c.key_dim, kChunk) +
            (kFewKeys + 4) * c.value_dim + 7 * 64;
 }
 
@@ -26,12 +27,12 @@ inline CodedRoom coded_room_of(const Attention& c, Arena& arena) {
     CodedRoom room;
     room.scale = arena.take<float>(shares * kFewKeys);
     room.zero = arena.take<float>(shares * kFewKeys);
-    room.scaled = arena.take<float>(4 * up_to(c.key_dim, 64));
+    room.scaled = arena.take<float>(4 * up_to(c.key_dim, kChunk));
     room.weights = arena.take<float>(4 * shares * kFewKeys);
-    room.digits = arena.take<int8_t>(8 * up_to(c.key_dim, 64));
+    room.digits = arena.take<int8_t>(8 * up_to(c.key_dim, kChunk));
     room.codes = arena.take<uint8_t>(kFewKeys * c.value_dim);
     room.loose = arena.take<uint8_t>(4 * c.value_dim);
-    __builtin_memset(room.scaled, 0, 4 * up_to(c.key_dim, 64) * sizeof(float));
+    __builtin_memset(room.scaled, 0, 4 * up_to(c.key_dim, kChunk) * sizeof(float));
     __builtin_memset(room.loose, 0, 4 * c.value_dim);
     return room;
 }
@@ -189,7 +190,7 @@ bool few_coded_block(const Attention& c, const Rows& rows, const Keys& keys, Vis
     if (!block.finite) return false;
     const int64_t padded = up_to(keys.length, W);
 #if PH_BYTES
-    const bool integers = kInBytes<T> && g.v_share % kColumns == 0;
+    const bool integers = kInBytes<T> && g.v_share % kColumns == 0 && c.key_dim <= kMostKeySize;
     if (integers) interleave(c, g, block, keys.length, room);
 #endif
     four_at_a_time(rows.count, [&](int64_t i, auto count) {

@@ -13,8 +13,9 @@
 
 template <class T> constexpr bool kInBytes = PH_BYTES && !__is_same(T, float);
 constexpr float kMostFactor = 127.0f * 257.0f;
-constexpr int64_t kChunk = 64;      // codes of a key that are multiplied at once
-constexpr int64_t kColumns = 32;    // of values, in which four tokens lie beside each other
+constexpr float kLeastFactor = 1e-34f;   // a greatest factor below which steps would be no number
+constexpr int64_t kColumns = 32;         // of values, in which four tokens lie beside each other
+constexpr int64_t kMostKeySize = 4096;   // beyond which the sums of a lane would not fit 32 bits
 
 #if PH_BYTES
 // 64 or 32 codes; those beyond `count` are 0.
@@ -61,6 +62,8 @@ inline void split_digits(const Vec* factors, int8_t* high, int8_t* low) {
     store_any(low, _mm512_permutexvar_epi32(order, lows));
 }
 
+inline float steps_of_greatest(float factor) { return factor > kLeastFactor ? kMostFactor / factor : 0.0f; }
+
 // M queries times the scales of a unit, in digits, of which high and low lie [2, row] for each query.
 // Lane m · N + n of the vectors belongs to row m, as in the sums of `integer_dots`.
 template <int M> struct Factors {
@@ -86,7 +89,7 @@ inline void factors_of(const Unit& unit, const float* q, int64_t D, float* scale
     for (int m = 0; m < M; ++m) {
         const float peak = greatest_of(most[m]), start = sum_of(starts[m]);
         for (int n = 0; n < N; ++n) to.step[m * N + n] = peak * (1.0f / kMostFactor), to.start[m * N + n] = start;
-        const float steps = peak > 0 ? kMostFactor / peak : 0.0f;
+        const float steps = steps_of_greatest(peak);
         int8_t *high = to.digits + m * 2 * to.row, *low = high + to.row;
         for (int64_t d = 0; d < to.row; d += 4 * W) {
             Vec factors[4];
@@ -178,9 +181,12 @@ inline void beside_each_other(const E* row, int64_t V, uint8_t* to, int64_t stri
 }
 
 // Values of a block to [V / kColumns, tokens / 4, kColumns, 4]: codes of four tokens beside each other.
-inline void interleave(const Attention& c, const Coding& g, const CodedBlock& block, int64_t length, const CodedRoom& room) {
+inline void interleave(const Attention& c, const Coding& g, const CodedBlock& block, int64_t length,
+                       const CodedRoom& room) {
     const int64_t V = c.value_dim, stride = (length + 3) / 4 * kColumns * 4;
-    auto put = [&](const auto* row, int64_t j) { beside_each_other(row, V, room.codes + j / 4 * kColumns * 4, stride); };
+    auto put = [&](const auto* row, int64_t j) {
+        beside_each_other(row, V, room.codes + j / 4 * kColumns * 4, stride);
+    };
     for (int n = 0; n < block.count; ++n) {
         const Span& span = block.spans[n];
         over_rows(span.unit.v, g.v_bits, g.group, V, span.first, span.count,
@@ -213,20 +219,19 @@ template <int M> struct Weights {
 };
 
 template <int M>
-inline void weights_of(const float* s, const float* peaks, const float* scale, const float* zero,
-                       int64_t padded, Weights<M>& to) {
-    Vec most{};
-    for (int64_t j = 0; j < padded; j += W) most = larger_of(load(scale + j), most);
-    const float most_scale = greatest_of(most);
+inline void weights_of(const float* s, const float* scale, const float* zero, int64_t padded, Weights<M>& to) {
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m, s += kFewKeys) {
-        const float peak = peaks[m] * most_scale, steps = peak > 0 ? kMostFactor / peak : 0.0f;
-        Vec start{}, factors[kFewKeys / W] = {};
+        Vec start{}, most{}, factors[kFewKeys / W] = {};
         for (int64_t j = 0; j < padded; j += W) {
             const Vec weight = load(s + j);
             start += weight * load(zero + j);
-            factors[j / W] = weight * load(scale + j) * steps;
+            factors[j / W] = weight * load(scale + j);
+            most = larger_of(factors[j / W], most);
         }
+        // Of the factors, not of the scales: a token that no row may see may have any.
+        const float peak = greatest_of(most), steps = steps_of_greatest(peak);
+        for (Vec& factor : factors) factor *= steps;
         split_digits(factors, to.digits[m][0], to.digits[m][1]);
         to.start[m] = sum_of(start);
         to.step[m] = peak * (1.0f / kMostFactor);
@@ -238,17 +243,11 @@ template <int M>
 void integer_sums(const Attention& c, const Coding& g, int64_t length, const CodedRoom& room,
                   const float* s, float* values, const float* factors) {
     const int64_t fours = (length + 3) / 4, padded = up_to(length, W);
-    float peaks[M];
-    for (int m = 0; m < M; ++m) {
-        Vec most{};
-        for (int64_t j = 0; j < padded; j += W) most = larger_of(load(s + m * kFewKeys + j), most);
-        peaks[m] = greatest_of(most);
-    }
     Weights<M> weights;
     const uint8_t* codes = room.codes;
     for (int64_t d = 0; d < c.value_dim; d += kColumns) {
         const int64_t share = d / g.v_share * kFewKeys;
-        if (d % g.v_share == 0) weights_of<M>(s, peaks, room.scale + share, room.zero + share, padded, weights);
+        if (d % g.v_share == 0) weights_of<M>(s, room.scale + share, room.zero + share, padded, weights);
         VecInt acc[M][2][2] = {};
         for (int64_t a = 0; a < fours; ++a, codes += 4 * kColumns) {
             const __m512i x = load_any<__m512i>(codes), y = load_any<__m512i>(codes + 64);

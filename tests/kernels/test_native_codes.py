@@ -184,25 +184,26 @@ def test_coded_pages_lie_anywhere_and_rows_have_their_own(code, bits):
             torch.testing.assert_close(out, tiled, atol=1e-5, rtol=1e-5)
 
 
-def spoil_unwritten_units(cache):
-    """NaN in the scale and zero of every unit that no row, or not this row, has written."""
+def spoil_unwritten_units(cache, content):
+    """Something in the scale and zero of every unit that no row, or not this row, has written."""
     memory = cache._contents.memories["codes"]
     for field, tensor in zip(memory.store.fields, memory.tensors, strict=True):
         for row, stop in enumerate(memory.stops):
             if field.dtype == torch.bfloat16:
-                tensor[row, :, stop:] = torch.nan
+                tensor[row, :, stop:] = content
 
 
 @every_code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("T", [1, 20])
-def test_unwritten_codes_do_not_leak(code, dtype, T):
+@pytest.mark.parametrize("content", [torch.nan, 1e38])
+def test_unwritten_codes_do_not_leak(code, dtype, T, content):
     torch.manual_seed(0)
     cache = ph.QuantizedCache(group=8, sinks=2, recent=4, capacity=200)
     real = torch.arange(120) < torch.tensor([120, 37])[:, None]
     k, v = torch.randn(2, 2, 2, 120, 64).to(dtype)
     cache.append(k, v, cache.next_positions(real))
-    spoil_unwritten_units(cache)
+    spoil_unwritten_units(cache, content)
     source = cache.source()
     q = torch.randn(2, 4, T, 64).to(dtype)
     positions = torch.tensor([[119], [36]]) - torch.arange(T).flip(0)
