@@ -281,7 +281,6 @@ MUTATIONS = [
     _m("whole numbers: key scale", INTEGERS_CPP, "factor = x * scale;", "factor = x;"),
     _m("whole numbers: key zero", INTEGERS_CPP, "starts[m] += x * zero;", ""),
     _m("whole numbers: high digit", INTEGERS_CPP, "acc[i] <<= 8;", "acc[i] <<= 0;"),
-    _m("whole numbers: end of a key", INTEGERS_CPP, "if (count >= kChunk) return", "return"),
     _m("whole numbers: value scale", INTEGERS_CPP, "weight * load(scale + j);", "weight;"),
     _m(
         "whole numbers: scales of hidden tokens",

@@ -199,14 +199,14 @@ def spoil_unwritten_units(cache, content):
 @pytest.mark.parametrize("content", [torch.nan, 1e38])
 def test_unwritten_codes_do_not_leak(code, dtype, T, content):
     torch.manual_seed(0)
-    cache = ph.QuantizedCache(group=8, sinks=2, recent=4, capacity=200)
-    real = torch.arange(120) < torch.tensor([120, 37])[:, None]
-    k, v = torch.randn(2, 2, 2, 120, 64).to(dtype)
+    cache = ph.QuantizedCache(group=32, sinks=2, recent=4, capacity=300)
+    real = torch.arange(200) < torch.tensor([200, 50])[:, None]
+    k, v = torch.randn(2, 2, 2, 200, 64).to(dtype)
     cache.append(k, v, cache.next_positions(real))
     spoil_unwritten_units(cache, content)
     source = cache.source()
     q = torch.randn(2, 4, T, 64).to(dtype)
-    positions = torch.tensor([[119], [36]]) - torch.arange(T).flip(0)
+    positions = torch.tensor([[199], [49]]) - torch.arange(T).flip(0)
     with native.using(code):
         out = ph.attention(q, source, mask=ph.Causal(), q_positions=positions, kernel="native")
     assert out.isfinite().all()
