@@ -9,6 +9,7 @@
 // take them one after the other, the longest first. Otherwise all keys of all blocks are one range
 // that is shared out evenly, and parts of a block are merged by their (peak, total).
 
+#include "codes.h"
 #include "plan.h"
 #include "few_rows.h"
 #include "many_rows.h"

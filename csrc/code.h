@@ -1,6 +1,7 @@
 // The code of one instruction set: PH_WIDTH lanes, in namespace PH_NAMESPACE, exported as PH_CODE.
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <omp.h>
 #if defined(__x86_64__)

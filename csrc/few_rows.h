@@ -176,23 +176,31 @@ void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys,
     weighted_sums<M, T>(s, kFewKeys, from.v, from.v_token, keys.length, values, c.value_dim, factors);
 }
 
-template <class T>
-void few_block(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, const char* q,
-               int64_t row_bytes, const Content<T>& from, float* s, State& state) {
+// Calls `step` with the first of every four rows and their number as a constant, and with the rest.
+template <class Step> inline void four_at_a_time(int64_t rows, Step&& step) {
     int64_t i = 0;
-    for (; i + 4 <= rows.count; i += 4)
-        few_step<4, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
-    switch (rows.count - i) {
-        case 3: return few_step<3, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
-        case 2: return few_step<2, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
-        case 1: return few_step<1, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
+    for (; i + 4 <= rows; i += 4) step(i, std::integral_constant<int, 4>{});
+    switch (rows - i) {
+        case 3: return step(i, std::integral_constant<int, 3>{});
+        case 2: return step(i, std::integral_constant<int, 2>{});
+        case 1: return step(i, std::integral_constant<int, 1>{});
         default: return;
     }
 }
 
+template <class T>
+void few_block(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, const char* q,
+               int64_t row_bytes, const Content<T>& from, float* s, State& state) {
+    four_at_a_time(rows.count, [&](int64_t i, auto count) {
+        few_step<count, T>(c, rows, i, keys, visible, q + i * row_bytes, from, s, state);
+    });
+}
+
+#include "few_codes.h"
+
 inline int64_t few_bytes(const Attention& c) {
     return kFewRows * c.key_dim * 4 * 2 + 4 * kFewKeys * 4 +
-           2 * kFewKeys * (c.key_dim + c.value_dim) * 4 + 9 * 64;
+           2 * kFewKeys * (c.key_dim + c.value_dim) * 4 + 9 * 64 + coded_bytes(c);
 }
 
 template <class T>
@@ -215,8 +223,10 @@ void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, St
     const int64_t row_bytes = D * (pairs ? (int64_t)sizeof(T) : 4);
     T* room = arena.take<T>(kFewKeys * (D + c.value_dim));
     const bool watch = c.low || c.keep;
-    over_keys<T>(c, rows, from, to, kFewKeys, room,
-                 [&](const Keys& keys, Visible visible, const Content<T>& from) {
+    const CodedRoom coded = coded_room_of(c, arena);
+    over_blocks(c, rows, from, to, kFewKeys, [&](const Keys& keys, Visible visible) {
+        if (few_coded_block<T>(c, rows, keys, visible, plain, coded, s, state)) return;
+        const Content<T> from = content_of<T>(c, rows, *keys.piece, keys.start, keys.length, room);
         if (watch && !all_finite<T>(c, keys, from)) {
             quarantine<T>(c, rows, keys, from, good_k, good_v, state);
             const Content<float> good{good_k, good_v, D, c.value_dim};

@@ -179,7 +179,8 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
 // q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
 // keep, its 3 strides, slopes, q_positions, q_positions_batch, bias, its 4 strides,
-// then for every piece: k, 3 strides, v, 3 strides, pages, their stride, page length, skipped, length, position, positions, their stride
+// then for every piece: k, 3 strides, v, 3 strides, pages, their stride, page length, skipped, length, position, positions, their stride, group
+// and, unless group is 0: k bits, v bits, columns of a shared scale, and of k and of v: scale, zero, 3 strides
 Attention attention_from(Arguments& a) {
     Attention c{};
     c.dtype = (Dtype)a.whole();
@@ -201,6 +202,14 @@ Attention attention_from(Arguments& a) {
         p.pages = a.address<int64_t>(), p.pages_batch = a.whole(), p.page_length = a.whole();
         p.skipped = a.whole(), p.length = a.whole(), p.position = a.whole();
         p.positions = a.address<int64_t>(), p.positions_batch = a.whole();
+        Coding& g = p.coding;
+        if ((g.group = a.whole())) {
+            g.k_bits = a.whole(), g.v_bits = a.whole(), g.v_share = a.whole();
+            g.k_scale = a.address<uint16_t>(), g.k_zero = a.address<uint16_t>();
+            g.k_batch = a.whole(), g.k_head = a.whole(), g.k_unit = a.whole();
+            g.v_scale = a.address<uint16_t>(), g.v_zero = a.address<uint16_t>();
+            g.v_batch = a.whole(), g.v_head = a.whole(), g.v_unit = a.whole();
+        }
         c.keys += p.length;
     }
     if (!a.failed() && (a.more() || c.kv_heads < 1 || c.heads % c.kv_heads || c.key_dim < 1 || c.value_dim < 1))
@@ -235,7 +244,7 @@ PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     g.grad_q = a.address<char>(), g.grad_k = a.address<char>(), g.grad_v = a.address<char>();
     g.call = attention_from(a);
     if (a.failed()) return nullptr;
-    if (g.call.count != 1 || g.call.pieces[0].pages || !g.call.lse) {
+    if (g.call.count != 1 || g.call.pieces[0].pages || g.call.pieces[0].coding.group || !g.call.lse) {
         PyErr_SetString(PyExc_ValueError, "gradients takes keys in one piece, and lse");
         return nullptr;
     }

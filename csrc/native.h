@@ -60,8 +60,23 @@ struct Rotation {
     void* y;                // [batch, tokens, heads, dim]
 };
 
+// What codes of 8 or 4 bits stand for, which lie in units of `group` tokens: code c is the number
+// zero + scale · c. Keys have a scale for every column of a unit, values one for `v_share` columns of
+// a token. Rows of codes follow on from each other; in 4 bits a row holds those of a token of the first
+// half of the unit in the low bits of its bytes, and of the token half a unit later in the high ones.
+struct Coding {
+    int64_t group;                          // even; 0: the piece holds numbers as they are
+    int64_t k_bits, v_bits;                 // v_bits 0: a value is the first columns of its key
+    int64_t v_share;
+    const uint16_t *k_scale, *k_zero;       // bfloat16, [B, G, units, D]
+    int64_t k_batch, k_head, k_unit;        // strides in elements, of both
+    const uint16_t *v_scale, *v_zero;       // bfloat16, [B, G, units, group, V / v_share]
+    int64_t v_batch, v_head, v_unit;
+};
+
 // Keys and values of `length` tokens: strided, [B, G, length, D] and [B, G, length, V]; or in pages,
-// [pages, G, page_length, D] and V, of which `pages` tells the number for every batch row.
+// [pages, G, page_length, D] and V, of which `pages` tells the number for every batch row. Where they
+// are coded, k and v are bytes, and k_token and v_token go from unit to unit.
 struct Piece {
     const char *k, *v;
     int64_t k_batch, k_head, k_token;  // strides in elements; the last dimension is dense
@@ -73,6 +88,7 @@ struct Piece {
     int64_t position;                  // of the first token; they count on from there, unless
     const int64_t* positions;          // [B or 1, length]
     int64_t positions_batch;           // stride of the batch, 0 where all rows share them
+    Coding coding;
 };
 
 constexpr int kMostPieces = 16;

@@ -87,6 +87,18 @@ template <class T> inline bool is_finite(const T* x, int64_t n) {
     return rest == 0.0f;
 }
 
+inline bool is_finite(const BFloat16* x, int64_t n) {
+    constexpr uint16_t exponent = 0x7f80;
+    VecHalf bad{};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) bad |= (VecHalf)((load_any<VecHalf>(x + i) & exponent) == exponent);
+    uint64_t parts[sizeof(VecHalf) / 8], found = 0;
+    store_any(parts, bad);
+    for (uint64_t part : parts) found |= part;
+    for (; i < n; ++i) found |= (x[i].bits & exponent) == exponent;
+    return !found;
+}
+
 // Keys and values of a block: rows of D and V numbers.
 template <class T> struct Content {
     const T *k, *v;
@@ -98,9 +110,14 @@ template <class T> inline void fetch(const T* row, int64_t n) {
 }
 
 // Where the tokens [at, at + length) of a piece lie. Those in pages are put into `room`, which has
-// place for as many rows of D + V and stays in the cache.
+// place for as many rows of D + V and stays in the cache, and those that are coded are decoded there.
 template <class T>
 Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, int64_t at, int64_t length, T* room) {
+    if (piece.coding.group) {
+        T *k = room, *v = room + length * c.key_dim;
+        expand(c, rows, piece, at, length, k, v);
+        return piece.coding.v_bits ? Content<T>{k, v, c.key_dim, c.value_dim} : Content<T>{k, k, c.key_dim, c.key_dim};
+    }
     Content<T> found{(const T*)piece.k + rows.kv_head * piece.k_head,
                      (const T*)piece.v + rows.kv_head * piece.v_head, piece.k_token, piece.v_token};
     if (!piece.pages) {
@@ -169,21 +186,33 @@ template <class T> inline bool all_finite(const Attention& c, const Keys& keys, 
     return true;
 }
 
-// Rows of a block over the keys [from, to) of the call, `size` at a time.
-template <class T, class Block>
-void over_keys(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, T* room,
-               Block&& block) {
+// Visits the keys [from, to) of the call that any of the rows sees, `size` at a time; those of units
+// are cut between units where that can be.
+template <class Block>
+void over_blocks(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, Block&& block) {
     int64_t first = 0;
     for (int i = 0; i < c.count; ++i) {
         const Piece& piece = c.pieces[i];
         const int64_t begin = from > first ? from - first : 0;
         const int64_t end = to - first < piece.length ? to - first : piece.length;
-        for (int64_t at = begin; at < end; at += size) {
-            const Keys keys = keys_at(piece, rows.batch, at, end - at < size ? end - at : size, first + at);
+        const int64_t unit = piece.coding.group ? piece.coding.group : 1;
+        for (int64_t at = begin, length; at < end; at += length) {
+            length = end - at < size ? end - at : size;
+            const int64_t beyond = (at + length) % unit;
+            if (beyond < length && at + length < end) length -= beyond;
+            const Keys keys = keys_at(piece, rows.batch, at, length, first + at);
             const Visible visible = visible_of(c, rows, keys);
-            if (visible == Visible::none) continue;
-            block(keys, visible, content_of<T>(c, rows, piece, at, keys.length, room));
+            if (visible != Visible::none) block(keys, visible);
         }
         first += piece.length;
     }
+}
+
+// The same with the keys and values of every block.
+template <class T, class Block>
+void over_keys(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, T* room,
+               Block&& block) {
+    over_blocks(c, rows, from, to, size, [&](const Keys& keys, Visible visible) {
+        block(keys, visible, content_of<T>(c, rows, *keys.piece, keys.start, keys.length, room));
+    });
 }

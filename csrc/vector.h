@@ -59,6 +59,19 @@ inline Vec load(const Half* p) {
 }
 #endif
 
+// W bytes as whole numbers.
+#if defined(__AVX512F__) && PH_WIDTH == 16
+inline VecInt load_bytes(const uint8_t* p) { return (VecInt)_mm512_cvtepu8_epi32(load_any<__m128i>(p)); }
+#elif defined(__AVX2__) && PH_WIDTH == 8
+inline VecInt load_bytes(const uint8_t* p) { return (VecInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+#else
+inline VecInt load_bytes(const uint8_t* p) {
+    VecInt v;
+    for (int i = 0; i < W; ++i) v[i] = p[i];
+    return v;
+}
+#endif
+
 inline void round_to(float x, float* p) { *p = x; }
 inline void round_to(float x, BFloat16* p) {
     uint32_t bits;

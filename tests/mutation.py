@@ -26,6 +26,7 @@ SOURCES = ["src", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
 TESTS = [
     "tests/kernels/test_matrix.py",
     "tests/kernels/test_native.py",
+    "tests/kernels/test_native_codes.py",
     "tests/kernels/test_native_gradients.py",
     "tests/kernels/test_promises.py",
     "tests/kernels/test_flex.py",
@@ -42,6 +43,8 @@ KEYWORDS = (
     " or explicit_positions or it_cannot_do or same_bits or far_apart or goes_another_way"
     " or both_hide"
     " or shapes_of_training or gives_and_takes or pass_over_a_tile"
+    " or shapes_of_training or gives_and_takes"
+    " or over_codes or that_codes_say or coded or unwritten_codes or of_codes_are_checked"
 )
 
 
@@ -72,6 +75,8 @@ ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
 STATISTICS_CPP = "csrc/statistics.h"
 GRADIENTS_CPP = "csrc/gradients.h"
+CODES_CPP, FEW_CODES_CPP, INTEGERS_CPP = "csrc/codes.h", "csrc/few_codes.h", "csrc/few_integers.h"
+CODING = "native/coding.py"
 
 MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
@@ -212,7 +217,97 @@ MUTATIONS = [
     ),
     _m("quarantine", MANY_CPP, "if (watch && !all_finite<T>(c, keys,", "if (false && (c, keys,"),
     _m("a seen NaN shows", BLOCKS_CPP, "if (sees(c, rows, i, keys, j))", "if (false)"),
-    _m("skipped blocks", BLOCKS_CPP, "if (visible == Visible::none) continue;", ""),
+    _m("skipped blocks", BLOCKS_CPP, "if (visible != Visible::none) block", "block"),
+    _m(
+        "codes: scale",
+        CODES_CPP,
+        "store(start + load(codes + j * stride + d) * factor,",
+        "store(start + load(codes + j * stride + d),",
+    ),
+    _m(
+        "codes: zero",
+        CODES_CPP,
+        "store(zero + load(codes + d) * scale,",
+        "store(load(codes + d) * scale,",
+    ),
+    _m(
+        "codes: columns beyond vectors",
+        CODES_CPP,
+        "round_to(zero + to_float(codes[d]) * scale,",
+        "round_to(zero,",
+    ),
+    _m(
+        "codes: high halves",
+        CODES_CPP,
+        "if (low < count) run((const HighHalf*)",
+        "if (low < count) run((const LowHalf*)",
+    ),
+    _m(
+        "codes: part of a unit",
+        CODES_CPP,
+        "first = (at + j + piece.skipped) % group",
+        "first = 0 * (at + j)",
+    ),
+    _m(
+        "codes: page table",
+        CODES_CPP,
+        "place = piece.pages[rows.batch * piece.pages_batch + unit / in_page];",
+        "",
+    ),
+    _m(
+        "codes: key scale",
+        FEW_CODES_CPP,
+        "store_any(scaled + m * D + d, x * scale)",
+        "store_any(scaled + m * D + d, x)",
+    ),
+    _m(
+        "codes: key zero", FEW_CODES_CPP, "s[m * kFewKeys + j] += start", "s[m * kFewKeys + j] += 0"
+    ),
+    _m(
+        "codes: value scale",
+        FEW_CODES_CPP,
+        "weight * load(room.scale + i * kFewKeys + j)",
+        "weight",
+    ),
+    _m(
+        "codes: value zero",
+        FEW_CODES_CPP,
+        "all += weight * load(room.zero + i * kFewKeys + j);",
+        "",
+    ),
+    _m(
+        "codes: rescaled values",
+        FEW_CODES_CPP,
+        "load(to + d) * factors[m] + start",
+        "load(to + d) + start",
+    ),
+    _m("codes: quarantine", FEW_CODES_CPP, "if (!block.finite) return false;", ""),
+    _m("whole numbers: key scale", INTEGERS_CPP, "factor = x * scale;", "factor = x;"),
+    _m("whole numbers: key zero", INTEGERS_CPP, "starts[m] += x * zero;", ""),
+    _m("whole numbers: high digit", INTEGERS_CPP, "acc[i] <<= 8;", "acc[i] <<= 0;"),
+    _m("whole numbers: value scale", INTEGERS_CPP, "weight * load(scale + j);", "weight;"),
+    _m(
+        "whole numbers: scales of hidden tokens",
+        INTEGERS_CPP,
+        "most = larger_of(factors[j / W], most);",
+        "most = larger_of(load(scale + j), most);",
+    ),
+    _m("whole numbers: value zero", INTEGERS_CPP, "start += weight * load(zero + j);", ""),
+    _m("whole numbers: low digit", INTEGERS_CPP, "Vec) * 256.0f +", "Vec) * 256.0f + 0.0f *"),
+    _m(
+        "whole numbers: rescaled values",
+        INTEGERS_CPP,
+        "load(to) * factors[m] + left",
+        "load(to) + left",
+    ),
+    _m(
+        "whole numbers: loose tokens",
+        INTEGERS_CPP,
+        "if ((at + j) % 4 == 0 && j + 4 <= count) {",
+        "if (j + 4 <= count) {",
+    ),
+    _m("codes: sizes", CODING, "codes.shape[3] * 8 != count * bits", "False"),
+    _m("codes: sizes of scales", CODING, "or x.shape != (*codes.shape[:3], width)", ""),
     _m("empty row: sum", ATTEND_CPP, "total == 0 ? 0.0f : 1.0f / total", "1.0f / total"),
     _m("lse", ATTEND_CPP, "state.peak[i] + __builtin_logf(total)", "state.peak[i]"),
     _m("merged sums", ATTEND_CPP, "into.total[i] * a + part.total[i] * b", "into.total[i]"),

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 WATCHED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 TESTS = [
     "tests/kernels/test_native.py",
+    "tests/kernels/test_native_codes.py",
     "tests/kernels/test_native_gradients.py",
     "tests/layers/test_linear.py",
     "tests/inspection/test_statistics.py",

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from polyhead.caches.sizes import SCALE_DTYPE, Quantized, value_group
+from polyhead.native.coding import Coding
 
 
 class Stream(NamedTuple):
@@ -62,6 +63,10 @@ class Exact:
         """Keys and values."""
         k = records[0]
         return k, records[1] if self.value_dim is None else k[..., : self.value_dim]
+
+    def lying(self, records: list[Tensor]) -> tuple[Tensor, Tensor, None]:
+        """What a strip says of records: keys and values."""
+        return *self.decode(records), None
 
     def positions(self, records: list[Tensor]) -> Tensor:
         """``[B, n]`` of the last field, where they are stored."""
@@ -109,6 +114,16 @@ class Codes:
         codes = _unpacked(_split(codes, 3, shape), self.storage.v_bits)
         scale, zero = (_split(x, 3, (self.tokens, -1))[..., None] for x in (scale, zero))
         return k, _numbers(codes, scale, zero, self.dtype).flatten(2, 3).flatten(3)
+
+    def lying(self, records: list[Tensor]) -> tuple[Tensor, Tensor, Coding]:
+        """What a strip says of records: codes of keys and values, and what they stand for."""
+        latent = self.storage.latent is not None
+        k, *key_scales = records[:3]
+        v, *value_scales = (k, None, None) if latent else records[3:6]
+        v_bits = 0 if latent else self.storage.v_bits
+        sizes = self.tokens, self.key_dim, self.value_dim
+        bits = self.storage.k_bits, v_bits
+        return k, v, Coding(*sizes, *bits, self.value_group, *key_scales, *value_scales)
 
     def positions(self, records: list[Tensor]) -> Tensor:
         return records[-1][:, 0].flatten(1)

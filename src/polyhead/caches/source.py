@@ -46,10 +46,6 @@ class Stored:
         return self.memory.in_place and self.codec.tokens == 1
 
     @property
-    def paged(self) -> bool:
-        return isinstance(self.memory, Pages) and self.codec.tokens == 1
-
-    @property
     def requires_grad(self) -> bool:
         return any(tensor.requires_grad for tensor in self.memory.tensors)
 
@@ -72,11 +68,13 @@ class Stored:
         return k[:, :, part], v[:, :, part]
 
     def strip(self, tokens: Tokens) -> Strip:
-        """Where all of it lies, which ``read`` of pages would copy."""
+        """Where all of it lies, which ``read`` of pages would copy, and of codes decode."""
+        stop = self.address + self.length // self.codec.tokens
         if isinstance(self.memory, Pages):
-            k, v = self.codec.decode([x.transpose(0, 1) for x in self.memory.tensors])
-            return Strip(tokens, k, v, self.memory.pages(self.address, self.address + self.length))
-        return Strip(tokens, *self.read(0, self.length))
+            k, v, coding = self.codec.lying([x.transpose(0, 1) for x in self.memory.tensors])
+            return Strip(tokens, k, v, self.memory.pages(self.address, stop), coding)
+        k, v, coding = self.codec.lying(self.memory.read(self.address, stop))
+        return Strip(tokens, k, v, None, coding)
 
     def positions(self) -> Tensor:
         """``[B, length]`` positions, where they are stored."""
@@ -92,7 +90,6 @@ class Given:
     value_dim: int
 
     in_place = True
-    paged = False
 
     @property
     def length(self) -> int:
@@ -169,6 +166,8 @@ class StoredSource(KeyValueSource):
         gather_bytes: Bytes that ``gather`` copies; 0 where it returns views.
     """
 
+    in_place = True
+
     def __init__(
         self,
         runs: list[Stored | Given],
@@ -186,7 +185,6 @@ class StoredSource(KeyValueSource):
         self.tokens = Tokens.of(self._starts[-1], shift=shift, positions=positions)
         self.gaps = gaps
         self.mask = Held() if gaps else None
-        self.in_place = all(run.in_place or run.paged for run in self.runs)
         self.requires_grad = any(run.requires_grad for run in self.runs)
 
     @property

@@ -74,13 +74,15 @@ class NativeKernel(Kernel):
 
 def _pieces(call: Call) -> list[Piece]:
     found = []
-    for tokens, k, v, table in call.source.strips():
+    for tokens, k, v, table, coding in call.source.strips():
         if k.stride(-1) != 1 or v.stride(-1) != 1:
             k, v = k.contiguous(), v.contiguous()
         positions = None
         if tokens.positions is not None:
             positions = tokens.positions.long().contiguous()
-        found.append(Piece(k, v, tokens.places.low, positions, *(table or ())))
+        pages, skipped, paged = table or (None, 0, 0)
+        first = tokens.places.low
+        found.append(Piece(k, v, first, positions, pages, skipped, paged, coding))
     return found
 
 

@@ -17,6 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.native.coding import Coding
+from polyhead.native.samples import samples
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_ROWS = 8
 """Rows of x that ``Code.product`` takes."""
@@ -39,6 +42,8 @@ class Piece(NamedTuple):
         pages: Where the tokens lie in pages: ``[B, m]`` int64, which page holds which P of them.
         skipped: Tokens of the first page that come before these.
         paged: How many tokens lie in pages.
+        coding: What k and v stand for where they are codes of units of tokens; ``pages``,
+            ``skipped`` and ``paged`` then count units.
     """
 
     k: Tensor
@@ -48,10 +53,20 @@ class Piece(NamedTuple):
     pages: Tensor | None = None
     skipped: int = 0
     paged: int = 0
+    coding: Coding | None = None
+
+    @property
+    def unit(self) -> int:
+        """Tokens in what k and v count: one, or a unit of codes."""
+        return 1 if self.coding is None else self.coding.group
+
+    @property
+    def value_dim(self) -> int:
+        return self.v.shape[-1] if self.coding is None else self.coding.value_dim
 
     @property
     def length(self) -> int:
-        return self.k.shape[2] if self.pages is None else self.paged
+        return (self.k.shape[2] if self.pages is None else self.paged) * self.unit
 
 
 @dataclass(frozen=True)
@@ -230,7 +245,7 @@ class Code:
             extras: Mask, bias, softcap.
             lse: Whether to return ``[B, H, T]`` float32.
         """
-        out = q.new_empty(*q.shape[:3], pieces[0].v.shape[-1])
+        out = q.new_empty(*q.shape[:3], pieces[0].value_dim)
         found = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
         arguments = _attention(q, pieces, scale, extras, out, found)
         self._attend(self._index, torch.get_num_threads(), *arguments)
@@ -336,8 +351,13 @@ def _attention(
         if piece.pages is None:
             arguments += _IN_ONE_PIECE
         else:
-            arguments += *_table(piece.pages), k.shape[2], piece.skipped
+            unit = piece.unit
+            arguments += *_table(piece.pages), k.shape[2] * unit, piece.skipped * unit
         arguments += piece.length, piece.first, *_table(positions)
+        if piece.coding is None:
+            arguments.append(0)
+        else:
+            arguments += piece.coding.numbers(k, v)
     return arguments
 
 
@@ -512,4 +532,8 @@ def _disagreement(candidate: Code) -> str | None:
                 theirs = theirs.reshape(1, mine.shape[1], -1, *mine.shape[2:]).sum(dim=2)
                 if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=close):
                     return f"a gradient in {dtype} differs from float64"
+        for coded in samples(dtype):
+            out, _ = candidate.attend(coded.q, [Piece(coded.k, coded.v, coding=coded.coding)], 0.2)
+            if not torch.allclose(out.double(), coded.exact(0.2), atol=close, rtol=close):
+                return f"attention over codes in {dtype} differs from float64"
     return None

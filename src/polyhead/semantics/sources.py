@@ -14,12 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.native.coding import Coding
 from polyhead.semantics.masks import Mask
 from polyhead.semantics.tokens import Tokens
 
 
 class PageTable(NamedTuple):
-    """Which pages hold a run of tokens, P in each.
+    """Which pages hold a run of tokens, P in each; or of units of tokens, where those are coded.
 
     Attributes:
         pages: ``[B, m]`` int64: page i of a batch row holds its tokens i · P to (i + 1) · P.
@@ -37,15 +38,19 @@ class Strip(NamedTuple):
 
     Attributes:
         tokens: The run.
-        k: ``[B, G, n, D]``; in pages ``[pages, G, P, D]``, all that there are.
-        v: ``[B, G, n, V]``; in pages ``[pages, G, P, V]``.
+        k: ``[B, G, n, D]``; in pages ``[pages, G, P, D]``, all that there are. With ``coding`` the
+            codes of u units, uint8 ``[B, G, u, group · D · k_bits / 8]``, and P counts units.
+        v: ``[B, G, n, V]``; in pages ``[pages, G, P, V]``; with ``coding`` likewise, and k itself
+            where the value is part of the key.
         table: Which pages, or None.
+        coding: What k and v stand for where they are codes, or None.
     """
 
     tokens: Tokens
     k: Tensor
     v: Tensor
     table: PageTable | None = None
+    coding: Coding | None = None
 
 
 class KeyValueSource(ABC):
