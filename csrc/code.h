@@ -16,6 +16,7 @@ namespace PH_NAMESPACE {
 #include "products.h"
 #include "scores.h"
 #include "attend.h"
+#include "bias_gradients.h"
 #include "gradients.h"
 
 void product(const Product& p, int threads) {

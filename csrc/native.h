@@ -90,7 +90,9 @@ struct Attention {
     const uint8_t* keep;                // nonzero: visible; strides in elements, keys dense; or null
     int64_t keep_batch, keep_head, keep_query;
     const float* slopes;                // [H] of ALiBi, or null
-    const int64_t* q_positions;         // [B or 1, T], with slopes
+    const float* by_distance;           // [H, 2 · farthest + 1], by key − query held within ±farthest; or null
+    int64_t farthest;
+    const int64_t* q_positions;         // [B or 1, T], with either of them
     int64_t q_positions_batch;
     const float* bias;                  // float32, strides in elements, or null
     int64_t bias_batch, bias_head, bias_query, bias_key;
@@ -99,13 +101,15 @@ struct Attention {
     float* lse;                         // [B, H, T] without gaps, or null
 };
 
-// What `out` and `lse` of a call that was computed say about its q, k and v (one piece).
+// What `out` and `lse` of a call that was computed say about its q, k and v (one piece), and its bias.
 struct Gradients {
     Attention call;
     const char* grad_out;               // [B, H, T, V], the last dimension dense
     int64_t grad_batch, grad_head, grad_query;
     const float* grad_lse;              // [B, H, T] without gaps
     char *grad_q, *grad_k, *grad_v;     // [B, H, T, D], [B, G, S, D], [B, G, S, V] without gaps
+    float* grad_bias;                   // of slopes, by_distance or bias, without gaps, all 0; or null
+    int64_t bias_batch, bias_head, bias_query, bias_key;  // its strides, 0 along what was broadcast
 };
 
 // The code of one instruction set.
