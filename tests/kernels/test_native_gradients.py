@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from native_problems import problems
 
+import matrix
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache
 from polyhead.native.code import Extras, Piece
-from polyhead.semantics import TensorBias
+from polyhead.semantics import TensorBias, Tokens
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -55,12 +56,28 @@ def check(q, k, v, sinks=None, bias=None, **arguments):
         arguments["bias"] = bias.with_tensor(bias.tensor.to(q.dtype))
     found = gradients([q, k, v], q.dtype, "native", weights, **arguments)
     wanted = gradients([q, k, v], torch.float64, "reference", weights, **arguments)
-    shared = max(theirs.abs().max() for theirs in wanted[:3]).item()
-    for mine, theirs in zip(found, wanted, strict=True):
+    most = max(theirs.abs().max() for theirs in wanted[:3]).item()
+    for i, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
         assert mine.shape == theirs.shape
         assert mine.dtype == q.dtype
-        apart = APART[q.dtype] * (max(shared, theirs.abs().max().item()) + 1)
+        apart = APART[q.dtype] * (most + 1)
+        if bias is not None and i == len(found) - 1:
+            apart += matrix.band("bias", terms_of_bias([q, k, v], weights, **arguments), q.dtype)
         torch.testing.assert_close(mine.double(), theirs, atol=apart, rtol=APART[q.dtype])
+
+
+def terms_of_bias(tensors, weights, bias, **arguments):
+    """The sums of absolute terms behind the bias's gradient."""
+    (B, H, T, _), S = tensors[0].shape, tensors[1].shape[2]
+    q_tokens = Tokens.of(T, shift=S - T, positions=arguments.get("q_positions"))
+    k_tokens = Tokens.of(S, positions=arguments.get("kv_positions"))
+    learned = bias.tensor.detach().double().requires_grad_()
+    drawn = bias.with_tensor(learned).tile(q_tokens, k_tokens, learned).expand(B, H, T, S)
+    *_, of_scores = gradients(
+        tensors, torch.float64, "reference", weights, bias=TensorBias(drawn), **arguments
+    )
+    (sums,) = torch.autograd.grad(drawn, learned, of_scores.abs())
+    return sums.abs().numpy()
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)

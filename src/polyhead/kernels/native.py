@@ -2,7 +2,8 @@
 
 Keys and values are read where they lie, in one piece or in the few of a ring, once for all query
 heads of a group. A mask becomes, for every query, the range of key positions that it may see, which
-costs O(T) memory; an explicit tensor is read as it is.
+costs O(T) memory; an explicit tensor is read as it is. A relative bias becomes a number for every
+distance and head.
 """
 
 from __future__ import annotations
