@@ -26,9 +26,10 @@ inline BiasPlan bias_plan_of(const Gradients& g) {
     return {false, g.bias_head ? c.heads / c.kv_heads * of_head : of_head};
 }
 
-// The part of the whole gradient that belongs to a kv head of a batch row.
-inline float* bias_of_group(const Gradients& g, int64_t batch, int64_t kv_head) {
-    return g.grad_bias + batch * g.bias_batch + kv_head * (g.call.heads / g.call.kv_heads) * g.bias_head;
+// The part of the whole gradient that belongs to a kv head, counted over batch rows.
+inline float* bias_of_group(const Gradients& g, int64_t head) {
+    const int64_t batch = head / g.call.kv_heads, group = head % g.call.kv_heads;
+    return g.grad_bias + batch * g.bias_batch + group * (g.call.heads / g.call.kv_heads) * g.bias_head;
 }
 
 inline float sum_of(const float* x, int64_t count) {

@@ -5,8 +5,8 @@
 //
 // A task is a kv head and every n-th of its blocks of keys. It goes over all rows of its group for
 // each of them, so the gradients of its keys and values are its own. Those of the queries it adds up
-// in memory of its own, and they are summed over tasks in the end, always in the same order; that of
-// the bias likewise (bias_gradients.h).
+// in memory of its own (the first task of a head where they belong, if it can), and they are summed
+// over tasks in the end, always in the same order; that of the bias likewise (bias_gradients.h).
 
 constexpr int64_t kGradientRows = 96;
 constexpr int64_t kTasks = 16, kMostSplits = 4;
@@ -24,7 +24,8 @@ struct GradientPlan {
     int64_t key_blocks, splits;
     BiasPlan bias;
     int64_t batch_turns, head_turns;  // batch rows and kv heads whose tasks run one after the other
-    int64_t sum;                      // numbers that a task adds up in memory of its own
+    int64_t sum;                      // numbers of the gradient of a group's queries, as summed
+    bool straight;                    // they lie like grad_q: the first share of a head is summed there
 };
 
 // Parts of a kv head: enough tasks to keep threads busy, few enough for the memory of their sums, and
@@ -50,7 +51,8 @@ inline GradientPlan gradient_plan_of(const Gradients& g) {
     p.batch_turns = p.bias.in_place && !g.bias_batch ? c.batch : 1;
     p.head_turns = p.bias.in_place && !g.bias_head ? c.kv_heads : 1;
     p.splits = splits_of(c.batch / p.batch_turns * (c.kv_heads / p.head_turns), p.key_blocks);
-    p.sum = group * c.queries * p.key_width + up_to(p.bias.part, W);
+    p.sum = group * c.queries * p.key_width;
+    p.straight = c.dtype == kFloat32 && c.key_dim == p.key_width;
     return p;
 }
 
@@ -142,6 +144,21 @@ struct Sums {
     BiasSum bias;
 };
 
+inline int64_t room_for_sums(const Attention& c, const GradientPlan& p) {
+    return c.batch * c.kv_heads * ((p.splits - p.straight) * p.sum + p.splits * p.bias.part);
+}
+
+inline Sums sums_of(const Gradients& g, const GradientPlan& p, int64_t task, float* room) {
+    const int64_t heads = g.call.batch * g.call.kv_heads, others = p.splits - p.straight;
+    const int64_t head = task / p.splits, split = task % p.splits;
+    Sums sums{room + (head * others + split - p.straight) * p.sum,
+              {g.grad_bias, g.bias_head, g.bias_query, g.bias_key}};
+    if (p.straight && split == 0) sums.grad_q = (float*)g.grad_q + head * p.sum;
+    if (p.bias.in_place) sums.bias.to = bias_of_group(g, head);
+    else if (g.grad_bias) sums.bias.to = room + heads * others * p.sum + task * p.bias.part;
+    return sums;
+}
+
 template <class E>
 void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& rows, const Keys& keys,
                         Visible visible, const Packed<E>& packed, const KeyBlock<E>& block, float* s,
@@ -196,7 +213,7 @@ inline int64_t gradient_bytes(const Attention& c, const GradientPlan& p) {
 }
 
 template <class T>
-void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, float* own, char* memory) {
+void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, const Sums& sums, char* memory) {
     using E = typename Element<T>::type;
     constexpr bool pairs = !__is_same(E, float);
     const Attention& c = g.call;
@@ -228,10 +245,8 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     const Piece& piece = c.pieces[0];
     Rows rows{};
     rows.batch = head / c.kv_heads, rows.kv_head = head % c.kv_heads;
-    Sums sums{own, {g.grad_bias, g.bias_head, g.bias_query, g.bias_key}};
-    if (p.bias.in_place) sums.bias.to = bias_of_group(g, rows.batch, rows.kv_head);
-    else if (g.grad_bias) sums.bias.to = own + group * c.queries * p.key_width;
-    __builtin_memset(own, 0, p.sum * 4);
+    __builtin_memset(sums.grad_q, 0, p.sum * 4);
+    if (p.bias.part) __builtin_memset(sums.bias.to, 0, p.bias.part * 4);
     for (int64_t number = split; number < p.key_blocks; number += p.splits) {
         const int64_t at = number * kManyKeys;
         const Keys keys = keys_at(piece, rows.batch, at, c.keys - at < kManyKeys ? c.keys - at : kManyKeys, at);
@@ -270,14 +285,14 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
 
 // The tasks that take one turn after the other; where none need to, each is alone.
 template <class T>
-void gradients_of_turns(const Gradients& g, const GradientPlan& p, int64_t number, float* sums, char* memory) {
+void gradients_of_turns(const Gradients& g, const GradientPlan& p, int64_t number, float* room, char* memory) {
     const int64_t heads = g.call.kv_heads, head_groups = heads / p.head_turns;
     const int64_t split = number % p.splits, rest = number / p.splits;
     const int64_t batch = rest / head_groups * p.batch_turns, head = rest % head_groups * p.head_turns;
     for (int64_t b = batch; b < batch + p.batch_turns; ++b)
         for (int64_t h = head; h < head + p.head_turns; ++h) {
             const int64_t task = (b * heads + h) * p.splits + split;
-            gradients_of_task<T>(g, p, task, sums + task * p.sum, memory);
+            gradients_of_task<T>(g, p, task, sums_of(g, p, task, room), memory);
         }
 }
 
@@ -286,8 +301,8 @@ template <class T> void gradients_for(const Gradients& g, int threads) {
     const GradientPlan p = gradient_plan_of(g);
     const int64_t group = c.heads / c.kv_heads, tasks = c.batch * c.kv_heads * p.splits;
     const int64_t turns = p.batch_turns * p.head_turns;
-    char* const shared = (char*)__builtin_malloc(tasks * p.sum * 4 + 64);
-    float* const sums = (float*)up_to((int64_t)shared, 64);
+    char* const shared = (char*)__builtin_malloc(room_for_sums(c, p) * 4 + 64);
+    float* const room = (float*)up_to((int64_t)shared, 64);
     int64_t next = 0;
 #pragma omp parallel num_threads(threads)
     {
@@ -295,25 +310,24 @@ template <class T> void gradients_for(const Gradients& g, int threads) {
         for (;;) {
             const int64_t number = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (number >= tasks / turns) break;
-            gradients_of_turns<T>(g, p, number, sums, memory);
+            gradients_of_turns<T>(g, p, number, room, memory);
         }
         __builtin_free(memory);
 #pragma omp barrier
 #pragma omp for
         for (int64_t row = 0; row < c.batch * c.heads * c.queries; ++row) {
             const int64_t head = row / (group * c.queries), inside = row % (group * c.queries);
-            float* sum = sums + head * p.splits * p.sum + inside * p.key_width;
-            for (int64_t n = 1; n < p.splits; ++n)
-                for (int64_t d = 0; d < p.key_width; d += W)
-                    store_any(sum + d, load(sum + d) + load(sum + n * p.sum + d));
+            float* sum = sums_of(g, p, head * p.splits, room).grad_q + inside * p.key_width;
+            for (int64_t n = 1; n < p.splits; ++n) {
+                const float* next = sums_of(g, p, head * p.splits + n, room).grad_q + inside * p.key_width;
+                for (int64_t d = 0; d < p.key_width; d += W) store_any(sum + d, load(sum + d) + load(next + d));
+            }
+            if (p.straight) continue;
             T* to = (T*)g.grad_q + row * c.key_dim;
             for (int64_t d = 0; d < c.key_dim; ++d) round_to(sum[d], to + d);
         }
     }
-    for (int64_t task = 0; p.bias.part && task < tasks; ++task) {
-        const int64_t head = task / p.splits;
-        add_to(bias_of_group(g, head / c.kv_heads, head % c.kv_heads),
-               sums + task * p.sum + group * c.queries * p.key_width, p.bias.part);
-    }
+    for (int64_t task = 0; p.bias.part && task < tasks; ++task)
+        add_to(bias_of_group(g, task / p.splits), sums_of(g, p, task, room).bias.to, p.bias.part);
     __builtin_free(shared);
 }

@@ -245,7 +245,7 @@ MUTATIONS = [
         "if ((c.low || c.keep) && !all_finite",
         "if (false && !all_finite",
     ),
-    _m("sum of parts", GRADIENTS_CPP, "load(sum + d) + load(sum + n * p.sum + d)", "load(sum + d)"),
+    _m("sum of parts", GRADIENTS_CPP, "load(sum + d) + load(next + d)", "load(sum + d)"),
     _m("bias", GRADIENTS_CPP, "if (bias.to) add_bias_gradient(", "if (false) add_bias_gradient("),
     _m("bias's own sums", GRADIENTS_CPP, "p.bias.part && task < tasks", "p.bias.part && task < 1"),
     _m("turns of batch rows", GRADIENTS_CPP, "!g.bias_batch ? c.batch : 1", "false ? c.batch : 1"),
