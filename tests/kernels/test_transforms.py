@@ -62,21 +62,21 @@ def test_compiles_as_one_graph_with_the_same_gradients(features, kernel):
 
 
 BIASES = {
-    "T5": (ph.RelativeBias, TABLE),
-    "ALiBi": (ph.ALiBi, SLOPES),
-    "tensor": (lambda tensor: tensor, torch.randn(H, 1, T)),
+    "T5": (ph.RelativeBias, (12, H)),
+    "ALiBi": (ph.ALiBi, (H,)),
+    "tensor": (lambda tensor: tensor, (H, 1, T)),
 }
 biases = pytest.mark.parametrize("bias", BIASES)
 
 
 def learning(bias):
     """A function of q, k, v and the tensor behind a bias, and these."""
-    make, tensor = BIASES[bias]
+    make, shape = BIASES[bias]
 
     def call(q, k, v, tensor):
         return ph.attention(q, k, v, mask=ph.Causal(), bias=make(tensor))
 
-    return call, [*qkv(requires_grad=True), tensor.clone().requires_grad_()]
+    return call, [*qkv(requires_grad=True), torch.rand(shape, requires_grad=True)]
 
 
 @biases
@@ -108,7 +108,8 @@ def test_gradients_of_a_learned_bias_under_vmap_equal_a_loop(bias, compiled):
     found = torch.autograd.grad(batched(*many).sin().sum(), many)
     looped = torch.stack([f(*one) for one in zip(*many, strict=True)])
     expected = torch.autograd.grad(looped.sin().sum(), many)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    # Hundreds of terms, times distances up to 19, are added up in another order.
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
 
 
 class Module(torch.nn.Module):
