@@ -59,11 +59,11 @@ inline Vec load_elements(const Pair* p) { return load_any<Vec>(p); }
 // Rows in memory that will be needed after the block at hand, asked for one line at every step of its
 // products, so that memory and arithmetic go on side by side: in bursts they wait for each other. To ask
 // for what lies behind the last row does no harm.
-class Later {
+class NextBlock {
   public:
-    Later() = default;
+    NextBlock() = default;
     // `rows` of `bytes` each, `stride` bytes apart.
-    Later(const void* first, int64_t stride, int64_t rows, int64_t bytes)
+    NextBlock(const void* first, int64_t stride, int64_t rows, int64_t bytes)
         : first_((const char*)first), stride_(stride), rows_(rows), lines_((bytes + 63) / 64) {}
     struct Lines {
         const char* first;
@@ -86,7 +86,7 @@ class Later {
 // c[M, N·W] = factor[m] · c + a[M, K] · b[K, N·W]; without factors c is overwritten. Transposed: a is
 // given as [K, M].
 template <int M, int N, bool Transposed, class E>
-inline void tile_product(Later& later, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+inline void tile_product(NextBlock& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
                          float* c, int64_t c_stride, const float* factors) {
     Vec acc[M][N];
 #pragma GCC unroll 8
@@ -94,7 +94,7 @@ inline void tile_product(Later& later, const E* a, int64_t a_stride, const E* b,
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n)
             acc[m][n] = factors ? load(c + m * c_stride + n * W) * factors[m] : Vec{};
-    const Later::Lines lines = later.next(K);
+    const NextBlock::Lines lines = next.next(K);
     for (int64_t k = 0; k < K; ++k) {
         lines.ask(k);
         Vec row[N];
@@ -118,29 +118,29 @@ constexpr int kTileVectors = PH_WIDTH == 16 ? 4 : 2;
 
 // The same for any number of rows up to kTileRows and any number of vectors of columns.
 template <int M, bool Transposed, class E>
-inline void product_rows(Later& later, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+inline void product_rows(NextBlock& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
                          float* c, int64_t c_stride, int64_t vectors, const float* factors) {
     int64_t n = 0;
     for (; n + kTileVectors <= vectors; n += kTileVectors)
-        tile_product<M, kTileVectors, Transposed>(later, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        tile_product<M, kTileVectors, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
     if (kTileVectors > 2 && n + 2 <= vectors) {
-        tile_product<M, 2, Transposed>(later, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        tile_product<M, 2, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
         n += 2;
     }
     if (n < vectors)
-        tile_product<M, 1, Transposed>(later, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        tile_product<M, 1, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
 }
 template <class E, bool Transposed = false>
 inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
                           int64_t K, float* c, int64_t c_stride, int64_t vectors,
-                          const float* factors, Later& later) {
+                          const float* factors, NextBlock& next) {
     switch (rows) {
-        case 6: return product_rows<6, Transposed>(later, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 5: return product_rows<5, Transposed>(later, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 4: return product_rows<4, Transposed>(later, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 3: return product_rows<3, Transposed>(later, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 2: return product_rows<2, Transposed>(later, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        default: return product_rows<1, Transposed>(later, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 6: return product_rows<6, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 5: return product_rows<5, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 4: return product_rows<4, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 3: return product_rows<3, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 2: return product_rows<2, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        default: return product_rows<1, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
     }
 }
 
@@ -148,7 +148,7 @@ template <class E, bool Transposed = false>
 inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
                           int64_t K, float* c, int64_t c_stride, int64_t vectors,
                           const float* factors) {
-    Later nothing;
+    NextBlock nothing;
     block_product<E, Transposed>(rows, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors, nothing);
 }
 

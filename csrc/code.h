@@ -17,6 +17,7 @@ namespace PH_NAMESPACE {
 #include "products.h"
 #include "scores.h"
 #include "attend.h"
+#include "bias_gradients.h"
 #include "gradients.h"
 #include "statistics.h"
 

@@ -5,7 +5,8 @@
 //
 // A task is a kv head and every n-th of its blocks of keys. It goes over all rows of its group for
 // each of them, so the gradients of its keys and values are its own. Those of the queries it adds up
-// in memory of its own, and they are summed over tasks in the end, always in the same order.
+// in memory of its own (the first task of a head where they belong, if it can), and they are summed
+// over tasks in the end, always in the same order; that of the bias likewise (bias_gradients.h).
 
 constexpr int64_t kGradientRows = 96;
 constexpr int64_t kTasks = 16, kMostSplits = 4;
@@ -21,6 +22,10 @@ struct GradientPlan {
     int64_t heads, head_blocks, tokens, token_blocks;  // of a block of rows
     int64_t rows, key_width, value_width;
     int64_t key_blocks, splits;
+    BiasPlan bias;
+    int64_t batch_turns, head_turns;  // batch rows and kv heads whose tasks run one after the other
+    int64_t sum;                      // numbers of the gradient of a group's queries, as summed
+    bool straight;                    // they lie like grad_q: the first share of a head is summed there
 };
 
 // Parts of a kv head: enough tasks to keep threads busy, few enough for the memory of their sums, and
@@ -30,7 +35,8 @@ inline int64_t splits_of(int64_t heads, int64_t key_blocks) {
     return most < key_blocks ? most : key_blocks;
 }
 
-inline GradientPlan gradient_plan_of(const Attention& c) {
+inline GradientPlan gradient_plan_of(const Gradients& g) {
+    const Attention& c = g.call;
     GradientPlan p{};
     const int64_t group = c.heads / c.kv_heads;
     p.tokens = c.queries < kGradientRows ? c.queries : kGradientRows;
@@ -41,7 +47,12 @@ inline GradientPlan gradient_plan_of(const Attention& c) {
     p.key_width = up_to(c.key_dim, W);
     p.value_width = up_to(c.value_dim, W);
     p.key_blocks = (c.keys + kManyKeys - 1) / kManyKeys;
-    p.splits = splits_of(c.batch * c.kv_heads, p.key_blocks);
+    p.bias = bias_plan_of(g);
+    p.batch_turns = p.bias.in_place && !g.bias_batch ? c.batch : 1;
+    p.head_turns = p.bias.in_place && !g.bias_head ? c.kv_heads : 1;
+    p.splits = splits_of(c.batch / p.batch_turns * (c.kv_heads / p.head_turns), p.key_blocks);
+    p.sum = group * c.queries * p.key_width;
+    p.straight = c.dtype == kFloat32 && c.key_dim == p.key_width;
     return p;
 }
 
@@ -81,18 +92,21 @@ void pack_rows(const Gradients& g, const Rows& rows, Packed<E> to, T* plain) {
 // Scores become weights, and gradients of weights gradients of scores, times scale, row by row.
 template <class E>
 void weigh_again(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, int64_t padded,
-                 const Packed<E>& packed, float* s, float* ds) {
-    float slope[kManyKeys];
+                 const Packed<E>& packed, float* s, float* ds, const BiasSum& bias) {
+    float slope[kManyKeys], changes[kManyKeys];
     for (int64_t i = 0; i < rows.count; ++i, s += kManyKeys, ds += kManyKeys) {
         score(c, rows, i, keys, visible, s, padded, slope);
         const Vec lse = splat(packed.lse[i]), delta = splat(packed.delta[i]);
         for (int64_t j = 0; j < padded; j += W) {
             const Vec weight = exponential(load(s + j) - lse);
-            Vec change = weight * (load(ds + j) - delta) * c.scale;
+            Vec change = weight * (load(ds + j) - delta);
+            if (bias.to) store_any(changes + j, change);
+            change = change * c.scale;
             if (c.softcap > 0) change = change * load(slope + j);
             store_any(s + j, weight);
             store_any(ds + j, change);
         }
+        if (bias.to) add_bias_gradient(c, rows, i, keys, bias, changes);
     }
 }
 
@@ -124,10 +138,31 @@ template <class E> struct KeyBlock {
     float *grad_k, *grad_v;    // [keys, width]
 };
 
+// What a task adds up over all its blocks.
+struct Sums {
+    float* grad_q;  // [heads of the group, queries, key_width]
+    BiasSum bias;
+};
+
+inline int64_t room_for_sums(const Attention& c, const GradientPlan& p) {
+    return c.batch * c.kv_heads * ((p.splits - p.straight) * p.sum + p.splits * p.bias.part);
+}
+
+inline Sums sums_of(const Gradients& g, const GradientPlan& p, int64_t task, float* room) {
+    const int64_t heads = g.call.batch * g.call.kv_heads, others = p.splits - p.straight;
+    const int64_t head = task / p.splits, split = task % p.splits;
+    Sums sums{room + (head * others + split - p.straight) * p.sum,
+              {g.grad_bias, g.bias_head, g.bias_query, g.bias_key}};
+    if (p.straight && split == 0) sums.grad_q = (float*)g.grad_q + head * p.sum;
+    if (p.bias.in_place) sums.bias.to = bias_of_group(g, head);
+    else if (g.grad_bias) sums.bias.to = room + heads * others * p.sum + task * p.bias.part;
+    return sums;
+}
+
 template <class E>
 void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& rows, const Keys& keys,
                         Visible visible, const Packed<E>& packed, const KeyBlock<E>& block, float* s,
-                        float* ds, Pair* pairs_s, Pair* pairs_ds, Pair* pairs_keys, float* grad_q) {
+                        float* ds, Pair* pairs_s, Pair* pairs_ds, Pair* pairs_keys, const Sums& sums) {
     constexpr bool pairs = !__is_same(E, float);
     const int64_t D = steps_of(c.key_dim, pairs), V = steps_of(c.value_dim, pairs);
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
@@ -139,7 +174,7 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
         block_product<E>(count, packed.grad + i * V, V, block.v_columns, kManyKeys, V,
                          ds + i * kManyKeys, kManyKeys, padded / W, nullptr);
     }
-    weigh_again(c, rows, keys, visible, padded, packed, s, ds);
+    weigh_again(c, rows, keys, visible, padded, packed, s, ds, sums.bias);
     const E *weights = nullptr, *changes = nullptr, *changes_of_keys = nullptr;
     int64_t change_stride = kManyKeys;
     if constexpr (pairs) {
@@ -165,7 +200,7 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
     for (float& one : ones) one = 1.0f;
     for (int64_t i = 0; i < rows.count; i += kTileRows) {
         const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
-        float* to = grad_q + ((rows.head(i) - rows.kv_head * (c.heads / c.kv_heads)) * c.queries + rows.token(i)) * p.key_width;
+        float* to = sums.grad_q + ((rows.head(i) - rows.kv_head * (c.heads / c.kv_heads)) * c.queries + rows.token(i)) * p.key_width;
         // Rows of a block lie after each other: it has whole heads, or tokens of one.
         block_product<E>(count, changes_of_keys + i * change_stride, change_stride, block.k_rows,
                          p.key_width, steps_of(keys.length, pairs), to, p.key_width, key_vectors, ones);
@@ -178,7 +213,7 @@ inline int64_t gradient_bytes(const Attention& c, const GradientPlan& p) {
 }
 
 template <class T>
-void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, float* grad_q, char* memory) {
+void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, const Sums& sums, char* memory) {
     using E = typename Element<T>::type;
     constexpr bool pairs = !__is_same(E, float);
     const Attention& c = g.call;
@@ -210,7 +245,8 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     const Piece& piece = c.pieces[0];
     Rows rows{};
     rows.batch = head / c.kv_heads, rows.kv_head = head % c.kv_heads;
-    __builtin_memset(grad_q, 0, group * c.queries * p.key_width * 4);
+    __builtin_memset(sums.grad_q, 0, p.sum * 4);
+    if (p.bias.part) __builtin_memset(sums.bias.to, 0, p.bias.part * 4);
     for (int64_t number = split; number < p.key_blocks; number += p.splits) {
         const int64_t at = number * kManyKeys;
         const Keys keys = keys_at(piece, rows.batch, at, c.keys - at < kManyKeys ? c.keys - at : kManyKeys, at);
@@ -236,7 +272,7 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
             if (visible == Visible::none) continue;
             pack_rows<T, E>(g, rows, packed, plain);
             gradients_of_block<E>(c, p, rows, keys, visible, packed, block, s, ds, pairs_s, pairs_ds,
-                                  pairs_keys, grad_q);
+                                  pairs_keys, sums);
         }
         T* to_k = (T*)g.grad_k + ((rows.batch * c.kv_heads + rows.kv_head) * c.keys + at) * D;
         T* to_v = (T*)g.grad_v + ((rows.batch * c.kv_heads + rows.kv_head) * c.keys + at) * V;
@@ -247,35 +283,51 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     }
 }
 
+// The tasks that take one turn after the other; where none need to, each is alone.
+template <class T>
+void gradients_of_turns(const Gradients& g, const GradientPlan& p, int64_t number, float* room, char* memory) {
+    const int64_t heads = g.call.kv_heads, head_groups = heads / p.head_turns;
+    const int64_t split = number % p.splits, rest = number / p.splits;
+    const int64_t batch = rest / head_groups * p.batch_turns, head = rest % head_groups * p.head_turns;
+    for (int64_t b = batch; b < batch + p.batch_turns; ++b)
+        for (int64_t h = head; h < head + p.head_turns; ++h) {
+            const int64_t task = (b * heads + h) * p.splits + split;
+            gradients_of_task<T>(g, p, task, sums_of(g, p, task, room), memory);
+        }
+}
+
 template <class T> void gradients_for(const Gradients& g, int threads) {
     const Attention& c = g.call;
-    const GradientPlan p = gradient_plan_of(c);
-    const int64_t heads = c.batch * c.kv_heads, tasks = heads * p.splits;
-    const int64_t each = c.heads / c.kv_heads * c.queries * p.key_width;
-    char* const shared = (char*)__builtin_malloc(tasks * each * 4 + 64);
-    float* const sums = (float*)up_to((int64_t)shared, 64);
+    const GradientPlan p = gradient_plan_of(g);
+    const int64_t group = c.heads / c.kv_heads, tasks = c.batch * c.kv_heads * p.splits;
+    const int64_t turns = p.batch_turns * p.head_turns;
+    char* const shared = (char*)__builtin_malloc(room_for_sums(c, p) * 4 + 64);
+    float* const room = (float*)up_to((int64_t)shared, 64);
     int64_t next = 0;
 #pragma omp parallel num_threads(threads)
     {
         char* memory = (char*)__builtin_malloc(gradient_bytes(c, p));
         for (;;) {
-            const int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-            if (task >= tasks) break;
-            gradients_of_task<T>(g, p, task, sums + task * each, memory);
+            const int64_t number = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+            if (number >= tasks / turns) break;
+            gradients_of_turns<T>(g, p, number, room, memory);
         }
         __builtin_free(memory);
 #pragma omp barrier
 #pragma omp for
         for (int64_t row = 0; row < c.batch * c.heads * c.queries; ++row) {
-            const int64_t head = row / (c.heads / c.kv_heads * c.queries);
-            const int64_t inside = row % (c.heads / c.kv_heads * c.queries);
-            float* sum = sums + head * p.splits * each + inside * p.key_width;
-            for (int64_t n = 1; n < p.splits; ++n)
-                for (int64_t d = 0; d < p.key_width; d += W)
-                    store_any(sum + d, load(sum + d) + load(sum + n * each + d));
+            const int64_t head = row / (group * c.queries), inside = row % (group * c.queries);
+            float* sum = sums_of(g, p, head * p.splits, room).grad_q + inside * p.key_width;
+            for (int64_t n = 1; n < p.splits; ++n) {
+                const float* next = sums_of(g, p, head * p.splits + n, room).grad_q + inside * p.key_width;
+                for (int64_t d = 0; d < p.key_width; d += W) store_any(sum + d, load(sum + d) + load(next + d));
+            }
+            if (p.straight) continue;
             T* to = (T*)g.grad_q + row * c.key_dim;
             for (int64_t d = 0; d < c.key_dim; ++d) round_to(sum[d], to + d);
         }
     }
+    for (int64_t task = 0; p.bias.part && task < tasks; ++task)
+        add_to(bias_of_group(g, task / p.splits), sums_of(g, p, task, room).bias.to, p.bias.part);
     __builtin_free(shared);
 }

@@ -116,7 +116,7 @@ inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t cou
 template <class T, class E>
 void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
                 const E* q, const E* k, const E* v, float* s, Pair* weights, State& state,
-                Later later_k, Later later_v) {
+                NextBlock after_k, NextBlock after_v) {
     constexpr bool pairs = !__is_same(E, float);
     const int64_t steps = steps_of(c.key_dim, pairs);
     const bool trim = visible == Visible::some && c.low && !keys.positions;
@@ -128,7 +128,7 @@ void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys&
         const int64_t from = seen.start - keys.start;
         const int64_t padded = up_to(seen.length, pairs ? 2 * W : W);
         block_product<E>(count, q + i * steps, steps, k + from, kManyKeys, steps, s, kManyKeys,
-                         padded / W, nullptr, later_k);
+                         padded / W, nullptr, after_k);
         for (int64_t m = 0; m < count; ++m)
             factors[m] = weigh(c, rows, i + m, seen, visible, s + m * kManyKeys, padded, state);
         float* values = state.values + i * p.width;
@@ -137,13 +137,13 @@ void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys&
             for (int64_t m = 0; m < count; ++m)
                 pack_weights(s + m * kManyKeys, padded, weights + m * kManyKeys / 2);
             block_product<Pair>(count, weights, kManyKeys / 2, v + from / 2 * p.width, p.width,
-                                steps_of(seen.length, true), values, p.width, p.width / W, factors, later_v);
+                                steps_of(seen.length, true), values, p.width, p.width / W, factors, after_v);
             continue;
         }
 #endif
         if constexpr (!pairs)
             block_product<float>(count, s, kManyKeys, v + from * p.width, p.width, seen.length,
-                                 values, p.width, p.width / W, factors, later_v);
+                                 values, p.width, p.width / W, factors, after_v);
     }
 }
 
@@ -169,11 +169,11 @@ void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from
         transpose(from.k, from.k_token, keys.length, D, k);
         pack_values(from.v, from.v_token, keys.length, c.value_dim, p.width, v);
         const T *next_k = from.k + kManyKeys * from.k_token, *next_v = from.v + kManyKeys * from.v_token;
-        Later later_k, later_v;
+        NextBlock after_k, after_v;
         if (rows.count <= kWaitsForMemory) {
-            later_k = Later(next_k, from.k_token * sizeof(T), kManyKeys, D * sizeof(T));
-            later_v = Later(next_v, from.v_token * sizeof(T), kManyKeys, c.value_dim * sizeof(T));
+            after_k = NextBlock(next_k, from.k_token * sizeof(T), kManyKeys, D * sizeof(T));
+            after_v = NextBlock(next_v, from.v_token * sizeof(T), kManyKeys, c.value_dim * sizeof(T));
         }
-        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state, later_k, later_v);
+        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state, after_k, after_v);
     });
 }

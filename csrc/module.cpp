@@ -178,7 +178,7 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 // dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
 // q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
-// keep, its 3 strides, slopes, q_positions, q_positions_batch, bias, its 4 strides,
+// keep, its 3 strides, slopes, by_distance, farthest, q_positions, q_positions_batch, bias, its 4 strides,
 // then for every piece: k, 3 strides, v, 3 strides, pages, their stride, page length, skipped, length, position, positions, their stride, group
 // and, unless group is 0: k bits, v bits, columns of a shared scale, and of k and of v: scale, zero, 3 strides
 Attention attention_from(Arguments& a) {
@@ -192,7 +192,8 @@ Attention attention_from(Arguments& a) {
     c.lse = a.address<float>();
     c.low = a.address<int64_t>(), c.high = a.address<int64_t>(), c.bounds_batch = a.whole();
     c.keep = a.address<uint8_t>(), c.keep_batch = a.whole(), c.keep_head = a.whole(), c.keep_query = a.whole();
-    c.slopes = a.address<float>(), c.q_positions = a.address<int64_t>(), c.q_positions_batch = a.whole();
+    c.slopes = a.address<float>(), c.by_distance = a.address<float>(), c.farthest = a.whole();
+    c.q_positions = a.address<int64_t>(), c.q_positions_batch = a.whole();
     c.bias = a.address<float>(), c.bias_batch = a.whole(), c.bias_head = a.whole();
     c.bias_query = a.whole(), c.bias_key = a.whole();
     while (a.more() && c.count < kMostPieces) {
@@ -232,7 +233,7 @@ PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 // gradients(code, threads, grad_out, its 3 strides, grad_lse, grad_q, grad_k, grad_v,
-//           then what attention_from reads)
+//           grad_bias or 0, its 4 strides, then what attention_from reads)
 PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Arguments a(args, count);
     const Code* code = code_at(a.whole());
@@ -242,6 +243,8 @@ PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     g.grad_out = a.address<char>(), g.grad_batch = a.whole(), g.grad_head = a.whole();
     g.grad_query = a.whole(), g.grad_lse = a.address<float>();
     g.grad_q = a.address<char>(), g.grad_k = a.address<char>(), g.grad_v = a.address<char>();
+    g.grad_bias = a.address<float>(), g.bias_batch = a.whole(), g.bias_head = a.whole();
+    g.bias_query = a.whole(), g.bias_key = a.whole();
     g.call = attention_from(a);
     if (a.failed()) return nullptr;
     if (g.call.count != 1 || g.call.pieces[0].pages || g.call.pieces[0].coding.group || !g.call.lse) {

@@ -106,7 +106,9 @@ struct Attention {
     const uint8_t* keep;                // nonzero: visible; strides in elements, keys dense; or null
     int64_t keep_batch, keep_head, keep_query;
     const float* slopes;                // [H] of ALiBi, or null
-    const int64_t* q_positions;         // [B or 1, T], with slopes
+    const float* by_distance;           // [H, 2 · farthest + 1], by key − query held within ±farthest; or null
+    int64_t farthest;
+    const int64_t* q_positions;         // [B or 1, T], with either of them
     int64_t q_positions_batch;
     const float* bias;                  // float32, strides in elements, or null
     int64_t bias_batch, bias_head, bias_query, bias_key;
@@ -147,13 +149,15 @@ inline int64_t step_bytes(const Step& s) {
     return s.batch * numbers * (int64_t)sizeof(float) + 8 * 64;
 }
 
-// What `out` and `lse` of a call that was computed say about its q, k and v (one piece).
+// What `out` and `lse` of a call that was computed say about its q, k and v (one piece), and its bias.
 struct Gradients {
     Attention call;
     const char* grad_out;               // [B, H, T, V], the last dimension dense
     int64_t grad_batch, grad_head, grad_query;
     const float* grad_lse;              // [B, H, T] without gaps
     char *grad_q, *grad_k, *grad_v;     // [B, H, T, D], [B, G, S, D], [B, G, S, V] without gaps
+    float* grad_bias;                   // of slopes, by_distance or bias, without gaps, all 0; or null
+    int64_t bias_batch, bias_head, bias_query, bias_key;  // its strides, 0 along what was broadcast
 };
 
 constexpr int64_t kTileRun = 64;  // rows that are summed at a time

@@ -108,22 +108,55 @@ inline void hide(const Attention& c, const Rows& rows, int64_t i, const Keys& ke
     }
 }
 
+inline int64_t query_position(const Attention& c, const Rows& rows, int64_t i) {
+    return c.q_positions[rows.batch * c.q_positions_batch + rows.token(i)];
+}
+
+// Calls use(j, |query − key|) for every key.
+template <class Use>
+inline void with_distances(int64_t query, const Keys& keys, Use&& use) {
+    if (keys.positions) {
+        for (int64_t j = 0; j < keys.length; ++j) {
+            const int64_t apart = query - keys.positions[j];
+            use(j, (float)(apart < 0 ? -apart : apart));
+        }
+    } else {
+        const int32_t apart = (int32_t)(query - keys.first);
+        for (int32_t j = 0; j < (int32_t)keys.length; ++j) {
+            const int32_t d = apart - j;
+            use(j, (float)(d < 0 ? -d : d));
+        }
+    }
+}
+
+inline int64_t held(int64_t x, int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
+
+// Columns of by_distance that keys in a row have: the first for those before `near`, the last from
+// `far` on, and `column` + j between.
+struct Columns { int64_t near, far, column; };
+
+inline Columns columns_of(const Attention& c, int64_t query, const Keys& keys) {
+    const int64_t column = keys.first - query + c.farthest;
+    return {held(-column, keys.length), held(2 * c.farthest + 1 - column, keys.length), column};
+}
+
 inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, float* s) {
     const int64_t h = rows.head(i), t = rows.token(i);
     if (c.slopes) {
         const float slope = c.slopes[h];
-        const int64_t q = c.q_positions[rows.batch * c.q_positions_batch + t];
+        with_distances(query_position(c, rows, i), keys, [&](int64_t j, float apart) { s[j] -= slope * apart; });
+    }
+    if (c.by_distance) {
+        const int64_t last = 2 * c.farthest, query = query_position(c, rows, i);
+        const float* numbers = c.by_distance + h * (last + 1);
         if (keys.positions) {
-            for (int64_t j = 0; j < keys.length; ++j) {
-                const int64_t apart = q - keys.positions[j];
-                s[j] -= slope * (float)(apart < 0 ? -apart : apart);
-            }
+            for (int64_t j = 0; j < keys.length; ++j)
+                s[j] += numbers[held(keys.positions[j] - query + c.farthest, last)];
         } else {
-            const int32_t apart = (int32_t)(q - keys.first);
-            for (int32_t j = 0; j < (int32_t)keys.length; ++j) {
-                const int32_t d = apart - j;
-                s[j] -= slope * (float)(d < 0 ? -d : d);
-            }
+            const Columns at = columns_of(c, query, keys);
+            for (int64_t j = 0; j < at.near; ++j) s[j] += numbers[0];
+            for (int64_t j = at.near; j < at.far; ++j) s[j] += numbers[at.column + j];
+            for (int64_t j = at.far; j < keys.length; ++j) s[j] += numbers[last];
         }
     }
     if (c.bias) {
@@ -147,7 +180,7 @@ inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& k
     } else if (c.scale != 1.0f) {
         for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * c.scale);
     }
-    if (c.slopes || c.bias) add_bias(c, rows, i, keys, s);
+    if (c.slopes || c.by_distance || c.bias) add_bias(c, rows, i, keys, s);
     if (visible == Visible::some) hide(c, rows, i, keys, s);
     for (int64_t j = keys.length; j < padded; ++j) s[j] = kMinusInfinity;
 }

@@ -42,8 +42,7 @@ KEYWORDS = (
     " or native_can_do or any_problem or shapes_of_decoding or does_not_leak or read_where_they_lie"
     " or explicit_positions or it_cannot_do or same_bits or far_apart or goes_another_way"
     " or both_hide"
-    " or shapes_of_training or gives_and_takes or pass_over_a_tile"
-    " or shapes_of_training or gives_and_takes"
+    " or shapes_of_training or gives_and_takes or gets_the_sum or bit_identical or pass_over_a_tile"
     " or over_codes or that_codes_say or coded or unwritten_codes or of_codes_are_checked"
 )
 
@@ -74,9 +73,10 @@ POSITIONAL, PACKED = "semantics/masks/positional.py", "semantics/masks/packed.py
 ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
 STATISTICS_CPP = "csrc/statistics.h"
-GRADIENTS_CPP = "csrc/gradients.h"
 CODES_CPP, FEW_CODES_CPP, INTEGERS_CPP = "csrc/codes.h", "csrc/few_codes.h", "csrc/few_integers.h"
 CODING = "native/coding.py"
+GRADIENTS_CPP, BIAS_CPP = "csrc/gradients.h", "csrc/bias_gradients.h"
+OPERATOR, BIASES = "kernels/native_operator.py", "semantics/biases.py"
 
 MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
@@ -182,12 +182,15 @@ MUTATIONS = [
     _m("scale", NATIVE, "attend(q, pieces, spec.scale", "attend(q, pieces, 1.0"),
     _m("scale, differentiable", NATIVE, "call.q, spec.scale, extras)", "call.q, 1.0, extras)"),
     _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
-    _m("bias", NATIVE, "elif spec.bias is not None:", "elif False:"),
-    _m("ALiBi", NATIVE, "if isinstance(spec.bias, ALiBi):", "if False:"),
+    _m("bias", NATIVE, "if isinstance(spec.bias, TensorBias):", "if False:"),
+    _m("bias by position", NATIVE, "elif spec.bias is not None:", "elif False:"),
+    _m("bias, backward", OPERATOR, "of_bias = ctx.needs_input_grad[3]", "of_bias = False"),
+    _m("buckets behind", BIASES, "Tokens.of(1, shift=self.max_distance)", "Tokens.of(1)"),
     _m("positions", NATIVE, "if tokens.positions is not None:", "if False:"),
     _m("strided rows", NATIVE, "if k.stride(-1) != 1 or v.stride(-1) != 1:", "if False:"),
     _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
-    _m("refuses a bias's gradient", NATIVE, "spec.bias.tensor.requires_grad:", "False:"),
+    _m("refuses far distances", NATIVE, "spec.bias.max_distance > FARTHEST:", "False:"),
+    _m("refuses other biases", NATIVE, "type(spec.bias) not in _BIASES:", "False:"),
     _m("refuses dropout", NATIVE, "if spec.dropout_p:", "if False:"),
     _m("refuses float64", NATIVE, "if q.dtype not in DTYPES:", "if False:"),
     _m("refuses other masks", NATIVE, "if not _is_ranged(call):", "if False:"),
@@ -200,7 +203,17 @@ MUTATIONS = [
     _m("or: holes", ALGEBRA, " or left.low is not None or right.low is not None", ""),
     _m("scale", ROWS_CPP, "} else if (c.scale != 1.0f) {", "} else if (false) {"),
     _m("softcap", ROWS_CPP, "if (c.softcap > 0) {", "if (false) {"),
-    _m("bias", ROWS_CPP, "if (c.slopes || c.bias) add_bias(c, rows, i, keys, s);", ""),
+    _m(
+        "bias",
+        ROWS_CPP,
+        "if (c.slopes || c.by_distance || c.bias) add_bias(c,",
+        "if (false) hide(c,",
+    ),
+    _m("ALiBi", ROWS_CPP, "s[j] -= slope * apart;", ""),
+    _m("T5's far keys behind", ROWS_CPP, "s[j] += numbers[0];", ";"),
+    _m("T5's near keys", ROWS_CPP, "s[j] += numbers[at.column + j];", ";"),
+    _m("T5's far keys ahead", ROWS_CPP, "s[j] += numbers[last];", ";"),
+    _m("T5, positions", ROWS_CPP, "held(keys.positions[j] - query + c.farthest, last)", "0"),
     _m("mask", ROWS_CPP, "if (visible == Visible::some) hide(c, rows, i, keys, s);", ""),
     _m("mask's tensors", ROWS_CPP, "if (!keep[j]) s[j] = kMinusInfinity;", ";"),
     _m("padding of a block", ROWS_CPP, "j < padded; ++j) s[j] = kMinusInfinity", "false;)"),
@@ -318,7 +331,7 @@ MUTATIONS = [
         "if (c.softcap > 0) change = change *",
         "if (false) change =",
     ),
-    _m("scale", GRADIENTS_CPP, "- delta) * c.scale;", "- delta);"),
+    _m("scale", GRADIENTS_CPP, "change = change * c.scale;", ""),
     _m("what the sum takes", GRADIENTS_CPP, "(load(ds + j) - delta)", "load(ds + j)"),
     _m("gradient of lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
     _m("rows that saw nothing", GRADIENTS_CPP, "lse == kMinusInfinity || (nan", "(nan"),
@@ -329,7 +342,21 @@ MUTATIONS = [
         "if ((c.low || c.keep) && !all_finite",
         "if (false && !all_finite",
     ),
-    _m("sum of parts", GRADIENTS_CPP, "load(sum + d) + load(sum + n * each + d)", "load(sum + d)"),
+    _m("sum of parts", GRADIENTS_CPP, "load(sum + d) + load(next + d)", "load(sum + d)"),
+    _m("bias", GRADIENTS_CPP, "if (bias.to) add_bias_gradient(", "if (false) add_bias_gradient("),
+    _m("bias's own sums", GRADIENTS_CPP, "p.bias.part && task < tasks", "p.bias.part && task < 1"),
+    _m("turns of batch rows", GRADIENTS_CPP, "!g.bias_batch ? c.batch : 1", "false ? c.batch : 1"),
+    _m("turns of heads", GRADIENTS_CPP, "!g.bias_head ? c.kv_heads : 1", "false ? c.kv_heads : 1"),
+    _m("bias: heads", BIAS_CPP, " * bias.head;", " * 0;"),
+    _m("bias: queries", BIAS_CPP, "rows.token(i) * bias.query", "0"),
+    _m("bias: keys", BIAS_CPP, "keys.index * bias.key", "0"),
+    _m("bias: sum over keys", BIAS_CPP, "*to += sum_of(changes", "*to = sum_of(changes"),
+    _m("ALiBi's distances", BIAS_CPP, "changes[j] *= apart;", ""),
+    _m("T5's far keys behind", BIAS_CPP, "to[0] +=", "to[0] ="),
+    _m("T5's near keys", BIAS_CPP, "at.far - at.near", "0"),
+    _m("T5's far keys ahead", BIAS_CPP, "to[last] +=", "to[last] ="),
+    _m("T5, positions", BIAS_CPP, "held(keys.positions[j] - query + c.farthest, last)", "0"),
+    _m("rest of a sum", BIAS_CPP, "total += x[j];", ";"),
     _m("0 · −∞", STATISTICS_CPP, "larger(log, splat(kLeastLog))", "log"),
     _m("sums of keys", STATISTICS_CPP, "load(received + j) + weight", "weight"),
     _m("order of the largest", STATISTICS_CPP, "place > 0 && above(", "false && above("),
@@ -386,7 +413,7 @@ def compile_untested(folder: Path) -> None:
 
 def can_run(mutation: Mutation) -> bool:
     """Mutants of native code need a compiler, and that the tree's own code was compiled."""
-    if mutation.file != NATIVE and not mutation.file.startswith("csrc/"):
+    if mutation.file not in (NATIVE, OPERATOR) and not mutation.file.startswith("csrc/"):
         return True
     return native.unavailable() is None and shutil.which("g++") is not None
 

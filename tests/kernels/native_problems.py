@@ -46,11 +46,19 @@ def problems(draw):
             ]
         )
     )
+    shape = [draw(st.sampled_from([1, size])) for size in (B, H, T, S)]
     arguments = {
         "mask": mask,
         "softcap": draw(st.sampled_from([None, 3.0])),
         "bias": draw(
-            st.sampled_from([None, ph.ALiBi(H), torch.randn(1, H, 1, S, generator=generator)])
+            st.sampled_from(
+                [
+                    None,
+                    ph.ALiBi(H),
+                    ph.RelativeBias(torch.randn(12, H, generator=generator), max_distance=20),
+                    torch.randn(shape, generator=generator),
+                ]
+            )
         ),
         "sinks": draw(st.sampled_from([None, torch.randn(H, generator=generator)])),
         "scale": draw(st.sampled_from([None, 0.7])),

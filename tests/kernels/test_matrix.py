@@ -56,10 +56,9 @@ def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
     assert counts["sdpa", "forward only"] == 2 * len(cells) / 3
 
 
-def _native_cells(biases):
+def _native_cells():
     """Cells without what native code refuses."""
     possible = {
-        "bias": biases,
         "dropout": [0.0],
         "dtype": [torch.float32, torch.bfloat16, torch.float16],
     }
@@ -75,13 +74,9 @@ def _native_cells(biases):
 def test_cells_that_native_can_do_match_the_oracle(code, capsys):
     label = f"what native can do, {code.name}"
     with native.using(code):
-        plain = _native_cells(["none"])
-        counts = _count(plain, capsys, label, ["native"])
-        assert counts == {("native", "match"): len(plain)}
-        # It refuses the gradient of a bias, and so all gradients of a cell that has one.
-        biased = _native_cells(["ALiBi", "tensor", "tensor per key"])
-        counts = _count(biased, capsys, f"{label}, with a bias", ["native"])
-        assert counts == {("native", "forward only"): len(biased)}
+        cells = _native_cells()
+        counts = _count(cells, capsys, label, ["native"])
+        assert counts == {("native", "match"): len(cells)}
 
 
 def test_one_large_tile_matches_the_oracle(capsys):

@@ -36,6 +36,22 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+class CosineBias(ph.Bias):
+    """A bias that native code has never heard of."""
+
+    def __init__(self, waves):
+        self.tensor = waves
+
+    def tile(self, q, k, like):
+        apart = (q.place_tensor(like.device)[:, None] - k.place_tensor(like.device)).to(like)
+        return torch.cos(self.tensor.to(like)[:, None, None] * apart)[None]
+
+    def check(self, batch, heads, queries, keys):
+        pass
+
+    with_tensor = of_heads = add_gradient = tensor = None
+
+
 def exact(q, k, v, **arguments):
     sinks = arguments.pop("sinks", None)
     sinks = None if sinks is None else sinks.double()
@@ -179,13 +195,13 @@ def test_explicit_positions_are_compared_key_by_key():
 @pytest.mark.parametrize(
     ("feature", "change"),
     [
-        (
-            "the gradient of a bias",
-            lambda q: {"q": q, "bias": torch.zeros(2, 1, 1, requires_grad=True)},
-        ),
         ("float64", lambda q: {"q": q.double()}),
         ("dropout", lambda q: {"q": q, "dropout_p": 0.5}),
-        ("T5|RelativeBias", lambda q: {"q": q, "bias": ph.RelativeBias(torch.zeros(32, 2))}),
+        ("CosineBias", lambda q: {"q": q, "bias": CosineBias(torch.zeros(2))}),
+        (
+            "max_distance=20000",
+            lambda q: {"q": q, "bias": ph.RelativeBias(torch.zeros(32, 2), max_distance=20000)},
+        ),
         ("mask=~", lambda q: {"q": q, "mask": ~ph.Causal()}),
     ],
 )
@@ -218,17 +234,19 @@ def test_the_test_at_first_use_finds_a_wrong_result():
         def __init__(self, code):
             self.product, self.attend, self.gradients = code.product, code.attend, code.gradients
 
-    def a_tenth_more(compute):
+    def a_tenth_more(compute, which=0):
         def wrong(*arguments, **options):
-            first, *rest = compute(*arguments, **options)
-            return first * 1.1, *rest
+            found = list(compute(*arguments, **options))
+            found[which] = found[which] * 1.1
+            return found
 
         return wrong
 
     assert module._disagreement(CODES[0]) is None
     wrong = Wrong(CODES[0])
-    wrong.gradients = a_tenth_more(wrong.gradients)
-    assert "a gradient in torch.float32" in module._disagreement(wrong)
+    for which in range(4):
+        wrong.gradients = a_tenth_more(CODES[0].gradients, which)
+        assert "a gradient in torch.float32" in module._disagreement(wrong)
     wrong.attend = a_tenth_more(wrong.attend)
     assert "attention in torch.float32" in module._disagreement(wrong)
 

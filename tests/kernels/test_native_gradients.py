@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from native_problems import problems
 
+import matrix
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache, PagedCache, RingCache
 from polyhead.native.code import Extras, Piece
+from polyhead.semantics import TensorBias, Tokens
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -20,31 +24,60 @@ APART = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Most that a gradient may differ from the oracle's, as a share of the greatest that there is."""
 
 
-def gradients(tensors, dtype, kernel, weights, **arguments):
-    """Of q, k, v (and sinks), of a sum over out and lse with given weights."""
-    leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
-    q, k, v, *sinks = leaves
-    if sinks:
-        arguments["sinks"] = sinks[0]
-    out, lse = ph.attention(q, k, v, kernel=kernel, return_lse=True, **arguments)
+def gradients(tensors, dtype, kernel, weights, sinks=None, bias=None, **arguments):
+    """Of q, k, v (and sinks, and the bias), of a sum over out and lse with given weights."""
+
+    def leaf(x):
+        leaves.append(x.detach().to(dtype).requires_grad_())
+        return leaves[-1]
+
+    leaves = []
+    q, k, v = map(leaf, tensors)
+    if sinks is not None:
+        sinks = leaf(sinks)
+    if bias is not None:
+        bias = bias.with_tensor(leaf(bias.tensor))
+    out, lse = ph.attention(
+        q, k, v, kernel=kernel, return_lse=True, sinks=sinks, bias=bias, **arguments
+    )
     seen = lse.isfinite()
     of_out, of_lse = (w.to(x.dtype) for w, x in zip(weights, (out, lse), strict=True))
     torch.autograd.backward([out, lse], [of_out, torch.where(seen, of_lse, 0.0)])
     return [leaf.grad for leaf in leaves]
 
 
-def check(q, k, v, sinks=None, **arguments):
+def check(q, k, v, sinks=None, bias=None, **arguments):
     torch.manual_seed(1)
     weights = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype), torch.randn(q.shape[:3])
-    tensors = [q, k, v] if sinks is None else [q, k, v, sinks.to(q.dtype)]
-    found = gradients(tensors, q.dtype, "native", weights, **arguments)
-    wanted = gradients(tensors, torch.float64, "reference", weights, **arguments)
-    most = max(theirs.abs().max() for theirs in wanted).item()
-    for mine, theirs, leaf in zip(found, wanted, tensors, strict=True):
-        assert mine.shape == leaf.shape
+    if sinks is not None:
+        arguments["sinks"] = sinks.to(q.dtype)
+    if bias is not None:
+        bias = bias if isinstance(bias, ph.Bias) else TensorBias(bias)
+        arguments["bias"] = bias.with_tensor(bias.tensor.to(q.dtype))
+    found = gradients([q, k, v], q.dtype, "native", weights, **arguments)
+    wanted = gradients([q, k, v], torch.float64, "reference", weights, **arguments)
+    most = max(theirs.abs().max() for theirs in wanted[:3]).item()
+    for i, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+        assert mine.shape == theirs.shape
         assert mine.dtype == q.dtype
         apart = APART[q.dtype] * (most + 1)
+        if bias is not None and i == len(found) - 1:
+            apart += matrix.band("bias", terms_of_bias([q, k, v], weights, **arguments), q.dtype)
         torch.testing.assert_close(mine.double(), theirs, atol=apart, rtol=APART[q.dtype])
+
+
+def terms_of_bias(tensors, weights, bias, **arguments):
+    """The sums of absolute terms behind the bias's gradient."""
+    (B, H, T, _), S = tensors[0].shape, tensors[1].shape[2]
+    q_tokens = Tokens.of(T, shift=S - T, positions=arguments.get("q_positions"))
+    k_tokens = Tokens.of(S, positions=arguments.get("kv_positions"))
+    learned = bias.tensor.detach().double().requires_grad_()
+    drawn = bias.with_tensor(learned).tile(q_tokens, k_tokens, learned).expand(B, H, T, S)
+    *_, of_scores = gradients(
+        tensors, torch.float64, "reference", weights, bias=TensorBias(drawn), **arguments
+    )
+    (sums,) = torch.autograd.grad(drawn, learned, of_scores.abs())
+    return sums.abs().numpy()
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
@@ -81,38 +114,127 @@ def test_shapes_of_training(code, threads, H, G, T, S, D, V):
         torch.set_num_threads(before)
 
 
+BIAS_SHAPES = list(itertools.product((1, 2), (1, 4), (1, 130), (1, 300)))
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("shape", BIAS_SHAPES, ids=str)
+def test_a_bias_of_any_shape_gets_the_sum_over_what_it_was_broadcast_to(code, shape):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 130, 32), torch.randn(2, 2, 300, 32), torch.randn(2, 2, 300, 16)
+    bias, sinks = torch.randn(shape), torch.randn(4)
+    with native.using(code):
+        for dtype in APART:
+            call = q.to(dtype), k.to(dtype), v.to(dtype), sinks, bias
+            check(*call, mask=ph.Causal() & ph.KeyLengths([0, 210]), softcap=3.0)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("positions", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda H: ph.RelativeBias(torch.randn(32, H)),
+        lambda H: ph.RelativeBias(torch.randn(12, H), bidirectional=False, max_distance=20),
+        lambda H: ph.RelativeBias(torch.randn(12, H), max_distance=2000),
+        ph.ALiBi,
+    ],
+    ids=["T5", "one-sided", "farther than any key", "ALiBi"],
+)
+def test_a_bias_by_position_gets_the_sum_over_all_pairs(code, make, positions):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 130, 16), torch.randn(2, 2, 300, 16), torch.randn(2, 2, 300, 16)
+    arguments = {"mask": ph.Window(170, ahead=150), "softcap": 3.0}
+    if positions:
+        arguments["q_positions"] = torch.randint(0, 500, (2, 130))
+        arguments["kv_positions"] = torch.stack([torch.randperm(500)[:300] for _ in range(2)])
+    bias = make(6)
+    with native.using(code):
+        for dtype in APART:
+            check(q.to(dtype), k.to(dtype), v.to(dtype), bias=bias, **arguments)
+
+
+@pytest.mark.parametrize("how", ["transposed", "sliced", "expanded"])
+def test_a_bias_may_lie_in_memory_as_it_likes(how):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 40, 16), torch.randn(2, 2, 150, 16), torch.randn(2, 2, 150, 16)
+    room = torch.randn(4, 300, 40, requires_grad=True)
+    views = {
+        "transposed": lambda x: x[:, :150].mT,
+        "sliced": lambda x: x[:, ::2].mT[:, :, :150],
+        "expanded": lambda x: x[0, 0].expand(2, 4, 150, 40).mT,
+    }
+    found = []
+    for kernel in ("native", "reference"):
+        out = ph.attention(q, k, v, bias=views[how](room), kernel=kernel)
+        found += torch.autograd.grad(out.sin().sum(), room)
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_masked_gives_and_takes_nothing(content):
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 9, 32), torch.randn(2, 2, 140, 32), torch.randn(2, 2, 140, 32)
     weights = torch.randn(2, 4, 9, 32), torch.randn(2, 4, 9)
-    mask = ph.KeyLengths([70, 0])
-    clean = gradients([q, k, v], torch.float32, "native", weights, mask=mask)
-    k[:, :, 70:], v[:, :, 70:] = content, content
-    spoiled = gradients([q, k, v], torch.float32, "native", weights, mask=mask)
+    bias = TensorBias(torch.randn(2, 1, 9, 140))
+    arguments = {"mask": ph.KeyLengths([70, 0]), "bias": bias}
+    clean = gradients([q, k, v], torch.float32, "native", weights, **arguments)
+    k[:, :, 70:], v[:, :, 70:], bias.tensor[..., 70:] = content, content, content
+    spoiled = gradients([q, k, v], torch.float32, "native", weights, **arguments)
     for before, after in zip(clean, spoiled, strict=True):
         assert torch.equal(before, after)
         assert (after[1] == 0).all()
     assert (spoiled[1][:, :, 70:] == 0).all()
+    assert (spoiled[3][..., 70:] == 0).all()
+    table = ph.RelativeBias(torch.randn(12, 4))
+    spoiled = gradients([q, k, v], torch.float32, "native", weights, **arguments | {"bias": table})
+    assert spoiled[3].isfinite().all()
+
+
+def assert_same_bits_for_any_number_of_threads(q, k, v, extras):
+    piece, (B, H, T, _) = Piece(k, v), q.shape
+    result = native.code().attend(q, [piece], 0.125, extras, lse=True)
+    grads = torch.randn(B, H, T, v.shape[3]), torch.randn(B, H, T)
+    before = torch.get_num_threads()
+    runs = []
+    try:
+        for threads in (1, 2, 2, 3, 7):
+            torch.set_num_threads(threads)
+            runs.append(
+                native.code().gradients(q, piece, 0.125, extras, result, grads, of_bias=True)
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert len(runs[0]) == (3 if extras.learned is None else 4)
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
 
 
 @pytest.mark.parametrize("H", [1, 3])
 def test_any_run_is_bit_identical_with_any_number_of_threads(H):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, H, 700, 64), torch.randn(1, 1, 700, 64), torch.randn(1, 1, 700, 64)
-    piece, extras = Piece(k, v), Extras()
-    result = native.code().attend(q, [piece], 0.125, extras, lse=True)
-    grads = torch.randn(1, H, 700, 64), torch.randn(1, H, 700)
-    before = torch.get_num_threads()
-    runs = []
-    try:
-        for threads in (1, 2, 2, 3, 7):
-            torch.set_num_threads(threads)
-            runs.append(native.code().gradients(q, piece, 0.125, extras, result, grads))
-    finally:
-        torch.set_num_threads(before)
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+    assert_same_bits_for_any_number_of_threads(q, k, v, Extras())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 400, 400), (1, 8, 400, 400), (4, 1, 400, 400), (4, 8, 400, 400), (1, 8, 1, 400),
+     (4, 1, 400, 1), "by distance", "slopes"],
+    ids=str,
+)  # fmt: skip
+def test_the_gradient_of_a_bias_is_bit_identical_too(shape):
+    torch.manual_seed(0)
+    # Tasks that added to one place side by side would last long enough to meet.
+    q, k, v = torch.randn(4, 8, 400, 16), torch.randn(4, 4, 400, 16), torch.randn(4, 4, 400, 16)
+    at = torch.arange(400)[None]
+    if shape == "by distance":
+        extras = Extras(q_positions=at, by_distance=torch.randn(8, 41))
+    elif shape == "slopes":
+        extras = Extras(q_positions=at, slopes=torch.rand(8))
+    else:
+        extras = Extras(bias=torch.randn(shape))
+    assert_same_bits_for_any_number_of_threads(q, k, v, extras)
 
 
 def test_gradients_that_nobody_asked_for_or_that_lie_strangely():

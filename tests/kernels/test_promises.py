@@ -20,6 +20,14 @@ needs_native = pytest.mark.skipif(
 )
 
 
+PEAK = """
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+"""
+"""The most bytes that a process has held; what `resource` says may be its parent's."""
+
+
 def heads(B, H, G, T, S, D, V=None, dtype=torch.float32, requires_grad=False):
     torch.manual_seed(0)
     shapes = [(B, H, T, D), (B, G, S, D), (B, G, S, V or D)]
@@ -46,17 +54,16 @@ def test_grouped_heads_never_copy_keys_and_values(kernel, T, dtype):
 @needs_native
 def test_native_code_never_copies_keys_and_values():
     # In a process of its own, because torch's profiler does not see what C++ allocates.
-    code = """
-import resource, torch, polyhead as ph
+    code = f"""{PEAK}
+import torch, polyhead as ph
 torch.set_num_threads(2)
 k, v = torch.randn(2, 1, 4, 32768, 128)
 for T in (1, 64):
     q = torch.randn(1, 32, T, 128)
     ph.attention(q, k[:, :, :300], v[:, :, :300], kernel="native")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     out = ph.attention(q, k, v, kernel="native")
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print((most - before) * 1024 - out.numel() * 4)
+    print(peak() - before - out.numel() * 4)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(int(beside_out) < MIB for beside_out in done.stdout.split())
@@ -93,12 +100,37 @@ def test_padding_window_and_bias_cost_no_quadratic_memory(T, gradients):
     table = torch.randn(32, 8, requires_grad=gradients)
 
     def call():
-        out = ph.attention(q, k, v, mask=mask, bias=ph.RelativeBias(table))
+        out = ph.attention(q, k, v, mask=mask, bias=ph.RelativeBias(table), kernel="tiled")
         return [out, *torch.autograd.grad(out.sum(), (q, k, v, table))] if gradients else [out]
 
     most, found = measured(call)
     print(f"{(most - size(*found)) / MIB:.1f} MiB beside the results")
     assert most - size(*found) < 64 * MIB
+
+
+@needs_native
+@pytest.mark.parametrize("T", [4096, pytest.param(16384, marks=pytest.mark.slow)])
+def test_native_gradients_with_a_learned_bias_cost_no_quadratic_memory(T):
+    # In a process of its own, because torch's profiler does not see what C++ allocates.
+    code = f"""{PEAK}
+import torch, polyhead as ph
+torch.set_num_threads(2)
+
+def call(T):
+    q, k, v, grad = (torch.randn(1, 8, T, 64, requires_grad=True) for _ in range(4))
+    table = torch.randn(32, 8, requires_grad=True)
+    mask = ph.Causal() & ph.Window(1000) & ph.KeyLengths([T - 100])
+    before = peak()
+    out = ph.attention(q, k, v, mask=mask, bias=ph.RelativeBias(table), kernel="native")
+    found = [out, *torch.autograd.grad(out, (q, k, v, table), grad.detach())]
+    return peak() - before - sum(x.numel() * 4 for x in found)
+
+call(512)  # what is loaded at the first call
+print(call({T}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    print(f"{int(done.stdout) / MIB:.1f} MiB beside the results")
+    assert int(done.stdout) < 64 * MIB
 
 
 @pytest.mark.parametrize("T", [3001, 4003])

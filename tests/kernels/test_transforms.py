@@ -61,13 +61,65 @@ def test_compiles_as_one_graph_with_the_same_gradients(features, kernel):
         assert torch.allclose(a, b, atol=1e-6)
 
 
+BIASES = {
+    "T5": (ph.RelativeBias, (12, H)),
+    "ALiBi": (ph.ALiBi, (H,)),
+    "tensor": (lambda tensor: tensor, (H, 1, T)),
+}
+biases = pytest.mark.parametrize("bias", BIASES)
+
+
+def learning(bias):
+    """A function of q, k, v and the tensor behind a bias, and these."""
+    make, shape = BIASES[bias]
+
+    def call(q, k, v, tensor):
+        return ph.attention(q, k, v, mask=ph.Causal(), bias=make(tensor))
+
+    return call, [*qkv(requires_grad=True), torch.rand(shape, requires_grad=True)]
+
+
+@biases
+def test_a_learned_bias_compiles_as_one_graph_with_the_same_gradients(bias):
+    f, inputs = learning(bias)
+    expected = torch.autograd.grad(f(*inputs).sin().sum(), inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*inputs).sin().sum(), inputs)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+@biases
+def test_an_exported_bias_learns(bias):
+    f, (*inputs, tensor) = learning(bias)
+    expected = torch.autograd.grad(f(*inputs, tensor).sin().sum(), tensor)
+    exported = torch.export.export(Module(f, tensor.detach()), tuple(inputs)).module()
+    found = torch.autograd.grad(exported(*inputs).sin().sum(), list(exported.parameters()))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@biases
+def test_gradients_of_a_learned_bias_under_vmap_equal_a_loop(bias, compiled):
+    f, inputs = learning(bias)
+    many = [torch.stack([x, 2 * x, x + 1]).detach().requires_grad_() for x in inputs]
+    torch.compiler.reset()
+    batched = torch.compile(vmap(f), fullgraph=True, backend="aot_eager") if compiled else vmap(f)
+    found = torch.autograd.grad(batched(*many).sin().sum(), many)
+    looped = torch.stack([f(*one) for one in zip(*many, strict=True)])
+    expected = torch.autograd.grad(looped.sin().sum(), many)
+    # Hundreds of terms, times distances up to 19, are added up in another order.
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+
+
 class Module(torch.nn.Module):
-    def __init__(self, f):
+    def __init__(self, f, *learned):
         super().__init__()
         self.f = f
+        self.learned = torch.nn.ParameterList(learned)
 
     def forward(self, q, k, v):
-        return self.f(q, k, v)
+        return self.f(q, k, v, *self.learned)
 
 
 @features

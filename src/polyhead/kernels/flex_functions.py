@@ -110,12 +110,8 @@ def _bias_of(bias: Bias, call: Call) -> Pair:
         slopes = bias.slopes.float()
         return lambda b, h, q, k: -_at(slopes, h) * (q_at(b, q) - k_at(b, k)).abs()
     if isinstance(bias, RelativeBias):
-        # The reference's own buckets, by distance; those from max_distance on share the last.
-        far = bias.max_distance
-        apart = Tokens.of(2 * far + 1, positions=torch.arange(-far, far + 1, device=device))
-        origin = Tokens.of(1, positions=torch.zeros(1, dtype=torch.long, device=device))
-        table = bias.tile(apart, origin, torch.empty(0, device=device))[0, :, :, 0]
-        return lambda b, h, q, k: _at(table, h, (q_at(b, q) - k_at(b, k)).clamp(-far, far) + far)
+        far, table = bias.max_distance, bias.by_distance(torch.empty(0, device=device))
+        return lambda b, h, q, k: _at(table, h, (k_at(b, k) - q_at(b, q)).clamp(-far, far) + far)
     tensor = bias.tensor
     return lambda b, h, q, k: _at(tensor, b, h, q, k)
 

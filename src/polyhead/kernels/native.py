@@ -2,7 +2,8 @@
 
 Keys and values are read where they lie, in one piece or in the few of a ring, once for all query
 heads of a group. A mask becomes, for every query, the range of key positions that it may see, which
-costs O(T) memory; an explicit tensor is read as it is.
+costs O(T) memory; an explicit tensor is read as it is. A relative bias becomes a number for every
+distance and head.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from polyhead import native
 from polyhead.kernels.base import Kernel
 from polyhead.kernels.native_operator import differentiable
 from polyhead.native.code import DTYPES, NO_EXTRAS, Extras, Piece
-from polyhead.semantics import ALiBi, Call, DenseSource, State, TensorBias
+from polyhead.semantics import ALiBi, Call, DenseSource, RelativeBias, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
 from polyhead.semantics.tokens import is_traced, is_transformed
 
 _FAR = 1 << 62
 """Beyond any position."""
+
+_BIASES = (ALiBi, RelativeBias, TensorBias)
+
+FARTHEST = 1 << 14
+"""Most ``max_distance`` of a relative bias: a number for every distance up to there is laid out."""
 
 
 class NativeKernel(Kernel):
@@ -39,7 +45,9 @@ class NativeKernel(Kernel):
             return "torch.func"
         if spec.dropout_p:
             return f"dropout_p={spec.dropout_p}"
-        if spec.bias is not None and not isinstance(spec.bias, ALiBi | TensorBias):
+        if isinstance(spec.bias, RelativeBias) and spec.bias.max_distance > FARTHEST:
+            return f"bias={spec.bias!r} with max_distance={spec.bias.max_distance}"
+        if spec.bias is not None and type(spec.bias) not in _BIASES:
             return f"bias={spec.bias!r} (it would need a T×S tensor)"
         if not source.in_place:
             return "keys and values that would be copied to be read"
@@ -52,8 +60,6 @@ class NativeKernel(Kernel):
                 return "gradients beside keys and values that a cache holds"
             if torch.compiler.is_compiling():
                 return "compilation of a cache"
-        if call.requires_grad and spec.bias is not None and spec.bias.tensor.requires_grad:
-            return "the gradient of a bias"
         return None
 
     def run(self, call: Call) -> State:
@@ -89,7 +95,7 @@ def _pieces(call: Call) -> list[Piece]:
 def _extras(call: Call) -> Extras:
     spec, q = call.spec, call.q
     T, S = q.shape[2], call.source.tokens.length
-    bounds = keep = slopes = bias = None
+    bounds = keep = positions = slopes = by_distance = bias = None
     if spec.mask is not None:
         ranged, explicit = _split(spec.mask)
         bounds = _bounds(ranged, call)
@@ -99,13 +105,16 @@ def _extras(call: Call) -> Extras:
         if keep is not None:
             keep = keep.expand(*keep.shape[:2], T, S)
             keep = keep if keep.stride(-1) == 1 else keep.contiguous()
-    if isinstance(spec.bias, ALiBi):
-        at = call.q_tokens.position_tensor(q.device).long().contiguous()
-        slopes = (spec.bias.tensor.float().contiguous(), at)
-    elif spec.bias is not None:
+    if isinstance(spec.bias, TensorBias):
         bias = spec.bias.tensor.float()
-        bias = bias.expand(*bias.shape[:2], T, S)
-    return Extras(spec.softcap or 0.0, bounds, keep, slopes, bias)
+    elif spec.bias is not None:
+        positions = call.q_tokens.position_tensor(q.device).long().contiguous()
+        if isinstance(spec.bias, RelativeBias):
+            by_distance = spec.bias.by_distance(positions.new_empty(0, dtype=torch.float32))
+            by_distance = by_distance.contiguous()
+        else:
+            slopes = spec.bias.tensor.float().contiguous()
+    return Extras(spec.softcap or 0.0, bounds, keep, positions, slopes, by_distance, bias)
 
 
 def _split(mask: Mask) -> tuple[Mask | None, list[Keep]]:

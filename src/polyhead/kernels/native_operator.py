@@ -16,15 +16,17 @@ from polyhead import native
 from polyhead.native.code import Code, Extras, Piece
 from polyhead.semantics import State
 
+_KINDS = {1: "slopes", 2: "by_distance", 4: "bias"}
+"""What a bias of so many dimensions is in ``Extras``."""
+
 
 def differentiable(piece: Piece, q: Tensor, scale: float, extras: Extras) -> State:
-    """What ``Code.attend`` computes, with gradients of q and of the piece's keys and values."""
+    """What ``Code.attend`` computes, with gradients of q, of the piece and of the bias."""
     tensors = [
-        piece.positions, *(extras.bounds or (None, None)), extras.keep,
-        *(extras.slopes or (None, None)), extras.bias,
+        piece.positions, *(extras.bounds or (None, None)), extras.keep, extras.q_positions,
     ]  # fmt: skip
     numbers = scale, extras.softcap, piece.first
-    return State(*attention_operator(q, piece.k, piece.v, *numbers, tensors))
+    return State(*attention_operator(q, piece.k, piece.v, extras.learned, *numbers, tensors))
 
 
 @torch.library.custom_op("polyhead::attention", mutates_args=(), device_types="cpu")
@@ -32,13 +34,14 @@ def attention_operator(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    bias: Tensor | None,
     scale: float,
     softcap: float,
     first: int,
     extras: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
     """out ``[B, H, T, V]`` and lse ``[B, H, T]``; ``extras`` as ``differentiable`` lists them."""
-    piece, parts = _as_given(k, v, softcap, first, extras)
+    piece, parts = _as_given(k, v, bias, softcap, first, extras)
     out, lse = _code().attend(_dense(q), [piece], scale, parts, lse=True)
     assert lse is not None
     return out, lse
@@ -57,35 +60,43 @@ def gradients_operator(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    bias: Tensor | None,
     scale: float,
     softcap: float,
     first: int,
     extras: Sequence[Tensor | None],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, given out and lse and their gradients."""
-    piece, parts = _as_given(k, v, softcap, first, extras)
+    of_bias: bool,
+) -> list[Tensor]:
+    """Gradients of q, k, v and, if asked for, the bias, given out and lse and their gradients."""
+    piece, parts = _as_given(k, v, bias, softcap, first, extras)
     out, lse = result
     grad_out, grad_lse = grads
     both = _dense(grad_out), grad_lse.contiguous()
-    return _code().gradients(_dense(q), piece, scale, parts, (out, lse), both)
+    return _code().gradients(_dense(q), piece, scale, parts, (out, lse), both, of_bias=of_bias)
 
 
 @gradients_operator.register_fake
-def _(grads: Any, result: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _(
+    grads: Any, result: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any
+) -> list[Tensor]:
+    *_, of_bias = rest
+    leaves = [q, k, v] if bias is None or not of_bias else [q, k, v, bias]
+    return [x.new_empty(x.shape) for x in leaves]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.numbers, extras = inputs
-    ctx.save_for_backward(q, k, v, *output, *extras)
+    q, k, v, bias, *ctx.numbers, extras = inputs
+    ctx.save_for_backward(q, k, v, bias, *output, *extras)
 
 
 def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    q, k, v, out, lse, *extras = ctx.saved_tensors
-    found = gradients_operator(grads, (out, lse), q, k, v, *ctx.numbers, extras)
-    # One None for all of extras: torch takes them for a value, as some are always None (a bias is
-    # ALiBi's or a tensor).
-    return (*found, None, None, None, None)
+    q, k, v, bias, out, lse, *extras = ctx.saved_tensors
+    of_bias = ctx.needs_input_grad[3]
+    found = gradients_operator(grads, (out, lse), q, k, v, bias, *ctx.numbers, extras, of_bias)
+    of_found = found if of_bias else [*found, None]
+    # torch takes a list of tensors for so many inputs, and one that holds a None for a value.
+    of_extras = None if any(x is None for x in extras) else [None] * len(extras)
+    return (*of_found, None, None, None, of_extras)
 
 
 def _one_by_one(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -108,13 +119,18 @@ attention_operator.register_vmap(_one_by_one)
 
 
 def _as_given(
-    k: Tensor, v: Tensor, softcap: float, first: int, extras: Sequence[Tensor | None]
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    softcap: float,
+    first: int,
+    extras: Sequence[Tensor | None],
 ) -> tuple[Piece, Extras]:
-    positions, low, high, keep, slopes, q_positions, bias = extras
+    positions, low, high, keep, q_positions = extras
     bounds = None if low is None or high is None else (low, high)
-    alibi = None if slopes is None or q_positions is None else (slopes, q_positions)
+    learned = {} if bias is None else {_KINDS[bias.ndim]: bias}
     piece = Piece(_dense(k), _dense(v), first, positions)
-    return piece, Extras(softcap, bounds, keep, alibi, bias)
+    return piece, Extras(softcap, bounds, keep, q_positions, **learned)
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -77,15 +77,26 @@ class Extras:
         softcap: c of c · tanh(score / c); 0 is none.
         bounds: ``[1 or B, T]`` int64 low and high: a query sees positions low ≤ p < high.
         keep: ``[1 or B, 1 or H, T, S]`` bool, keys dense, columns in the order of the pieces.
-        slopes: ``[H]`` float32 of ALiBi, with the queries' positions ``[1 or B, T]`` int64.
-        bias: ``[B, H, T, S]`` float32, any strides.
+        q_positions: ``[1 or B, T]`` int64 of the queries, beside ``slopes`` and ``by_distance``.
+        slopes: ``[H]`` float32 of ALiBi, dense, or None.
+        by_distance: ``[H, 2 n + 1]`` float32, dense: what is added for keys n and more places
+            behind the query, …, n and more ahead of it; or None.
+        bias: ``[1 or B, 1 or H, 1 or T, 1 or S]`` float32, any strides, or None.
     """
 
     softcap: float = 0.0
     bounds: tuple[Tensor, Tensor] | None = None
     keep: Tensor | None = None
-    slopes: tuple[Tensor, Tensor] | None = None
+    q_positions: Tensor | None = None
+    slopes: Tensor | None = None
+    by_distance: Tensor | None = None
     bias: Tensor | None = None
+
+    @property
+    def learned(self) -> Tensor | None:
+        """The bias of whatever kind: what a gradient may be asked for."""
+        kinds = self.slopes, self.by_distance, self.bias
+        return next((kind for kind in kinds if kind is not None), None)
 
 
 NO_EXTRAS = Extras()
@@ -259,8 +270,10 @@ class Code:
         extras: Extras,
         result: tuple[Tensor, Tensor],
         grads: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v, dense.
+        *,
+        of_bias: bool = False,
+    ) -> list[Tensor]:
+        """Gradients of q, k and v, dense, and of the bias in float32 if asked for.
 
         Args:
             q: As ``attend`` got it, and so the next three.
@@ -269,12 +282,17 @@ class Code:
             extras: Mask, bias, softcap.
             result: out and lse, as ``attend`` gave them.
             grads: Of out, the last dimension dense, and of lse ``[B, H, T]`` float32, dense.
+            of_bias: Whether to return the gradient of ``extras.learned`` too.
         """
         grad_out, grad_lse = grads
-        found = q.new_empty(q.shape), q.new_empty(piece.k.shape), q.new_empty(piece.v.shape)
+        found = [q.new_empty(x.shape) for x in (q, piece.k, piece.v)]
+        strides = [0] * 5
+        if of_bias and extras.learned is not None:
+            found.append(torch.zeros(extras.learned.shape))
+            strides = _strided(found[3] if extras.bias is not None else _of_heads(found[3]), 4)
         self._gradients(
             self._index, torch.get_num_threads(), grad_out.data_ptr(), *grad_out.stride()[:3],
-            grad_lse.data_ptr(), *(x.data_ptr() for x in found),
+            grad_lse.data_ptr(), *(x.data_ptr() for x in found[:3]), *strides,
             *_attention(q, [piece], scale, extras, *result),
         )  # fmt: skip
         return found
@@ -369,7 +387,7 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-_NONE = [0] * 15
+_NONE = [0] * 17
 _IN_ONE_PIECE = [0] * 4
 
 
@@ -378,11 +396,17 @@ def _extras(extras: Extras) -> list[int]:
         extras.bounds[0].data_ptr(), *_table(extras.bounds[1])
     ]  # fmt: skip
     found += _strided(extras.keep, 3)
-    if extras.slopes is None:
-        found += [0, 0, 0]
+    found.append(0 if extras.slopes is None else extras.slopes.data_ptr())
+    if extras.by_distance is None:
+        found += [0, 0]
     else:
-        found += [extras.slopes[0].data_ptr(), *_table(extras.slopes[1])]
-    return found + _strided(extras.bias, 4)
+        found += [extras.by_distance.data_ptr(), extras.by_distance.shape[1] // 2]
+    return [*found, *_table(extras.q_positions), *_strided(extras.bias, 4)]
+
+
+def _of_heads(x: Tensor) -> Tensor:
+    """``[H]`` or ``[H, n]`` as ``[1, H, 1, 1]`` or ``[1, H, 1, n]``."""
+    return x.view(1, len(x), 1, -1)
 
 
 def _table(rows: Tensor | None) -> tuple[int, int]:
@@ -509,12 +533,13 @@ def _disagreement(candidate: Code) -> str | None:
         for queries in (1, 40):
             q, k, v = random(1, 4, queries, 32), random(1, 2, 150, 32), random(1, 2, 150, 48)
             high = torch.arange(150 - queries, 150)[None] + 1
-            extras = Extras(bounds=(torch.full_like(high, 3), high))
+            added = random(1, 4, 1, 150).float()
+            extras = Extras(bounds=(torch.full_like(high, 3), high), bias=added)
             out, _ = candidate.attend(q, [Piece(k, v)], 0.2, extras)
             wide_k, wide_v = (t.double().repeat_interleave(2, dim=1) for t in (k, v))
             at = torch.arange(150)
             hidden = (at < 3) | (at >= high[0][:, None])
-            scores = (q.double() @ wide_k.mT * 0.2).masked_fill(hidden, -torch.inf)
+            scores = (q.double() @ wide_k.mT * 0.2 + added).masked_fill(hidden, -torch.inf)
             exact = scores.softmax(dim=-1) @ wide_v
             if not torch.allclose(out.double(), exact, atol=close, rtol=close):
                 return f"attention in {dtype} differs from float64"
@@ -522,12 +547,14 @@ def _disagreement(candidate: Code) -> str | None:
             out, lse = candidate.attend(q, [Piece(k, v)], 0.2, extras, lse=True)
             assert lse is not None
             found = candidate.gradients(
-                q, Piece(k, v), 0.2, extras, (out, lse), (grad, torch.zeros_like(lse))
+                q, Piece(k, v), 0.2, extras, (out, lse), (grad, torch.zeros_like(lse)), of_bias=True
             )
             weights, wide_grad = scores.softmax(dim=-1), grad.double()
             changes = wide_grad @ wide_v.mT - (wide_grad * exact).sum(dim=-1, keepdim=True)
-            changes = 0.2 * weights * changes
-            wanted = changes @ wide_k, changes.mT @ q.double(), weights.mT @ wide_grad
+            of_scores = weights * changes
+            changes = 0.2 * of_scores
+            of_bias = of_scores.sum(dim=2, keepdim=True)
+            wanted = changes @ wide_k, changes.mT @ q.double(), weights.mT @ wide_grad, of_bias
             for mine, theirs in zip(found, wanted, strict=True):
                 theirs = theirs.reshape(1, mine.shape[1], -1, *mine.shape[2:]).sum(dim=2)
                 if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=close):

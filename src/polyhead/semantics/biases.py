@@ -178,6 +178,17 @@ class RelativeBias(Bias):
         far = (exact + (far * (count - exact)).long()).clamp(max=count - 1)
         return first + torch.where(apart < exact, apart, far)
 
+    def by_distance(self, like: Tensor) -> Tensor:
+        """``[H, 2 · max_distance + 1]`` what is added to scores, in the dtype of ``like``.
+
+        Column ``max_distance + d`` is for keys d places ahead of the query; the first and the last
+        are also for those farther away, which share a bucket. Differentiable.
+        """
+        origin, keys = Tokens.of(1, shift=self.max_distance), Tokens.of(2 * self.max_distance + 1)
+        buckets = self.buckets(origin, keys, like.device).flatten()
+        # Not by indexing, whose gradient is summed in any order.
+        return self.table.to(like).index_select(0, buckets).mT
+
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         return self.table.to(like)[self.buckets(q, k, like.device)].permute(0, 3, 1, 2)
 
