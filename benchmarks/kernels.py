@@ -21,7 +21,7 @@ from torch import Tensor
 import polyhead as ph
 from polyhead import native
 from polyhead.kernels import KERNELS
-from polyhead.native.code import Piece
+from polyhead.native.arguments import Piece
 
 
 def timed(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -225,8 +225,8 @@ MUTATIONS = [
     _m(
         "rescaled values",
         MANY_CPP,
-        "values, p.width, p.width / W, factors);\n    }\n}",
-        "values, p.width, p.width / W, nullptr);\n    }\n}",
+        "values, p.width, p.width / W, factors, after_v);\n    }\n}",
+        "values, p.width, p.width / W, nullptr, after_v);\n    }\n}",
     ),
     _m("quarantine", MANY_CPP, "if (watch && !all_finite<T>(c, keys,", "if (false && (c, keys,"),
     _m("a seen NaN shows", BLOCKS_CPP, "if (sees(c, rows, i, keys, j))", "if (false)"),
@@ -402,8 +402,8 @@ def replace_once(path: Path, line: str, instead: str) -> None:
 
 def compile_untested(folder: Path) -> None:
     """Builds the native code of a copy, which is then used however wrong it is."""
-    tested = "if (wrong := _disagreement(candidate)) is None:"
-    replace_once(folder / "src/polyhead/native/code.py", tested, "if True:")
+    tested = "if wrong is None:"
+    replace_once(folder / "src/polyhead/native/selection.py", tested, "if True:")
     replace_once(folder / "setup.py", '"-O3"', '"-O1"')  # takes half as long to compile
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

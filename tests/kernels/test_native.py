@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
 CODES = native.all_codes()
-module = importlib.import_module("polyhead.native.code")
+module = importlib.import_module("polyhead.native.selection")
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ def test_what_it_cannot_do_is_refused_by_name(feature, change):
 
 
 def test_code_that_computes_wrongly_is_switched_off(monkeypatch):
-    monkeypatch.setattr(module, "_disagreement", lambda c: "a test" if c is CODES[0] else None)
+    monkeypatch.setattr(module, "disagreement", lambda c: "a test" if c is CODES[0] else None)
     module._chosen.cache_clear()
     try:
         with pytest.warns(UserWarning, match=f"{CODES[0].name} is switched off: a test"):
@@ -226,6 +226,18 @@ def test_code_that_computes_wrongly_is_switched_off(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert native.code() is CODES[0]
+
+
+def test_the_first_use_may_be_inside_a_transform():
+    q = torch.randn(3, 1, 2, 5, 16)
+    module._chosen.cache_clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the native code")
+        grads = torch.func.vmap(torch.func.grad(lambda q: ph.attention(q, q, q).sum()))(q)
+        with torch.autocast("cpu", torch.bfloat16):
+            module._chosen.cache_clear()
+            assert native.code() is CODES[0]
+    assert grads.shape == q.shape
 
 
 def test_the_test_at_first_use_finds_a_wrong_result():
@@ -242,13 +254,13 @@ def test_the_test_at_first_use_finds_a_wrong_result():
 
         return wrong
 
-    assert module._disagreement(CODES[0]) is None
+    assert module.disagreement(CODES[0]) is None
     wrong = Wrong(CODES[0])
     for which in range(4):
         wrong.gradients = a_tenth_more(CODES[0].gradients, which)
-        assert "a gradient in torch.float32" in module._disagreement(wrong)
+        assert "a gradient in torch.float32" in module.disagreement(wrong)
     wrong.attend = a_tenth_more(wrong.attend)
-    assert "attention in torch.float32" in module._disagreement(wrong)
+    assert "attention in torch.float32" in module.disagreement(wrong)
 
 
 def test_without_native_code_everything_else_works(monkeypatch):

@@ -11,7 +11,7 @@ from native_problems import CLOSE
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import Dense, Latent, Paged, Ring
-from polyhead.native.code import Piece
+from polyhead.native.arguments import Piece
 from polyhead.native.samples import samples
 
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,7 @@ import matrix
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache, PagedCache, RingCache
-from polyhead.native.code import Extras, Piece
+from polyhead.native.arguments import Extras, Piece
 from polyhead.semantics import TensorBias, Tokens
 
 pytestmark = pytest.mark.skipif(

@@ -103,7 +103,7 @@ def test_planned_activations_are_those_that_are_allocated(
     name: str, dtype: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if code == "torch":
-        module = importlib.import_module("polyhead.native.code")
+        module = importlib.import_module("polyhead.native.selection")
         monkeypatch.setattr(module, "_chosen", lambda: None)
     elif native.code() is None:
         pytest.skip(f"no native code here: {native.unavailable()}")

@@ -10,7 +10,7 @@ from polyhead import native
 from polyhead.benchmarks.case import Case, Contestant, Run, Settings, close
 from polyhead.benchmarks.peers import torch_sdpa
 from polyhead.benchmarks.problem import Problem
-from polyhead.native.code import Piece
+from polyhead.native.arguments import Piece
 
 
 def cases(settings: Settings) -> Iterator[Case]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyhead import native
 from polyhead.kernels.base import Kernel
 from polyhead.kernels.native_operator import differentiable
-from polyhead.native.code import DTYPES, NO_EXTRAS, Extras, Piece
+from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.semantics import ALiBi, Call, DenseSource, RelativeBias, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
 from polyhead.semantics.tokens import is_traced, is_transformed

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from polyhead import native
-from polyhead.native.code import Code, Extras, Piece
+from polyhead.native.arguments import Extras, Piece
+from polyhead.native.code import Code
 from polyhead.semantics import State
 
 _KINDS = {1: "slopes", 2: "by_distance", 4: "bias"}

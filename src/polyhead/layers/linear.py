@@ -13,7 +13,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.native.code import ACTIVATIONS, MOST_ROWS, MOST_WEIGHTS, Code, Weight
+from polyhead.native.arguments import ACTIVATIONS, MOST_ROWS, MOST_WEIGHTS, Weight
+from polyhead.native.code import Code
 
 
 def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:

@@ -21,7 +21,7 @@ from polyhead.layers.linear import code_for_rows, is_watched
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.positions import RoPE
 from polyhead.native import Heads, LayerWeights
-from polyhead.native.code import ACTIVATIONS, Factor, Norm
+from polyhead.native.arguments import ACTIVATIONS, Factor, Norm
 from polyhead.semantics import Causal, Mask
 
 

@@ -6,28 +6,11 @@ switched off with a warning. Without a compiler at installation there is none, a
 could use it does without.
 """
 
-from polyhead.native.code import (
-    Code,
-    Heads,
-    LayerWeights,
-    TileSums,
-    all_codes,
-    code,
-    code_for,
-    is_plain,
-    unavailable,
-    using,
-)
+from polyhead.native.arguments import Heads, LayerWeights, TileSums
+from polyhead.native.code import Code
+from polyhead.native.selection import all_codes, code, code_for, is_plain, unavailable, using
 
 __all__ = [
-    "Code",
-    "Heads",
-    "LayerWeights",
-    "TileSums",
-    "all_codes",
-    "code",
-    "code_for",
-    "is_plain",
-    "unavailable",
-    "using",
-]
+    "Code", "Heads", "LayerWeights", "TileSums", "all_codes", "code", "code_for", "is_plain",
+    "unavailable", "using",
+]  # fmt: skip

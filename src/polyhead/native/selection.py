@@ -1,0 +1,112 @@
+"""Finds the compiled code that this processor can run, and tests it before it is used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from polyhead.native.arguments import DTYPES
+from polyhead.native.code import Code
+from polyhead.native.self_test import disagreement
+
+
+def _module() -> ModuleType | None:
+    try:
+        from polyhead.native import _native  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    module: ModuleType = _native
+    return module
+
+
+@cache
+def all_codes() -> tuple[Code, ...]:
+    """The codes that this processor can run, best first, tested or not."""
+    module = _module()
+    if module is None:
+        return ()
+    return tuple(
+        Code(module, i, name) for i, (name, runs_here) in enumerate(module.codes()) if runs_here
+    )
+
+
+_forced: list[Code] = []
+
+
+@cache
+def _chosen() -> Code | None:
+    for candidate in all_codes():
+        # In a thread of its own: no transform, mode or autocast of the caller's reaches there.
+        with ThreadPoolExecutor(1) as elsewhere:
+            wrong = elsewhere.submit(disagreement, candidate).result()
+        if wrong is None:
+            return candidate
+        warnings.warn(
+            f"the native code for {candidate.name} is switched off: {wrong}", stacklevel=2
+        )
+    return None
+
+
+def code() -> Code | None:
+    """The code in use, or None where nothing was compiled."""
+    return _forced[-1] if _forced else _chosen()
+
+
+def code_for(x: Tensor) -> Code | None:
+    """The code in use, if it may stand in for torch's operations on x.
+
+    Nobody may record gradients, watch or transform them: autocast, dispatch modes, functorch,
+    compilation.
+    """
+    if (
+        torch.is_grad_enabled()
+        or type(x) is not Tensor
+        or not x.is_cpu
+        or x.dtype not in DTYPES
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return None
+    return code()
+
+
+def is_plain(parameter: Tensor, x: Tensor) -> bool:
+    """Whether a parameter can be read beside x as it lies in memory."""
+    return (
+        type(parameter) in (torch.nn.Parameter, Tensor)
+        and parameter.is_cpu
+        and parameter.dtype is x.dtype
+        and parameter.is_contiguous()
+    )
+
+
+@contextmanager
+def using(chosen: Code) -> Iterator[None]:
+    """Within the block, this code is used, whatever the processor would prefer."""
+    _forced.append(chosen)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def unavailable() -> str | None:
+    """Why there is no native code here and what would bring it, or None."""
+    if code() is not None:
+        return None
+    if _module() is None:
+        return "not compiled; install a C++ compiler (apt install g++), then install polyhead again"
+    return "no code compiled for this processor gave right results"
+
+
+# What torch.compiler.assume_constant_result would write, without importing the compiler.
+unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
