@@ -162,6 +162,23 @@ def test_vmap_of_grad_equals_autograd(features, kernel):
             assert torch.allclose(a[i], b, atol=1e-5)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("features", ["plain", "everything"])
+def test_a_compiled_derivative_equals_that_of_the_reference(features, batched):
+    many = [torch.stack([x, 2 * x]) for x in qkv()]
+
+    def derivative(kernel):
+        f = function(features, kernel)
+        of_all = grad(lambda q, k, v: f(q, k, v).sin().sum(), argnums=(0, 1, 2))
+        return vmap(of_all) if batched else of_all
+
+    inputs = many if batched else [x[0] for x in many]
+    torch.compiler.reset()
+    found = torch.compile(derivative("auto"), fullgraph=True, backend="aot_eager")(*inputs)
+    for a, b in zip(found, derivative("reference")(*inputs), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
 def test_vmap_over_the_numbers_of_a_mask():
     q, k, v = qkv()
     kept, lengths = torch.rand(3, T, T) > 0.4, torch.tensor([[3, 4], [5, 6], [20, 1]])

@@ -17,7 +17,7 @@ from polyhead.kernels.native_operator import differentiable
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.semantics import ALiBi, Call, DenseSource, RelativeBias, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
-from polyhead.semantics.tokens import is_traced, is_transformed
+from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
 
 _FAR = 1 << 62
 """Beyond any position."""
@@ -41,7 +41,8 @@ class NativeKernel(Kernel):
             return str(q.dtype).removeprefix("torch.")
         if not q.is_cpu:
             return f"tensors on {q.device}"
-        if is_transformed() or (is_traced(q) and not torch.compiler.is_compiling()):
+        compiling = torch.compiler.is_compiling()
+        if is_transformed() or (is_differentiated() if compiling else is_traced(q)):
             return "torch.func"
         if spec.dropout_p:
             return f"dropout_p={spec.dropout_p}"
@@ -58,7 +59,7 @@ class NativeKernel(Kernel):
         if type(source) is not DenseSource:
             if call.requires_grad:
                 return "gradients beside keys and values that a cache holds"
-            if torch.compiler.is_compiling():
+            if compiling:
                 return "compilation of a cache"
         return None
 

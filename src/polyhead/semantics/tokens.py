@@ -128,6 +128,18 @@ def is_transformed() -> bool:
     )
 
 
+def is_differentiated() -> bool:
+    """Whether torch.func takes a derivative here, under compilation too."""
+    kinds = torch._C._functorch.TransformType
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() in (kinds.Grad, kinds.Jvp) for level in levels)
+
+
+# What torch.compiler.assume_constant_result would write, without importing the compiler: the
+# levels stand while a graph is traced.
+is_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _spans(positions: Tensor, size: int) -> list[Span | None]:
     """The span of every run of ``size``, with one transfer from the device for all of them."""
     length = positions.shape[-1]
