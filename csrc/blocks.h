@@ -61,7 +61,6 @@ inline Vec load_elements(const Pair* p) { return load_any<Vec>(p); }
 // for what lies behind the last row does no harm.
 class NextBlock {
   public:
-    NextBlock() = default;
     // `rows` of `bytes` each, `stride` bytes apart.
     NextBlock(const void* first, int64_t stride, int64_t rows, int64_t bytes)
         : first_((const char*)first), stride_(stride), rows_(rows), lines_((bytes + 63) / 64) {}
@@ -72,21 +71,27 @@ class NextBlock {
     };
     // The lines for the next `steps` steps: the same column of so many rows.
     Lines next(int64_t steps) {
-        const int64_t column = asked_ / (rows_ ? rows_ : 1), row = asked_ - column * rows_;
+        const int64_t column = asked_ / rows_, row = asked_ - column * rows_;
         if (column >= lines_ || row + steps > rows_) return {(const char*)this, 0};  // none: one at hand
         asked_ += steps;
         return {first_ + row * stride_ + column * 64, stride_};
     }
 
   private:
-    const char* first_ = nullptr;
-    int64_t stride_ = 0, rows_ = 0, lines_ = 0, asked_ = 0;
+    const char* first_;
+    int64_t stride_, rows_, lines_, asked_ = 0;
+};
+
+// For products whose next block is at hand already.
+struct Nothing {
+    struct Lines { void ask(int64_t) const {} };
+    Lines next(int64_t) const { return {}; }
 };
 
 // c[M, N·W] = factor[m] · c + a[M, K] · b[K, N·W]; without factors c is overwritten. Transposed: a is
 // given as [K, M].
-template <int M, int N, bool Transposed, class E>
-inline void tile_product(NextBlock& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+template <int M, int N, bool Transposed, class E, class Next>
+inline void tile_product(Next& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
                          float* c, int64_t c_stride, const float* factors) {
     Vec acc[M][N];
 #pragma GCC unroll 8
@@ -94,7 +99,7 @@ inline void tile_product(NextBlock& next, const E* a, int64_t a_stride, const E*
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n)
             acc[m][n] = factors ? load(c + m * c_stride + n * W) * factors[m] : Vec{};
-    const NextBlock::Lines lines = next.next(K);
+    const auto lines = next.next(K);
     for (int64_t k = 0; k < K; ++k) {
         lines.ask(k);
         Vec row[N];
@@ -117,8 +122,8 @@ constexpr int kTileRows = 6;
 constexpr int kTileVectors = PH_WIDTH == 16 ? 4 : 2;
 
 // The same for any number of rows up to kTileRows and any number of vectors of columns.
-template <int M, bool Transposed, class E>
-inline void product_rows(NextBlock& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+template <int M, bool Transposed, class E, class Next>
+inline void product_rows(Next& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
                          float* c, int64_t c_stride, int64_t vectors, const float* factors) {
     int64_t n = 0;
     for (; n + kTileVectors <= vectors; n += kTileVectors)
@@ -130,10 +135,10 @@ inline void product_rows(NextBlock& next, const E* a, int64_t a_stride, const E*
     if (n < vectors)
         tile_product<M, 1, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
 }
-template <class E, bool Transposed = false>
+template <class E, bool Transposed = false, class Next>
 inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
                           int64_t K, float* c, int64_t c_stride, int64_t vectors,
-                          const float* factors, NextBlock& next) {
+                          const float* factors, Next& next) {
     switch (rows) {
         case 6: return product_rows<6, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
         case 5: return product_rows<5, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
@@ -148,7 +153,7 @@ template <class E, bool Transposed = false>
 inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
                           int64_t K, float* c, int64_t c_stride, int64_t vectors,
                           const float* factors) {
-    NextBlock nothing;
+    Nothing nothing;
     block_product<E, Transposed>(rows, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors, nothing);
 }
 

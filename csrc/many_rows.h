@@ -113,10 +113,10 @@ inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t cou
     return part;
 }
 
-template <class T, class E>
+template <class T, class E, class Next>
 void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
                 const E* q, const E* k, const E* v, float* s, Pair* weights, State& state,
-                NextBlock after_k, NextBlock after_v) {
+                Next after_k, Next after_v) {
     constexpr bool pairs = !__is_same(E, float);
     const int64_t steps = steps_of(c.key_dim, pairs);
     const bool trim = visible == Visible::some && c.low && !keys.positions;
@@ -168,12 +168,13 @@ void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from
             from = quarantined<T>(c, rows, keys, from, good_k, good_v, state);
         transpose(from.k, from.k_token, keys.length, D, k);
         pack_values(from.v, from.v_token, keys.length, c.value_dim, p.width, v);
-        const T *next_k = from.k + kManyKeys * from.k_token, *next_v = from.v + kManyKeys * from.v_token;
-        NextBlock after_k, after_v;
-        if (rows.count <= kWaitsForMemory) {
-            after_k = NextBlock(next_k, from.k_token * sizeof(T), kManyKeys, D * sizeof(T));
-            after_v = NextBlock(next_v, from.v_token * sizeof(T), kManyKeys, c.value_dim * sizeof(T));
+        if (rows.count > kWaitsForMemory) {
+            many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state, Nothing{}, Nothing{});
+            return;
         }
-        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state, after_k, after_v);
+        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state,
+                         NextBlock(from.k + kManyKeys * from.k_token, from.k_token * sizeof(T), kManyKeys, D * sizeof(T)),
+                         NextBlock(from.v + kManyKeys * from.v_token, from.v_token * sizeof(T), kManyKeys,
+                                   c.value_dim * sizeof(T)));
     });
 }

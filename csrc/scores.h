@@ -144,7 +144,16 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
     const int64_t h = rows.head(i), t = rows.token(i);
     if (c.slopes) {
         const float slope = c.slopes[h];
-        with_distances(query_position(c, rows, i), keys, [&](int64_t j, float apart) { s[j] -= slope * apart; });
+        const int64_t query = query_position(c, rows, i);
+        if (keys.positions) {
+            with_distances(query, keys, [&](int64_t j, float apart) { s[j] -= slope * apart; });
+        } else {
+            VecInt apart = splat_int((int32_t)(query - keys.first)) - counted();
+            for (int64_t j = 0; j < keys.length; j += W, apart -= W) {
+                const VecInt distance = (VecInt)__builtin_convertvector(apart, Vec) & 0x7fffffff;
+                store_any(s + j, load(s + j) - slope * (Vec)distance);
+            }
+        }
     }
     if (c.by_distance) {
         const int64_t last = 2 * c.farthest, query = query_position(c, rows, i);

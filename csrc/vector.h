@@ -18,6 +18,12 @@ template <class V> inline void store_any(void* p, V v) { __builtin_memcpy(p, &v,
 
 inline Vec splat(float x) { return x - Vec{}; }
 inline VecInt splat_int(int32_t x) { return x - VecInt{}; }
+// 0, 1, 2, …
+inline VecInt counted() {
+    VecInt found;
+    for (int i = 0; i < W; ++i) found[i] = i;
+    return found;
+}
 inline Vec choose(VecInt where, Vec yes, Vec no) {
     return (Vec)((where & (VecInt)yes) | (~where & (VecInt)no));
 }
