@@ -48,12 +48,15 @@ def examine() -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Of Python and of every package that matters; None where it is not installed."""
+    import torch
+
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in (*_PACKAGES, *_PEERS):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
+    found["torch"] = torch.__version__  # says which build, as its package may not
     return found
 
 
