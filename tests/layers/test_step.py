@@ -126,7 +126,7 @@ def test_a_layer_takes_steps_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
     def counted(*arguments: object) -> Tensor | None:
-        taken.append(step(*arguments))  # type: ignore[arg-type]
+        taken.append(step(*arguments))  # type: ignore[arg-type]  # whatever the layer gives
         return taken[-1]
 
     monkeypatch.setattr(transformer_layer, "step", counted)
@@ -143,7 +143,7 @@ def _hooked(*path: str) -> Callable[[TransformerLayer], object]:
 
 
 def _own_forward(layer: TransformerLayer) -> None:
-    layer.feed_forward.forward = lambda x: x * 2  # type: ignore[method-assign]
+    layer.feed_forward.forward = lambda x: x * 2  # type: ignore[method-assign]  # as users do
 
 
 def _another_norm(layer: TransformerLayer) -> None:
@@ -186,6 +186,45 @@ WATCHED: dict[str, Callable[[TransformerLayer], object]] = {
 }  # fmt: skip
 
 
+def _another_dtype(layer: TransformerLayer) -> None:
+    layer.attention.o_proj.bfloat16()
+
+
+def _another_dtype_of_a_norm(layer: TransformerLayer) -> None:
+    layer.feed_forward_norm.bfloat16()
+
+
+def _columns(layer: TransformerLayer) -> None:
+    layer.feed_forward.up_proj.weight = nn.Parameter(torch.randn(E, 80).T)
+
+
+def _dropout_of_the_attention(layer: TransformerLayer) -> None:
+    layer.attention.dropout = 0.5
+    layer.attention.train()
+
+
+def _dropout_of_the_network(layer: TransformerLayer) -> None:
+    layer.feed_forward.dropout = 0.5
+    layer.feed_forward.train()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _another_dtype, _another_dtype_of_a_norm, _columns, _dropout_of_the_attention,
+        _dropout_of_the_network,
+    ],
+)  # fmt: skip
+def test_what_native_code_cannot_read_or_do_is_left_to_the_modules(
+    change: Callable[[TransformerLayer], None],
+) -> None:
+    layer = _layer()
+    cache = _prompted(layer)
+    change(layer)
+    assert step(layer, _token(), ph.Causal(), cache) is None
+    assert cache.lengths == [5]
+
+
 @pytest.mark.parametrize("name", WATCHED)
 def test_modules_that_somebody_watches_or_replaced_are_called(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -218,7 +257,7 @@ class _Counting(StoredCache):
 
     appended = 0
 
-    def append(self, *arguments: Tensor) -> object:  # type: ignore[override]
+    def append(self, *arguments: Tensor) -> object:  # type: ignore[override]  # takes all
         self.appended += 1
         return super().append(*arguments)
 

@@ -35,7 +35,7 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         return None
     weights = []
     for linear in linears:
-        weight = weight_of(linear, x)
+        weight = _weight_of(linear, x)
         if weight is None:
             return None
         weights.append(weight)
@@ -75,11 +75,11 @@ def feed_forward(
     code = code_for_rows(x)
     if code is None or activation not in ACTIVATIONS:
         return None
-    gate_weight = None if gate is None else weight_of(gate, x)
-    up_weight = weight_of(up, x)
+    gate_weight = None if gate is None else _weight_of(gate, x)
+    up_weight = _weight_of(up, x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
-    down_weight = weight_of(down, x, up_weight[0].shape[0])
+    down_weight = _weight_of(down, x, up_weight[0].shape[0])
     if down_weight is None:
         return None
     y = code.feed_forward(_rows(x), gate_weight, up_weight, down_weight, activation)
@@ -92,7 +92,7 @@ def code_for_rows(x: Tensor) -> Code | None:
     return code if code is not None and 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
 
 
-def weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
+def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
     """Weight and bias of a plain ``nn.Linear`` that nobody watches, if they fit."""
     if type(module) is not nn.Linear or is_watched(module):
         return None

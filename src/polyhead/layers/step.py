@@ -49,6 +49,7 @@ def step(layer: nn.Module, x: Tensor, mask: Mask | None, cache: KeyValueCache) -
         or type(attention) is not MultiHeadAttention
         or type(feed_forward) is not FeedForward
         or feed_forward.activation not in ACTIVATIONS
+        or (feed_forward.training and feed_forward.dropout)
         or is_watched(attention)
         or is_watched(feed_forward)
         or torch_module._global_forward_hooks
@@ -78,6 +79,7 @@ def _heads(attention: MultiHeadAttention, x: Tensor, position: int) -> Heads | N
     if (
         (window is not None and position >= window)
         or attention.is_shown
+        or (attention.training and attention.dropout)
         or attention._parameters["sinks"] is not None
         or attention.qk_norm_place not in (None, "before_rope")
         or not (rope is None or (type(rope) is RoPE and rope.config.dim in (None, D)))

@@ -187,7 +187,9 @@ class TransformerLayer(nn.Module):
             )
         if (
             cache is not None
-            and (context, bias, positions) == (None, None, None)
+            and context is None
+            and bias is None
+            and positions is None
             and not (self._post or self.training)
             and kernel in ("auto", "native")
             and (y := step(self, x, mask, cache)) is not None
