@@ -71,7 +71,7 @@ inline int64_t state_bytes(const Plan& p) {
 template <class T> void attend_of(const Attention& c, int threads) {
     const Plan p = plan_of(c, threads);
     if (p.blocks == 0) return;
-    const int64_t own = state_bytes(p) + (p.few ? few_bytes(c) : many_bytes(c, p)) + 64;
+    const int64_t own = state_bytes(p) + (p.few ? few_bytes(c) : many_bytes<T>(c, p)) + 64;
     if (!p.split) {
         int64_t next = 0;
         const int team = p.blocks < threads ? (int)p.blocks : threads;

@@ -118,7 +118,8 @@ inline void tile_product(Next& next, const E* a, int64_t a_stride, const E* b, i
         for (int n = 0; n < N; ++n) store_any(c + m * c_stride + n * W, acc[m][n]);
 }
 
-constexpr int kTileRows = 6;
+// Rows of a left factor that a product takes at a time, and vectors of columns that it holds.
+template <class E> constexpr int kTileRows = 6;
 constexpr int kTileVectors = PH_WIDTH == 16 ? 4 : 2;
 
 // The same for any number of rows up to kTileRows and any number of vectors of columns.
@@ -135,10 +136,37 @@ inline void product_rows(Next& next, const E* a, int64_t a_stride, const E* b, i
     if (n < vectors)
         tile_product<M, 1, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
 }
+
+// Rows become columns.
+template <int H> inline void transpose_step(Vec* rows) {
+    using Lanes = std::make_integer_sequence<int, W>;
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+        if ((i & H) == 0) {
+            const Vec a = rows[i], b = rows[i + H];
+            rows[i] = halves<H, 0>(a, b, Lanes{});
+            rows[i + H] = halves<H, 1>(a, b, Lanes{});
+        }
+    if constexpr (H > 1) transpose_step<H / 2>(rows);
+}
+inline void transpose_in_registers(Vec* rows) { transpose_step<W / 2>(rows); }
+
+#if PH_TILES
+template <> inline constexpr int kTileRows<Pair> = 32;
+#include "tiles.h"
+#else
+struct TilesInUse {};
+#endif
+
 template <class E, bool Transposed = false, class Next>
 inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
                           int64_t K, float* c, int64_t c_stride, int64_t vectors,
                           const float* factors, Next& next) {
+#if PH_TILES
+    if constexpr (__is_same(E, Pair))
+        return tiled_product<Transposed>(next, rows, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+    else
+#endif
     switch (rows) {
         case 6: return product_rows<6, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
         case 5: return product_rows<5, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
@@ -156,17 +184,3 @@ inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b
     Nothing nothing;
     block_product<E, Transposed>(rows, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors, nothing);
 }
-
-// Rows become columns.
-template <int H> inline void transpose_step(Vec* rows) {
-    using Lanes = std::make_integer_sequence<int, W>;
-#pragma GCC unroll 16
-    for (int i = 0; i < W; ++i)
-        if ((i & H) == 0) {
-            const Vec a = rows[i], b = rows[i + H];
-            rows[i] = halves<H, 0>(a, b, Lanes{});
-            rows[i + H] = halves<H, 1>(a, b, Lanes{});
-        }
-    if constexpr (H > 1) transpose_step<H / 2>(rows);
-}
-inline void transpose_in_registers(Vec* rows) { transpose_step<W / 2>(rows); }

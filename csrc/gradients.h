@@ -114,10 +114,10 @@ void weigh_again(const Attention& c, const Rows& rows, const Keys& keys, Visible
 template <class E>
 void add_transposed(const E* a, const E* b, int64_t b_stride, int64_t steps, int64_t count, float* to,
                     int64_t vectors) {
-    float ones[kTileRows];
+    float ones[kTileRows<E>];
     for (float& one : ones) one = 1.0f;
-    for (int64_t m = 0; m < count; m += kTileRows)
-        block_product<E, true>(count - m < kTileRows ? count - m : kTileRows, a + m, kManyKeys, b,
+    for (int64_t m = 0; m < count; m += kTileRows<E>)
+        block_product<E, true>(count - m < kTileRows<E> ? count - m : kTileRows<E>, a + m, kManyKeys, b,
                                b_stride, steps, to + m * vectors * W, vectors * W, vectors, ones);
 }
 
@@ -167,8 +167,8 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
     const int64_t D = steps_of(c.key_dim, pairs), V = steps_of(c.value_dim, pairs);
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
     const int64_t key_vectors = p.key_width / W, value_vectors = p.value_width / W;
-    for (int64_t i = 0; i < rows.count; i += kTileRows) {
-        const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
+    for (int64_t i = 0; i < rows.count; i += kTileRows<E>) {
+        const int64_t count = rows.count - i < kTileRows<E> ? rows.count - i : kTileRows<E>;
         block_product<E>(count, packed.q + i * D, D, block.k_columns, kManyKeys, D, s + i * kManyKeys,
                          kManyKeys, padded / W, nullptr);
         block_product<E>(count, packed.grad + i * V, V, block.v_columns, kManyKeys, V,
@@ -196,10 +196,10 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
     const int64_t row_steps = steps_of(rows.count, pairs);
     add_transposed<E>(weights, packed.grad_rows, p.value_width, row_steps, keys.length, block.grad_v, value_vectors);
     add_transposed<E>(changes, packed.q_rows, p.key_width, row_steps, keys.length, block.grad_k, key_vectors);
-    float ones[kTileRows];
+    float ones[kTileRows<E>];
     for (float& one : ones) one = 1.0f;
-    for (int64_t i = 0; i < rows.count; i += kTileRows) {
-        const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
+    for (int64_t i = 0; i < rows.count; i += kTileRows<E>) {
+        const int64_t count = rows.count - i < kTileRows<E> ? rows.count - i : kTileRows<E>;
         float* to = sums.grad_q + ((rows.head(i) - rows.kv_head * (c.heads / c.kv_heads)) * c.queries + rows.token(i)) * p.key_width;
         // Rows of a block lie after each other: it has whole heads, or tokens of one.
         block_product<E>(count, changes_of_keys + i * change_stride, change_stride, block.k_rows,
@@ -243,6 +243,7 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     float* good_k = arena.take<float>(kManyKeys * D);
     float* good_v = arena.take<float>(kManyKeys * V);
     const Piece& piece = c.pieces[0];
+    [[maybe_unused]] const TilesInUse tiles;
     Rows rows{};
     rows.batch = head / c.kv_heads, rows.kv_head = head % c.kv_heads;
     __builtin_memset(sums.grad_q, 0, p.sum * 4);

@@ -91,9 +91,9 @@ template <class T> inline void pack_query(const T* q, int64_t D, float* to) {
     for (int64_t d = 0; d < D; ++d) to[d] = to_float(q[d]);
 }
 
-inline int64_t many_bytes(const Attention& c, const Plan& p) {
+template <class T> inline int64_t many_bytes(const Attention& c, const Plan& p) {
     return 4 * (p.rows * c.key_dim + kManyKeys * (3 * c.key_dim + 2 * c.value_dim + p.width) +
-                2 * kTileRows * kManyKeys) + 16 * 64;
+                2 * kTileRows<typename Element<T>::type> * kManyKeys) + 16 * 64;
 }
 
 // The part of a block of keys that any of `count` rows from i on sees, widened to whole vectors.
@@ -120,9 +120,10 @@ void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys&
     constexpr bool pairs = !__is_same(E, float);
     const int64_t steps = steps_of(c.key_dim, pairs);
     const bool trim = visible == Visible::some && c.low && !keys.positions;
-    float factors[kTileRows];
-    for (int64_t i = 0; i < rows.count; i += kTileRows) {
-        const int64_t count = rows.count - i < kTileRows ? rows.count - i : kTileRows;
+    constexpr int64_t step = kTileRows<E>;
+    float factors[step];
+    for (int64_t i = 0; i < rows.count; i += step) {
+        const int64_t count = rows.count - i < step ? rows.count - i : step;
         const Keys seen = trim ? seen_of(c, rows, i, count, keys) : keys;
         if (!seen.length) continue;
         const int64_t from = seen.start - keys.start;
@@ -155,13 +156,14 @@ void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from
     E* q = arena.take<E>(p.rows * steps);
     E* k = arena.take<E>(kManyKeys * steps);
     E* v = arena.take<E>(kManyKeys * p.width);
-    float* s = arena.take<float>(kTileRows * kManyKeys);
-    Pair* weights = arena.take<Pair>(kTileRows * kManyKeys / 2);
+    float* s = arena.take<float>(kTileRows<E> * kManyKeys);
+    Pair* weights = arena.take<Pair>(kTileRows<E> * kManyKeys / 2);
     float* good_k = arena.take<float>(kManyKeys * D);
     float* good_v = arena.take<float>(kManyKeys * c.value_dim);
     for (int64_t i = 0; i < rows.count; ++i) pack_query(query<T>(c, rows, i), D, q + i * steps);
     T* room = arena.take<T>(kManyKeys * (D + c.value_dim));
     const bool watch = c.low || c.keep;
+    [[maybe_unused]] const TilesInUse tiles;
     over_keys<T>(c, rows, from, to, kManyKeys, room,
                  [&](const Keys& keys, Visible visible, Content<T> from) {
         if (watch && !all_finite<T>(c, keys, from))

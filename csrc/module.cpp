@@ -15,7 +15,7 @@ namespace {
 
 const Code* const kCodes[] = {
 #if defined(__x86_64__)
-    &avx512_bf16_code, &avx512_code, &avx2_code,
+    &avx512_amx_code, &avx512_bf16_code, &avx512_code, &avx2_code,
 #endif
     &portable_code,
 };

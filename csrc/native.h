@@ -195,7 +195,7 @@ struct Code {
 };
 
 #if defined(__x86_64__)
-extern const Code avx512_bf16_code, avx512_code, avx2_code;
+extern const Code avx512_amx_code, avx512_bf16_code, avx512_code, avx2_code;
 #endif
 extern const Code portable_code;
 

@@ -1,0 +1,88 @@
+// Compares products on matrix tiles with sums in double: every number of rows, and of pairs and columns
+// around whole tiles. Says how many products it compared, or the first that differs.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <immintrin.h>
+
+#define PH_WIDTH 16
+#define PH_TILES 1
+#define PH_TILE_MODEL 1
+
+namespace {
+#include "vector.h"
+#include "blocks.h"
+
+float random_number() { return (float)std::rand() / (float)RAND_MAX * 2.0f - 1.0f; }
+
+std::vector<Pair> random_pairs(int64_t count) {
+    std::vector<Pair> pairs(count);
+    for (Pair& pair : pairs) {
+        BFloat16 low, high;
+        round_to(random_number(), &low), round_to(random_number(), &high);
+        pair.bits = low.bits | (uint32_t)high.bits << 16;
+    }
+    return pairs;
+}
+
+double dot(Pair a, Pair b) {
+    auto low = [](Pair p) { return (double)to_float(BFloat16{(uint16_t)p.bits}); };
+    auto high = [](Pair p) { return (double)to_float(BFloat16{(uint16_t)(p.bits >> 16)}); };
+    return low(a) * low(b) + high(a) * high(b);
+}
+
+enum Factors { none, ones, others };
+
+// What lies round c must stay: a frame of untouched numbers.
+template <bool Transposed> bool is_right(int64_t rows, int64_t K, int64_t vectors, Factors kind) {
+    const int64_t columns = vectors * W, most = 2 * kTile, c_stride = columns + W;
+    const int64_t a_stride = Transposed ? most : K + 3, b_stride = columns + W;
+    const auto a = random_pairs(Transposed ? K * a_stride : (rows - 1) * a_stride + K);
+    const auto b = random_pairs((K - 1) * b_stride + columns);
+    std::vector<float> c((rows + 1) * c_stride), factors(most, 1.0f);
+    for (float& x : c) x = random_number();
+    if (kind == others)
+        for (float& x : factors) x = random_number();
+    const std::vector<float> before = c;
+    block_product<Pair, Transposed>(rows, a.data(), a_stride, b.data(), b_stride, K, c.data(), c_stride, vectors,
+                                    kind == none ? nullptr : factors.data());
+    for (int64_t m = 0; m <= rows; ++m)
+        for (int64_t n = 0; n < c_stride; ++n) {
+            const int64_t at = m * c_stride + n;
+            if (m == rows || n >= columns) {
+                if (c[at] != before[at]) return false;
+                continue;
+            }
+            double sum = kind == none ? 0 : (double)before[at] * factors[m];
+            for (int64_t k = 0; k < K; ++k)
+                sum += dot(a[Transposed ? k * a_stride + m : m * a_stride + k], b[k * b_stride + n]);
+            if (!(std::abs(c[at] - sum) < 1e-4)) return false;
+        }
+    return true;
+}
+}  // namespace
+
+int main() {
+    const TilesInUse tiles;
+    int compared = 0;
+    for (int64_t rows = 1; rows <= 32; ++rows)
+        for (int64_t K : {1, 15, 16, 17, 32, 40, 63, 64, 65, 130})
+            for (int64_t vectors : {1, 2, 3, 4})
+                for (Factors kind : {none, ones, others}) {
+                    const bool plain = is_right<false>(rows, K, vectors, kind);
+                    if (!plain || !is_right<true>(rows, K, vectors, kind)) {
+                        std::printf("wrong: rows %d, pairs %d, vectors %d, factors %d, %s\n", (int)rows, (int)K,
+                                    (int)vectors, (int)kind, plain ? "transposed" : "plain");
+                        return 1;
+                    }
+                    ++compared;
+                }
+    std::printf("%d shapes\n", compared);
+    return 0;
+}
