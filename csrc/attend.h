@@ -23,13 +23,13 @@ void run_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from,
 }
 
 // Adds what another part of the keys gave to rows of the same block.
-inline void merge(State& into, const State& part, int64_t rows, int64_t width) {
+inline void merge(State& into, const State& part, int64_t rows, int64_t width, float scale) {
     for (int64_t i = 0; i < rows; ++i) {
         const float peak = part.peak[i] > into.peak[i] ? part.peak[i] : into.peak[i];
         const float a = into.peak[i] == kMinusInfinity ? (into.total[i] == 0 ? 0.0f : 1.0f)
-                                                       : __builtin_expf(into.peak[i] - peak);
+                                                       : __builtin_expf((into.peak[i] - peak) * scale);
         const float b = part.peak[i] == kMinusInfinity ? (part.total[i] == 0 ? 0.0f : 1.0f)
-                                                       : __builtin_expf(part.peak[i] - peak);
+                                                       : __builtin_expf((part.peak[i] - peak) * scale);
         into.peak[i] = peak;
         into.total[i] = into.total[i] * a + part.total[i] * b;
         into.poisoned[i] |= part.poisoned[i];
@@ -40,6 +40,7 @@ inline void merge(State& into, const State& part, int64_t rows, int64_t width) {
 }
 
 template <class T> void finish(const Attention& c, const Rows& rows, const State& state, int64_t width) {
+    const float scale = late_scale(c);
     for (int64_t i = 0; i < rows.count; ++i) {
         const int64_t h = rows.head(i), t = rows.token(i);
         const float total = state.total[i];
@@ -51,7 +52,7 @@ template <class T> void finish(const Attention& c, const Rows& rows, const State
         for (; d < c.value_dim; ++d) round_to(values[d] * factor, out + d);
         if (c.lse)
             c.lse[(rows.batch * c.heads + h) * c.queries + t] =
-                total == 0 ? kMinusInfinity : state.peak[i] + __builtin_logf(total);
+                total == 0 ? kMinusInfinity : state.peak[i] * scale + __builtin_logf(total);
     }
 }
 
@@ -129,7 +130,7 @@ template <class T> void attend_of(const Attention& c, int threads) {
         State state = state_at(block + first);
         const Rows rows = rows_of(c, p, block);
         for (int share = first + 1; share < threads && begin_of(share) < (block + 1) * c.keys; ++share)
-            merge(state, state_at(block + share), rows.count, p.width);
+            merge(state, state_at(block + share), rows.count, p.width, late_scale(c));
         finish<T>(c, rows, state, p.width);
     }
 }

@@ -41,10 +41,6 @@ inline VecInt add_products(VecInt sum, __m512i codes, __m512i digits) {
     return (VecInt)_mm512_dpbusd_epi32((__m512i)sum, codes, digits);
 }
 
-inline float greatest_of(Vec x) { return _mm512_reduce_max_ps((__m512)x); }
-inline float sum_of(Vec x) { return _mm512_reduce_add_ps((__m512)x); }
-inline Vec larger_of(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
-
 // 4 W factors in units of a step, as digits.
 inline void split_digits(const Vec* factors, int8_t* high, int8_t* low) {
     __m512i n[4];
@@ -82,12 +78,12 @@ inline void factors_of(const Unit& unit, const float* q, int64_t D, float* scale
         for (int m = 0; m < M; ++m) {
             const Vec x = load(q + m * D + d), factor = x * scale;
             starts[m] += x * zero;
-            most[m] = larger_of((Vec)((VecInt)factor & 0x7fffffff), most[m]);
+            most[m] = larger((Vec)((VecInt)factor & 0x7fffffff), most[m]);
             store_any(scaled + m * to.row + d, factor);
         }
     }
     for (int m = 0; m < M; ++m) {
-        const float peak = greatest_of(most[m]), start = sum_of(starts[m]);
+        const float peak = largest(most[m]), start = sum(starts[m]);
         for (int n = 0; n < N; ++n) to.step[m * N + n] = peak * (1.0f / kMostFactor), to.start[m * N + n] = start;
         const float steps = steps_of_greatest(peak);
         int8_t *high = to.digits + m * 2 * to.row, *low = high + to.row;
@@ -227,13 +223,13 @@ inline void weights_of(const float* s, const float* scale, const float* zero, in
             const Vec weight = load(s + j);
             start += weight * load(zero + j);
             factors[j / W] = weight * load(scale + j);
-            most = larger_of(factors[j / W], most);
+            most = larger(factors[j / W], most);
         }
         // Of the factors, not of the scales: a token that no row may see may have any.
-        const float peak = greatest_of(most), steps = steps_of_greatest(peak);
+        const float peak = largest(most), steps = steps_of_greatest(peak);
         for (Vec& factor : factors) factor *= steps;
         split_digits(factors, to.digits[m][0], to.digits[m][1]);
-        to.start[m] = sum_of(start);
+        to.start[m] = sum(start);
         to.step[m] = peak * (1.0f / kMostFactor);
     }
 }

@@ -94,11 +94,12 @@ template <class E>
 void weigh_again(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, int64_t padded,
                  const Packed<E>& packed, float* s, float* ds, const BiasSum& bias) {
     float slope[kManyKeys], changes[kManyKeys];
+    const float power = late_scale(c) * kLog2OfE;
     for (int64_t i = 0; i < rows.count; ++i, s += kManyKeys, ds += kManyKeys) {
         score(c, rows, i, keys, visible, s, padded, slope);
-        const Vec lse = splat(packed.lse[i]), delta = splat(packed.delta[i]);
+        const Vec lse = splat(packed.lse[i] * kLog2OfE), delta = splat(packed.delta[i]);
         for (int64_t j = 0; j < padded; j += W) {
-            const Vec weight = exponential(load(s + j) - lse);
+            const Vec weight = power_of_two(load(s + j) * power - lse);
             Vec change = weight * (load(ds + j) - delta);
             if (bias.to) store_any(changes + j, change);
             change = change * c.scale;

@@ -81,7 +81,7 @@ inline bool sees(const Attention& c, const Rows& rows, int64_t i, const Keys& ke
 
 // Sums and greatest scores of some rows, and the weighted values beside them.
 struct State {
-    float *peak, *total;    // [rows]
+    float *peak, *total;    // [rows], the peak in units of `late_scale`
     float* values;          // [rows, width], not yet divided by total
     uint8_t* poisoned;      // [rows]: sees a key with content that is not finite
 };
@@ -175,6 +175,13 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
     }
 }
 
+// What scores are still to be multiplied with after `score`: where nothing but a scale comes between the
+// products and their exponentials, it is left to these.
+inline float late_scale(const Attention& c) {
+    const bool plain = c.softcap == 0 && !c.slopes && !c.by_distance && !c.bias;
+    return plain && c.scale > 0 ? c.scale : 1.0f;
+}
+
 // Turns raw products into scores, in place. `s` has room for `padded` of them, a multiple of W; those
 // past the keys are −∞. With a softcap, `slope` gets the derivative of the capped score, unless null.
 inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
@@ -186,7 +193,7 @@ inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& k
             store_any(s + j, share * c.softcap);
             if (slope) store_any(slope + j, 1.0f - share * share);
         }
-    } else if (c.scale != 1.0f) {
+    } else if (c.scale != late_scale(c)) {
         for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * c.scale);
     }
     if (c.slopes || c.by_distance || c.bias) add_bias(c, rows, i, keys, s);
@@ -214,14 +221,15 @@ inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& 
     }
     Vec all{};
     const Vec at = splat(peak);
+    const float scale = late_scale(c), power = scale * kLog2OfE;
     for (int64_t j = 0; j < padded; j += W) {
-        const Vec weight = exponential(load(s + j) - at);
+        const Vec weight = power_of_two((load(s + j) - at) * power);
         store_any(s + j, weight);
         all += weight;
     }
     float factor = 1.0f;
     if (peak != before) {
-        factor = before == kMinusInfinity ? 0.0f : __builtin_expf(before - peak);
+        factor = before == kMinusInfinity ? 0.0f : __builtin_expf((before - peak) * scale);
         state.peak[i] = peak;
     }
     state.total[i] = state.total[i] * factor + sum(all);
