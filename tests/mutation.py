@@ -305,8 +305,8 @@ MUTATIONS = [
     _m(
         "whole numbers: scales of hidden tokens",
         INTEGERS_CPP,
-        "most = larger_of(factors[j / W], most);",
-        "most = larger_of(load(scale + j), most);",
+        "most = larger(factors[j / W], most);",
+        "most = larger(load(scale + j), most);",
     ),
     _m("whole numbers: value zero", INTEGERS_CPP, "start += weight * load(zero + j);", ""),
     _m("whole numbers: low digit", INTEGERS_CPP, "Vec) * 256.0f +", "Vec) * 256.0f + 0.0f *"),
