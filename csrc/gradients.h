@@ -13,9 +13,16 @@ constexpr int64_t kTasks = 16, kMostSplits = 4;
 
 // Rows of a block: queries and gradients of the output, as left and as right factor of a product.
 template <class E> struct Packed {
-    E *q, *grad;            // [rows, steps of D or V]
-    E *q_rows, *grad_rows;  // [steps of rows, width]
-    float *delta, *lse;     // [rows]
+    const E *q, *grad;            // [rows, steps of D or V]
+    const E *q_rows, *grad_rows;  // [steps of rows, width]
+    float *delta, *lse;           // [rows]
+};
+
+// Where rows are put to be packed: as they are, and in the other forms where these differ.
+template <class T, class E> struct PackingRoom {
+    T *q, *grad;
+    E *q_left, *grad_left, *q_right, *grad_right;
+    float *delta, *lse;
 };
 
 struct GradientPlan {
@@ -56,37 +63,62 @@ inline GradientPlan gradient_plan_of(const Gradients& g) {
     return p;
 }
 
-// Rows of a dtype as float32, packed both ways; a row that saw nothing, or content that is not
-// finite (its out is NaN, but its lse, of what was put in place of such content, is not), is 0.
-template <class T, class E>
-void pack_rows(const Gradients& g, const Rows& rows, Packed<E> to, T* plain) {
-    const Attention& c = g.call;
+// Rows of D numbers as left factors: those of bfloat16 are pairs as they lie, if they are even.
+template <class T, class E> const E* as_left(const T* x, int64_t rows, int64_t D, E* room) {
     constexpr bool pairs = !__is_same(E, float);
-    const int64_t D = c.key_dim, V = c.value_dim, D_width = up_to(D, W), V_width = up_to(V, W);
-    T* q = plain;
-    T* grad = plain + rows.count * D;
+    if (__is_same(T, E) || (pairs && D % 2 == 0)) return (const E*)x;
+    for (int64_t i = 0; i < rows; ++i) pack_query(x + i * D, D, room + i * steps_of(D, pairs));
+    return room;
+}
+
+template <class T, class E> const E* as_right(const T* x, int64_t rows, int64_t D, E* room) {
+    const int64_t width = up_to(D, W);
+    if (__is_same(T, E) && D == width) return (const E*)x;
+    pack_values(x, D, rows, D, width, room);
+    return room;
+}
+
+template <class T> inline float dot(const T* a, const T* b, int64_t n) {
+    Vec all{};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) all += load(a + i) * load(b + i);
+    float total = sum(all);
+    for (; i < n; ++i) total += to_float(a[i]) * to_float(b[i]);
+    return total;
+}
+
+template <class T> inline bool has_nan(const T* x, int64_t n) {
+    for (int64_t i = 0; i < n; ++i)
+        if (const float number = to_float(x[i]); number != number) return true;
+    return false;
+}
+
+// The rows of a block, packed both ways; a row that saw nothing, or content that is not finite (its out
+// is NaN, but its lse, of what was put in place of such content, is not), is 0.
+template <class T, class E>
+Packed<E> pack_rows(const Gradients& g, const Rows& rows, const PackingRoom<T, E>& room) {
+    const Attention& c = g.call;
+    const int64_t D = c.key_dim, V = c.value_dim;
     for (int64_t i = 0; i < rows.count; ++i) {
         const int64_t h = rows.head(i), t = rows.token(i), at = (rows.batch * c.heads + h) * c.queries + t;
-        const T* from_q = query<T>(c, rows, i);
         const T* out = (const T*)c.out + rows.batch * c.out_batch + h * c.out_head + t * c.out_query;
-        const T* from = (const T*)g.grad_out + rows.batch * g.grad_batch + h * g.grad_head + t * g.grad_query;
-        float delta = 0, nan = 0;
-        for (int64_t d = 0; d < V; ++d) {
-            const float x = to_float(out[d]);
-            delta += to_float(from[d]) * x;
-            nan += x != x;
+        const T* grad = (const T*)g.grad_out + rows.batch * g.grad_batch + h * g.grad_head + t * g.grad_query;
+        const float lse = c.lse[at], delta = dot(grad, out, V);
+        const bool strange = delta != delta && lse - lse == 0.0f && has_nan(out, V);
+        const bool silent = lse == kMinusInfinity || strange;
+        room.lse[i] = silent ? -kMinusInfinity : lse;
+        room.delta[i] = silent ? 0.0f : delta - g.grad_lse[at];
+        if (silent) {
+            __builtin_memset(room.q + i * D, 0, D * sizeof(T));
+            __builtin_memset(room.grad + i * V, 0, V * sizeof(T));
+        } else {
+            __builtin_memcpy(room.q + i * D, query<T>(c, rows, i), D * sizeof(T));
+            __builtin_memcpy(room.grad + i * V, grad, V * sizeof(T));
         }
-        const float lse = c.lse[at];
-        const bool silent = lse == kMinusInfinity || (nan != 0 && lse - lse == 0.0f);
-        to.lse[i] = silent ? -kMinusInfinity : lse;
-        to.delta[i] = silent ? 0.0f : delta - g.grad_lse[at];
-        for (int64_t d = 0; d < D; ++d) q[i * D + d] = silent ? T{} : from_q[d];
-        for (int64_t d = 0; d < V; ++d) grad[i * V + d] = silent ? T{} : from[d];
-        pack_query(q + i * D, D, to.q + i * steps_of(D, pairs));
-        pack_query(grad + i * V, V, to.grad + i * steps_of(V, pairs));
     }
-    pack_values(q, D, rows.count, D, D_width, to.q_rows);
-    pack_values(grad, V, rows.count, V, V_width, to.grad_rows);
+    return {as_left(room.q, rows.count, D, room.q_left), as_left(room.grad, rows.count, V, room.grad_left),
+            as_right(room.q, rows.count, D, room.q_right), as_right(room.grad, rows.count, V, room.grad_right),
+            room.delta, room.lse};
 }
 
 // Scores become weights, and gradients of weights gradients of scores, times scale, row by row.
@@ -132,6 +164,12 @@ inline void pack_row_pair(const float* a, const float* b, int64_t count, Pair* t
     for (int64_t j = 0; j < count; j += W) store_any(to + j, bits(a + j) | (b ? bits(b + j) << 16 : VecInt{}));
 }
 #endif
+
+template <class T> inline void store_row(const float* from, int64_t n, T* to) {
+    int64_t d = 0;
+    for (; d + W <= n; d += W) store(load(from + d), to + d);
+    for (; d < n; ++d) round_to(from[d], to + d);
+}
 
 template <class E> struct KeyBlock {
     E *k_columns, *v_columns;  // [steps of D or V, kManyKeys]
@@ -221,7 +259,8 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     const int64_t D = c.key_dim, V = c.value_dim, group = c.heads / c.kv_heads, rows_most = up_to(p.rows, 2);
     const int64_t split = task % p.splits, head = task / p.splits;
     Arena arena{(char*)up_to((int64_t)memory, 64)};
-    Packed<E> packed{
+    const PackingRoom<T, E> packing{
+        arena.take<T>(rows_most * D), arena.take<T>(rows_most * V),
         arena.take<E>(rows_most * steps_of(D, pairs)), arena.take<E>(rows_most * steps_of(V, pairs)),
         arena.take<E>(steps_of(rows_most, pairs) * p.key_width),
         arena.take<E>(steps_of(rows_most, pairs) * p.value_width),
@@ -232,7 +271,6 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
         arena.take<E>(kManyKeys * p.key_width),
         arena.take<float>(kManyKeys * p.key_width), arena.take<float>(kManyKeys * p.value_width),
     };
-    T* plain = arena.take<T>(rows_most * (D + V));
     float* s = arena.take<float>(rows_most * kManyKeys);
     float* ds = arena.take<float>(rows_most * kManyKeys);
     Pair *pairs_s = nullptr, *pairs_ds = nullptr, *pairs_keys = nullptr;
@@ -272,15 +310,15 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
             rows.count = heads * (rows.t1 - rows.t0);
             const Visible visible = visible_of(c, rows, keys);
             if (visible == Visible::none) continue;
-            pack_rows<T, E>(g, rows, packed, plain);
+            const Packed<E> packed = pack_rows(g, rows, packing);
             gradients_of_block<E>(c, p, rows, keys, visible, packed, block, s, ds, pairs_s, pairs_ds,
                                   pairs_keys, sums);
         }
         T* to_k = (T*)g.grad_k + ((rows.batch * c.kv_heads + rows.kv_head) * c.keys + at) * D;
         T* to_v = (T*)g.grad_v + ((rows.batch * c.kv_heads + rows.kv_head) * c.keys + at) * V;
         for (int64_t j = 0; j < keys.length; ++j) {
-            for (int64_t d = 0; d < D; ++d) round_to(block.grad_k[j * p.key_width + d], to_k + j * D + d);
-            for (int64_t d = 0; d < V; ++d) round_to(block.grad_v[j * p.value_width + d], to_v + j * V + d);
+            store_row(block.grad_k + j * p.key_width, D, to_k + j * D);
+            store_row(block.grad_v + j * p.value_width, V, to_v + j * V);
         }
     }
 }
@@ -326,7 +364,7 @@ template <class T> void gradients_for(const Gradients& g, int threads) {
             }
             if (p.straight) continue;
             T* to = (T*)g.grad_q + row * c.key_dim;
-            for (int64_t d = 0; d < c.key_dim; ++d) round_to(sum[d], to + d);
+            store_row(sum, c.key_dim, to);
         }
     }
     for (int64_t task = 0; p.bias.part && task < tasks; ++task)

@@ -345,8 +345,8 @@ MUTATIONS = [
     _m("scale", GRADIENTS_CPP, "change = change * c.scale;", ""),
     _m("what the sum takes", GRADIENTS_CPP, "(load(ds + j) - delta)", "load(ds + j)"),
     _m("gradient of lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
-    _m("rows that saw nothing", GRADIENTS_CPP, "lse == kMinusInfinity || (nan", "(nan"),
-    _m("rows that saw NaN", GRADIENTS_CPP, "(nan != 0 && lse - lse == 0.0f)", "false"),
+    _m("rows that saw nothing", GRADIENTS_CPP, "lse == kMinusInfinity || strange", "strange"),
+    _m("rows that saw NaN", GRADIENTS_CPP, "&& has_nan(out, V)", "&& false"),
     _m(
         "quarantine",
         GRADIENTS_CPP,
