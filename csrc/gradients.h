@@ -121,37 +121,74 @@ Packed<E> pack_rows(const Gradients& g, const Rows& rows, const PackingRoom<T, E
             room.delta, room.lse};
 }
 
+// The rows of a block that are multiplied together, and where the keys that any of them sees begin and
+// end in a block of keys. All others have weight 0.
+struct Strip {
+    int64_t row, count, from, to;
+    Keys keys;
+};
+
+template <class E>
+int64_t strips_of(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, Strip* strips) {
+    const bool trim = visible == Visible::some && c.low && !keys.positions;
+    int64_t n = 0;
+    for (int64_t i = 0; i < rows.count; i += kTileRows<E>, ++n) {
+        const int64_t count = rows.count - i < kTileRows<E> ? rows.count - i : kTileRows<E>;
+        const Keys seen = trim ? seen_of(c, rows, i, count, keys) : keys;
+        const int64_t from = seen.start - keys.start;
+        strips[n] = {i, count, from, from + up_to(seen.length, __is_same(E, float) ? W : 2 * W), seen};
+    }
+    return n;
+}
+
 // Scores become weights, and gradients of weights gradients of scores, times scale, row by row.
 template <class E>
-void weigh_again(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, int64_t padded,
+void weigh_again(const Attention& c, const Rows& rows, const Strip& strip, Visible visible, int64_t padded,
                  const Packed<E>& packed, float* s, float* ds, const BiasSum& bias) {
     float slope[kManyKeys], changes[kManyKeys];
     const float power = late_scale(c) * kLog2OfE;
-    for (int64_t i = 0; i < rows.count; ++i, s += kManyKeys, ds += kManyKeys) {
-        score(c, rows, i, keys, visible, s, padded, slope);
+    const Keys& keys = strip.keys;
+    for (int64_t i = strip.row; i < strip.row + strip.count; ++i) {
+        float *weights = s + i * kManyKeys, *gradients = ds + i * kManyKeys;
+        for (int64_t j = 0; j < padded; j += W)
+            if (j < strip.from || j >= strip.to) store_any(weights + j, Vec{}), store_any(gradients + j, Vec{});
+        weights += strip.from, gradients += strip.from;
+        if (!keys.length) continue;
+        score(c, rows, i, keys, visible, weights, strip.to - strip.from, slope);
         const Vec lse = splat(packed.lse[i] * kLog2OfE), delta = splat(packed.delta[i]);
-        for (int64_t j = 0; j < padded; j += W) {
-            const Vec weight = power_of_two(load(s + j) * power - lse);
-            Vec change = weight * (load(ds + j) - delta);
+        for (int64_t j = 0; j < strip.to - strip.from; j += W) {
+            const Vec weight = power_of_two(load(weights + j) * power - lse);
+            Vec change = weight * (load(gradients + j) - delta);
             if (bias.to) store_any(changes + j, change);
             change = change * c.scale;
             if (c.softcap > 0) change = change * load(slope + j);
-            store_any(s + j, weight);
-            store_any(ds + j, change);
+            store_any(weights + j, weight);
+            store_any(gradients + j, change);
         }
         if (bias.to) add_bias_gradient(c, rows, i, keys, bias, changes);
     }
 }
 
-// to[m] += Σ a[k, m] b[k] over `steps`, for `count` rows: a product whose left factor lies transposed.
+// to[m] += Σ a[k, m] b[k] over the rows k of those strips that see any of the keys: a product whose left
+// factor lies transposed, for `count` keys m.
 template <class E>
-void add_transposed(const E* a, const E* b, int64_t b_stride, int64_t steps, int64_t count, float* to,
+void add_transposed(const E* a, const E* b, const Strip* strips, int64_t number, int64_t count, float* to,
                     int64_t vectors) {
+    constexpr bool pairs = !__is_same(E, float);
     float ones[kTileRows<E>];
     for (float& one : ones) one = 1.0f;
-    for (int64_t m = 0; m < count; m += kTileRows<E>)
-        block_product<E, true>(count - m < kTileRows<E> ? count - m : kTileRows<E>, a + m, kManyKeys, b,
-                               b_stride, steps, to + m * vectors * W, vectors * W, vectors, ones);
+    for (int64_t m = 0; m < count; m += kTileRows<E>) {
+        const int64_t keys = count - m < kTileRows<E> ? count - m : kTileRows<E>;
+        auto sees_none = [&](const Strip& strip) { return strip.to <= m || strip.from >= m + keys; };
+        int64_t first = 0, last = number;
+        while (first < last && sees_none(strips[first])) ++first;
+        while (first < last && sees_none(strips[last - 1])) --last;
+        if (first == last) continue;
+        const int64_t k = strips[first].row / (pairs ? 2 : 1);
+        const int64_t steps = steps_of(strips[last - 1].row + strips[last - 1].count, pairs) - k;
+        block_product<E, true>(keys, a + k * kManyKeys + m, kManyKeys, b + k * vectors * W, vectors * W, steps,
+                               to + m * vectors * W, vectors * W, vectors, ones);
+    }
 }
 
 #if PH_PAIRS
@@ -206,14 +243,17 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
     const int64_t D = steps_of(c.key_dim, pairs), V = steps_of(c.value_dim, pairs);
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
     const int64_t key_vectors = p.key_width / W, value_vectors = p.value_width / W;
-    for (int64_t i = 0; i < rows.count; i += kTileRows<E>) {
-        const int64_t count = rows.count - i < kTileRows<E> ? rows.count - i : kTileRows<E>;
-        block_product<E>(count, packed.q + i * D, D, block.k_columns, kManyKeys, D, s + i * kManyKeys,
-                         kManyKeys, padded / W, nullptr);
-        block_product<E>(count, packed.grad + i * V, V, block.v_columns, kManyKeys, V,
-                         ds + i * kManyKeys, kManyKeys, padded / W, nullptr);
+    Strip strips[(kGradientRows + kTileRows<E> - 1) / kTileRows<E>];
+    const int64_t number = strips_of<E>(c, rows, keys, visible, strips);
+    for (int64_t n = 0; n < number; ++n) {
+        const Strip& strip = strips[n];
+        const int64_t i = strip.row, at = i * kManyKeys + strip.from, vectors = (strip.to - strip.from) / W;
+        block_product<E>(strip.count, packed.q + i * D, D, block.k_columns + strip.from, kManyKeys, D, s + at,
+                         kManyKeys, vectors, nullptr);
+        block_product<E>(strip.count, packed.grad + i * V, V, block.v_columns + strip.from, kManyKeys, V, ds + at,
+                         kManyKeys, vectors, nullptr);
+        weigh_again(c, rows, strip, visible, padded, packed, s, ds, sums.bias);
     }
-    weigh_again(c, rows, keys, visible, padded, packed, s, ds, sums.bias);
     const E *weights = nullptr, *changes = nullptr, *changes_of_keys = nullptr;
     int64_t change_stride = kManyKeys;
     if constexpr (pairs) {
@@ -232,17 +272,18 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
     } else {
         weights = s, changes = changes_of_keys = ds;
     }
-    const int64_t row_steps = steps_of(rows.count, pairs);
-    add_transposed<E>(weights, packed.grad_rows, p.value_width, row_steps, keys.length, block.grad_v, value_vectors);
-    add_transposed<E>(changes, packed.q_rows, p.key_width, row_steps, keys.length, block.grad_k, key_vectors);
+    add_transposed<E>(weights, packed.grad_rows, strips, number, keys.length, block.grad_v, value_vectors);
+    add_transposed<E>(changes, packed.q_rows, strips, number, keys.length, block.grad_k, key_vectors);
     float ones[kTileRows<E>];
     for (float& one : ones) one = 1.0f;
-    for (int64_t i = 0; i < rows.count; i += kTileRows<E>) {
-        const int64_t count = rows.count - i < kTileRows<E> ? rows.count - i : kTileRows<E>;
+    for (int64_t n = 0; n < number; ++n) {
+        const Strip& strip = strips[n];
+        const int64_t i = strip.row, k = strip.from / (pairs ? 2 : 1);
         float* to = sums.grad_q + ((rows.head(i) - rows.kv_head * (c.heads / c.kv_heads)) * c.queries + rows.token(i)) * p.key_width;
         // Rows of a block lie after each other: it has whole heads, or tokens of one.
-        block_product<E>(count, changes_of_keys + i * change_stride, change_stride, block.k_rows,
-                         p.key_width, steps_of(keys.length, pairs), to, p.key_width, key_vectors, ones);
+        block_product<E>(strip.count, changes_of_keys + i * change_stride + k, change_stride,
+                         block.k_rows + k * p.key_width, p.key_width, steps_of(strip.keys.length, pairs), to,
+                         p.key_width, key_vectors, ones);
     }
 }
 

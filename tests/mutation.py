@@ -44,6 +44,7 @@ KEYWORDS = (
     " or both_hide"
     " or shapes_of_training or gives_and_takes or gets_the_sum or bit_identical or pass_over_a_tile"
     " or over_codes or that_codes_say or coded or unwritten_codes or of_codes_are_checked"
+    " or scale_may_be"
 )
 
 
@@ -343,7 +344,11 @@ MUTATIONS = [
     ),
     _m("scale of weights", GRADIENTS_CPP, "late_scale(c) * kLog2OfE", "kLog2OfE"),
     _m("scale", GRADIENTS_CPP, "change = change * c.scale;", ""),
-    _m("what the sum takes", GRADIENTS_CPP, "(load(ds + j) - delta)", "load(ds + j)"),
+    _m("zeros round a strip", GRADIENTS_CPP, "if (j < strip.from || j >= strip.to)", "if (false)"),
+    _m("strips before a key", GRADIENTS_CPP, "strip.to <= m ||", "strip.to <= m + keys ||"),
+    _m("strips behind a key", GRADIENTS_CPP, "strip.from >= m + keys", "strip.from >= m"),
+    _m("keys of a strip", GRADIENTS_CPP, "block.k_rows + k * p.key_width", "block.k_rows"),
+    _m("what the sum takes", GRADIENTS_CPP, "(load(gradients + j) - delta)", "load(gradients + j)"),
     _m("gradient of lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
     _m("rows that saw nothing", GRADIENTS_CPP, "lse == kMinusInfinity || strange", "strange"),
     _m("rows that saw NaN", GRADIENTS_CPP, "&& has_nan(out, V)", "&& false"),

@@ -102,6 +102,17 @@ def test_shapes_of_decoding_and_prompts(code, threads, H, G, T, S, D, V):
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("T", [1, 40])
+@pytest.mark.parametrize("scale", [-0.7, 0.0, 1.0, 3.0])
+def test_a_scale_may_be_any_number(code, T, scale):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, T, 32), torch.randn(1, 2, 300, 32), torch.randn(1, 2, 300, 32)
+    with native.using(code):
+        for mask in (None, ph.Causal()):
+            check(q, k, v, scale=scale, mask=mask)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 @pytest.mark.parametrize("T", [1, 20])
 @pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_masked_does_not_leak_and_what_is_not_does(code, T, content):

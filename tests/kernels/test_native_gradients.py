@@ -114,6 +114,15 @@ def test_shapes_of_training(code, threads, H, G, T, S, D, V):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("scale", [-0.7, 0.0, 1.0, 3.0])
+def test_a_scale_may_be_any_number(code, scale):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, 40, 32), torch.randn(1, 2, 300, 32), torch.randn(1, 2, 300, 32)
+    with native.using(code):
+        check(q, k, v, scale=scale, mask=ph.Causal())
+
+
 BIAS_SHAPES = list(itertools.product((1, 2), (1, 4), (1, 130), (1, 300)))
 
 
