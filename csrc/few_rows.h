@@ -4,6 +4,9 @@
 // where M does not divide W, as many keys as fit.
 template <int M> constexpr int kKeysAtOnce = W / M > 8 ? 8 : W / M;
 
+// So few rows that there are registers for twice the columns: values are read in longer runs.
+template <int M> constexpr bool kWide = PH_WIDTH == 16 && M <= 2;
+
 // Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
 template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 
@@ -11,45 +14,38 @@ template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 // arithmetic go on side by side: in bursts they wait for each other.
 inline void ahead(const void* row) { __builtin_prefetch(row, 0, 2); }
 
+// Every key is read from its first number to its last before the next one: several rows side by side are
+// several streams, which the processor fetches worse.
 template <int M, class T>
 inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
                  float* s, int64_t s_stride) {
     constexpr int N = kKeysAtOnce<M>;
     Vec acc[W] = {};
+    auto over_keys = [&](int64_t step, auto&& add) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            const T* row = k + (n < count ? n : 0) * k_token;
+            for (int64_t d = 0; d < D; d += step) {
+                ahead(row + d + kFewKeys * k_token);
+                add(n, d, row + d);
+            }
+        }
+    };
     if constexpr (kPairs<T>) {
-        if (D % (2 * W) == 0) {
-            const BFloat16* rows = (const BFloat16*)q;
-            for (int64_t d = 0; d < D; d += 2 * W) {
-                Vec x[M];
+        if (D % (2 * W) == 0)
+            over_keys(2 * W, [&](int n, int64_t d, const T* key) {
+                const Vec y = load_any<Vec>(key);
 #pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) x[m] = load_any<Vec>(rows + m * D + d);
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) {
-                    const T* row = k + (n < count ? n : 0) * k_token + d;
-                    const Vec y = load_any<Vec>(row);
-                    ahead(row + kFewKeys * k_token);
-#pragma GCC unroll 8
-                    for (int m = 0; m < M; ++m) acc[m * N + n] = multiply_add_pairs(acc[m * N + n], x[m], y);
-                }
-            }
-        }
+                for (int m = 0; m < M; ++m)
+                    acc[m * N + n] = multiply_add_pairs(acc[m * N + n], load_any<Vec>((const T*)q + m * D + d), y);
+            });
     }
-    if (!kPairs<T> || D % (2 * W) != 0) {
-        const float* rows = (const float*)q;
-        for (int64_t d = 0; d < D; d += W) {
-            Vec x[M];
+    if (!kPairs<T> || D % (2 * W) != 0)
+        over_keys(W, [&](int n, int64_t d, const T* key) {
+            const Vec y = load(key);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) x[m] = load(rows + m * D + d);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) {
-                const T* row = k + (n < count ? n : 0) * k_token + d;
-                const Vec y = load(row);
-                ahead(row + kFewKeys * k_token);
-#pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) acc[m * N + n] += x[m] * y;
-            }
-        }
-    }
+            for (int m = 0; m < M; ++m) acc[m * N + n] += load((const float*)q + m * D + d) * y;
+        });
     float sums[W];
     store_any(sums, fold<W / 2>(acc));
     for (int m = 0; m < M; ++m)
@@ -99,6 +95,9 @@ void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token
                    float* values, int64_t width, const float* factors) {
     constexpr int N = PH_WIDTH == 16 ? 4 : 2;
     int64_t d = 0;
+    if constexpr (kWide<M>)
+        for (; d + 8 * W <= width; d += 8 * W)
+            weighted_sum<M, 8, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
     for (; d + N * W <= width; d += N * W)
         weighted_sum<M, N, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
     for (; d < width; d += W)
@@ -151,6 +150,9 @@ void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v,
     for (int m = 0; m < M; ++m)
         pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kFewKeys / 2);
     int64_t d = 0;
+    if constexpr (kWide<M>)
+        for (; d + 8 * W <= width; d += 8 * W)
+            weighted_sum_of_pairs<M, 4>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors);
     for (; d + 4 * W <= width; d += 4 * W)
         weighted_sum_of_pairs<M, 2>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors);
     for (; d < width; d += 2 * W)
