@@ -1,4 +1,4 @@
-"""Products on matrix tiles, with a model of the instructions where the processor lacks them."""
+"""Products on matrix tiles: of the processor, and of a model of its instructions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import pytest
 from polyhead import native
 
 ROOT = Path(__file__).parents[2]
+CODES = [code.name for code in native.all_codes()]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the comparison")
-@pytest.mark.skipif(
-    not any(code.name == "avx512_bf16" for code in native.all_codes()),
-    reason="the rest of that code needs AVX-512 with bfloat16 products",
+@pytest.mark.parametrize(
+    ("needs", "flags"),
+    [("avx512_bf16", ["-DPH_TILE_MODEL"]), ("avx512_amx", [])],
+    ids=["model", "processor"],
 )
-def test_products_on_tiles_are_sums_of_products(tmp_path):
+def test_products_on_tiles_are_sums_of_products(tmp_path, needs, flags):
+    if needs not in CODES:
+        pytest.skip(f"this processor does not run {needs}")
     program = tmp_path / "tiles"
-    flags = ["-std=c++17", "-O1", "-march=x86-64-v4", "-mavx512bf16", "-Wno-psabi"]
+    flags = [*flags, "-std=c++17", "-O1", "-march=x86-64-v4", "-mavx512bf16", "-Wno-psabi"]
     source = str(Path(__file__).with_name("tiles.cpp"))
     command = ["g++", *flags, f"-I{ROOT / 'csrc'}", source, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
