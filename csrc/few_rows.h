@@ -4,7 +4,7 @@
 // where M does not divide W, as many keys as fit.
 template <int M> constexpr int kKeysAtOnce = W / M > 8 ? 8 : W / M;
 
-// So few rows that there are registers for twice the columns: values are read in longer runs.
+// So few rows that memory is what they wait for, and that there are registers for twice the columns.
 template <int M> constexpr bool kWide = PH_WIDTH == 16 && M <= 2;
 
 // Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
@@ -14,21 +14,28 @@ template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 // arithmetic go on side by side: in bursts they wait for each other.
 inline void ahead(const void* row) { __builtin_prefetch(row, 0, 2); }
 
-// Every key is read from its first number to its last before the next one: several rows side by side are
-// several streams, which the processor fetches worse.
+// For one or two rows, where memory is all there is to wait for, every key is read to its end before the
+// next one: several side by side are several streams, which the processor fetches worse. For more, the
+// numbers of a row are kept for several keys.
 template <int M, class T>
 inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
                  float* s, int64_t s_stride) {
     constexpr int N = kKeysAtOnce<M>;
     Vec acc[W] = {};
     auto over_keys = [&](int64_t step, auto&& add) {
+        auto visit = [&](int n, int64_t d) {
+            const T* key = k + (n < count ? n : 0) * k_token + d;
+            ahead(key + kFewKeys * k_token);
+            add(n, d, key);
+        };
+        if constexpr (kWide<M>) {
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
-            const T* row = k + (n < count ? n : 0) * k_token;
-            for (int64_t d = 0; d < D; d += step) {
-                ahead(row + d + kFewKeys * k_token);
-                add(n, d, row + d);
-            }
+            for (int n = 0; n < N; ++n)
+                for (int64_t d = 0; d < D; d += step) visit(n, d);
+        } else {
+            for (int64_t d = 0; d < D; d += step)
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) visit(n, d);
         }
     };
     if constexpr (kPairs<T>) {
