@@ -175,27 +175,28 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
     }
 }
 
-// What scores are still to be multiplied with after `score`: where nothing but a scale comes between the
-// products and their exponentials, it is left to these.
+// What scores are still to be multiplied with after `score`: where nothing is added to them, the scale, or
+// the softcap behind a tanh, is left to the exponentials.
 inline float late_scale(const Attention& c) {
-    const bool plain = c.softcap == 0 && !c.slopes && !c.by_distance && !c.bias;
-    return plain && c.scale > 0 ? c.scale : 1.0f;
+    if (c.slopes || c.by_distance || c.bias) return 1.0f;
+    return c.softcap > 0 ? c.softcap : c.scale > 0 ? c.scale : 1.0f;
 }
 
 // Turns raw products into scores, in place. `s` has room for `padded` of them, a multiple of W; those
 // past the keys are −∞. With a softcap, `slope` gets the derivative of the capped score, unless null.
 inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
                   float* s, int64_t padded, float* slope) {
+    const float factor = c.softcap > 0 ? c.softcap : c.scale;
     if (c.softcap > 0) {
         const float inside = c.scale / c.softcap;
         for (int64_t j = 0; j < padded; j += W) {
             const Vec share = hyperbolic_tangent(load(s + j) * inside);
-            store_any(s + j, share * c.softcap);
+            store_any(s + j, share);
             if (slope) store_any(slope + j, 1.0f - share * share);
         }
-    } else if (c.scale != late_scale(c)) {
-        for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * c.scale);
     }
+    if (factor != late_scale(c))
+        for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * factor);
     if (c.slopes || c.by_distance || c.bias) add_bias(c, rows, i, keys, s);
     if (visible == Visible::some) hide(c, rows, i, keys, s);
     for (int64_t j = keys.length; j < padded; ++j) s[j] = kMinusInfinity;

@@ -31,21 +31,25 @@ template <int I> inline void tile_store(void* to, int64_t stride) {
     for (int m = 0; m < tile<I>().rows; ++m) __builtin_memcpy((char*)to + m * stride, tile<I>().lanes[m], 64);
 }
 template <int C, int A, int B> inline void tile_multiply_add() {
+    TileRegister& c = tile<C>();
+    const TileRegister &a = tile<A>(), &b = tile<B>();
     auto number = [](uint32_t bits) {
         float x;
         __builtin_memcpy(&x, &bits, 4);
         return x;
     };
-    for (int m = 0; m < tile<C>().rows; ++m)
-        for (int n = 0; n < kTile; ++n) {
-            float sum = number(tile<C>().lanes[m][n]);
-            for (int k = 0; k < tile<B>().rows; ++k) {
-                const uint32_t a = tile<A>().lanes[m][k], b = tile<B>().lanes[k][n];
-                sum += number(a << 16) * number(b << 16);
-                sum += number(a & 0xffff0000u) * number(b & 0xffff0000u);
+    for (int m = 0; m < c.rows; ++m) {
+        float sums[kTile];
+        __builtin_memcpy(sums, c.lanes[m], sizeof sums);
+        for (int k = 0; k < b.rows; ++k) {
+            const float low = number(a.lanes[m][k] << 16), high = number(a.lanes[m][k] & 0xffff0000u);
+            for (int n = 0; n < kTile; ++n) {
+                sums[n] += low * number(b.lanes[k][n] << 16);
+                sums[n] += high * number(b.lanes[k][n] & 0xffff0000u);
             }
-            __builtin_memcpy(&tile<C>().lanes[m][n], &sum, 4);
         }
+        __builtin_memcpy(c.lanes[m], sums, sizeof sums);
+    }
 }
 #else
 struct TileConfiguration {

@@ -132,6 +132,7 @@ constexpr float kLeastPower = -126.0f;
 
 #if defined(__AVX512DQ__) && PH_WIDTH == 16
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
 inline float sum(Vec v) { return _mm512_reduce_add_ps((__m512)v); }
 inline float largest(Vec v) { return _mm512_reduce_max_ps((__m512)v); }
 
@@ -148,6 +149,7 @@ inline Vec power_of_two(Vec x) {
 }
 #else
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
 inline float sum(Vec v) {
     float lanes[W];
     store_any(lanes, v);
@@ -182,19 +184,18 @@ inline Vec power_of_two(Vec x) {
 constexpr float kLog2OfE = 1.44269504f;
 inline Vec exponential(Vec x) { return power_of_two(x * kLog2OfE); }
 
-// tanh as x P(x²) / Q(x²), fitted to 2e-8 relative up to 9, from where on it is 1 in float32.
+// tanh as x P(x²) / Q(x²), fitted to 2e-7 relative up to 8; what is farther out counts as 8, where tanh is
+// 1 − 2e-7.
 inline Vec hyperbolic_tangent(Vec x) {
-    x = larger(splat(-9.0f), x);
-    x = -larger(splat(-9.0f), -x);
+    x = smaller(splat(8.0f), larger(splat(-8.0f), x));  // both give a NaN back, if that comes second
     const Vec s = x * x;
-    Vec p = splat(1.33546616e-8f), q = splat(7.77655814e-7f);
-    p = p * s + 2.06090816e-5f;
-    q = q * s + 3.28563471e-4f;
-    p = p * s + 3.49558804e-3f;
-    q = q * s + 2.58769818e-2f;
-    p = p * s + 1.33810255e-1f;
-    q = q * s + 4.67143411e-1f;
-    p = p * s + 9.99999979e-1f;
+    Vec p = splat(1.1428419e-5f), q = splat(2.45920957e-7f);
+    q = q * s + 2.38669106e-4f;
+    p = p * s + 2.95102331e-3f;
+    q = q * s + 2.38155521e-2f;
+    p = p * s + 1.29256625e-1f;
+    q = q * s + 4.62588781e-1f;
+    p = p * s + 9.99999854e-1f;
     q = q * s + 1.0f;
     return x * p / q;
 }

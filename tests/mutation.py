@@ -202,10 +202,10 @@ MUTATIONS = [
     _m("and: high", ALGEBRA, "_either(torch.minimum, left.high, right.high)", "left.high"),
     _m("or: high", ALGEBRA, "torch.maximum(left.high, right.high)", "left.high"),
     _m("or: holes", ALGEBRA, " or left.low is not None or right.low is not None", ""),
-    _m("scale, beside others", ROWS_CPP, "else if (c.scale != late_scale(c))", "else if (false)"),
+    _m("scale, beside others", ROWS_CPP, "if (factor != late_scale(c))", "if (false)"),
     _m("scale of weights", ROWS_CPP, "power = scale * kLog2OfE", "power = kLog2OfE"),
     _m("scale of sums", ROWS_CPP, "(before - peak) * scale", "(before - peak)"),
-    _m("scale below 0", ROWS_CPP, "plain && c.scale > 0", "plain"),
+    _m("scale below 0", ROWS_CPP, ": c.scale > 0 ?", ": true ?"),
     _m("softcap", ROWS_CPP, "if (c.softcap > 0) {", "if (false) {"),
     _m(
         "bias",
