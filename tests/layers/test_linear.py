@@ -94,6 +94,7 @@ def test_feed_forward_equals_float64(code, dtype, activation, gated, bias):
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1, 83), (3, 2, 64), (700, 128)])
 def test_norm_equals_torchs_and_rounds_as_often(code, dtype, offset, shape):
+    torch.manual_seed(0)
     norm = RMSNorm(shape[-1], weight_offset=offset)
     norm.weight.copy_(torch.randn(shape[-1]))
     norm, x = norm.to(dtype), torch.randn(*shape).to(dtype)
@@ -105,7 +106,7 @@ def test_norm_equals_torchs_and_rounds_as_often(code, dtype, offset, shape):
     else:
         # Sums in another order may fall on the other side of a tie: one step, and rarely.
         torch.testing.assert_close(found, wanted, atol=0, rtol=2 * torch.finfo(dtype).eps)
-        assert (found != wanted).float().mean() < 1e-3
+        assert (found != wanted).sum() <= max(1, found.numel() // 1000)
 
 
 def forward_hook(m):
