@@ -1,9 +1,9 @@
 """Runs the tests of the native code on a build that watches its every access to memory.
 
-    python tests/sanitize.py        about 5 minutes on 2 cores; needs g++
+    python tests/sanitize.py        about 10 minutes on 2 cores; needs g++
 
-The code is compiled with AddressSanitizer and UndefinedBehaviorSanitizer in a copy of the tree, with
-matrix tiles as plain code: so it is run, and what it reads is watched, where a processor has none.
+The code is compiled with AddressSanitizer and UndefinedBehaviorSanitizer in a copy of the tree,
+with matrix tiles as plain code, so that it is run and watched where a processor has none.
 """
 
 from __future__ import annotations
