@@ -7,7 +7,9 @@ through its other kernels; ``polyhead doctor`` then says what is missing.
 
 from __future__ import annotations
 
+import os
 import platform
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -30,17 +32,26 @@ SOURCES = ["csrc/module.cpp", *(f"csrc/{name}.cpp" for name in PROCESSORS)]
 
 
 class BuildForEachProcessor(build_ext):
-    """Adds the flags of an instruction set to its own file."""
+    """Adds the flags of an instruction set to its own file, and compiles files side by side."""
 
     def build_extension(self, extension: Extension) -> None:
-        compile_one = self.compiler._compile
+        compile_one, link = self.compiler._compile, self.compiler.link_shared_object
+        started: list[Future] = []
 
         def compile_for_its_processor(target, source, ext, arguments, flags, options):
             own = PROCESSORS.get(Path(source).stem, [])
-            compile_one(target, source, ext, arguments, [*flags, *own], options)
+            call = compile_one, target, source, ext, arguments, [*flags, *own], options
+            started.append(pool.submit(*call))
+
+        def link_what_is_compiled(*arguments, **options):
+            for one in started:
+                one.result()
+            link(*arguments, **options)
 
         self.compiler._compile = compile_for_its_processor
-        super().build_extension(extension)
+        self.compiler.link_shared_object = link_what_is_compiled
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            super().build_extension(extension)
 
 
 class StableWheel(bdist_wheel):
