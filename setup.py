@@ -26,8 +26,8 @@ if platform.machine() in ("x86_64", "AMD64"):
         "avx2": ["-march=x86-64-v3"],
         "avx512": ["-march=x86-64-v4"],
         "avx512_bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"],
-        "avx512_amx": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"],
     }
+    PROCESSORS["avx512_amx"] = PROCESSORS["avx512_bf16"]  # tiles are written in assembly
 SOURCES = ["csrc/module.cpp", *(f"csrc/{name}.cpp" for name in PROCESSORS)]
 
 

@@ -2,8 +2,7 @@
 #include <cpuid.h>
 #include <unistd.h>
 #include <sys/syscall.h>
-
-static bool has_vectors() { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni"); }
+#include "native.h"
 
 #if defined(PH_TILE_MODEL)
 static bool has_tiles() { return true; }
@@ -24,7 +23,7 @@ static bool has_tiles() { return false; }
 #endif
 
 static bool runs_here() {
-    static const bool found = has_vectors() && has_tiles();
+    static const bool found = polyhead::avx512_bf16_code.runs_here() && has_tiles();
     return found;
 }
 #define PH_TILES 1

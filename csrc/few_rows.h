@@ -22,7 +22,7 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
                  float* s, int64_t s_stride) {
     constexpr int N = kKeysAtOnce<M>;
     Vec acc[W] = {};
-    auto over_keys = [&](int64_t step, auto&& add) {
+    auto over_numbers = [&](int64_t step, auto&& add) {
         auto visit = [&](int n, int64_t d) {
             const T* key = k + (n < count ? n : 0) * k_token + d;
             ahead(key + kFewKeys * k_token);
@@ -40,7 +40,7 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
     };
     if constexpr (kPairs<T>) {
         if (D % (2 * W) == 0)
-            over_keys(2 * W, [&](int n, int64_t d, const T* key) {
+            over_numbers(2 * W, [&](int n, int64_t d, const T* key) {
                 const Vec y = load_any<Vec>(key);
 #pragma GCC unroll 8
                 for (int m = 0; m < M; ++m)
@@ -48,7 +48,7 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
             });
     }
     if (!kPairs<T> || D % (2 * W) != 0)
-        over_keys(W, [&](int n, int64_t d, const T* key) {
+        over_numbers(W, [&](int n, int64_t d, const T* key) {
             const Vec y = load(key);
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) acc[m * N + n] += load((const float*)q + m * D + d) * y;

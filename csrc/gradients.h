@@ -121,26 +121,6 @@ Packed<E> pack_rows(const Gradients& g, const Rows& rows, const PackingRoom<T, E
             room.delta, room.lse};
 }
 
-// The rows of a block that are multiplied together, and where the keys that any of them sees begin and
-// end in a block of keys. All others have weight 0.
-struct Strip {
-    int64_t row, count, from, to;
-    Keys keys;
-};
-
-template <class E>
-int64_t strips_of(const Attention& c, const Rows& rows, const Keys& keys, Visible visible, Strip* strips) {
-    const bool trim = visible == Visible::some && c.low && !keys.positions;
-    int64_t n = 0;
-    for (int64_t i = 0; i < rows.count; i += kTileRows<E>, ++n) {
-        const int64_t count = rows.count - i < kTileRows<E> ? rows.count - i : kTileRows<E>;
-        const Keys seen = trim ? seen_of(c, rows, i, count, keys) : keys;
-        const int64_t from = seen.start - keys.start;
-        strips[n] = {i, count, from, from + up_to(seen.length, __is_same(E, float) ? W : 2 * W), seen};
-    }
-    return n;
-}
-
 // Scores become weights, and gradients of weights gradients of scores, times scale, row by row.
 template <class E>
 void weigh_again(const Attention& c, const Rows& rows, const Strip& strip, Visible visible, int64_t padded,
@@ -244,10 +224,10 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
     const int64_t key_vectors = p.key_width / W, value_vectors = p.value_width / W;
     Strip strips[(kGradientRows + kTileRows<E> - 1) / kTileRows<E>];
-    const int64_t number = strips_of<E>(c, rows, keys, visible, strips);
-    for (int64_t n = 0; n < number; ++n) {
-        const Strip& strip = strips[n];
-        const int64_t i = strip.row, at = i * kManyKeys + strip.from, vectors = (strip.to - strip.from) / W;
+    int64_t number = 0;
+    for (int64_t i = 0; i < rows.count; i += kTileRows<E>) {
+        const Strip& strip = strips[number++] = strip_of<E>(c, rows, i, keys, visible);
+        const int64_t at = i * kManyKeys + strip.from, vectors = (strip.to - strip.from) / W;
         block_product<E>(strip.count, packed.q + i * D, D, block.k_columns + strip.from, kManyKeys, D, s + at,
                          kManyKeys, vectors, nullptr);
         block_product<E>(strip.count, packed.grad + i * V, V, block.v_columns + strip.from, kManyKeys, V, ds + at,

@@ -113,21 +113,34 @@ inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t cou
     return part;
 }
 
+// Rows of a block from `row` on that are multiplied together, and where the keys that any of them sees
+// begin and end in a block of keys, in whole vectors. All others have weight 0.
+struct Strip {
+    int64_t row, count, from, to;
+    Keys keys;
+};
+
+template <class E>
+Strip strip_of(const Attention& c, const Rows& rows, int64_t row, const Keys& keys, Visible visible) {
+    const int64_t count = rows.count - row < kTileRows<E> ? rows.count - row : kTileRows<E>;
+    const bool trim = visible == Visible::some && c.low && !keys.positions;
+    const Keys seen = trim ? seen_of(c, rows, row, count, keys) : keys;
+    const int64_t from = seen.start - keys.start;
+    return {row, count, from, from + up_to(seen.length, __is_same(E, float) ? W : 2 * W), seen};
+}
+
 template <class T, class E, class Next>
 void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
                 const E* q, const E* k, const E* v, float* s, Pair* weights, State& state,
                 Next after_k, Next after_v) {
     constexpr bool pairs = !__is_same(E, float);
     const int64_t steps = steps_of(c.key_dim, pairs);
-    const bool trim = visible == Visible::some && c.low && !keys.positions;
-    constexpr int64_t step = kTileRows<E>;
-    float factors[step];
-    for (int64_t i = 0; i < rows.count; i += step) {
-        const int64_t count = rows.count - i < step ? rows.count - i : step;
-        const Keys seen = trim ? seen_of(c, rows, i, count, keys) : keys;
+    float factors[kTileRows<E>];
+    for (int64_t i = 0; i < rows.count; i += kTileRows<E>) {
+        const Strip strip = strip_of<E>(c, rows, i, keys, visible);
+        const Keys& seen = strip.keys;
         if (!seen.length) continue;
-        const int64_t from = seen.start - keys.start;
-        const int64_t padded = up_to(seen.length, pairs ? 2 * W : W);
+        const int64_t count = strip.count, from = strip.from, padded = strip.to - from;
         block_product<E>(count, q + i * steps, steps, k + from, kManyKeys, steps, s, kManyKeys,
                          padded / W, nullptr, after_k);
         for (int64_t m = 0; m < count; ++m)

@@ -126,27 +126,11 @@ inline void store(Vec x, Half* p) {
     for (int i = 0; i < W; ++i) round_to(x[i], p + i);
 }
 
-// 2^x is 2^n · p(f) with n whole and f = x − n; the polynomials are fitted to 1e-7 relative and p(0) = 1.
-// What would be smaller than the smallest normal number is 0, 2^−∞ too; NaN stays.
-constexpr float kLeastPower = -126.0f;
-
 #if defined(__AVX512DQ__) && PH_WIDTH == 16
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
 inline float sum(Vec v) { return _mm512_reduce_add_ps((__m512)v); }
 inline float largest(Vec v) { return _mm512_reduce_max_ps((__m512)v); }
-
-inline Vec power_of_two(Vec x) {
-    const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // 0 ≤ f ≤ 1
-    Vec p = splat(1.86713007e-3f);
-    p = p * f + 9.01703032e-3f;
-    p = p * f + 5.57999131e-2f;
-    p = p * f + 2.4016445e-1f;
-    p = p * f + 6.93151312e-1f;
-    p = p * f + 1.0f;
-    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(kLeastPower), _CMP_NLT_UQ);
-    return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
-}
 #else
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec smaller(Vec a, Vec b) { return a < b ? a : b; }
@@ -164,21 +148,35 @@ inline float largest(Vec v) {
         for (int i = 0; i < n; ++i) lanes[i] = lanes[i + n] > lanes[i] ? lanes[i + n] : lanes[i];
     return lanes[0];
 }
+#endif
+
+// 2^f for 0 ≤ f ≤ 1, fitted to 1e-7 relative; exact at 0.
+inline Vec power_of_fraction(Vec f) {
+    Vec p = splat(1.86713007e-3f);
+    p = p * f + 9.01703032e-3f;
+    p = p * f + 5.57999131e-2f;
+    p = p * f + 2.4016445e-1f;
+    p = p * f + 6.93151312e-1f;
+    return p * f + 1.0f;
+}
+
+// 2^x is 2^n · 2^f with n whole. What would be smaller than the smallest normal number is 0, 2^−∞ too;
+// NaN stays.
+constexpr float kLeastPower = -126.0f;
 
 inline Vec power_of_two(Vec x) {
+#if defined(__AVX512DQ__) && PH_WIDTH == 16
+    const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(kLeastPower), _CMP_NLT_UQ);
+    return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)power_of_fraction(f), (__m512)x);
+#else
     const Vec magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to a whole number
-    const Vec shifted = x + magic;
-    const Vec f = x - (shifted - magic);   // |f| ≤ 1/2
-    Vec p = splat(1.32647272e-3f);
-    p = p * f + 9.67151264e-3f;
-    p = p * f + 5.55073374e-2f;
-    p = p * f + 2.40222421e-1f;
-    p = p * f + 6.93146978e-1f;
-    p = p * f + 1.0f;
+    const Vec shifted = (x - 0.5f) + magic;
+    const Vec f = x - (shifted - magic);
     const VecInt power = ((VecInt)shifted << 23) + splat_int(0x3f800000);
-    return choose((VecInt)(x < splat(kLeastPower)), Vec{}, p * (Vec)power);
-}
+    return choose((VecInt)(x < splat(kLeastPower)), Vec{}, power_of_fraction(f) * (Vec)power);
 #endif
+}
 
 // exp for x ≤ 88, with an error of |x| · 1e-7 beside that of 2^x.
 constexpr float kLog2OfE = 1.44269504f;

@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from native_problems import CLOSE, problems
+from typer.testing import CliRunner
 
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache, PagedCache, RingCache
+from polyhead.cli.app import app
 from polyhead.kernels import KERNELS
 
 pytestmark = pytest.mark.skipif(
@@ -231,12 +233,16 @@ def test_code_that_computes_wrongly_is_switched_off(monkeypatch):
         with pytest.warns(UserWarning, match=f"{CODES[0].name} is switched off: a test"):
             chosen = module._chosen()
         assert chosen is (CODES[1] if len(CODES) > 1 else None)
+        assert native.switched_off() == {CODES[0].name: "a test"}
+        doctor = CliRunner().invoke(app, ["doctor"]).output
+        assert f"{CODES[0].name}: a test" in doctor
     finally:
         monkeypatch.undo()
         module._chosen.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert native.code() is CODES[0]
+    assert native.switched_off() == {}
 
 
 def test_the_first_use_may_be_inside_a_transform():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -97,16 +98,17 @@ def test_norm_equals_torchs_and_rounds_as_often(code, dtype, offset, shape):
     torch.manual_seed(0)
     norm = RMSNorm(shape[-1], weight_offset=offset)
     norm.weight.copy_(torch.randn(shape[-1]))
-    norm, x = norm.to(dtype), torch.randn(*shape).to(dtype)
+    norm = norm.to(dtype)
+    draws = [torch.randn(*shape).to(dtype) for _ in range(2 + 80_000 // math.prod(shape))]
     with torch.enable_grad():
-        wanted = norm(x).detach()
-    found = norm(x)
+        wanted = torch.stack([norm(x).detach() for x in draws])
+    found = torch.stack([norm(x) for x in draws])
     if dtype is torch.float32:
         torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-6)
     else:
         # Sums in another order may fall on the other side of a tie: one step, and rarely.
         torch.testing.assert_close(found, wanted, atol=0, rtol=2 * torch.finfo(dtype).eps)
-        assert (found != wanted).sum() <= max(1, found.numel() // 1000)
+        assert (found != wanted).float().mean() < 1e-3
 
 
 def forward_hook(m):

@@ -78,6 +78,7 @@ def machine() -> dict[str, Any]:
         "memory_bytes": _memory(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "native_code": None if (chosen := native.code()) is None else chosen.name,
+        "native_code_switched_off": native.switched_off(),
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "accelerators": accelerators,
     }
@@ -178,6 +179,8 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     row("instructions", " ".join(machine["instructions"]) or "none known")
     row("torch kernels for", machine["vector_instructions"])
     row("native code for", machine["native_code"] or "none")
+    for name, wrong in machine["native_code_switched_off"].items():
+        row("  switched off", f"{name}: {wrong}", "red")
     row("accelerators", ", ".join(machine["accelerators"]) or "none")
 
     section("kernels, in the order of preference")

@@ -8,9 +8,17 @@ could use it does without.
 
 from polyhead.native.arguments import Heads, LayerWeights, TileSums
 from polyhead.native.code import Code
-from polyhead.native.selection import all_codes, code, code_for, is_plain, unavailable, using
+from polyhead.native.selection import (
+    all_codes,
+    code,
+    code_for,
+    is_plain,
+    switched_off,
+    unavailable,
+    using,
+)
 
 __all__ = [
     "Code", "Heads", "LayerWeights", "TileSums", "all_codes", "code", "code_for", "is_plain",
-    "unavailable", "using",
+    "switched_off", "unavailable", "using",
 ]  # fmt: skip

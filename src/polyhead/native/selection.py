@@ -38,16 +38,19 @@ def all_codes() -> tuple[Code, ...]:
 
 
 _forced: list[Code] = []
+_wrong: dict[str, str] = {}
 
 
 @cache
 def _chosen() -> Code | None:
+    _wrong.clear()
     for candidate in all_codes():
         # In a thread of its own: no transform, mode or autocast of the caller's reaches there.
         with ThreadPoolExecutor(1) as elsewhere:
             wrong = elsewhere.submit(disagreement, candidate).result()
         if wrong is None:
             return candidate
+        _wrong[candidate.name] = wrong
         warnings.warn(
             f"the native code for {candidate.name} is switched off: {wrong}", stacklevel=2
         )
@@ -57,6 +60,12 @@ def _chosen() -> Code | None:
 def code() -> Code | None:
     """The code in use, or None where nothing was compiled."""
     return _forced[-1] if _forced else _chosen()
+
+
+def switched_off() -> dict[str, str]:
+    """The codes that the test at first use found wrong, by name, and what was wrong."""
+    _chosen()
+    return dict(_wrong)
 
 
 def code_for(x: Tensor) -> Code | None:
