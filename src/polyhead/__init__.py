@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         QuantizedCache,
         RingCache,
     )
+    from polyhead.config import TransformerConfig
     from polyhead.generation import LanguageModel, TextEncoder, load
     from polyhead.inspection.ablation import ablate
     from polyhead.inspection.alignment import Alignment
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from polyhead.inspection.pruning import prune
     from polyhead.inspection.tables import compare_texts
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
-    from polyhead.models import Transformer, TransformerConfig
+    from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
 
 try:
@@ -83,7 +84,7 @@ _LAZY = {
     "RoPE": "polyhead.layers",
     "TextEncoder": "polyhead.generation",
     "Transformer": "polyhead.models",
-    "TransformerConfig": "polyhead.models",
+    "TransformerConfig": "polyhead.config",
     "TransformerLayer": "polyhead.layers",
     "ablate": "polyhead.inspection.ablation",
     "compare_texts": "polyhead.inspection.tables",

@@ -15,14 +15,14 @@ from tiny import byte_tokenizer
 
 import polyhead as ph
 from browser.serving import TEXT, TOKEN, Visit, open_head, serving, text_of, weights_of
-from polyhead.inspection.studio import Studio
-from polyhead.models import (
+from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
     LayerConfig,
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.inspection.studio import Studio
 
 pytestmark = pytest.mark.browser
 

@@ -17,9 +17,13 @@ from polyhead.caches import (
     cache_bytes,
 )
 from polyhead.caches.choice import layer_caches
-from polyhead.layers.config import AttentionConfig, FeedForwardConfig, RopeConfig
-from polyhead.layers.layer_config import LayerConfig
-from polyhead.models.config import TransformerConfig
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    RopeConfig,
+    TransformerConfig,
+)
 
 WINDOW = 6
 

@@ -10,6 +10,7 @@ import torch
 
 import polyhead as ph
 from polyhead.caches import Quantized
+from polyhead.config import TransformerConfig
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
@@ -19,7 +20,6 @@ from polyhead.layers import (
     QKNormConfig,
     RopeConfig,
 )
-from polyhead.models import TransformerConfig
 
 WINDOW, VOCABULARY = 6, 40
 NETWORK = FeedForwardConfig(32)

@@ -11,14 +11,14 @@ from hf_tiny import BERTS, DECODERS, DEEPSEEKS, GEMMAS
 
 from polyhead.checkpoints.config_in import read_config
 from polyhead.checkpoints.config_out import write_config
-from polyhead.errors import ConfigError
-from polyhead.models.config import (
+from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
     LayerConfig,
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -10,16 +10,16 @@ import torch
 from safetensors.torch import save_file
 
 from polyhead.checkpoints.tokenizer import Tokenizer
-from polyhead.models import (
+from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
     LayerConfig,
     NormConfig,
     RopeConfig,
-    Transformer,
     TransformerConfig,
 )
+from polyhead.models import Transformer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CONTEXT = 96

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.checkpoints import Checkpoint, save_checkpoint
+from polyhead.config import QKNormConfig
 from polyhead.errors import ConfigError, InputError, UnsupportedError
 from polyhead.inspection.ablation import leave_one_out, logit_difference, patch_heads
 from polyhead.inspection.pruning import head_importance
-from polyhead.layers.config import QKNormConfig
 
 HEADS = {0: [1], 1: [0, 3]}
 

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import polyhead as ph
+from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
 from polyhead.errors import CheckpointError, InputError
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.statistics import ROW_STATISTICS
-from polyhead.models import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
 
 HEADS, KV_HEADS, TOKENS, LAYERS = 6, 2, 40, 2
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from polyhead.config import AttentionConfig, NormConfig, QKNormConfig, RopeConfig
 from polyhead.layers import MultiHeadAttention
-from polyhead.layers.config import AttentionConfig, NormConfig, QKNormConfig, RopeConfig
 
 CONFIGS = {
     "plain": {},

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from polyhead import Causal, DenseCache, Documents, Drop, Keep, KeyLengths, Window
+from polyhead.config import RopeConfig
 from polyhead.layers import MultiHeadAttention, RoPE
-from polyhead.layers.config import RopeConfig
 
 
 def torch_twin(layer: MultiHeadAttention) -> nn.MultiheadAttention:

@@ -10,9 +10,9 @@ import torch
 from attention_configs import CONFIGS, built
 
 from polyhead import Causal, DenseCache
+from polyhead.config import AttentionConfig, RopeConfig
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers import MultiHeadAttention, RoPE
-from polyhead.layers.config import AttentionConfig, RopeConfig
 
 HOOKED = [*CONFIGS, "cache", "dropout"]
 

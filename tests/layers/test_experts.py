@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from polyhead.config import FeedForwardConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import FeedForwardConfig
 from polyhead.layers.experts import Experts, MixtureConfig
 
 EXPERT = FeedForwardConfig(16)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyhead.config import NormConfig
 from polyhead.layers import RMSNorm, build_norm
-from polyhead.layers.config import NormConfig
 
 
 def of_llama(norm: RMSNorm) -> torch.nn.Module:

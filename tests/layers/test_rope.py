@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from polyhead import native
+from polyhead.config import RopeConfig
 from polyhead.errors import ConfigError
 from polyhead.layers import RoPE
-from polyhead.layers.config import RopeConfig
 
 POSITIONS = torch.tensor([0, 1, 1000, 2047, 2048, 4095, 4096, 8192, 60000])
 THETA = 5e5

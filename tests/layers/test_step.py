@@ -12,15 +12,15 @@ from torch import Tensor, nn
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import KeyValueCache, RingCache, StoredCache
-from polyhead.layers import transformer_layer
-from polyhead.layers.config import (
+from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
+    LayerConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
 )
-from polyhead.layers.layer_config import LayerConfig
+from polyhead.layers import transformer_layer
 from polyhead.layers.step import step
 from polyhead.layers.transformer_layer import TransformerLayer
 

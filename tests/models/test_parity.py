@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from polyhead import Keep, KeyLengths
-from polyhead.models import (
+from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
     LayerConfig,
     NormConfig,
     RopeConfig,
-    Transformer,
     TransformerConfig,
 )
+from polyhead.models import Transformer
 
 
 def renamed(state: dict[str, torch.Tensor], rules: list[tuple[str, str]]) -> dict:

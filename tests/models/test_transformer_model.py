@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyhead import Documents, KeyLengths, Window
-from polyhead.errors import ContextLengthError, InputError
-from polyhead.models import (
+from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
@@ -19,9 +18,10 @@ from polyhead.models import (
     NormConfig,
     QKNormConfig,
     RopeConfig,
-    Transformer,
     TransformerConfig,
 )
+from polyhead.errors import ContextLengthError, InputError
+from polyhead.models import Transformer
 
 LOCAL = AttentionConfig(4, 1, 8, rope=RopeConfig(theta=100.0), window=5, qk_norm=QKNormConfig())
 FULL = AttentionConfig(4, 2, 8, rope=RopeConfig(theta=1e4))

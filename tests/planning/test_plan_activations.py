@@ -16,6 +16,7 @@ from plan_facts import TINY
 
 from allocations import measured
 from polyhead import native
+from polyhead.config import TransformerConfig
 from polyhead.layers import (
     AttentionConfig,
     Experts,
@@ -26,7 +27,7 @@ from polyhead.layers import (
     QKNormConfig,
     RopeConfig,
 )
-from polyhead.models import Transformer, TransformerConfig
+from polyhead.models import Transformer
 from polyhead.planning import plan
 
 SHORT, LONG = 512, 1536

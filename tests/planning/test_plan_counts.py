@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead.caches import LatentCache, StoredCache
+from polyhead.config import TransformerConfig
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
@@ -21,7 +22,6 @@ from polyhead.layers import (
     MultiHeadLatentAttention,
     TransformerLayer,
 )
-from polyhead.models import TransformerConfig
 from polyhead.planning import plan, tiled_pairs, visible_pairs
 from polyhead.planning.architecture import Architecture, FeedForwardShape, LayerShape
 from polyhead.planning.flops import flops

@@ -8,6 +8,7 @@ import pytest
 import torch
 from plan_facts import TINY, TINY_LATENT
 
+from polyhead.config import EmbeddingConfig, TransformerConfig
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
@@ -16,8 +17,7 @@ from polyhead.layers import (
     NormConfig,
     QKNormConfig,
 )
-from polyhead.models import Transformer, TransformerConfig
-from polyhead.models.config import EmbeddingConfig
+from polyhead.models import Transformer
 from polyhead.planning import plan, presets
 from polyhead.planning.architecture import Architecture
 from polyhead.planning.weights import counts, of_attention, pieces

@@ -23,8 +23,7 @@ from polyhead.checkpoints.shared_keys import (
     read_layer_types,
     read_token_ids,
 )
-from polyhead.errors import ConfigError
-from polyhead.models.config import (
+from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
@@ -33,6 +32,7 @@ from polyhead.models.config import (
     QKNormConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from polyhead.checkpoints.shared_keys import (
     write_layer_types,
     write_token_ids,
 )
-from polyhead.errors import ConfigError
-from polyhead.models.config import (
+from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
     LatentAttentionConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 
 _CLASSES = {
     "llama": "Llama",

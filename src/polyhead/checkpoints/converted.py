@@ -29,8 +29,8 @@ from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import WEIGHTS, read_tensor_file
 from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
-from polyhead.models.config import TransformerConfig
 
 # Counted up whenever what a conversion yields, or how it is stored, changes.
 FORMAT = 1

@@ -27,9 +27,7 @@ from polyhead.checkpoints.shared_keys import (
     write_activation,
     write_decoder,
 )
-from polyhead.errors import ConfigError
-from polyhead.layers.latent_layout import reordered
-from polyhead.models.config import (
+from polyhead.config import (
     FeedForwardConfig,
     LatentAttentionConfig,
     LayerConfig,
@@ -37,6 +35,8 @@ from polyhead.models.config import (
     NormConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
+from polyhead.layers.latent_layout import reordered
 
 _DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,

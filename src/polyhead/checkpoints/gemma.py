@@ -25,8 +25,7 @@ from polyhead.checkpoints.shared_keys import (
     write_decoder,
     write_layer_types,
 )
-from polyhead.errors import ConfigError
-from polyhead.models.config import (
+from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
@@ -36,6 +35,7 @@ from polyhead.models.config import (
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 
 DEFAULT_PATTERN = 6
 LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0

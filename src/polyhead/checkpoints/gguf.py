@@ -24,8 +24,7 @@ from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.names import NameTable
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.rope_in import reach
-from polyhead.errors import ConfigError
-from polyhead.models.config import (
+from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
     LayerConfig,
@@ -34,6 +33,7 @@ from polyhead.models.config import (
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
 _ROTATED = re.compile(r"layers\.(\d+)\.attention\.([qk])_proj\.")

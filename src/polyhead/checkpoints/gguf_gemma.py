@@ -8,7 +8,7 @@ from dataclasses import replace
 from polyhead.checkpoints import gemma
 from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.shared_keys import SLIDING
-from polyhead.models.config import (
+from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,

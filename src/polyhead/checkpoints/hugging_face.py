@@ -21,8 +21,8 @@ from polyhead.checkpoints.names import NameTable
 from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import read_tensors
 from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
-from polyhead.models.config import TransformerConfig
 
 _AROUND_LAYERS = {
     "embed_tokens": "embedding.tokens",

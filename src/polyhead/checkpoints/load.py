@@ -17,8 +17,8 @@ from polyhead.checkpoints.gguf import read_gguf
 from polyhead.checkpoints.hugging_face import read_directory
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
-from polyhead.models.config import TransformerConfig
 from polyhead.models.transformer import Transformer
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

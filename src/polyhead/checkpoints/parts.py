@@ -9,7 +9,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from polyhead.checkpoints.tokenizer import Tokenizer
-from polyhead.models.config import TransformerConfig
+from polyhead.config import TransformerConfig
 
 # Called with what is being done, how much of it is done, and how much there is.
 Progress: TypeAlias = Callable[[str, int, int], None]

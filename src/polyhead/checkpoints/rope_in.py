@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.checkpoints.keys import Keys
+from polyhead.config import RopeConfig
 from polyhead.errors import ConfigError
-from polyhead.models.config import RopeConfig
 
 # Keys of the file that are fields of RopeConfig, under which name.
 ROPE_FIELDS: Mapping[str, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyhead.checkpoints.rope_in import ROPE_FIELDS
-from polyhead.models.config import RopeConfig
+from polyhead.config import RopeConfig
 
 
 def write_rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from polyhead.checkpoints.keys import Keys
 from polyhead.checkpoints.tokenizer import as_ids
-from polyhead.models.config import EmbeddingConfig, LayerConfig, NormConfig, TransformerConfig
+from polyhead.config import EmbeddingConfig, LayerConfig, NormConfig, TransformerConfig
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from polyhead.config.data import Data
+from polyhead.config.norm import NormConfig
+from polyhead.config.rope import RopeConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import Data, NormConfig, RopeConfig
 
 
 @dataclass(frozen=True)

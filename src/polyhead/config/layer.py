@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from polyhead.layers.config import AttentionConfig, Data, FeedForwardConfig, NormConfig
-from polyhead.layers.latent_config import LatentAttentionConfig
-from polyhead.layers.mixture_config import MixtureConfig
+from polyhead.config.attention import AttentionConfig
+from polyhead.config.data import Data
+from polyhead.config.feed_forward import FeedForwardConfig
+from polyhead.config.latent import LatentAttentionConfig
+from polyhead.config.mixture import MixtureConfig
+from polyhead.config.norm import NormConfig
 
 
 @dataclass(frozen=True)

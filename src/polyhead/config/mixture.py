@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from polyhead.config.data import Data
+from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import Data, FeedForwardConfig
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,6 @@
 ``TransformerConfig`` says everything that a Transformer's arithmetic depends on and nothing about
 where it came from: no model name is ever tested. Every layer has its own ``LayerConfig``, so mixes
 of local and global attention (Gemma) or of head counts need no special case.
-
-The parts of a layer live beside the layers, in ``polyhead.layers``; they can be imported from here
-too.
 """
 
 from __future__ import annotations
@@ -13,33 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from polyhead.config.data import Data
+from polyhead.config.layer import LayerConfig
+from polyhead.config.norm import NormConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import (
-    AttentionConfig,
-    Data,
-    FeedForwardConfig,
-    NormConfig,
-    QKNormConfig,
-    RopeConfig,
-    RopeType,
-)
-from polyhead.layers.latent_config import LatentAttentionConfig
-from polyhead.layers.layer_config import LayerConfig
-from polyhead.layers.mixture_config import MixtureConfig
-
-__all__ = [
-    "AttentionConfig",
-    "EmbeddingConfig",
-    "FeedForwardConfig",
-    "LatentAttentionConfig",
-    "LayerConfig",
-    "MixtureConfig",
-    "NormConfig",
-    "QKNormConfig",
-    "RopeConfig",
-    "RopeType",
-    "TransformerConfig",
-]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from polyhead.semantics import KeyLengths
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
-    from polyhead.models import Transformer, TransformerConfig
+    from polyhead.config import TransformerConfig
+    from polyhead.models import Transformer
 
 
 class TextEncoder(nn.Module):

@@ -16,7 +16,8 @@ from polyhead.generation.stream import GenerationStats, TextStream
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
     from polyhead.checkpoints import Tokenizer
-    from polyhead.models import Transformer, TransformerConfig
+    from polyhead.config import TransformerConfig
+    from polyhead.models import Transformer
 
 Prompt = str | Sequence[Mapping[str, Any]]
 

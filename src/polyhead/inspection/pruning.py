@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from polyhead.config import AttentionConfig
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel, TextEncoder
 from polyhead.inspection.ablation import leave_one_out, next_token_loss
@@ -25,7 +26,6 @@ from polyhead.inspection.model import (
     transformer_of,
 )
 from polyhead.layers import MultiHeadAttention
-from polyhead.layers.config import AttentionConfig
 from polyhead.models import Transformer
 
 Model = TypeVar("Model", Transformer, LanguageModel, TextEncoder)

@@ -1,23 +1,24 @@
 """The modules a Transformer is made of.
 
-Read in this order: ``config``, ``layer_config``, ``attention``, ``positions``, ``norms``,
-``feed_forward``, ``transformer_layer``, ``linear``; then ``latent_attention`` and ``experts``.
+Read in this order: ``attention``, ``positions``, ``norms``, ``feed_forward``,
+``transformer_layer``, ``linear``; then ``latent_attention`` and ``experts``. What they are built
+from is in ``polyhead.config``.
 """
 
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.config import (
+from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MixtureConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
 )
+from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
-from polyhead.layers.latent_config import LatentAttentionConfig
-from polyhead.layers.layer_config import LayerConfig
-from polyhead.layers.mixture_config import MixtureConfig
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
+from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead.config import MixtureConfig
 from polyhead.layers.feed_forward import FeedForward
-from polyhead.layers.mixture_config import MixtureConfig
 
 
 class Experts(nn.Module):

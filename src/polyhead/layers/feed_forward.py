@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead.config import FeedForwardConfig
 from polyhead.layers import linear as few_rows
-from polyhead.layers.config import FeedForwardConfig
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 

@@ -22,8 +22,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from polyhead.config import RopeConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import RopeConfig
 
 _T = TypeVar("_T")
 

@@ -24,10 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
+from polyhead.config import LatentAttentionConfig, RopeConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import RopeConfig
 from polyhead.layers.hooks import Hooked
-from polyhead.layers.latent_config import LatentAttentionConfig
 from polyhead.layers.latent_cost import (
     COMPUTATIONS,
     Computation,

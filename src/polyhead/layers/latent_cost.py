@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.config import LatentAttentionConfig
 
 Computation = Literal["absorbed", "expanded"]
 COMPUTATIONS: tuple[Computation, ...] = ("absorbed", "expanded")

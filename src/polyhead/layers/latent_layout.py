@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.config import LatentAttentionConfig
 
 _THEIRS = {"q_a_norm": "q_a_layernorm", "kv_a_norm": "kv_a_layernorm"}
 _OURS = {theirs: ours for ours, theirs in _THEIRS.items()}

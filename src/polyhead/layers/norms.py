@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.layers.config import NormConfig
+from polyhead.config import NormConfig
 
 _NARROW = (torch.bfloat16, torch.float16)
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
+from polyhead.config import RopeConfig, RopeType
 from polyhead.errors import ConfigError, ContextLengthError
-from polyhead.layers.config import RopeConfig, RopeType
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.semantics.tokens import is_traced
 

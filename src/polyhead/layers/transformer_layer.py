@@ -19,15 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MixtureConfig,
+    NormConfig,
+    RopeConfig,
+)
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention, default_head_dim
-from polyhead.layers.config import AttentionConfig, FeedForwardConfig, NormConfig, RopeConfig
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import Activation, FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
-from polyhead.layers.latent_config import LatentAttentionConfig
-from polyhead.layers.layer_config import LayerConfig
-from polyhead.layers.mixture_config import MixtureConfig
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.step import step

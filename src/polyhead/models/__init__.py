@@ -1,6 +1,6 @@
 """Configurations, and the Transformers they describe."""
 
-from polyhead.models.config import (
+from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead.config import EmbeddingConfig
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
-from polyhead.models.config import EmbeddingConfig
 
 
 class Embedding(nn.Module):

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
+from polyhead.config import LayerConfig, RopeConfig, TransformerConfig
 from polyhead.layers.attention import ragged_positions
-from polyhead.layers.config import RopeConfig
-from polyhead.layers.layer_config import LayerConfig
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.transformer_layer import TransformerLayer
-from polyhead.models.config import TransformerConfig
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.inputs import check_ids, check_positions

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyhead.layers.config import AttentionConfig
-from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.config import AttentionConfig, LatentAttentionConfig
 from polyhead.layers.latent_cost import Computation, choose
 from polyhead.planning.architecture import Architecture, FeedForwardShape, LayerShape
 

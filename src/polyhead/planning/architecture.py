@@ -11,12 +11,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MixtureConfig,
+    NormConfig,
+    TransformerConfig,
+)
 from polyhead.errors import ConfigError
-from polyhead.layers.config import AttentionConfig, FeedForwardConfig, NormConfig
-from polyhead.layers.latent_config import LatentAttentionConfig
-from polyhead.layers.layer_config import LayerConfig
-from polyhead.layers.mixture_config import MixtureConfig
-from polyhead.models.config import TransformerConfig
 
 AttentionShape = AttentionConfig | LatentAttentionConfig
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from polyhead.layers.config import AttentionConfig
+from polyhead.config import AttentionConfig
 from polyhead.layers.latent_cost import choose, cost
 from polyhead.planning.architecture import Architecture, AttentionShape, LayerShape
 from polyhead.planning.weights import Piece, of_attention, of_feed_forward

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyhead.layers.config import AttentionConfig
-from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.config import AttentionConfig, LatentAttentionConfig
 from polyhead.planning.architecture import Architecture, AttentionShape
 from polyhead.planning.flops import attention_flops
 from polyhead.planning.memory import layer_cache, total_bytes

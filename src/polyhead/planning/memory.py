@@ -26,8 +26,8 @@ from polyhead.caches.sizes import (
     stores,
     units,
 )
+from polyhead.config import AttentionConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import AttentionConfig
 from polyhead.planning.architecture import Architecture, AttentionShape
 
 CACHE_TYPES: dict[str, torch.dtype | int] = {

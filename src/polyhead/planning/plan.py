@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from polyhead.config import AttentionConfig
 from polyhead.errors import ConfigError, ContextLengthError
-from polyhead.layers.config import AttentionConfig
 from polyhead.models.counts import ParameterCounts
 from polyhead.planning.activations import activation_elements
 from polyhead.planning.architecture import Architecture, AttentionShape

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.checkpoints.json_file import read_json
+from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
-from polyhead.models.config import TransformerConfig
 from polyhead.planning.architecture import Architecture
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
 from polyhead.planning.reading import read_architecture

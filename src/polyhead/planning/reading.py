@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polyhead.config import AttentionConfig, LatentAttentionConfig, NormConfig, QKNormConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import AttentionConfig, NormConfig, QKNormConfig
-from polyhead.layers.latent_config import LatentAttentionConfig
 from polyhead.planning.architecture import (
     Architecture,
     AttentionShape,

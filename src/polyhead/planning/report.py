@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from polyhead.layers.latent_config import LatentAttentionConfig
+from polyhead.config import LatentAttentionConfig
 from polyhead.planning.architecture import Architecture
 from polyhead.planning.layouts import layout_name
 from polyhead.planning.plan import Plan

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from polyhead.config import AttentionConfig, LatentAttentionConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.config import AttentionConfig
-from polyhead.layers.latent_config import LatentAttentionConfig
 from polyhead.models.counts import ParameterCounts
 from polyhead.planning.architecture import (
     Architecture,

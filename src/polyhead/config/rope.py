@@ -1,0 +1,86 @@
+"""Rotary positions as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from polyhead.config.data import Data
+from polyhead.errors import ConfigError
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+# What each scaling type must have, and what it may have besides; theta and dim belong to all.
+_ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor", "original_max_positions"), ()),
+    "llama3": (("factor", "original_max_positions", "low_freq_factor", "high_freq_factor"), ()),
+    "yarn": (
+        ("factor", "original_max_positions"),
+        ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (
+        ("original_max_positions", "short_factor", "long_factor"),
+        ("factor", "attention_factor"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RopeConfig(Data):
+    """Rotary position embedding (Su et al. 2021) and its scaling, in the names of config.json.
+
+    ``dim`` is the number of rotated features of a head (None: all of them). The other fields
+    belong to the scaling types that read them; see ``polyhead.layers.frequencies``. A field that
+    the type does not read is refused: a scaling that is half applied loads cleanly and is wrong.
+
+    Raises:
+        ConfigError: An unknown type, a field that is missing, or one that the type does not read.
+    """
+
+    theta: float = 10_000.0
+    type: RopeType = "default"
+    dim: int | None = None
+    factor: float | None = None
+    original_max_positions: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.type not in _ROPE_FIELDS:
+            raise ConfigError(
+                f"rope type must be one of {', '.join(_ROPE_FIELDS)}: got {self.type!r}"
+            )
+        if not self.theta > 0:
+            raise ConfigError(f"rope theta must be positive: got {self.theta!r}")
+        if self.dim is not None and (self.dim < 2 or self.dim % 2):
+            raise ConfigError(f"rope dim must be an even number of features: got {self.dim!r}")
+        needed, optional = _ROPE_FIELDS[self.type]
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name in needed and value is None:
+                raise ConfigError(f"rope type {self.type!r} needs {name}: got None")
+            if name in ("theta", "type", "dim") or name in needed or name in optional:
+                continue
+            if value != field.default:
+                raise ConfigError(f"rope type {self.type!r} does not read {name}: got {value!r}")
+        if self.type == "longrope" and self.factor is None and self.attention_factor is None:
+            raise ConfigError("rope type 'longrope' needs factor or attention_factor: got neither")
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if factors is not None and self.dim is not None and len(factors) != self.dim // 2:
+                raise ConfigError(
+                    f"rope {name} needs one number per rotated pair, {self.dim // 2}: got "
+                    f"{len(factors)}"
+                )
