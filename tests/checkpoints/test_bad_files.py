@@ -126,6 +126,9 @@ def test_file_that_is_no_model(tmp_path: Path) -> None:
         (b'{"model_type": "llama"', "is not valid JSON"),
         (b"[1, 2]", "must hold a JSON object: got list"),
         ('{"model_type": "llåma"}'.encode("latin-1"), "is not UTF-8 text: byte 18 is not valid"),
+        (b'{"vocab_size": ' + b"9" * 5_000 + b"}", "a whole number has 5,000 digits"),
+        (b'{"a": ' + b"[" * 100_000, "is not valid JSON: it is nested too deep"),
+        (b'{"vocab_size": 3, "vocab_size": 4}', "key 'vocab_size' stands twice in one object"),
     ],
 )
 def test_config_that_is_no_json_object(content: bytes, words: str, llama: Path) -> None:
@@ -168,8 +171,9 @@ def test_missing_shard_and_bad_index(tmp_path: Path) -> None:
     shard.unlink()
     _refused(tmp_path, "is missing, though model.safetensors.index.json names it", shard)
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
-    _refused(tmp_path, "which is no file of its directory", index)
+    for name in ("../../etc/passwd", "x" * 5_000, "a\0.safetensors", [], {}, None, 3):
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        _refused(tmp_path, "which is no file of its directory", index)
     index.write_text("{}")
     _refused(tmp_path, "has no weight_map", index)
 
@@ -249,6 +253,25 @@ def test_unreadable_file(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "read_bytes", denied)
     _refused(llama, "cannot be read: Permission denied", llama / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("hidden_act", [], r"hidden_act is \[\]; supported is silu"),
+        ("intermediate_size", 10**40, "intermediate_size must be a whole number of 64 bits"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps must be a number up to 1e"),
+        ("rope_theta", 1e308, "rope_theta must be a number up to 1e"),
+        ("attention_bias", "y" * 9_999, r"attention_bias must be true or false: got '\S{,60}$"),
+        ("z" * 9_999, 1, r"key '\S{,60} \(value 1\) is not understood"),
+    ],
+)
+def test_settings_that_no_model_has(name: str, value: object, words: str, llama: Path) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    config.pop("rope_parameters")
+    (llama / "config.json").write_text(json.dumps(config | {name: value}))
+    with pytest.raises(ConfigError, match=words):
+        load_checkpoint(llama)
 
 
 def test_sizes_beyond_all_bounds(llama: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from polyhead.errors import CheckpointError
+
+_MOST_DIGITS = 1_000
+"""Python converts more than 4,300 only where it is told to. Files hold some of 31 digits."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -22,16 +26,52 @@ def read_json(path: Path) -> dict[str, Any]:
     if not raw.strip():
         raise CheckpointError(f"{path} is empty")
     try:
-        value = json.loads(raw.decode("utf-8-sig"))
+        value = parse_json(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise CheckpointError(
             f"{path} is not UTF-8 text: byte {error.start} is not valid"
         ) from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object: got {type(value).__name__}")
     return value
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: The text is no JSON, is nested too deep, has a whole number of more than 1,000
+            digits, or an object in which a key stands twice.
+    """
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a whole number has {len(digits):,} digits")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"key {shortened(name)} stands twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole, object_pairs_hook=_object)
+
+
+def shortened(value: object) -> str:
+    """A value as messages show it: its ``repr``, of at most 60 characters."""
+    text = repr(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, overload
 
+from polyhead.checkpoints.json_file import shortened
 from polyhead.errors import ConfigError
 
 _T = TypeVar("_T")
 _MISSING: Any = object()
 _MOST_LAYERS = 10_000
+_MOST_WHOLE = 2**63 - 1
+"""What torch's integers hold."""
+_MOST_NUMBER = 1e18
+"""Far beyond any constant of a model, and products of several are still float64."""
 
 
 class Keys:
@@ -65,8 +70,11 @@ class Keys:
     @overload
     def whole(self, key: str, default: _T) -> int | _T: ...
     def whole(self, key: str, default: Any = _MISSING) -> Any:
-        """A whole number; null counts as absent where there is a default."""
-        return self._typed(key, default, int, "a whole number")
+        """A whole number of 64 bits; null counts as absent where there is a default."""
+        value = self._typed(key, default, int, "a whole number")
+        if isinstance(value, int) and not -_MOST_WHOLE <= value <= _MOST_WHOLE:
+            raise self._wrong(key, value, "a whole number of 64 bits")
+        return value
 
     def num_layers(self, key: str) -> int:
         """A number of layers, small enough to build a configuration for each."""
@@ -80,9 +88,24 @@ class Keys:
     @overload
     def number(self, key: str, default: _T) -> float | _T: ...
     def number(self, key: str, default: Any = _MISSING) -> Any:
-        """A number, as float."""
+        """A finite number, as float; null counts as absent where there is a default."""
         value = self._typed(key, default, (int, float), "a number")
-        return value if value is None else float(value)
+        if value is None:
+            return None
+        if not -_MOST_NUMBER <= value <= _MOST_NUMBER:  # NaN is not
+            raise self._wrong(key, value, f"a number up to {_MOST_NUMBER:g}")
+        return float(value)
+
+    def choice(self, key: str, choices: Mapping[str, _T], default: Any = _MISSING) -> _T:
+        """What the name under a key stands for.
+
+        Raises:
+            ConfigError: it is none of the names.
+        """
+        name = self.take(key, default)
+        if not isinstance(name, str) or name not in choices:
+            raise self.refused(key, name, ", ".join(choices))
+        return choices[name]
 
     def flag(self, key: str, default: Any = _MISSING) -> bool:
         """True or false."""
@@ -101,7 +124,7 @@ class Keys:
     def refused(self, key: str, value: Any, supported: str) -> ConfigError:
         """The error for a value that is understood but not supported."""
         return ConfigError(
-            f"{self.where}: {self._prefix + key} is {value!r}; supported is {supported}"
+            f"{self.where}: {self._prefix + key} is {shortened(value)}; supported is {supported}"
         )
 
     def finish(self, harmless: Collection[str] = ()) -> None:
@@ -116,9 +139,10 @@ class Keys:
                 and name not in self._taken
                 and name.removeprefix(self._prefix) not in harmless
             ):
+                value = shortened(self._values[name])
                 raise ConfigError(
-                    f"{self.where}: key {name!r} (value {_short(self._values[name])}) is not "
-                    f"understood, so the model might load and be wrong"
+                    f"{self.where}: key {shortened(name)} (value {value}) is not understood, "
+                    f"so the model might load and be wrong"
                 )
 
     def _typed(self, key: str, default: Any, kind: Any, what: str) -> Any:
@@ -128,9 +152,9 @@ class Keys:
         wrong_bool = isinstance(value, bool) and kind is not bool
         if value is default or (isinstance(value, kind) and not wrong_bool):
             return value
-        raise ConfigError(f"{self.where}: {self._prefix + key} must be {what}: got {_short(value)}")
+        raise self._wrong(key, value, what)
 
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    def _wrong(self, key: str, value: Any, wanted: str) -> ConfigError:
+        return ConfigError(
+            f"{self.where}: {self._prefix + key} must be {wanted}: got {shortened(value)}"
+        )

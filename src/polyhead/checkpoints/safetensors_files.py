@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from polyhead.checkpoints.json_file import read_json
+from polyhead.checkpoints.json_file import read_json, shortened
 from polyhead.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_NAME = re.compile(r"[^/\\\x00-\x1f]*\.safetensors")
+_LONGEST_NAME = 255
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -68,11 +71,14 @@ def _shards(directory: Path, index: Path) -> list[Path]:
     weight_map: Any = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map that says which file holds which tensor")
-    paths = []
-    for name in dict.fromkeys(weight_map.values()):
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index} names {name!r}, which is no file of its directory")
-        if not (directory / name).is_file():
-            raise CheckpointError(f"{directory / name} is missing, though {INDEX} names it")
-        paths.append(directory / name)
+    names = list(weight_map.values())
+    for name in names:
+        if not isinstance(name, str) or len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+            raise CheckpointError(
+                f"{index} names {shortened(name)}, which is no file of its directory"
+            )
+    paths = [directory / name for name in dict.fromkeys(names)]
+    for path in paths:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing, though {INDEX} names it")
     return paths

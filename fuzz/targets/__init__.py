@@ -1,0 +1,1 @@
+"""One file for each target; its name is the target's."""
