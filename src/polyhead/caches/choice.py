@@ -6,30 +6,13 @@ dense; or all layers are paged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from polyhead.caches.sizes import Dense, Latent, Layout, Paged, Plain, Quantized, Ring, Storage
+from polyhead.config import CacheShape, HeadLayout, TransformerConfig
 
 Kind = Literal["auto", "dense", "paged"]
-
-
-class HasAttention(Protocol):
-    """A layer's configuration: a layer of attention, and one over an encoder's output or None."""
-
-    @property
-    def attention(self) -> Any: ...
-    @property
-    def cross_attention(self) -> Any: ...
-
-
-class HasLayers(Protocol):
-    """A model's configuration, such as ``TransformerConfig``."""
-
-    @property
-    def layers(self) -> Sequence[HasAttention]: ...
-    def to_json(self) -> str: ...
 
 
 class LayerCache(NamedTuple):
@@ -43,7 +26,7 @@ class LayerCache(NamedTuple):
 
 
 def layer_caches(
-    config: HasLayers,
+    config: TransformerConfig,
     *,
     kind: Kind = "auto",
     page_size: int = 16,
@@ -75,27 +58,24 @@ def layer_caches(
 
 
 def _layer_cache(
-    attention: Any,
+    attention: HeadLayout,
     kind: Kind,
     page_size: int,
     quantized: Quantized | None,
     spare: int,
 ) -> LayerCache:
     layout: Layout = Paged(page_size) if kind == "paged" else Dense()
-    window = getattr(attention, "window", None)
+    window, shape = attention.visible_window, attention.cache_shape
     if kind == "auto" and window is not None:
         layout = Ring(window, spare)
-        quantized = None if quantized is None else replace(quantized, sinks=0)
-    rank = getattr(attention, "kv_lora_rank", None)
-    if rank is not None:
-        latent = Latent(rank, attention.qk_rope_head_dim)
-        storage = latent if quantized is None else replace(quantized, latent=latent)
-        return LayerCache(layout, storage, 1, rank + attention.qk_rope_head_dim, rank)
-    value_dim = attention.head_dim if attention.v_head_dim is None else attention.v_head_dim
-    return LayerCache(
-        layout,
-        Plain() if quantized is None else quantized,
-        attention.num_kv_heads,
-        attention.head_dim,
-        value_dim,
-    )
+    storage = storage_of(shape, layout, quantized)
+    return LayerCache(layout, storage, shape.kv_heads, shape.key_dim, shape.value_dim)
+
+
+def storage_of(shape: CacheShape, layout: Layout, quantized: Quantized | None) -> Storage:
+    """How tokens of a shape are kept; in a ring without exact first tokens."""
+    latent = Latent(shape.value_dim, shape.key_dim - shape.value_dim) if shape.latent else None
+    if quantized is None:
+        return Plain() if latent is None else latent
+    sinks = 0 if isinstance(layout, Ring) else quantized.sinks
+    return replace(quantized, latent=latent, sinks=sinks)

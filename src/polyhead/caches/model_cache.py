@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from polyhead.caches import files
-from polyhead.caches.choice import HasLayers, Kind, layer_caches
+from polyhead.caches.choice import Kind, layer_caches
 from polyhead.caches.dense import DenseCache
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.sizes import Quantized
 from polyhead.caches.stored import StoredCache
+from polyhead.config import TransformerConfig
 from polyhead.semantics.masks import Mask
 
 
@@ -54,7 +55,7 @@ class ModelCache:
     @classmethod
     def for_config(
         cls,
-        config: HasLayers,
+        config: TransformerConfig,
         *,
         capacity: int = 0,
         kind: Kind = "auto",
@@ -65,7 +66,7 @@ class ModelCache:
         """Empty caches for a model.
 
         Args:
-            config: Its configuration, such as a ``TransformerConfig``.
+            config: Its configuration.
             capacity: Tokens per row to make room for at once; more are taken all the same.
             kind: ``"auto"``: rings for windowed layers, dense otherwise. ``"dense"`` and
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.

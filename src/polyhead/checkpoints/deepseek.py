@@ -153,7 +153,7 @@ def write(config: TransformerConfig, model_type: str, class_prefix: str) -> dict
         ConfigError: The layers are not DeepSeek's.
     """
     attention = config.layers[0].attention
-    networks = [layer.feed_forward for layer in config.layers]
+    networks: list[Any] = [layer.feed_forward for layer in config.layers]
     mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
     first = mixtures[0] if mixtures else len(networks)
     if not isinstance(attention, LatentAttentionConfig) or attention.rope is None:

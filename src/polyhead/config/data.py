@@ -7,12 +7,13 @@ cleanly and be wrong.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from polyhead.errors import ConfigError
 
@@ -23,7 +24,7 @@ class Data:
 
     def to_dict(self) -> dict[str, Any]:
         """This configuration as plain dicts, lists, numbers, strings and None."""
-        return dataclasses.asdict(self)
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -49,6 +50,63 @@ class Data:
         return cls.from_dict(json.loads(text))
 
 
+@dataclass(frozen=True)
+class OneOfSeveral(Data):
+    """A part of which there are several kinds. The JSON of one names its kind.
+
+    A direct subclass is such a part and lists its kinds in ``where``: the module of each, which is
+    imported when a configuration of that kind is read. A subclass of it is one kind:
+    ``class AttentionConfig(HeadLayout, kind="heads")``.
+    """
+
+    kind: ClassVar[str]
+    where: ClassVar[Mapping[str, str]]
+    _kinds: ClassVar[dict[str, type[OneOfSeveral]]]
+
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        super().__init_subclass__()
+        if kind is None:
+            cls._kinds = {}
+        else:
+            cls.kind = kind
+            cls._kinds[kind] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind} | super().to_dict()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Builds the kind that ``data`` names.
+
+        Before there was a ``kind`` in the files, there were two of each part: the one is meant
+        most of whose required fields ``data`` has.
+        """
+        values = dict(data)
+        name = values.pop("kind", None)
+        if "kind" in cls.__dict__:
+            if name not in (None, cls.kind):
+                raise ConfigError(f"{cls.__name__}: kind must be {cls.kind!r}: got {name!r}")
+            return super().from_dict(values)
+        if name is None:
+            found = max(cls._kinds.values(), key=lambda kind: _share(kind, values))
+        else:
+            if name not in cls.where:
+                raise ConfigError(
+                    f"{cls.__name__}: kind must be one of {', '.join(cls.where)}: got {name!r}"
+                )
+            importlib.import_module(cls.where[name])
+            found = cls._kinds[name]
+        return typing.cast(Self, found.from_dict(values))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Data):
+        return value.to_dict()
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    return value
+
+
 def _revive(hint: Any, value: Any) -> Any:
     """Turns JSON's dicts and lists back into the dataclasses and tuples that ``hint`` names."""
     origin = typing.get_origin(hint)
@@ -56,7 +114,7 @@ def _revive(hint: Any, value: Any) -> Any:
         if value is None:
             return None
         inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return _revive(inner[0] if len(inner) == 1 else _meant(inner, value), value)
+        return _revive(inner[0], value) if len(inner) == 1 else value
     if origin is tuple and isinstance(value, list | tuple):
         item = typing.get_args(hint)[0]
         return tuple(_revive(item, entry) for entry in value)
@@ -65,16 +123,12 @@ def _revive(hint: Any, value: Any) -> Any:
     return value
 
 
-def _meant(hints: list[type[Data]], value: Any) -> type[Data]:
-    """Of several dataclasses the one most of whose required fields ``value`` has."""
-
-    def share(hint: type[Data]) -> float:
-        names = [f.name for f in dataclasses.fields(hint) if _is_required(f)]
-        return sum(name in value for name in names) / len(names)
-
-    return max(hints, key=share) if isinstance(value, Mapping) else hints[0]
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
+def _share(kind: type[Data], values: Mapping[str, Any]) -> float:
+    """Share of the required fields of ``kind`` that ``values`` has."""
     missing = dataclasses.MISSING
-    return field.default is missing and field.default_factory is missing
+    required = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is missing and f.default_factory is missing
+    ]
+    return sum(name in values for name in required) / len(required)

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
-from polyhead.config.data import Data
+from polyhead.config.attention import AttentionConfig
+from polyhead.config.layout import CacheShape, CallCost, HeadLayout, shared
 from polyhead.config.norm import NormConfig
+from polyhead.config.pieces import Piece
 from polyhead.config.rope import RopeConfig
 from polyhead.errors import ConfigError
 
+Computation = Literal["absorbed", "expanded"]
+COMPUTATIONS: tuple[Computation, ...] = ("absorbed", "expanded")
+
 
 @dataclass(frozen=True)
-class LatentAttentionConfig(Data):
+class ComputationCost:
+    """One way to compute.
+
+    Attributes:
+        flops: Floating-point operations (2 per multiply-add) beside the projections that both ways
+            share.
+        elements: Elements of the keys and values that attention reads, those made for it included.
+    """
+
+    flops: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class LatentAttentionConfig(HeadLayout, kind="latent"):
     """One latent attention layer (DeepSeek-V2, 2024, §2.1), in the names of DeepSeek's config.json.
 
     A key has ``qk_nope_head_dim`` features made from the latent and ``qk_rope_head_dim`` rotated
@@ -25,17 +46,14 @@ class LatentAttentionConfig(Data):
             part.
     """
 
-    num_heads: int
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
     q_lora_rank: int | None = None  # None: queries straight from the input (V2-Lite)
     bias: bool = False
-    rope: RopeConfig | None = field(default_factory=RopeConfig)
     norm: NormConfig = field(default_factory=lambda: NormConfig(eps=1e-6))
-    scale: float | None = None
-    dropout: float = 0.0
+    rope: RopeConfig | None = field(default_factory=RopeConfig, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in (
@@ -85,3 +103,80 @@ class LatentAttentionConfig(Data):
         if rope is not None and rope.mscale_all_dim and rope.factor is not None and rope.factor > 1:
             temperature = 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
         return temperature**2 / math.sqrt(self.qk_head_dim)
+
+    @property
+    def value_dim(self) -> int:
+        return self.v_head_dim
+
+    @property
+    def layout(self) -> str:
+        return "MLA"
+
+    @property
+    def described(self) -> str:
+        return f"MLA {self.num_heads} heads, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}"
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(1, self.latent_dim, self.kv_lora_rank, latent=True)
+
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        E, H, R, V = embed_dim, self.num_heads, self.kv_lora_rank, self.v_head_dim
+        into = self.q_lora_rank
+        if into is None:
+            yield Piece("attention", H, self.qk_head_dim * E)
+        else:
+            yield Piece("attention", 1, into * E)
+            yield Piece("norms", 1, self.norm.parameters(into), multiplied=False)
+            yield Piece("attention", H, self.qk_head_dim * into)
+        yield Piece("attention", 1, self.latent_dim * E)
+        yield Piece("norms", 1, self.norm.parameters(R), multiplied=False)
+        yield Piece("attention", H, (self.qk_nope_head_dim + V) * R)
+        yield Piece("attention", H, V * E)
+        if self.bias:
+            yield Piece("attention", 1, (into or 0) + self.latent_dim + E, multiplied=False)
+
+    def cost(
+        self, computation: Computation, batch: int, queries: int, keys: int
+    ) -> ComputationCost:
+        """The cost of one call; every query is counted with every key."""
+        H = self.num_heads
+        up = self.kv_lora_rank * H * (self.qk_nope_head_dim + self.v_head_dim)
+        pairs = batch * queries * keys * self._per_pair(computation)
+        if computation == "expanded":
+            elements = batch * keys * H * (self.qk_head_dim + self.v_head_dim)
+            return ComputationCost(2 * (batch * keys * up + pairs), elements)
+        return ComputationCost(2 * (batch * queries * up + pairs), batch * keys * self.latent_dim)
+
+    def choose(self, batch: int, queries: int, keys: int) -> Computation:
+        """The computation with fewer operations; on a tie the one that makes fewer tensors."""
+        absorbed, expanded = (self.cost(way, batch, queries, keys) for way in COMPUTATIONS)
+        return "expanded" if expanded.flops < absorbed.flops else "absorbed"
+
+    def _per_pair(self, computation: Computation) -> int:
+        if computation == "expanded":
+            return self.num_heads * (self.qk_head_dim + self.v_head_dim)
+        return self.num_heads * (self.latent_dim + self.kv_lora_rank)
+
+    def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
+        way = self.choose(batch, queries, cached + queries)
+        # Projections are counted as if both ways made keys and values of the new tokens.
+        remade = self.cost(way, batch, 0, cached).flops if way == "expanded" else 0
+        return CallCost(self._per_pair(way), remade)
+
+    def alive_elements(
+        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+    ) -> int:
+        H, N = shared(self.num_heads, ranks), self.qk_nope_head_dim
+        R, V = self.kv_lora_rank, self.v_head_dim
+        projected = H * (self.qk_head_dim + self.qk_rope_head_dim) + self.latent_dim
+        out = 2 * H * V + embed_dim
+        if self.choose(batch, tokens, tokens) == "absorbed":
+            # Both products with parts of Wkv_b take their left side in another order: a copy of it.
+            q = H * self.latent_dim
+            return projected + max(H * R + max(H * N, q), q + max(2 * H * R + H * V, out))
+        return projected + H * (N + V) + 2 * H * self.qk_head_dim + out
+
+    def with_kv_heads(self, kv_heads: int) -> AttentionConfig:
+        most = min(kv_heads, self.num_heads)
+        return AttentionConfig(self.num_heads, most, self.v_head_dim, rope=self.rope)

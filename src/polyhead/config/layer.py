@@ -7,9 +7,7 @@ from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import Data
-from polyhead.config.feed_forward import FeedForwardConfig
-from polyhead.config.latent import LatentAttentionConfig
-from polyhead.config.mixture import MixtureConfig
+from polyhead.config.layout import HeadLayout, Network
 from polyhead.config.norm import NormConfig
 
 
@@ -21,8 +19,8 @@ class LayerConfig(Data):
     ``"sandwich"`` x + norm(f(norm(x))) (Gemma 2 and 3).
     """
 
-    attention: AttentionConfig | LatentAttentionConfig
-    feed_forward: FeedForwardConfig | MixtureConfig
+    attention: HeadLayout
+    feed_forward: Network
     norm: NormConfig = field(default_factory=NormConfig)
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     cross_attention: AttentionConfig | None = None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from polyhead.config.data import Data
 from polyhead.config.feed_forward import FeedForwardConfig
+from polyhead.config.layout import Network
+from polyhead.config.pieces import Piece
 from polyhead.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class MixtureConfig(Data):
+class MixtureConfig(Network, kind="mixture"):
     """The experts and how tokens choose among them.
 
     Attributes:
@@ -67,3 +69,27 @@ class MixtureConfig(Data):
                 f"experts_per_token must be 1 to the {within} experts that a token may choose "
                 f"from: got {self.experts_per_token}"
             )
+
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        X = self.num_experts
+        for piece in self.expert.pieces(embed_dim):
+            yield replace(piece, size=X * piece.size, experts=X, visited=self.experts_per_token)
+        yield Piece("feed_forward", 1, X * embed_dim)
+        if self.choice_bias:
+            yield Piece("feed_forward", 1, X, multiplied=False)
+        if self.shared is not None:
+            yield from self.shared.pieces(embed_dim)
+
+    def alive_elements(self, embed_dim: int, ranks: int) -> int:
+        # At worst every token visits the same expert. Beside one at work lie its input, the sum so
+        # far and the last expert's output; the next sum takes that output twice more, once in
+        # float32.
+        E, routed = embed_dim, self.expert.alive_elements(embed_dim, ranks)
+        after = 0 if self.shared is None else 2 * E + self.shared.alive_elements(E, ranks)
+        return max(3 * E + routed, 5 * E, after)
+
+    def widths(self) -> Mapping[str, int]:
+        found = dict(self.expert.widths())
+        if self.shared is not None:
+            found |= {f"shared_{name}": width for name, width in self.shared.widths().items()}
+        return found

@@ -19,3 +19,7 @@ class NormConfig(Data):
     eps: float = 1e-5
     bias: bool = False
     weight_offset: float = 0.0
+
+    def parameters(self, features: int) -> int:
+        """Of the norm over so many features."""
+        return features * (1 + self.bias)

@@ -26,6 +26,7 @@ from polyhead.inspection.model import (
     attention_of,
     checked_heads,
     device_of,
+    head_count,
     transformer_of,
 )
 from polyhead.layers.record import HeadEdit
@@ -173,7 +174,7 @@ def _one_head_per_row(
 ) -> Tensor:
     """``[H]`` the metric of a batch whose row h has head h changed: to ``value``, or to zero."""
     module = attention_of(model, layer)
-    row = torch.arange(module.num_heads, device=device_of(model))
+    row = torch.arange(head_count(model, layer), device=device_of(model))
 
     def edit(out: Tensor) -> Tensor:
         out = out.clone()

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import InputError, UnsupportedError
-from polyhead.inspection.model import attention_of, layer_of, transformer_of
+from polyhead.inspection.model import layer_of, projections_of, transformer_of
 from polyhead.layers import MultiHeadAttention
 from polyhead.layers.norms import RMSNorm
 
@@ -37,12 +37,12 @@ class HeadCircuits:
 
     Raises:
         InputError: No such layer.
-        UnsupportedError: Latent attention, whose factors are others.
+        UnsupportedError: Attention of another layout, whose factors are others.
     """
 
     def __init__(self, model: torch.nn.Module, layer: int) -> None:
         self._transformer = transformer_of(model)
-        module = attention_of(self._transformer, layer)
+        module = projections_of(self._transformer, layer)
         H, G = module.num_heads, module.num_kv_heads
         block = layer_of(self._transformer, layer)
         post = block.config.norm_placement == "post"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyhead.errors import UnsupportedError
 from polyhead.inspection.circuits import head_outputs, norm_weight
-from polyhead.inspection.model import attention_of, device_of, layer_of, transformer_of
+from polyhead.inspection.model import device_of, layer_of, projections_of, transformer_of
 from polyhead.layers import TransformerLayer
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.record import AttentionRecord
@@ -51,7 +51,7 @@ class Contributions:
         self._inputs: dict[nn.Module, Tensor] = {}
         with ExitStack() as hooks:
             for layer in range(count):
-                module = attention_of(self._model, layer)
+                module = projections_of(self._model, layer)
                 hooks.enter_context(module.register_attention_hook(self._keep))
             for norm in self._norms():
                 hooks.callback(norm.register_forward_pre_hook(self._keep_input).remove)
@@ -66,7 +66,7 @@ class Contributions:
 
     def residual(self, layer: int) -> Tensor:
         """``[B, H, T, E]`` what each head of a layer writes to the residual stream."""
-        weight = head_outputs(attention_of(self._model, layer))
+        weight = head_outputs(projections_of(self._model, layer))
         written = torch.einsum("bhtv,hev->bhte", self._outputs[layer], weight)
         return self._through(_out_norm(layer_of(self._model, layer)), written)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.layers import MultiHeadAttention, TransformerLayer
+from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
 
 HeadsByLayer = Mapping[int, Sequence[int]]
@@ -38,16 +39,37 @@ def layer_of(model: Transformer, layer: int) -> TransformerLayer:
     return cast(TransformerLayer, model.layers[layer])
 
 
-def attention_of(model: Transformer, layer: int) -> MultiHeadAttention:
-    """The self-attention of a layer.
+def attention_of(model: Transformer, layer: int) -> Hooked:
+    """The self-attention of a layer, of any head layout.
 
     Raises:
         InputError: No such layer.
-        UnsupportedError: An attention of another kind.
     """
-    module: nn.Module = layer_of(model, layer).attention
-    if not isinstance(module, MultiHeadAttention):
-        raise UnsupportedError(f"layer {layer} is a {type(module).__name__}, not multi-head")
+    return layer_of(model, layer).attention
+
+
+def head_count(model: Transformer, layer: int) -> int:
+    """Query heads of a layer's self-attention.
+
+    Raises:
+        InputError: No such layer.
+    """
+    return layer_of(model, layer).config.attention.num_heads
+
+
+def projections_of(model: Transformer, layer: int) -> MultiHeadAttention:
+    """The self-attention of a layer whose heads are rows and columns of four projections.
+
+    Raises:
+        InputError: No such layer.
+        UnsupportedError: An attention that does more, or something else.
+    """
+    module = attention_of(model, layer)
+    if type(module) is not MultiHeadAttention:
+        raise UnsupportedError(
+            f"layer {layer} is a {type(module).__name__}: this needs a MultiHeadAttention, whose "
+            "heads are rows of q_proj, k_proj and v_proj and columns of o_proj"
+        )
     return module
 
 
@@ -59,7 +81,7 @@ def checked_heads(model: Transformer, heads: HeadsByLayer) -> dict[int, list[int
     """
     chosen = {}
     for layer, numbers in heads.items():
-        count = attention_of(model, layer).num_heads
+        count = head_count(model, layer)
         for head in numbers:
             if not 0 <= head < count:
                 raise InputError(f"heads of layer {layer} are 0 to {count - 1}: got {head}")
@@ -90,5 +112,5 @@ def device_of(model: nn.Module) -> torch.device:
 def all_heads(model: Transformer) -> Iterable[tuple[int, int]]:
     """Every (layer, head) of a model's self-attention."""
     for layer in range(len(model.layers)):
-        for head in range(attention_of(model, layer).num_heads):
+        for head in range(head_count(model, layer)):
             yield layer, head

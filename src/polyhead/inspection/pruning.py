@@ -23,6 +23,8 @@ from polyhead.inspection.model import (
     attention_of,
     checked_heads,
     device_of,
+    head_count,
+    projections_of,
     transformer_of,
 )
 from polyhead.layers import MultiHeadAttention
@@ -60,7 +62,8 @@ def head_importance(
     with ExitStack() as edits, torch.enable_grad():
         for layer in range(len(transformer.layers)):
             module = attention_of(transformer, layer)
-            gate = torch.ones(len(ids), module.num_heads, device=ids.device, requires_grad=True)
+            count = head_count(transformer, layer)
+            gate = torch.ones(len(ids), count, device=ids.device, requires_grad=True)
             gates.append(gate)
 
             def gated(out: Tensor, gate: Tensor = gate) -> Tensor:
@@ -102,7 +105,8 @@ def prune(model: Model, heads: HeadsByLayer) -> Model:
     Raises:
         InputError: A layer or head that is not there, all heads of a layer, or groups of unequal
             size; says which.
-        UnsupportedError: A norm over all heads together, whose result would change.
+        UnsupportedError: A norm over all heads together, whose result would change, or attention of
+            another layout.
     """
     transformer = transformer_of(model)
     chosen = {
@@ -111,7 +115,7 @@ def prune(model: Model, heads: HeadsByLayer) -> Model:
     layers = list(transformer.config.layers)
     kept: dict[int, tuple[list[int], list[int]]] = {}
     for layer, dropped in chosen.items():
-        attention = attention_of(transformer, layer).config
+        attention = projections_of(transformer, layer).config
         kept[layer] = _remaining(attention, dropped, layer)
         q_heads, kv_heads = kept[layer]
         smaller = replace(attention, num_heads=len(q_heads), num_kv_heads=len(kv_heads))
@@ -122,7 +126,7 @@ def prune(model: Model, heads: HeadsByLayer) -> Model:
         pruned = Transformer(config).to(like.dtype)
     state = dict(transformer.state_dict())
     for layer, (q_heads, kv_heads) in kept.items():
-        module = attention_of(transformer, layer)
+        module = projections_of(transformer, layer)
         for name, tensor in _cut(module, q_heads, kv_heads).items():
             state[f"layers.{layer}.attention.{name}"] = tensor
     pruned.load_state_dict(state)

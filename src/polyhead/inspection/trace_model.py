@@ -52,7 +52,7 @@ def trace_model(
     if not 0 <= layer < len(numbered):
         raise ValueError(f"layer must be from 0 to {len(numbered) - 1}: got {layer}")
     module = modules[numbered[layer]]
-    if not isinstance(module, MultiHeadAttention):
+    if type(module) is not MultiHeadAttention:
         raise ValueError(
             f"layer {layer} is a {type(module).__name__}, whose heads have no keys and values of "
             "their own to show: trace a MultiHeadAttention"

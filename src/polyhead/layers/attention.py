@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyhead.caches import KeyValueCache
 from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.errors import ConfigError
+from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm
@@ -134,8 +135,8 @@ class MultiHeadAttention(Hooked):
             raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
-        H, G, D = config.num_heads, config.num_kv_heads, config.head_dim
-        V = D if config.v_head_dim is None else config.v_head_dim
+        H, G = config.num_heads, config.num_kv_heads
+        D, V = config.head_dim, config.value_dim
         self.config = config
         self.embed_dim = embed_dim
         self.kdim = embed_dim if kdim is None else kdim
@@ -327,6 +328,9 @@ class MultiHeadAttention(Hooked):
             if (value := getattr(self.config, name))
         ]
         return ", ".join(parts)
+
+
+builds(AttentionConfig, MultiHeadAttention.from_config)
 
 
 def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:

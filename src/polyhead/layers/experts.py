@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import MixtureConfig
+from polyhead.layers.built import builds
 from polyhead.layers.feed_forward import FeedForward
 
 
@@ -86,3 +87,6 @@ class Experts(nn.Module):
     def extra_repr(self) -> str:
         config = self.config
         return f"{config.experts_per_token} of {config.num_experts}, scoring={config.scoring}"
+
+
+builds(MixtureConfig, Experts)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from polyhead.config import FeedForwardConfig
 from polyhead.layers import linear as few_rows
+from polyhead.layers.built import builds
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -103,3 +104,6 @@ class FeedForward(nn.Module):
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, gated={self.gated}, dropout={self.dropout}"
+
+
+builds(FeedForwardConfig, FeedForward.from_config)

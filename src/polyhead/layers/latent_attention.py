@@ -25,15 +25,11 @@ from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
 from polyhead.config import LatentAttentionConfig, RopeConfig
+from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
+from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
-from polyhead.layers.latent_cost import (
-    COMPUTATIONS,
-    Computation,
-    LatentExplanation,
-    choose,
-    explain_choice,
-)
+from polyhead.layers.latent_cost import LatentExplanation, explain_choice
 from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -186,7 +182,7 @@ class MultiHeadLatentAttention(Hooked):
         else:
             source = cache.append(latent, latent[..., :R], positions)
         B, T, _ = x.shape
-        way = forced or choose(self.config, B, T, source.tokens.length)
+        way = forced or self.config.choose(B, T, source.tokens.length)
         if way == "absorbed":
             up = self._up()[0].to(n.dtype)
             q = torch.cat((torch.einsum("bhtn,hnr->bhtr", n, up), p), dim=-1)
@@ -286,6 +282,9 @@ class MultiHeadLatentAttention(Hooked):
         if config.dropout:
             parts.append(f"dropout={config.dropout}")
         return ", ".join(parts)
+
+
+builds(LatentAttentionConfig, MultiHeadLatentAttention.from_config)
 
 
 def _forced(computation: str) -> Computation | None:

@@ -13,26 +13,9 @@ crosses over near T = R(N + V) / (2R − N − V), 170 tokens for DeepSeek's siz
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from polyhead.config import LatentAttentionConfig
-
-Computation = Literal["absorbed", "expanded"]
-COMPUTATIONS: tuple[Computation, ...] = ("absorbed", "expanded")
-
-
-@dataclass(frozen=True)
-class ComputationCost:
-    """One way to compute.
-
-    Attributes:
-        flops: Floating-point operations (2 per multiply-add) beside the projections that both ways
-            share.
-        elements: Elements of the keys and values that attention reads, those made for it included.
-    """
-
-    flops: int
-    elements: int
+from polyhead.config.latent import COMPUTATIONS, Computation, ComputationCost
 
 
 @dataclass(frozen=True)
@@ -64,29 +47,6 @@ class LatentExplanation:
         return "\n".join(lines)
 
 
-def cost(
-    config: LatentAttentionConfig, computation: Computation, batch: int, queries: int, keys: int
-) -> ComputationCost:
-    """The cost of one call; every query is counted with every key."""
-    H, R = config.num_heads, config.kv_lora_rank
-    pairs = batch * H * queries * keys
-    up = R * H * (config.qk_nope_head_dim + config.v_head_dim)
-    if computation == "expanded":
-        per_token = H * (config.qk_head_dim + config.v_head_dim)
-        per_pair = config.qk_head_dim + config.v_head_dim
-        return ComputationCost(2 * (batch * keys * up + pairs * per_pair), batch * keys * per_token)
-    per_pair = config.latent_dim + R
-    return ComputationCost(
-        2 * (batch * queries * up + pairs * per_pair), batch * keys * config.latent_dim
-    )
-
-
-def choose(config: LatentAttentionConfig, batch: int, queries: int, keys: int) -> Computation:
-    """The computation with fewer operations; on a tie the one that makes fewer tensors."""
-    absorbed, expanded = (cost(config, name, batch, queries, keys) for name in COMPUTATIONS)
-    return "expanded" if expanded.flops < absorbed.flops else "absorbed"
-
-
 def explain_choice(
     config: LatentAttentionConfig,
     batch: int,
@@ -96,11 +56,8 @@ def explain_choice(
 ) -> LatentExplanation:
     """Both costs, and which computation runs."""
     return LatentExplanation(
-        computation=forced or choose(config, batch, queries, keys),
+        computation=forced or config.choose(batch, queries, keys),
         forced=forced is not None,
-        costs={name: cost(config, name, batch, queries, keys) for name in COMPUTATIONS},
-        shapes=(
-            f"MLA {config.num_heads} heads, latent {config.kv_lora_rank} + "
-            f"{config.qk_rope_head_dim} rotary; batch {batch}, {queries} queries, {keys} keys"
-        ),
+        costs={name: config.cost(name, batch, queries, keys) for name in COMPUTATIONS},
+        shapes=(f"{config.described} rotary; batch {batch}, {queries} queries, {keys} keys"),
     )

@@ -22,17 +22,14 @@ from polyhead.caches import KeyValueCache
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
-    LatentAttentionConfig,
     LayerConfig,
-    MixtureConfig,
     NormConfig,
     RopeConfig,
 )
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention, default_head_dim
-from polyhead.layers.experts import Experts
-from polyhead.layers.feed_forward import Activation, FeedForward
-from polyhead.layers.latent_attention import MultiHeadLatentAttention
+from polyhead.layers.built import build_attention, build_network
+from polyhead.layers.feed_forward import Activation
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.step import step
@@ -133,7 +130,7 @@ class TransformerLayer(nn.Module):
         if not 0.0 <= config.dropout < 1.0:
             raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
         self.config = config
-        self.attention = _attention(embed_dim, config.attention, rope)
+        self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         parts = ["attention", "feed_forward"]
         if config.cross_attention is not None:
@@ -144,7 +141,7 @@ class TransformerLayer(nn.Module):
                 )
             self.cross_attention = MultiHeadAttention.from_config(embed_dim, config.cross_attention)
             parts.append("cross_attention")
-        self.feed_forward = _feed_forward(embed_dim, config.feed_forward)
+        self.feed_forward = build_network(embed_dim, config.feed_forward)
         for part in parts:
             self.add_module(f"{part}_norm", build_norm(embed_dim, config.norm))
             sandwich = config.norm_placement == "sandwich"
@@ -224,19 +221,3 @@ class TransformerLayer(nn.Module):
             normed: Tensor = getattr(self, f"{part}_norm")(x)
             return normed
         return x
-
-
-def _attention(
-    embed_dim: int, config: AttentionConfig | LatentAttentionConfig, rope: RoPE | None
-) -> MultiHeadAttention | MultiHeadLatentAttention:
-    if isinstance(config, LatentAttentionConfig):
-        return MultiHeadLatentAttention.from_config(embed_dim, config, rope=rope)
-    return MultiHeadAttention.from_config(embed_dim, config, rope=rope)
-
-
-def _feed_forward(
-    embed_dim: int, config: FeedForwardConfig | MixtureConfig
-) -> FeedForward | Experts:
-    if isinstance(config, MixtureConfig):
-        return Experts(embed_dim, config)
-    return FeedForward.from_config(embed_dim, config)

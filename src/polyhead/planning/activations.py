@@ -21,16 +21,10 @@ against torch's memory profiler, with native code and without.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from polyhead.config import AttentionConfig, LatentAttentionConfig
-from polyhead.layers.latent_cost import Computation, choose
+from polyhead.config.layout import NORMED_HALF
 from polyhead.planning.architecture import Architecture, FeedForwardShape, LayerShape
-
-_NORMED_HALF = 5
-"""Times the size of what torch norms: in float32, normed in float32, and rounded."""
-
-_ROTATED = 2
-"""Times the size of what torch rotates: x · cos, and x with its halves swapped."""
 
 
 def activation_elements(
@@ -56,55 +50,15 @@ def activation_elements(
 
 
 def _layer(shape: LayerShape, E: int, tokens: int, batch: int, ranks: int, half: bool) -> int:
-    attention = _attention(shape, E, tokens, batch, ranks, half)
+    given: Any = {"tokens": tokens, "batch": batch, "ranks": ranks, "half": half}
+    attention = shape.attention.alive_elements(E, **given)
     if shape.cross_attention is not None:
         # One more residual is alive behind the self-attention.
         crossing = replace(shape.cross_attention, rope=None)
-        attention = max(attention, E + _heads(crossing, E, ranks, half))
+        attention = max(attention, E + crossing.alive_elements(E, **given))
     # What came in, what goes on, the attention's output, and the norm of the sum.
-    normed = 3 * E + (_NORMED_HALF if half else 1) * E
+    normed = 3 * E + (NORMED_HALF if half else 1) * E
     return max(2 * E + attention, normed, 3 * E + _network(shape.feed_forward, E, ranks))
-
-
-def _attention(shape: LayerShape, E: int, tokens: int, batch: int, ranks: int, half: bool) -> int:
-    if isinstance(shape.attention, LatentAttentionConfig):
-        way = choose(shape.attention, batch, tokens, tokens)
-        return _latent(shape.attention, way, E, ranks)
-    return _heads(shape.attention, E, ranks, half)
-
-
-def _heads(c: AttentionConfig, E: int, ranks: int, half: bool) -> int:
-    H, G = -(-c.num_heads // ranks), -(-c.num_kv_heads // ranks)
-    Q, K = H * c.head_dim, G * c.head_dim
-    V = c.head_dim if c.v_head_dim is None else c.v_head_dim
-    made = Q + K + G * V
-    copies = _copies(c, half)
-    return made + max(copies * Q, Q + copies * K if copies else 0, 2 * H * V + E)
-
-
-def _copies(c: AttentionConfig, half: bool) -> int:
-    """Times the size of projected q or k that norming and rotating it holds beside it."""
-    rotated = 0 if c.rope is None else _ROTATED
-    if c.qk_norm is None:
-        return rotated
-    normed = _NORMED_HALF if half else 1
-    if c.rope is None:
-        return normed
-    first, second = (rotated, normed) if c.qk_norm.place == "after_rope" else (normed, rotated)
-    return max(first, 1 + second)
-
-
-def _latent(c: LatentAttentionConfig, way: Computation, E: int, ranks: int) -> int:
-    H = -(-c.num_heads // ranks)
-    projected = H * (c.qk_head_dim + c.qk_rope_head_dim) + c.latent_dim
-    N, R, V = c.qk_nope_head_dim, c.kv_lora_rank, c.v_head_dim
-    out = 2 * H * V + E
-    if way == "absorbed":
-        # Both products with parts of Wkv_b take their left side in another order: a copy of it.
-        q = H * c.latent_dim
-        return projected + max(H * R + max(H * N, q), q + max(2 * H * R + H * V, out))
-    made = H * (N + V)
-    return projected + made + 2 * H * c.qk_head_dim + out
 
 
 def _network(f: FeedForwardShape, E: int, ranks: int) -> int:

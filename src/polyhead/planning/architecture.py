@@ -14,15 +14,16 @@ from typing import Any, Literal
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
-    LatentAttentionConfig,
+    HeadLayout,
     LayerConfig,
     MixtureConfig,
+    Network,
     NormConfig,
     TransformerConfig,
 )
 from polyhead.errors import ConfigError
 
-AttentionShape = AttentionConfig | LatentAttentionConfig
+AttentionShape = HeadLayout
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,11 @@ def _shape_of(layer: LayerConfig) -> LayerShape:
     )
 
 
-def _network_of(config: FeedForwardConfig | MixtureConfig) -> FeedForwardShape:
+def _network_of(config: Network) -> FeedForwardShape:
     if isinstance(config, FeedForwardConfig):
         return FeedForwardShape(config.hidden_dim, gated=config.gated, bias=config.bias)
+    if not isinstance(config, MixtureConfig):
+        raise ConfigError(f"a plan knows no {type(config).__name__}")
     expert, shared = config.expert, config.shared
     return FeedForwardShape(
         expert.hidden_dim,

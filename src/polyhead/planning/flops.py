@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from polyhead.config import AttentionConfig
-from polyhead.layers.latent_cost import choose, cost
+from polyhead.config import AttentionConfig, Piece
 from polyhead.planning.architecture import Architecture, AttentionShape, LayerShape
-from polyhead.planning.weights import Piece, of_attention, of_feed_forward
+from polyhead.planning.weights import of_attention, of_feed_forward
 
 TILE = 128
 
@@ -139,7 +138,7 @@ def _add_cross(
     context: int,
 ) -> None:
     H, G, D = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    V = D if shape.v_head_dim is None else shape.v_head_dim
+    V = shape.value_dim
     remembered = 0 if cached else context * G * (D + V) * E
     projected = queries * H * (D + V) * E + remembered
     pairs = 2 * batch * queries * context * H * (D + V)
@@ -153,23 +152,13 @@ def _scores(
 ) -> tuple[int, int, int]:
     """Over visible pairs, over pairs of tiles, and what making keys of the past takes besides."""
     keys = cached + queries
-    extra, window = 0, None
-    if isinstance(shape, AttentionConfig):
-        V = shape.head_dim if shape.v_head_dim is None else shape.v_head_dim
-        per_pair, window = shape.num_heads * (shape.head_dim + V), shape.window
-    else:
-        way = choose(shape, batch, queries, keys)
-        per_pair = shape.num_heads * (shape.latent_dim + shape.kv_lora_rank)
-        if way == "expanded":
-            per_pair = shape.num_heads * (shape.qk_head_dim + shape.v_head_dim)
-            # The projections already make keys and values of the new tokens.
-            extra = cost(shape, way, batch, 0, cached).flops
+    cost, window = shape.call_cost(batch, queries, cached), shape.visible_window
     if causal:
         seen = visible_pairs(queries, cached, window), tiled_pairs(queries, cached, window)
     else:
         seen = (queries * keys,) * 2
-    each = 2 * batch * per_pair
-    return each * seen[0], each * seen[1], extra
+    each = 2 * batch * cost.per_pair
+    return each * seen[0], each * seen[1], cost.remade
 
 
 def _multiplied(found: list[Piece]) -> int:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyhead.config import AttentionConfig, LatentAttentionConfig
+from polyhead.config import LatentAttentionConfig
 from polyhead.planning.architecture import Architecture, AttentionShape
 from polyhead.planning.flops import attention_flops
 from polyhead.planning.memory import layer_cache, total_bytes
@@ -65,11 +65,11 @@ def layouts(
     first = model.layers[0].attention
     groups = _groups(first)
     variants: list[tuple[str, Callable[[AttentionShape], AttentionShape]]] = [
-        ("MHA", lambda shape: as_heads(shape, shape.num_heads))
+        ("MHA", lambda shape: shape.with_kv_heads(shape.num_heads))
     ]
     if groups is not None:
-        variants.append((f"GQA-{groups}", lambda shape: as_heads(shape, groups)))
-    variants += [("MQA", lambda shape: as_heads(shape, 1)), ("MLA", as_latent)]
+        variants.append((f"GQA-{groups}", lambda shape: shape.with_kv_heads(groups)))
+    variants += [("MQA", lambda shape: shape.with_kv_heads(1)), ("MLA", as_latent)]
     rows: list[LayoutRow] = []
     for name, change in variants:
         shapes = [change(layer.attention) for layer in model.layers]
@@ -79,10 +79,10 @@ def layouts(
         rows.append(
             LayoutRow(
                 name=name,
-                current=_same(shapes[0], first),
+                current=shapes[0].layout == first.layout,
                 query_heads=shapes[0].num_heads,
                 kv_heads=_kv_heads(shapes[0]),
-                elements=elements(shapes[0]),
+                elements=shapes[0].cache_shape.elements,
                 token_bytes=sum(each.token_bytes * times for each, times in memory.items()),
                 cache_bytes=held,
                 share=held / rows[0].cache_bytes if rows else 1.0,
@@ -100,48 +100,19 @@ def layouts(
     return tuple(rows)
 
 
-def as_heads(shape: AttentionShape, kv_heads: int) -> AttentionConfig:
-    """The same heads with keys and values of their own, ``kv_heads`` of them at most."""
-    if isinstance(shape, LatentAttentionConfig):
-        return AttentionConfig(
-            num_heads=shape.num_heads,
-            num_kv_heads=min(kv_heads, shape.num_heads),
-            head_dim=shape.v_head_dim,
-            rope=shape.rope,
-        )
-    groups = max(g for g in range(1, min(kv_heads, shape.num_heads) + 1) if not shape.num_heads % g)
-    return replace(shape, num_kv_heads=groups)
-
-
-def as_latent(shape: AttentionShape) -> LatentAttentionConfig:
+def as_latent(shape: AttentionShape) -> AttentionShape:
     """DeepSeek's proportions at the same heads: R = 4 · D, P = D / 2, no window."""
-    if isinstance(shape, LatentAttentionConfig):
+    held = shape.cache_shape
+    if held.latent:
         return shape
-    D = shape.head_dim
+    D = held.key_dim
     return LatentAttentionConfig(
         num_heads=shape.num_heads,
         kv_lora_rank=4 * D,
         qk_nope_head_dim=D,
         qk_rope_head_dim=max(2, D // 4 * 2),
-        v_head_dim=D if shape.v_head_dim is None else shape.v_head_dim,
+        v_head_dim=shape.value_dim,
     )
-
-
-def elements(shape: AttentionShape) -> int:
-    """Numbers remembered per token."""
-    if isinstance(shape, LatentAttentionConfig):
-        return shape.latent_dim
-    V = shape.head_dim if shape.v_head_dim is None else shape.v_head_dim
-    return shape.num_kv_heads * (shape.head_dim + V)
-
-
-def layout_name(shape: AttentionShape) -> str:
-    """``"MHA"``, ``"GQA-8"``, ``"MQA"`` or ``"MLA"``."""
-    if isinstance(shape, LatentAttentionConfig):
-        return "MLA"
-    if shape.num_kv_heads == shape.num_heads:
-        return "MHA"
-    return "MQA" if shape.num_kv_heads == 1 else f"GQA-{shape.num_kv_heads}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +134,8 @@ def cache_saving(
     Like for like where both have as many bits per number.
     """
     ours, theirs = (
-        sum(elements(layer.attention) for layer in each.layers) for each in (model, baseline)
+        sum(layer.attention.cache_shape.elements for layer in each.layers)
+        for each in (model, baseline)
     )
     return 1 - ours * bits / (theirs * baseline_bits)
 
@@ -173,7 +145,7 @@ def with_mha(model: Architecture) -> Architecture:
     return replace(
         model,
         layers=tuple(
-            replace(layer, attention=as_heads(layer.attention, layer.attention.num_heads))
+            replace(layer, attention=layer.attention.with_kv_heads(layer.attention.num_heads))
             for layer in model.layers
         ),
     )
@@ -181,16 +153,13 @@ def with_mha(model: Architecture) -> Architecture:
 
 def _groups(shape: AttentionShape) -> int | None:
     """The model's own number of groups where it has some, or 8, or the nearest divisor."""
-    H = shape.num_heads
-    if isinstance(shape, AttentionConfig) and 1 < shape.num_kv_heads < H:
-        return shape.num_kv_heads
+    H, G = shape.num_heads, shape.cache_shape.kv_heads
+    if 1 < G < H:
+        return G
     divisors = [g for g in range(2, H) if H % g == 0]
     return min(divisors, key=lambda g: (abs(g - 8), g)) if divisors else None
 
 
 def _kv_heads(shape: AttentionShape) -> int | None:
-    return shape.num_kv_heads if isinstance(shape, AttentionConfig) else None
-
-
-def _same(shape: AttentionShape, first: AttentionShape) -> bool:
-    return layout_name(shape) == layout_name(first)
+    held = shape.cache_shape
+    return None if held.latent else held.kv_heads

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from polyhead.caches.choice import storage_of
 from polyhead.caches.sizes import (
     Dense,
-    Latent,
     Layout,
     Paged,
-    Plain,
     Quantized,
     Ring,
     Storage,
@@ -26,7 +25,6 @@ from polyhead.caches.sizes import (
     stores,
     units,
 )
-from polyhead.config import AttentionConfig
 from polyhead.errors import ConfigError
 from polyhead.planning.architecture import Architecture, AttentionShape
 
@@ -120,19 +118,13 @@ def layer_cache(
     kind = CACHE_TYPES[kv_dtype]
     dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16
     bits = kind if isinstance(kind, int) else None
+    held, window = shape.cache_shape, shape.visible_window
     layout: Layout = Dense() if page is None else Paged(page)
-    if not isinstance(shape, AttentionConfig):
-        latent = Latent(shape.kv_lora_rank, shape.qk_rope_head_dim)
-        storage: Storage = latent if bits is None else Quantized(bits, bits, latent=latent)
-        made = LayerCache(layout, storage, 1, shape.latent_dim, shape.kv_lora_rank, dtype)
-    else:
-        storage = Plain() if bits is None else Quantized(bits, bits)
-        if shape.window is not None:
-            layout = Ring(shape.window)
-            storage = Plain() if bits is None else Quantized(bits, bits, sinks=0)
-        V = shape.head_dim if shape.v_head_dim is None else shape.v_head_dim
-        heads = -(-shape.num_kv_heads // ranks)
-        made = LayerCache(layout, storage, heads, shape.head_dim, V, dtype)
+    if window is not None:
+        layout = Ring(window)
+    storage = storage_of(held, layout, None if bits is None else Quantized(bits, bits))
+    heads = -(-held.kv_heads // ranks)
+    made = LayerCache(layout, storage, heads, held.key_dim, held.value_dim, dtype)
     made._stores()  # refuses what does not go together
     return made
 

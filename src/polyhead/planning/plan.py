@@ -14,14 +14,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polyhead.config import AttentionConfig
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.models.counts import ParameterCounts
 from polyhead.planning.activations import activation_elements
 from polyhead.planning.architecture import Architecture, AttentionShape
 from polyhead.planning.flops import Flops
 from polyhead.planning.flops import flops as count_flops
-from polyhead.planning.layouts import LayoutRow, Saving, layout_name, layouts
+from polyhead.planning.layouts import LayoutRow, Saving, layouts
 from polyhead.planning.memory import CACHE_TYPES, Fit, LayerCache, caches, fit
 from polyhead.planning.presets import subject
 from polyhead.planning.units import quantity
@@ -317,10 +316,8 @@ def _by_layer(
 
 
 def _described(shape: AttentionShape) -> str:
-    words = layout_name(shape)
-    if isinstance(shape, AttentionConfig) and shape.window is not None:
-        words += f", window {shape.window:,}"
-    return words
+    window = shape.visible_window
+    return shape.layout if window is None else f"{shape.layout}, window {window:,}"
 
 
 def _check_context(model: Architecture, tokens: int) -> None:

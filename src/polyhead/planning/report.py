@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from polyhead.config import LatentAttentionConfig
 from polyhead.planning.architecture import Architecture
-from polyhead.planning.layouts import layout_name
 from polyhead.planning.plan import Plan
 from polyhead.planning.units import binary, decimal
 
@@ -60,19 +58,10 @@ def render(plan: Plan) -> Iterator[RenderableType]:
 def shapes(model: Architecture) -> str:
     """Layers, width and heads of the first layer, in words."""
     first = model.layers[0].attention
-    if isinstance(first, LatentAttentionConfig):
-        heads = (
-            f"MLA {first.num_heads} heads, latent {first.kv_lora_rank} + {first.qk_rope_head_dim}"
-        )
-    else:
-        heads = (
-            f"{layout_name(first)} {first.num_heads} query / {first.num_kv_heads} kv heads × "
-            f"{first.head_dim}"
-        )
     layers = f"{len(model.layers)}"
     if model.encoder_layers:
         layers = f"{len(model.encoder_layers)} + {layers}"
-    return f"{layers} layers × {model.embed_dim:,}, {heads}"
+    return f"{layers} layers × {model.embed_dim:,}, {first.described}"
 
 
 def _setting(plan: Plan) -> str:

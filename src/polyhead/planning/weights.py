@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from polyhead.config import AttentionConfig, LatentAttentionConfig
+from polyhead.config import Piece
 from polyhead.errors import ConfigError
 from polyhead.models.counts import ParameterCounts
 from polyhead.planning.architecture import (
@@ -21,55 +20,6 @@ from polyhead.planning.architecture import (
     FeedForwardShape,
     LayerShape,
 )
-
-Part = Literal["embedding", "attention", "feed_forward", "norms", "head"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some parameters.
-
-    Attributes:
-        part: As in ``ParameterCounts``.
-        units: What ranks share among them.
-        size: Parameters of a unit.
-        multiplied: Whether each parameter takes part in one multiply-add per token.
-        experts: How many experts these are of (1: none), and
-        visited: how many of them a token visits.
-        looked_up: Whether a token reads one row of it alone.
-    """
-
-    part: Part
-    units: int
-    size: int
-    multiplied: bool = True
-    experts: int = 1
-    visited: int = 1
-    looked_up: bool = False
-
-    @property
-    def count(self) -> int:
-        return self.units * self.size
-
-    @property
-    def active(self) -> int:
-        """Parameters that one token meets."""
-        return self.count * self.visited // self.experts
-
-    def on_rank(self, ranks: int) -> int:
-        """Parameters on the fullest of the ranks."""
-        return -(-self.units // ranks) * self.size
-
-    def touched(self, ranks: int, batch: int) -> float:
-        """Parameters that a decode step of ``batch`` tokens reads on a rank.
-
-        A mixture's tokens are taken to choose experts evenly and independently: n experts of which
-        each token visits k are met by b tokens in n · (1 − (1 − k/n)^b) on average.
-        """
-        if self.looked_up:
-            return batch * self.on_rank(ranks) / self.units
-        unseen = (1 - self.visited / self.experts) ** batch
-        return self.on_rank(ranks) * (1 - unseen)
 
 
 def pieces(model: Architecture) -> Counter[Piece]:
@@ -110,9 +60,7 @@ def counts(found: Counter[Piece]) -> ParameterCounts:
 
 def of_attention(shape: AttentionShape, embed_dim: int) -> list[Piece]:
     """The pieces of one attention, its own norms included."""
-    if isinstance(shape, LatentAttentionConfig):
-        return list(_latent(shape, embed_dim))
-    return list(_heads(shape, embed_dim))
+    return list(shape.pieces(embed_dim))
 
 
 def of_feed_forward(shape: FeedForwardShape, embed_dim: int) -> list[Piece]:
@@ -129,7 +77,7 @@ def check_ranks(model: Architecture, ranks: int) -> None:
             H = attention.num_heads
             if H % ranks:
                 raise ConfigError(f"tensor_parallel must divide num_heads={H}: got {ranks}")
-            G = attention.num_kv_heads if isinstance(attention, AttentionConfig) else 1
+            G = attention.cache_shape.kv_heads
             if G % ranks and ranks % G:
                 raise ConfigError(
                     f"tensor_parallel must divide num_kv_heads={G} or be a multiple of it: got "
@@ -151,41 +99,6 @@ def _of_layer(E: int, shape: LayerShape) -> Iterator[Piece]:
     if shape.cross_attention is not None:
         yield from of_attention(shape.cross_attention, E)
     yield from _feed_forward(shape.feed_forward, E)
-
-
-def _heads(c: AttentionConfig, E: int) -> Iterator[Piece]:
-    H, G, D = c.num_heads, c.num_kv_heads, c.head_dim
-    V = D if c.v_head_dim is None else c.v_head_dim
-    for units, size in ((H, D), (G, D), (G, V)):
-        yield Piece("attention", units, size * E)
-        if c.qkv_bias:
-            yield Piece("attention", units, size, multiplied=False)
-    yield Piece("attention", H, V * E)
-    if c.out_bias:
-        yield Piece("attention", 1, E, multiplied=False)
-    if c.sinks:
-        yield Piece("attention", H, 1, multiplied=False)
-    if c.qk_norm is not None:
-        weights = 1 + c.qk_norm.norm.bias
-        full = c.qk_norm.place == "full_width"
-        for units in (H, G):
-            yield Piece("norms", units if full else 1, D * weights, multiplied=False)
-
-
-def _latent(c: LatentAttentionConfig, E: int) -> Iterator[Piece]:
-    H, R, V = c.num_heads, c.kv_lora_rank, c.v_head_dim
-    if c.q_lora_rank is None:
-        yield Piece("attention", H, c.qk_head_dim * E)
-    else:
-        yield Piece("attention", 1, c.q_lora_rank * E)
-        yield Piece("norms", 1, c.q_lora_rank, multiplied=False)
-        yield Piece("attention", H, c.qk_head_dim * c.q_lora_rank)
-    yield Piece("attention", 1, c.latent_dim * E)
-    yield Piece("norms", 1, R, multiplied=False)
-    yield Piece("attention", H, (c.qk_nope_head_dim + V) * R)
-    yield Piece("attention", H, V * E)
-    if c.bias:
-        yield Piece("attention", 1, (c.q_lora_rank or 0) + c.latent_dim + E, multiplied=False)
 
 
 def _feed_forward(f: FeedForwardShape, E: int) -> Iterator[Piece]:

@@ -1,0 +1,168 @@
+"""A head layout: what every attention answers about itself, whatever its heads are.
+
+Caches, planner, layers and tools ask these questions and never which class they have before them.
+A new layout is one file in ``layers``: a subclass of ``HeadLayout``, the module that it builds, and
+its name in ``HeadLayout.where``.
+
+Letters: B batch, T queries, E embed size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from polyhead.config.data import OneOfSeveral
+from polyhead.config.pieces import Piece
+from polyhead.config.rope import RopeConfig
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What a cache holds of one token.
+
+    Attributes:
+        kv_heads: Keys, and values.
+        key_dim: Features of a key.
+        value_dim: Features of a value.
+        latent: Whether the value is the first ``value_dim`` columns of the key: one memory.
+    """
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    latent: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Numbers per token."""
+        return self.kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """What a call multiplies besides its projections.
+
+    Attributes:
+        per_pair: Multiply-adds of a query with a key that it sees and with its value, all heads.
+        remade: Operations of making keys and values of cached tokens once more, all batch rows.
+    """
+
+    per_pair: int
+    remade: int = 0
+
+
+@dataclass(frozen=True)
+class HeadLayout(OneOfSeveral, ABC):
+    """Self-attention as plain data, of any kind.
+
+    Attributes:
+        num_heads: Query heads.
+        rope: Rotary positions of queries and keys.
+        scale: Factor of the scores; None: the layout's own.
+        dropout: Share of the attention weights set to zero, when training.
+    """
+
+    where: ClassVar[Mapping[str, str]] = {
+        "heads": "polyhead.config.attention",
+        "latent": "polyhead.config.latent",
+    }
+
+    num_heads: int
+    rope: RopeConfig | None = field(default=None, kw_only=True)
+    scale: float | None = field(default=None, kw_only=True)
+    dropout: float = field(default=0.0, kw_only=True)
+
+    @property
+    @abstractmethod
+    def layout(self) -> str:
+        """A short name: ``"MHA"``, ``"GQA-8"``, ``"MQA"``, ``"MLA"``."""
+
+    @property
+    @abstractmethod
+    def described(self) -> str:
+        """The layout and its sizes in words."""
+
+    @property
+    @abstractmethod
+    def cache_shape(self) -> CacheShape:
+        """What a cache holds of a token."""
+
+    @property
+    @abstractmethod
+    def value_dim(self) -> int:
+        """Features of one head's output."""
+
+    @property
+    @abstractmethod
+    def rope_head_dim(self) -> int:
+        """Features of a head that ``rope`` is over."""
+
+    @property
+    def visible_window(self) -> int | None:
+        """Keys that a query sees at most, itself included; None: all."""
+        return None
+
+    @abstractmethod
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        """All parameters, norms of queries, keys and latents included."""
+
+    @abstractmethod
+    def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
+        """Of a call with ``queries`` new tokens per row after ``cached`` ones."""
+
+    @abstractmethod
+    def alive_elements(
+        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+    ) -> int:
+        """Elements per token that a prefill without gradients holds at a time, at most.
+
+        The layer's input is not counted; its output is.
+
+        Args:
+            embed_dim: E.
+            tokens: T.
+            batch: B.
+            ranks: That share the heads.
+            half: Of 16 bits: without native code, norms then go through float32.
+        """
+
+    @abstractmethod
+    def with_kv_heads(self, kv_heads: int) -> HeadLayout:
+        """The same query heads with keys and values of their own, ``kv_heads`` of them at most."""
+
+
+@dataclass(frozen=True)
+class Network(OneOfSeveral, ABC):
+    """What stands in a layer beside its attention: a feed-forward network, of any kind."""
+
+    where: ClassVar[Mapping[str, str]] = {
+        "plain": "polyhead.config.feed_forward",
+        "mixture": "polyhead.config.mixture",
+    }
+
+    @abstractmethod
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        """All parameters, routers and their biases included."""
+
+    @abstractmethod
+    def alive_elements(self, embed_dim: int, ranks: int) -> int:
+        """Elements per token that a pass without gradients holds at a time, output included."""
+
+    @abstractmethod
+    def widths(self) -> Mapping[str, int]:
+        """Hidden features that ranks share, by the name of the field that says them."""
+
+
+NORMED_HALF = 5
+"""Times the size of what torch norms: in float32, normed in float32, and rounded."""
+
+ROTATED = 2
+"""Times the size of what torch rotates: x · cos, and x with its halves swapped."""
+
+
+def shared(count: int, ranks: int) -> int:
+    """Units on the fullest of the ranks."""
+    return -(-count // ranks)

@@ -1,0 +1,60 @@
+"""Parameters as data: how many, of which part, how ranks share them.
+
+A piece is ``units × size`` parameters. Tensor parallelism shares the units among the ranks (query
+heads, kv heads, hidden features, rows of the vocabulary); one unit is on every rank. A kv head
+is copied where there are more ranks than kv heads, and the latent projections of MLA always are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Part = Literal["embedding", "attention", "feed_forward", "norms", "head"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some parameters.
+
+    Attributes:
+        part: As in ``ParameterCounts``.
+        units: What ranks share among them.
+        size: Parameters of a unit.
+        multiplied: Whether each parameter takes part in one multiply-add per token.
+        experts: How many experts these are of (1: none), and
+        visited: how many of them a token visits.
+        looked_up: Whether a token reads one row of it alone.
+    """
+
+    part: Part
+    units: int
+    size: int
+    multiplied: bool = True
+    experts: int = 1
+    visited: int = 1
+    looked_up: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.units * self.size
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token meets."""
+        return self.count * self.visited // self.experts
+
+    def on_rank(self, ranks: int) -> int:
+        """Parameters on the fullest of the ranks."""
+        return -(-self.units // ranks) * self.size
+
+    def touched(self, ranks: int, batch: int) -> float:
+        """Parameters that a decode step of ``batch`` tokens reads on a rank.
+
+        A mixture's tokens are taken to choose experts evenly and independently: n experts of which
+        each token visits k are met by b tokens in n · (1 − (1 − k/n)^b) on average.
+        """
+        if self.looked_up:
+            return batch * self.on_rank(ranks) / self.units
+        unseen = (1 - self.visited / self.experts) ** batch
+        return self.on_rank(ranks) * (1 - unseen)

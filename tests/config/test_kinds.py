@@ -1,0 +1,56 @@
+"""Parts of which there are several kinds: the JSON names the kind, and older JSON is still read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyhead.config import (
+    AttentionConfig,
+    Data,
+    FeedForwardConfig,
+    HeadLayout,
+    LatentAttentionConfig,
+    LayerConfig,
+    MixtureConfig,
+    Network,
+    RopeConfig,
+)
+from polyhead.errors import ConfigError
+
+PARTS: list[tuple[type[Data], Data, str]] = [
+    (HeadLayout, AttentionConfig(8, 2, 16, rope=RopeConfig(theta=5.0), window=3), "heads"),
+    (HeadLayout, LatentAttentionConfig(4, 16, 8, 4, 8, rope=None), "latent"),
+    (Network, FeedForwardConfig(64, bias=True), "plain"),
+    (Network, MixtureConfig(FeedForwardConfig(8), 4, 2, shared=FeedForwardConfig(9)), "mixture"),
+]
+
+
+def without_kinds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_kinds(each) for name, each in value.items() if name != "kind"}
+    return value
+
+
+@pytest.mark.parametrize(("part", "config", "kind"), PARTS, ids=[kind for *_, kind in PARTS])
+def test_a_part_is_read_back_as_the_kind_that_its_json_names(
+    part: type[Data], config: Data, kind: str
+) -> None:
+    written = config.to_dict()
+    assert written["kind"] == kind
+    assert part.from_dict(written) == config
+    assert type(config).from_dict(written) == config
+    assert part.from_dict(without_kinds(written)) == config
+
+
+def test_json_from_before_kinds_is_read() -> None:
+    layer = LayerConfig(LatentAttentionConfig(4, 16, 8, 4, 8), FeedForwardConfig(64))
+    assert LayerConfig.from_dict(without_kinds(layer.to_dict())) == layer
+
+
+def test_an_unknown_kind_and_a_wrong_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="kind must be one of heads, latent.*: got 'linear'"):
+        HeadLayout.from_dict({"kind": "linear", "num_heads": 4})
+    with pytest.raises(ConfigError, match="AttentionConfig: kind must be 'heads': got 'latent'"):
+        AttentionConfig.from_dict({"kind": "latent", "num_heads": 4})
