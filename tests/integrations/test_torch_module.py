@@ -316,3 +316,102 @@ def test_half_precision_is_close_to_torch(dtype):
     band = torch.finfo(dtype).eps
     error = (theirs(x, x, x)[0] - exact).abs().max()
     assert (ours(x, x, x)[0] - exact).abs().max() <= 2 * error + band
+
+
+@pytest.mark.parametrize("own_sizes", [False, True])
+def test_parameters_and_inputs_of_two_dtypes_are_refused_by_name(own_sizes):
+    sizes = {"kdim": 5, "vdim": 7} if own_sizes else {}
+    x = torch.randn(3, 2, 8).double()
+    inputs = [x, torch.randn(3, 2, 5).double(), torch.randn(3, 2, 7).double()]
+    inputs = inputs if own_sizes else [x, x, x]
+    extra = ("bias_k", "bias_v")  # torch adds them to keys and values of any dtype
+    names = dict(MultiheadAttention(8, 2, add_bias_kv=True, **sizes).named_parameters())
+    for name in names:
+        module = MultiheadAttention(8, 2, add_bias_kv=True, **sizes).double()
+        where, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(where)
+        setattr(owner, leaf, nn.Parameter(getattr(owner, leaf).detach().half()))
+        if name in extra:
+            assert module(*inputs)[0].dtype == torch.float64
+            continue
+        with pytest.raises(ValueError, match=f"float64 and {name} torch.float16"):
+            module(*inputs)
+    module = MultiheadAttention(8, 2, **sizes).double()
+    with pytest.raises(ValueError, match=r"got query torch\.float32 and"):
+        module(*(y.float() for y in inputs))
+    with pytest.raises(ValueError, match=r"float64 and value torch\.float32"):
+        module(*inputs[:2], inputs[2].float())
+
+
+def test_fields_handed_to_torchs_function_mean_what_they_mean_of_torchs_module():
+    for sizes in ({}, {"kdim": 5, "vdim": 7}):
+        module = MultiheadAttention(8, 2, **sizes)
+        query = torch.randn(3, 2, 8)
+        key, value = torch.randn(4, 2, module.kdim), torch.randn(4, 2, module.vdim)
+        out, weights = nn.functional.multi_head_attention_forward(
+            query, key, value, module.embed_dim, module.num_heads,
+            module.in_proj_weight, module.in_proj_bias, module.bias_k, module.bias_v,
+            module.add_zero_attn, module.dropout, module.out_proj.weight, module.out_proj.bias,
+            use_separate_proj_weight=not module._qkv_same_embed_dim,
+            q_proj_weight=module.q_proj_weight, k_proj_weight=module.k_proj_weight,
+            v_proj_weight=module.v_proj_weight,
+        )  # fmt: skip
+        got = module(query, key, value)
+        torch.testing.assert_close(got[0], out, **SINGLE)
+        torch.testing.assert_close(got[1], weights, **SINGLE)
+
+
+@pytest.mark.parametrize("place", ["replaced before", "replaced after"])
+def test_peft_trains_it_as_it_trains_torchs(place, monkeypatch):
+    # In eval torch's encoder goes round the module, and with it round the adapter.
+    monkeypatch.setattr(torch.backends.mha, "get_fastpath_enabled", lambda: False)
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["self_attn"], r=2, init_lora_weights=False)
+
+    def adapted(prepare):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        return peft.get_peft_model(prepare(layer), config)
+
+    theirs = adapted(lambda layer: layer)
+    ours = adapted(replace) if place == "replaced before" else replace(adapted(lambda m: m))
+    x, hidden = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
+    for training in (True, False):
+        want, got = (m.train(training)(x, src_key_padding_mask=hidden) for m in (theirs, ours))
+        torch.testing.assert_close(got[~hidden], want[~hidden], **SINGLE)
+        wanted, gradients = (
+            torch.autograd.grad(
+                y[~hidden].square().sum(), [p for p in m.parameters() if p.requires_grad]
+            )
+            for y, m in ((want, theirs), (got, ours))
+        )
+        assert len(gradients) == 4
+        for g, w in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+    merged = [model.merge_and_unload().eval() for model in (theirs, ours)]
+    assert isinstance(merged[1].self_attn, MultiheadAttention)
+    want, got = (model(x) for model in merged)
+    torch.testing.assert_close(got, want, **SINGLE)
+
+
+def test_torch_jit_is_refused_in_a_sentence():
+    module = MultiheadAttention(8, 2).eval()
+    x = torch.randn(3, 2, 8)
+    with pytest.raises(UnsupportedError, match=r"use torch\.compile or torch\.export"):
+        torch.jit.script(nn.Sequential(module))
+    with pytest.raises(UnsupportedError, match=r"use torch\.compile or torch\.export"):
+        torch.jit.trace(module, (x, x, x))
+
+
+def test_nested_tensors_are_padded_in_self_attention_and_refused_elsewhere():
+    module = MultiheadAttention(8, 2, batch_first=True)
+    rows = [torch.randn(n, 8) for n in (3, 5)]
+    x = torch.nested.nested_tensor(rows)
+    out, weights = module(x, x, x, need_weights=False)
+    assert weights is None
+    for got, row in zip(out.unbind(), rows, strict=True):
+        torch.testing.assert_close(got, module(row, row, row)[0], **SINGLE)
+    with pytest.raises(UnsupportedError, match="nested tensors only in self-attention"):
+        module(x, x, x)
+    with pytest.raises(UnsupportedError, match="nested tensors only in self-attention"):
+        module(x, x.clone(), x, need_weights=False)

@@ -321,7 +321,6 @@ REFUSED = {
         hf.MptForCausalLM, hf.MptConfig(vocab_size=50, d_model=16, n_heads=2, n_layers=1)
     ),
     "MPNetSelfAttention": (hf.MPNetModel, hf.MPNetConfig(**SMALL, intermediate_size=16)),
-    "FalconAttention": (hf.FalconForCausalLM, hf.FalconConfig(**SMALL)),
 }  # fmt: skip
 
 
@@ -335,13 +334,50 @@ def test_models_that_would_ignore_it_are_refused(name):
     with pytest.raises(UnsupportedError, match=name):
         integration.use(model)
     integration.register()
-    if name == "FalconAttention":  # transformers itself stops, before polyhead is asked
-        with pytest.raises(KeyError):
-            model_class._from_config(config, attn_implementation="polyhead")
-        return
     forced = model_class._from_config(copy.deepcopy(config), attn_implementation="polyhead")
     with pytest.raises(UnsupportedError, match="would ignore"):
         forced(torch.randint(3, 50, (1, 4)))
+
+
+VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
+LOOKED_UP = {
+    "FALCON": (hf.FalconForCausalLM, hf.FalconConfig(**SMALL), "sdpa"),
+    "GPT_NEO": (
+        hf.GPTNeoModel, hf.GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]), "eager"
+    ),
+    "GPTJ": (hf.GPTJModel, hf.GPTJConfig(n_embd=64, n_layer=1, n_head=1), "eager"),
+    "GIT": (hf.GitModel, hf.GitConfig(**SMALL, vision_config=VISION), "eager"),
+    "BARK": (hf.BarkCausalModel, hf.BarkSemanticConfig(num_layers=1), "eager"),
+    "SAM": (hf.SamModel, hf.SamConfig(vision_config=VISION), "sdpa"),
+    "DATA2VEC": (hf.Data2VecVisionModel, hf.Data2VecVisionConfig(**VISION), "sdpa"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_models_that_look_classes_up_by_name_are_refused_with_what_works(name):
+    model_class, config, instead = LOOKED_UP[name]
+    integration.register()
+    sentence = rf"by name in {name}\w*_ATTENTION_CLASSES .*attn_implementation='{instead}'"
+    for _ in range(2):
+        with torch.device("meta"), pytest.raises(UnsupportedError, match=sentence):
+            model_class._from_config(copy.deepcopy(config), attn_implementation="polyhead")
+    for what in (model_class, config):
+        with pytest.raises(UnsupportedError, match=sentence):
+            integration.check(what)
+    with torch.device("meta"):
+        model = model_class._from_config(copy.deepcopy(config), attn_implementation=instead)
+    with pytest.raises(UnsupportedError, match="computes attention itself"):
+        integration.use(model)
+
+
+def test_a_part_that_looks_classes_up_by_name_leaves_the_rest_to_polyhead():
+    integration.register()
+    config = copy.deepcopy(LOOKED_UP["SAM"][1])
+    parts = {"": "polyhead", "vision_config": "sdpa"}
+    with torch.device("meta"):
+        model = hf.SamModel._from_config(config, attn_implementation=parts)
+    assert model.config.vision_config._attn_implementation == "sdpa"
+    assert model.config.mask_decoder_config._attn_implementation == "polyhead"
 
 
 @pytest.mark.parametrize("family", ALL)

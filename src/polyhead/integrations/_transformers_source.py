@@ -1,7 +1,8 @@
 """Which classes of transformers ask its attention interface, read off their source.
 
 A model that computes attention itself would ignore ``attn_implementation="polyhead"`` in silence,
-and nothing that transformers tells about a model says so.
+and nothing that transformers tells about a model says so. Some look their attention class up by
+name, in a table of their file that knows ``"eager"`` and ``"sdpa"`` and no registered name.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from functools import cache
+from functools import cache, wraps
 from types import ModuleType
+from typing import Any, NoReturn
 
 import torch
+from transformers import PreTrainedModel
+
+from polyhead.errors import UnsupportedError
 
 NAME = "polyhead"
 """Under which attention and mask function are registered unless the caller says otherwise."""
@@ -32,8 +37,81 @@ def reason_against(config_class: type) -> str | None:
 
 
 def reason_against_module(module: ModuleType) -> str | None:
+    for table, classes in _tables(module):
+        return _reason_of_table(module, table, classes)
     names = _own_attention(module)
     return reason(module.__name__.rpartition(".")[2], names) if names else None
+
+
+_watched = False
+
+
+def watch_construction(names: set[str]) -> None:
+    """Lets every model that asks for one of ``names`` look whether it can have it.
+
+    transformers calls this method of each model before its layers are built, and has no place for
+    such a question of a registered function.
+    """
+    global _watched
+    if _watched:
+        return
+    theirs = PreTrainedModel.get_correct_attn_implementation
+
+    @wraps(theirs)
+    def ours(
+        self: PreTrainedModel, requested_attention: str | None, *rest: Any, **more: Any
+    ) -> str:
+        if requested_attention in names:
+            _refuse_in_tables(type(self), requested_attention)
+        return theirs(self, requested_attention, *rest, **more)
+
+    PreTrainedModel.get_correct_attn_implementation = ours  # type: ignore[method-assign]
+    _watched = True
+
+
+def _refuse_in_tables(model_class: type, name: str) -> None:
+    """Makes the tables that a model would look its attention up in answer with the reason.
+
+    Without this transformers stops with ``KeyError: 'polyhead'``. The refusal comes from the table
+    and not from the model's class, because another part of the same file may be served.
+    """
+    for base in model_class.__mro__:
+        module = sys.modules[base.__module__]
+        for table, classes in _tables(module):
+            classes.setdefault(name, _Refusal(_reason_of_table(module, table, classes)))
+
+
+class _Refusal:
+    """Stands for an attention class that cannot be had."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(self._why)
+
+
+def _tables(module: ModuleType) -> list[tuple[str, dict[str, Any]]]:
+    """The tables of attention classes by name that a modeling file has."""
+    return [
+        (name, table)
+        for name, table in vars(module).items()
+        if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict) and "eager" in table
+    ]
+
+
+def _reason_of_table(module: ModuleType, table: str, classes: dict[str, Any]) -> str:
+    theirs = [name for name, cls in classes.items() if not isinstance(cls, _Refusal)]
+    instead = "sdpa" if "sdpa" in theirs else "eager"
+    why = (
+        f"{module.__name__.rpartition('.')[2]} looks its attention class up by name in {table} "
+        f"({', '.join(theirs)}) and asks no registered function, so attn_implementation={NAME!r} "
+        f"cannot serve it: pass attn_implementation={instead!r}"
+    )
+    if _INTERFACE in _source(module):
+        parts = {"": NAME, "vision_config": instead}
+        why += f", or only for the part that it concerns, such as {parts}"
+    return why
 
 
 def reason(what: str, classes: str) -> str:

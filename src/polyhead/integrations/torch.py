@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,16 @@ from polyhead.semantics import Causal, Drop, Keep, Mask
 logger = logging.getLogger(__name__)
 
 
+_NO_SCRIPT = (
+    "torch.jit cannot compile or record polyhead's MultiheadAttention: use torch.compile or "
+    "torch.export, or script the model before replace()"
+)
+
+
+def _nothing(module: nn.Module, args: Any, output: Any) -> None:
+    """A forward hook that does nothing."""
+
+
 class MultiheadAttention(nn.MultiheadAttention):
     """A drop-in for ``torch.nn.MultiheadAttention``; takes its arguments and its state_dict.
 
@@ -38,8 +48,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     hint is checked, and where it is wrong the mask is what counts. ``is_causal`` without a mask,
     which torch refuses, means causal from the first key on.
 
-    ``torch.nn.TransformerEncoder`` and its layers go round their attention module on a fused path
-    of their own when ``_qkv_same_embed_dim`` is true; here it reads false, so they never do.
+    ``torch.nn.TransformerEncoderLayer`` goes round its attention module on a fused path of its own,
+    unless a forward hook could miss its call: a hook that does nothing keeps it from that.
 
     Attributes:
         kernel: Kernel that runs, as in ``polyhead.attention``.
@@ -47,14 +57,21 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     kernel: str = "auto"
 
-    @property
-    def _qkv_same_embed_dim(self) -> bool:
-        # torch's constructor asks too, before the output projection, and needs the truth.
-        return "out_proj" not in self._modules and self.__dict__["_qkv_same_embed_dim"]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stay_off_the_fused_path()
 
-    @_qkv_same_embed_dim.setter
-    def _qkv_same_embed_dim(self, value: bool) -> None:
-        self.__dict__["_qkv_same_embed_dim"] = value
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._stay_off_the_fused_path()
+
+    def _stay_off_the_fused_path(self) -> None:
+        if _nothing not in self._forward_hooks.values():
+            self.register_forward_hook(_nothing)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What ``torch.jit.script`` calls first."""
+        raise UnsupportedError(_NO_SCRIPT)
 
     def _reset_parameters(self) -> None:
         for weight in (
@@ -98,15 +115,24 @@ class MultiheadAttention(nn.MultiheadAttention):
             ``add_bias_kv`` and ``add_zero_attn`` S counts the extra keys.
 
         Raises:
-            ValueError: Shapes or mask dtypes that do not fit.
-            UnsupportedError: Nested tensors.
+            ValueError: Shapes or dtypes that do not fit.
+            UnsupportedError: Nested tensors, but for self-attention without masks and weights;
+                ``torch.jit.trace``.
         """
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            raise UnsupportedError(_NO_SCRIPT)
         if query.is_nested or key.is_nested or value.is_nested:
-            raise UnsupportedError(
-                "MultiheadAttention cannot do nested tensors: pad them and pass key_padding_mask"
-            )
+            plain = query is key is value and key_padding_mask is None and attn_mask is None
+            if not plain or need_weights or not self.batch_first:
+                raise UnsupportedError(
+                    "MultiheadAttention can do nested tensors only in self-attention with "
+                    "batch_first=True and without masks or weights: pad them and pass "
+                    "key_padding_mask"
+                )
+            return self._nested(query, is_causal), None
         batched = query.ndim == 3
         self._check(query, key, value, batched)
+        self._check_dtypes(query, key, value)
         q_NLE, k_NSE, v_NSE = self._project(query, key, value)
         if not batched:
             q_NLE, k_NSE, v_NSE = q_NLE[None], k_NSE[None], v_NSE[None]
@@ -132,7 +158,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             out = attention(q, k, v, **meaning)
 
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        # Adapters and torch itself change the projection's tensors and never call it.
+        out = F.linear(out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
         if not batched:
             return out[0], weights
         return (out if self.batch_first else out.transpose(0, 1)), weights
@@ -159,6 +186,33 @@ class MultiheadAttention(nn.MultiheadAttention):
         ):  # fmt: skip
             if x.shape[-1] != size:
                 raise ValueError(f"{name} must have {size} features: got {x.shape[-1]}")
+
+    def _check_dtypes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Refuses what F.linear would take or reject depending on its shapes."""
+        if torch.is_autocast_enabled(query.device.type):
+            return
+        for name, x in (
+            ("key", key), ("value", value), ("in_proj_weight", self.in_proj_weight),
+            ("q_proj_weight", self.q_proj_weight), ("k_proj_weight", self.k_proj_weight),
+            ("v_proj_weight", self.v_proj_weight), ("in_proj_bias", self.in_proj_bias),
+            ("out_proj.weight", self.out_proj.weight), ("out_proj.bias", self.out_proj.bias),
+        ):  # fmt: skip
+            if x is not None and x.dtype != query.dtype:
+                raise ValueError(
+                    f"query, key, value and the projections must share one dtype: got query "
+                    f"{query.dtype} and {name} {x.dtype}"
+                )
+
+    def _nested(self, x: Tensor, is_causal: bool) -> Tensor:
+        """Self-attention of a nested tensor: ``nn.TransformerEncoder`` makes one of padding."""
+        padded = x.to_padded_tensor(0.0)
+        lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
+        hidden = torch.arange(padded.shape[1], device=x.device) >= lengths[:, None]
+        out, _ = self.forward(
+            padded, padded, padded, hidden, need_weights=False, is_causal=is_causal
+        )
+        rows = [row[:n] for row, n in zip(out, lengths.tolist(), strict=True)]
+        return torch.nested.as_nested_tensor(rows, layout=x.layout)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """q, k and v of E features each, in the layout of the inputs."""
@@ -298,7 +352,9 @@ def replace(model: nn.Module, *, kernel: str = "auto") -> nn.Module:
         )
     for module in swap:
         module.__class__ = MultiheadAttention
-        cast(MultiheadAttention, module).kernel = kernel
+        ours = cast(MultiheadAttention, module)
+        ours.kernel = kernel
+        ours._stay_off_the_fused_path()
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and replaced(module):
             module.use_nested_tensor = False

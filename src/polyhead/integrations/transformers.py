@@ -49,6 +49,7 @@ from polyhead.integrations._transformers_source import (
     reason,
     reason_against,
     reason_against_module,
+    watch_construction,
 )
 from polyhead.integrations._weights import attention_with_weights
 from polyhead.layers import foreign
@@ -103,6 +104,7 @@ def register(
         return (typed_mask if typed_masks else tensor_mask)(*args, **kwargs)
 
     _names.add(name)
+    watch_construction(_names)
     translates()  # now, because a compiler that traces a model could not find it out
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
