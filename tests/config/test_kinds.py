@@ -50,7 +50,7 @@ def test_json_from_before_kinds_is_read() -> None:
 
 
 def test_an_unknown_kind_and_a_wrong_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="kind must be one of heads, latent.*: got 'linear'"):
+    with pytest.raises(ConfigError, match=r"kind must be one of heads, latent.*: got 'linear'"):
         HeadLayout.from_dict({"kind": "linear", "num_heads": 4})
     with pytest.raises(ConfigError, match="AttentionConfig: kind must be 'heads': got 'latent'"):
         AttentionConfig.from_dict({"kind": "latent", "num_heads": 4})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,11 @@ from polyhead.config import (
     QKNormConfig,
     RopeConfig,
 )
-from polyhead.layers import transformer_layer
+from polyhead.layers import MultiHeadAttention, RoPE, transformer_layer
+from polyhead.layers import step as step_module
+from polyhead.layers.exact import KnownFields
+from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.norms import RMSNorm
 from polyhead.layers.step import step
 from polyhead.layers.transformer_layer import TransformerLayer
 
@@ -249,7 +254,139 @@ def test_a_hook_on_all_modules_is_called() -> None:
         lambda module, arguments, out: seen.append(type(module).__name__)
     ):
         layer(_token(), mask=ph.Causal(), cache=cache)
-    assert "MultiHeadAttention" in seen
+    assert {"MultiHeadAttention", "RMSNorm", "FeedForward", "Linear"} <= {*seen}
+
+
+class _Layer(TransformerLayer):
+    """Overrides how a part joins the residual path."""
+
+    def _joined(self, x: Tensor, h: Tensor, part: str) -> Tensor:
+        return super()._joined(x, h * 2, part)
+
+
+class _Attention(MultiHeadAttention):
+    def _placed(self, *arguments: Any) -> Tensor:
+        return super()._placed(*arguments) * 2
+
+
+class _FeedForward(FeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class _Norm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class _Rotation(RoPE):
+    def apply(self, *arguments: Any, **options: Any) -> Tensor:
+        return super().apply(*arguments, **options) * 2
+
+
+def _doubled(thing: object, method: str) -> None:
+    """Replaces a method on one object, as tools do."""
+    own = getattr(thing, method)
+    setattr(thing, method, lambda *arguments, **options: own(*arguments, **options) * 2)
+
+
+def _of(kind: type, *path: str) -> Callable[[TransformerLayer], None]:
+    def change(layer: TransformerLayer) -> None:
+        found: Any = layer
+        for name in path:
+            found = getattr(found, name)
+        found.__class__ = kind
+
+    return change
+
+
+CHANGED: dict[str, Callable[[TransformerLayer], object]] = {
+    "a layer of a subclass": _of(_Layer),
+    "attention of a subclass": _of(_Attention, "attention"),
+    "a network of a subclass": _of(_FeedForward, "feed_forward"),
+    "a norm of a subclass": _of(_Norm, "attention_norm"),
+    "rotation of a subclass": _of(_Rotation, "attention", "rope"),
+    "the layer's own method": lambda layer: _doubled(layer, "_joined"),
+    "the attention's own method": lambda layer: _doubled(layer.attention, "_placed"),
+    "the attention's own calls": lambda layer: _doubled(layer.attention, "_attend"),
+    "the network's own call": lambda layer: _doubled(layer.feed_forward, "_call_impl"),
+    "a norm's own forward": lambda layer: _doubled(layer.feed_forward_norm, "forward"),
+    "a projection's own forward": lambda layer: _doubled(layer.attention.k_proj, "forward"),
+    "the rotation's own method": lambda layer: _doubled(layer.attention.rope, "apply"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_overrides_a_method_decodes_as_it_reads_a_prompt(name: str) -> None:
+    layer = _layer()
+    CHANGED[name](layer)
+    tokens = torch.randn(1, 12, E)
+    whole = layer(tokens, mask=ph.Causal())
+    assert (whole - _layer()(tokens, mask=ph.Causal())).abs().max() > 1e-2
+    cache = ph.DenseCache(capacity=64)
+    layer(tokens[:, :9], mask=ph.Causal(), cache=cache)
+    for i in range(9, 12):
+        step_by_step = layer(tokens[:, i : i + 1], mask=ph.Causal(), cache=cache)
+        torch.testing.assert_close(step_by_step, whole[:, i : i + 1])
+
+
+def test_a_method_that_is_replaced_on_the_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = _layer()
+    cache = _prompted(layer)
+    for kind in (nn.Linear, RMSNorm, FeedForward, MultiHeadAttention):
+        with monkeypatch.context() as patch:
+            own = kind.forward
+            called = []
+
+            def forward(*arguments: Any, own: Any = own, called: Any = called, **options: Any):  # type: ignore[no-untyped-def]
+                called.append(1)
+                return own(*arguments, **options)
+
+            patch.setattr(kind, "forward", forward)
+            layer(_token(), mask=ph.Causal(), cache=cache)
+        assert called, kind
+
+
+@dataclass(frozen=True)
+class _WithMore(AttentionConfig):
+    """As if a field had been added that the step was not written for."""
+
+    more: float = 1.0
+    made: tuple[int, ...] = field(default_factory=tuple)
+
+
+def test_a_field_that_the_step_does_not_know_takes_the_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = AttentionConfig(num_heads=2, num_kv_heads=2, head_dim=8)
+    fields = KnownFields(
+        {
+            LayerConfig: {"attention": None, "feed_forward": None, "norm": None},
+            _WithMore: dict.fromkeys(("num_heads", "num_kv_heads", "head_dim")),
+            FeedForwardConfig: {"hidden_dim": None, "activation": ("silu",)},
+            NormConfig: {},
+        }
+    )
+    wider = _WithMore(num_heads=2, num_kv_heads=2, head_dim=8)
+    layer = LayerConfig(wider, FeedForwardConfig(8))
+    assert fields.cover(layer)
+    assert fields.cover(layer)  # the second answer is remembered
+    for other in (
+        replace(layer, attention=replace(wider, more=2.0)),
+        replace(layer, attention=replace(wider, made=(1,))),
+        replace(layer, attention=replace(wider, softcap=5.0)),
+        replace(layer, attention=known),
+        replace(layer, norm_placement="post"),
+        replace(layer, feed_forward=FeedForwardConfig(8, "relu")),
+        replace(layer, norm=NormConfig(eps=1e-6)),
+    ):
+        assert not fields.cover(other)
+        built = _layer()
+        cache = _prompted(built)
+        built.config = other
+        monkeypatch.setattr(step_module, "_KNOWN", fields)
+        assert step(built, _token(), ph.Causal(), cache) is None
+        monkeypatch.undo()
 
 
 class _Counting(StoredCache):

@@ -249,8 +249,7 @@ class MultiHeadAttention(Hooked):
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         elif self.qk_norm_place is None and self.rope is not None:
             # Queries and keys are neighbours in memory: one rotation turns both.
-            qk = joined[..., : (H + G) * D].view(B, T, H + G, D)
-            qk = self.rope.apply(qk, positions, head_axis=2).transpose(1, 2)
+            qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
             v = joined[..., (H + G) * D :].view(B, T, G, V).transpose(1, 2)
             return qk[:, :H], qk[:, H:], v
         else:

@@ -43,6 +43,9 @@ class FeedForward(nn.Module):
         bias: Of every projection.
         dropout: On the hidden features, when training.
 
+    Attributes:
+        config: Everything but ``embed_dim`` as data.
+
     Raises:
         ValueError: An unknown activation or a share that is no probability.
     """
@@ -65,6 +68,7 @@ class FeedForward(nn.Module):
             raise ValueError(f"dropout must be at least 0 and below 1: got {dropout}")
         self.activation, self.gated, self.dropout = activation, gated, dropout
         self.hidden_dim = hidden_dim
+        self.config = FeedForwardConfig(hidden_dim, activation, gated, bias, dropout)
         gate = nn.Linear(embed_dim, hidden_dim, bias=bias) if gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, hidden_dim, bias=bias)
@@ -73,7 +77,7 @@ class FeedForward(nn.Module):
     @classmethod
     def from_config(cls, embed_dim: int, config: FeedForwardConfig) -> Self:
         """The network that ``config`` describes."""
-        return cls(
+        network = cls(
             embed_dim,
             config.hidden_dim,
             config.activation,
@@ -81,6 +85,8 @@ class FeedForward(nn.Module):
             config.bias,
             config.dropout,
         )
+        network.config = config
+        return network
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``."""

@@ -11,10 +11,14 @@ everything that watches or transforms a computation take the modules as they are
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from polyhead import native
+from polyhead.layers.exact import Exactly
 from polyhead.native.arguments import ACTIVATIONS, MOST_ROWS, MOST_WEIGHTS, Weight
 from polyhead.native.code import Code
+
+PLAIN_LINEAR = Exactly(nn.Linear)
 
 
 def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
@@ -87,23 +91,20 @@ def feed_forward(
 
 
 def code_for_rows(x: Tensor) -> Code | None:
-    """Native code, if x is a few rows that it may compute on."""
+    """Native code, if x is a few rows that it may compute on and nobody watches all modules."""
     code = native.code_for(x)  # asked first: under tracing, a comparison would fix the length
-    return code if code is not None and 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
+    if code is None or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        return None
+    return code if 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
 
 
 def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
     """Weight and bias of a plain ``nn.Linear`` that nobody watches, if they fit."""
-    if type(module) is not nn.Linear or is_watched(module):
+    if module is None or not PLAIN_LINEAR.is_unwatched(module):
         return None
     parameters = module._parameters
     weight = parameters["weight"], parameters["bias"]
     return weight if _fits(weight, x, inputs) else None  # type: ignore[return-value]
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Whether somebody sees or changes what this module, by itself, is given or gives."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def _fits(pair: tuple[Tensor | None, Tensor | None], x: Tensor, inputs: int | None = None) -> bool:

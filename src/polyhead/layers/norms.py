@@ -44,11 +44,15 @@ class RMSNorm(nn.Module):
         dim: E.
         eps: Added to the mean square.
         weight_offset: Added to the stored weight (Gemma stores weight − 1).
+
+    Attributes:
+        config: Everything but ``dim`` as data.
     """
 
     def __init__(self, dim: int, eps: float = 1e-5, weight_offset: float = 0.0) -> None:
         super().__init__()
         self.dim, self.eps, self.weight_offset = dim, eps, weight_offset
+        self.config = NormConfig("rmsnorm", eps, weight_offset=weight_offset)
         self.weight = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 
@@ -111,5 +115,7 @@ def build_norm(dim: int, config: NormConfig) -> LayerNorm | RMSNorm:
     if config.type == "rmsnorm":
         if config.bias:
             raise ValueError("rmsnorm has no bias: got bias=True")
-        return RMSNorm(dim, config.eps, config.weight_offset)
+        norm = RMSNorm(dim, config.eps, config.weight_offset)
+        norm.config = config
+        return norm
     raise ValueError(f"norm type must be 'layernorm' or 'rmsnorm': got {config.type!r}")

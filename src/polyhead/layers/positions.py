@@ -57,8 +57,7 @@ class RoPE:
     """
 
     _tables: dict[tuple[int, int, torch.dtype, torch.device], _Rotation]
-    _last_key: tuple[Any, ...] | None
-    _last: _Rotation | None
+    _last: tuple[tuple[Any, ...], _Rotation] | None
 
     def __init__(
         self,
@@ -157,10 +156,12 @@ class RoPE:
             return rotation.with_heads(head_axis - 1)
         # All layers of a model ask for the same tokens one after another.
         key = (positions, length, head_axis, dim, x.dtype, x.device)
-        if self._last_key != key or self._last is None:
+        last = self._last
+        if last is None or last[0] != key:
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
-            self._last, self._last_key = rotation.with_heads(head_axis - 1), key
-        return self._last
+            # Key and rotation change at once: threads share a model's rotary embedding.
+            self._last = last = key, rotation.with_heads(head_axis - 1)
+        return last[1]
 
     def _computed(self, positions: Tensor, dim: int, dtype: torch.dtype) -> _Rotation:
         length = 0
@@ -217,7 +218,6 @@ class RoPE:
 
     def _forget_tables(self) -> None:
         self._tables = {}
-        self._last_key = None
         self._last = None
 
     def __getstate__(self) -> RopeConfig:

@@ -2,34 +2,79 @@
 
 A layer of a small model takes less time to compute than Python takes to ask for its ten operations.
 Here they are one call, with the bits of the layer's own path. What that call cannot do (prompts,
-gradients, hooks, other masks, caches that are no dense rows) takes the modules, one by one.
+gradients, hooks, other masks, caches that are no dense rows) takes the modules, one by one. So does
+whatever it does not know: it is an allowlist of exact classes and of fields of configurations.
 
 Shape letters: B batch, E embed size, H query heads, G kv heads, D key size, V value size.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
-from polyhead.caches import KeyValueCache, StoredCache
+from polyhead.caches import DenseCache, KeyValueCache, StoredCache
 from polyhead.caches.contents import Shape
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    QKNormConfig,
+    RopeConfig,
+)
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.exact import Exactly, KnownFields
 from polyhead.layers.feed_forward import FeedForward
-from polyhead.layers.linear import code_for_rows, is_watched
+from polyhead.layers.linear import PLAIN_LINEAR, code_for_rows
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.positions import RoPE
 from polyhead.native import Heads, LayerWeights
 from polyhead.native.arguments import ACTIVATIONS, Factor, Norm
 from polyhead.semantics import Causal, Mask
 
+if TYPE_CHECKING:
+    from polyhead.layers.transformer_layer import TransformerLayer
 
-def step(layer: nn.Module, x: Tensor, mask: Mask | None, cache: KeyValueCache) -> Tensor | None:
+_ATTENTION, _FEED_FORWARD = Exactly(MultiHeadAttention), Exactly(FeedForward)
+_NORM, _ROPE = Exactly(RMSNorm), Exactly(RoPE, "apply")
+_STORED, _DENSE = Exactly(StoredCache, "append"), Exactly(DenseCache, "append")
+
+
+def _any(names: str) -> dict[str, None]:
+    """Fields that may have any value."""
+    return dict.fromkeys(names.split())
+
+
+_KNOWN = KnownFields(
+    {
+        LayerConfig: _any("attention feed_forward norm dropout")
+        | {"norm_placement": ("pre", "sandwich")},
+        AttentionConfig: _any(
+            "num_heads num_kv_heads head_dim v_head_dim qkv_bias out_bias rope qk_norm window "
+            "softcap scale dropout"
+        ),
+        QKNormConfig: _any("norm") | {"place": ("before_rope",)},
+        FeedForwardConfig: _any("hidden_dim gated bias dropout") | {"activation": ACTIVATIONS},
+        NormConfig: _any("eps weight_offset") | {"type": ("rmsnorm",)},
+        RopeConfig: _any(
+            "theta type dim factor original_max_positions low_freq_factor high_freq_factor "
+            "beta_fast beta_slow attention_factor mscale mscale_all_dim truncate short_factor "
+            "long_factor"
+        ),
+    }
+)
+
+
+def step(
+    layer: TransformerLayer, x: Tensor, mask: Mask | None, cache: KeyValueCache
+) -> Tensor | None:
     """``x`` behind a pre-norm or sandwich layer, its keys and values then in the cache; or None.
 
     Args:
-        layer: A ``TransformerLayer`` without cross-attention, not in training.
+        layer: Exactly a ``TransformerLayer``, without cross-attention, not in training.
         x: ``[B, 1, E]``.
         mask: Who may look at whom.
         cache: Of the self-attention; untouched where this returns None.
@@ -46,16 +91,14 @@ def step(layer: nn.Module, x: Tensor, mask: Mask | None, cache: KeyValueCache) -
         or x.shape[1] != 1
         or not x.is_contiguous()
         or not (mask is None or type(mask) is Causal)
-        or type(attention) is not MultiHeadAttention
-        or type(feed_forward) is not FeedForward
+        or not _KNOWN.cover(layer.config)
+        or not _ATTENTION.is_unwatched(attention)
+        or not _KNOWN.cover(attention.config)
+        or not _FEED_FORWARD.is_unwatched(feed_forward)
+        or not _KNOWN.cover(feed_forward.config)
         or feed_forward.activation not in ACTIVATIONS
         or (feed_forward.training and feed_forward.dropout)
-        or is_watched(attention)
-        or is_watched(feed_forward)
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or not isinstance(cache, StoredCache)
-        or type(cache).append is not StoredCache.append
+        or not (_STORED.is_class_of(cache) or _DENSE.is_class_of(cache))
     ):
         return None
     heads = _heads(attention, x, cache.length)
@@ -82,12 +125,17 @@ def _heads(attention: MultiHeadAttention, x: Tensor, position: int) -> Heads | N
         or (attention.training and attention.dropout)
         or attention._parameters["sinks"] is not None
         or attention.qk_norm_place not in (None, "before_rope")
-        or not (rope is None or (type(rope) is RoPE and rope.config.dim in (None, D)))
+        or not (rope is None or _rotates_all(rope, D))
         or H % G
     ):
         return None
     rotation = None if rope is None else rope.tables_at(x, position, D)
     return Heads(H, G, D, V, attention.scale, attention.softcap or 0.0, rotation)
+
+
+def _rotates_all(rope: RoPE, head_dim: int) -> bool:
+    config = rope.config
+    return _ROPE.is_class_of(rope) and _KNOWN.cover(config) and config.dim in (None, head_dim)
 
 
 class _CannotBeReadError(Exception):
@@ -130,7 +178,7 @@ _NONE = (0, 0, 0)
 
 
 def _linear(module: nn.Module | None, inputs: int, outputs: int, dtype: torch.dtype) -> Factor:
-    if type(module) is not nn.Linear or is_watched(module):
+    if not PLAIN_LINEAR.is_unwatched(module):
         raise _CannotBeReadError
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     at = _address(weight, (outputs, inputs), dtype)
@@ -138,7 +186,7 @@ def _linear(module: nn.Module | None, inputs: int, outputs: int, dtype: torch.dt
 
 
 def _norm(module: nn.Module | None, features: int, dtype: torch.dtype) -> Norm:
-    if type(module) is not RMSNorm or is_watched(module):
+    if not _NORM.is_unwatched(module) or not _KNOWN.cover(module.config):
         raise _CannotBeReadError
     weight = module._parameters["weight"]
     return _address(weight, (features,), dtype), module.eps, module.weight_offset

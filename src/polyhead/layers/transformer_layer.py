@@ -29,6 +29,7 @@ from polyhead.config import (
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention, default_head_dim
 from polyhead.layers.built import build_attention, build_network
+from polyhead.layers.exact import Exactly
 from polyhead.layers.feed_forward import Activation
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -194,6 +195,7 @@ class TransformerLayer(nn.Module):
             and positions is None
             and not (self._post or self.training)
             and kernel in ("auto", "native")
+            and _LAYER.is_class_of(self)
             and (y := step(self, x, mask, cache)) is not None
         ):
             return y
@@ -221,3 +223,6 @@ class TransformerLayer(nn.Module):
             normed: Tensor = getattr(self, f"{part}_norm")(x)
             return normed
         return x
+
+
+_LAYER = Exactly(TransformerLayer)
