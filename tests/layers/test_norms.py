@@ -90,8 +90,8 @@ def test_a_new_norm_scales_by_one(config):
 def test_combinations_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="rmsnorm has no bias"):
         build_norm(4, NormConfig("rmsnorm", bias=True))
-    with pytest.raises(ValueError, match="layernorm has no weight_offset"):
-        build_norm(4, NormConfig("layernorm", weight_offset=1.0))
+    with pytest.raises(ValueError, match="without weight has no bias"):
+        build_norm(4, NormConfig("layernorm", weight=False, bias=True))
     with pytest.raises(ValueError, match="'batchnorm'"):
         build_norm(4, NormConfig("batchnorm"))
 

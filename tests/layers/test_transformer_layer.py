@@ -163,7 +163,7 @@ def test_what_does_not_go_together_is_refused():
         TransformerLayer(24, 4, cross_attention=True)(x)
     with pytest.raises(ConfigError, match="num_heads must divide embed_dim"):
         TransformerLayer(24, 5)
-    with pytest.raises(ConfigError, match="norm_placement must be 'pre'"):
+    with pytest.raises(ConfigError, match="norm_placement must be one of 'pre'"):
         TransformerLayer(24, 4, norm_placement="around")
     roped = AttentionConfig(4, 4, 6, rope=RoPE().config)
     with pytest.raises(ConfigError, match="cross_attention takes no rope"):

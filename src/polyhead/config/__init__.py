@@ -3,9 +3,24 @@
 They know nothing of layers, caches or files; all of those are built from them.
 """
 
-from polyhead.config.attention import AttentionConfig, QKNormConfig
+from polyhead.config.attention import (
+    ALiBiConfig,
+    AttentionConfig,
+    QKNormConfig,
+    QueryTemperatureConfig,
+    RelativeBiasConfig,
+)
 from polyhead.config.data import Data
+from polyhead.config.embedding import (
+    AudioConfig,
+    EmbeddingConfig,
+    EmbeddingProjectionConfig,
+    Frontend,
+    PatchConfig,
+    SinusoidConfig,
+)
 from polyhead.config.feed_forward import FeedForwardConfig
+from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import CacheShape, CallCost, HeadLayout, Network
@@ -13,24 +28,35 @@ from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.pieces import Piece
 from polyhead.config.rope import RopeConfig, RopeType
-from polyhead.config.transformer import EmbeddingConfig, TransformerConfig
+from polyhead.config.transformer import EncoderConfig, TransformerConfig
 
 __all__ = [
+    "ALiBiConfig",
     "AttentionConfig",
+    "AudioConfig",
     "CacheShape",
     "CallCost",
     "Data",
     "EmbeddingConfig",
+    "EmbeddingProjectionConfig",
+    "EncoderConfig",
     "FeedForwardConfig",
+    "Frontend",
     "HeadLayout",
+    "HeadTransformConfig",
     "LatentAttentionConfig",
     "LayerConfig",
     "MixtureConfig",
     "Network",
     "NormConfig",
+    "PatchConfig",
     "Piece",
     "QKNormConfig",
+    "QueryTemperatureConfig",
+    "RelativeBiasConfig",
     "RopeConfig",
     "RopeType",
+    "SinusoidConfig",
+    "TaskHeadConfig",
     "TransformerConfig",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from polyhead.config.data import Data
+from polyhead.config.data import Data, check_choice, check_positive, check_whole
 from polyhead.config.layout import NORMED_HALF, ROTATED, CacheShape, CallCost, HeadLayout, shared
 from polyhead.config.norm import NormConfig
 from polyhead.config.pieces import Piece
@@ -18,16 +18,80 @@ class QKNormConfig(Data):
     """Normalised queries and keys; ``place`` is where, since three families do it differently.
 
     ``"before_rope"``: per head, before rotary (Qwen3, Gemma 3). ``"after_rope"``: per head, after
-    rotary. ``"full_width"``: over all heads at once, before the split (OLMo 2).
+    rotary (Hunyuan, Llama 4). ``"full_width"``: over all heads at once, before the split (OLMo 2,
+    OLMoE, MiniMax-M2). ``per_head``: every head has a weight of its own, ``[H, D]`` (Cohere,
+    StableLM); else one weight ``[D]`` for all.
     """
 
     norm: NormConfig = field(default_factory=NormConfig)
     place: Literal["before_rope", "after_rope", "full_width"] = "before_rope"
+    per_head: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("qk_norm place", self.place, ("before_rope", "after_rope", "full_width"))
+        if self.per_head and self.place == "full_width":
+            raise ConfigError("qk_norm per_head needs a place per head: got place='full_width'")
+
+
+@dataclass(frozen=True)
+class ALiBiConfig(Data):
+    """Linear biases (Press et al. 2022): scores lose slope · distance, a slope for each head.
+
+    ``max_bias``: slopes are 2^(-max_bias · i / H), and for a number of heads that is no power of
+    two the paper's interleaving (MPT's ``alibi_bias_max``). ``scale``: factor of the bias (Falcon
+    multiplies it with the scores by 1/√head_dim). ``rounded``: slope · key position is rounded to
+    bfloat16 whatever the model's dtype, as Falcon does.
+    """
+
+    max_bias: float = 8.0
+    scale: float = 1.0
+    rounded: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("alibi max_bias", self.max_bias)
+        check_positive("alibi scale", self.scale)
+
+
+@dataclass(frozen=True)
+class RelativeBiasConfig(Data):
+    """T5's learned bias by bucketed distance, one table ``[num_buckets, H]`` for a whole stack.
+
+    In an encoder keys ahead have buckets of their own, in a decoder they share the first.
+    """
+
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        check_whole("relative bias num_buckets", self.num_buckets, least=4)
+        check_whole("relative bias max_distance", self.max_distance)
+
+
+@dataclass(frozen=True)
+class QueryTemperatureConfig(Data):
+    """Queries grow with their position p: q · (1 + scale · log(1 + floor((p + offset) / every))).
+
+    Llama 4 does it (with ``offset`` 1) on layers without rotary positions, Ministral 3 (0) on all.
+    """
+
+    scale: float
+    every: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("query temperature every", self.every)
+        check_whole("query temperature offset", self.offset, least=0)
 
 
 @dataclass(frozen=True)
 class AttentionConfig(HeadLayout, kind="heads"):
-    """One attention layer. ``num_kv_heads``: H is MHA, 1 is MQA, a divisor of H between is GQA."""
+    """One attention layer. ``num_kv_heads``: H is MHA, 1 is MQA, a divisor of H between is GQA.
+
+    ``window``: keys behind a query that it sees, itself included; ``window_ahead``: keys ahead of
+    it, for encoders (ModernBERT sees w/2 on either side: window w/2 + 1, window_ahead w/2).
+    ``chunk``: positions are cut into runs of so many, and a query sees its own run (Llama 4).
+    ``rope`` None is no rotation in this layer (SmolLM3, Cohere 2, EXAONE 4 leave it out in some).
+    """
 
     num_kv_heads: int
     head_dim: int
@@ -35,9 +99,15 @@ class AttentionConfig(HeadLayout, kind="heads"):
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNormConfig | None = None
-    window: int | None = None  # keys including the query itself
+    window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    k_bias: bool | None = None  # None: qkv_bias (Whisper's keys have none)
+    qkv_clip: float | None = None  # q, k, v within ±clip, after full-width norms, before rope
+    alibi: ALiBiConfig | None = None
+    window_ahead: int | None = None  # None: no limit but the mask's
+    chunk: int | None = None
+    query_temperature: QueryTemperatureConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -52,6 +122,18 @@ class AttentionConfig(HeadLayout, kind="heads"):
             )
         if self.window is not None and self.window < 1:
             raise ConfigError(f"window must be at least 1 key or None: got {self.window!r}")
+        if self.window_ahead is not None:
+            check_whole("window_ahead", self.window_ahead, least=0)
+            if self.window is None:
+                raise ConfigError("window_ahead needs a window: got window=None")
+        if self.chunk is not None:
+            check_whole("chunk", self.chunk)
+            if self.window is not None:
+                raise ConfigError(
+                    f"a layer has a window or a chunk: got window={self.window}, chunk={self.chunk}"
+                )
+        if self.qkv_clip is not None:
+            check_positive("qkv_clip", self.qkv_clip)
         if self.softcap is not None and self.softcap <= 0:
             raise ConfigError(f"softcap must be positive or None (off): got {self.softcap!r}")
 

@@ -11,7 +11,7 @@ import importlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -105,6 +105,25 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
     return value
+
+
+def check_choice(name: str, value: object, choices: Collection[object]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ConfigError(f"{name} must be one of {listed}: got {value!r}")
+
+
+def check_whole(name: str, value: object, *, least: int = 1) -> None:
+    """Raises ConfigError unless ``value`` is a whole number of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}: got {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ConfigError unless ``value`` is above 0."""
+    if not value > 0:
+        raise ConfigError(f"{name} must be positive: got {value!r}")
 
 
 def _revive(hint: Any, value: Any) -> Any:

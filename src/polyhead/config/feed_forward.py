@@ -4,24 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from polyhead.config.data import check_choice, check_positive, check_whole
 from polyhead.config.layout import Network, shared
 from polyhead.config.pieces import Piece
+
+Activation = Literal[
+    "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "mish", "tanh", "xielu"
+]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True)
 class FeedForwardConfig(Network, kind="plain"):
     """A position-wise feed-forward network; ``gated`` multiplies by a second projection (GLU).
 
-    silu + gated is SwiGLU, gelu or gelu_tanh + gated is GeGLU (Shazeer 2020).
+    silu + gated is SwiGLU, gelu or gelu_tanh + gated is GeGLU (Shazeer 2020). ``"gelu_tanh"`` is
+    the approximation that config.json calls gelu_new, gelu_fast or gelu_pytorch_tanh;
+    ``"quick_gelu"`` x · sigmoid(1.702 x); ``"relu2"`` relu(x)²; ``"xielu"`` has two learned numbers
+    for each layer (Apertus).
+
+    ``clamp``: what enters the activation is at most ``clamp``, and what a gate multiplies lies
+    within ±clamp; ``up_offset`` is then added to it. GPT-OSS's experts are gated quick_gelu with
+    clamp 7 and up_offset 1.
     """
 
     hidden_dim: int
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "silu"
+    activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
     dropout: float = 0.0
+    clamp: float | None = None
+    up_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("hidden_dim", self.hidden_dim)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        if self.clamp is not None:
+            check_positive("clamp", self.clamp)
 
     def pieces(self, embed_dim: int) -> Iterator[Piece]:
         F, E, into = self.hidden_dim, embed_dim, 2 if self.gated else 1

@@ -6,22 +6,51 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.data import Data
+from polyhead.config.data import Data, check_choice
 from polyhead.config.layout import HeadLayout, Network
 from polyhead.config.norm import NormConfig
+from polyhead.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class LayerConfig(Data):
     """One Transformer layer.
 
-    ``norm_placement``: ``"pre"`` x + f(norm(x)); ``"post"`` norm(x + f(x)) (the 2017 paper, BERT);
-    ``"sandwich"`` x + norm(f(norm(x))) (Gemma 2 and 3).
+    Attributes:
+        norm_placement: ``"pre"`` x + f(norm(x)); ``"post"`` norm(x + f(x)) (the 2017 paper, BERT);
+            ``"sandwich"`` x + norm(f(norm(x))) (Gemma 2 and 3, GLM-4); ``"after"`` x + norm(f(x))
+            (OLMo 2, EXAONE 4).
+        parallel: Attention and feed-forward network read the same x, and both are added to it:
+            ``"one norm"`` x + a(n) + f(n), n = norm(x) (GPT-J, Phi, Cohere, Falcon-7B);
+            ``"two norms"`` x + a(norm(x)) + f(norm'(x)) (GPT-NeoX, Falcon-40B); None: one after
+            the other.
+        residual_scale: Factor of what attention and feed-forward network add to x (Granite,
+            MiniCPM).
+        attention_norm: False: this layer's attention reads x as it is (ModernBERT's first layer).
     """
 
     attention: HeadLayout
     feed_forward: Network
     norm: NormConfig = field(default_factory=NormConfig)
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_placement: Literal["pre", "post", "sandwich", "after"] = "pre"
     cross_attention: AttentionConfig | None = None
     dropout: float = 0.0
+    parallel: Literal["one norm", "two norms"] | None = None
+    residual_scale: float = 1.0
+    attention_norm: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
+        check_choice("parallel", self.parallel, (None, "one norm", "two norms"))
+        if self.parallel is not None and self.norm_placement != "pre":
+            raise ConfigError(
+                f"parallel attention and feed-forward need norm_placement 'pre': got "
+                f"{self.norm_placement!r}"
+            )
+        if self.parallel is not None and self.cross_attention is not None:
+            raise ConfigError("parallel attention and feed-forward have no cross_attention between")
+        if not self.attention_norm and (self.norm_placement != "pre" or self.parallel is not None):
+            raise ConfigError(
+                "attention_norm=False belongs to norm_placement 'pre' without parallel: got "
+                f"{self.norm_placement!r}, parallel={self.parallel!r}"
+            )

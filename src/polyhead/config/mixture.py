@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from polyhead.config.data import check_choice, check_whole
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.layout import Network
 from polyhead.config.pieces import Piece
@@ -21,9 +22,20 @@ class MixtureConfig(Network, kind="mixture"):
         num_experts: X.
         experts_per_token: K.
         shared: The network that every token visits, or None.
-        scoring: ``"softmax"`` (Mixtral, DeepSeek-V2) or ``"sigmoid"`` (DeepSeek-V3).
-        choice_bias: A number per expert that is added for the choice alone (DeepSeek-V3).
-        normalise: Weights of the chosen experts sum to 1.
+        shared_gate: The shared network's output is multiplied by sigmoid(x · w) (Qwen2-MoE).
+        router_bias: The router adds a learned number per expert (GPT-OSS).
+        scoring: ``"softmax"`` (Mixtral, DeepSeek-V2), ``"sigmoid"`` (DeepSeek-V3, Llama 4) or
+            ``"sparsemixer"`` (PhiMoE: two experts; each weight is a softmax over the experts
+            whose score is near the best of those left, see ``jitter``).
+        jitter: Of sparsemixer: experts count as near within 2 · jitter of the best, relatively.
+        choice_bias: A number per expert that is added for the choice alone (DeepSeek-V3, GLM-4
+            MoE, MiniMax-M2).
+        normalise: Weights of the chosen experts sum to 1. With softmax this is also the softmax
+            over the chosen experts alone (GPT-OSS, Granite MoE).
+        weighs: Whether weights multiply what experts give (``"output"``) or what they are given
+            (``"input"``, Llama 4).
+        capacity: Tokens of a sequence that an expert takes in one call, first come first served;
+            None: all (Switch Transformers has 64). A token that finds no room gets 0.
         scale: Factor of the routed experts' sum.
         groups: Experts are in so many groups, and
         groups_per_token: a token chooses within so many of them.
@@ -37,17 +49,39 @@ class MixtureConfig(Network, kind="mixture"):
     num_experts: int
     experts_per_token: int
     shared: FeedForwardConfig | None = None
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     choice_bias: bool = False
     normalise: bool = False
     scale: float = 1.0
     groups: int = 1
     groups_per_token: int = 1
     group_score: Literal["best", "best two"] = "best"
+    shared_gate: bool = False
+    router_bias: bool = False
+    jitter: float = 0.0
+    weighs: Literal["output", "input"] = "output"
+    capacity: int | None = None
 
     def __post_init__(self) -> None:
-        if self.scoring not in ("softmax", "sigmoid"):
-            raise ConfigError(f"scoring must be 'softmax' or 'sigmoid': got {self.scoring!r}")
+        check_choice("scoring", self.scoring, ("softmax", "sigmoid", "sparsemixer"))
+        check_choice("weighs", self.weighs, ("output", "input"))
+        if self.shared_gate and self.shared is None:
+            raise ConfigError("shared_gate needs a shared network: got shared=None")
+        if self.capacity is not None:
+            check_whole("capacity", self.capacity)
+        if self.jitter < 0 or (self.jitter and self.scoring != "sparsemixer"):
+            raise ConfigError(
+                f"jitter is at least 0 and belongs to scoring 'sparsemixer': got {self.jitter} "
+                f"with {self.scoring!r}"
+            )
+        if self.scoring == "sparsemixer" and (
+            self.experts_per_token > 2 or self.choice_bias or self.groups > 1 or self.normalise
+        ):
+            raise ConfigError(
+                "sparsemixer chooses 1 or 2 experts without choice_bias, groups or normalise: got "
+                f"experts_per_token={self.experts_per_token}, choice_bias={self.choice_bias}, "
+                f"groups={self.groups}, normalise={self.normalise}"
+            )
         if self.group_score not in ("best", "best two"):
             raise ConfigError(f"group_score must be 'best' or 'best two': got {self.group_score!r}")
         if self.groups < 1 or self.num_experts % self.groups:

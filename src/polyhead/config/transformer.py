@@ -10,21 +10,51 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from polyhead.config.data import Data
+from polyhead.config.attention import RelativeBiasConfig
+from polyhead.config.data import Data, check_choice, check_positive, check_whole
+from polyhead.config.embedding import EmbeddingConfig
+from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.norm import NormConfig
 from polyhead.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class EmbeddingConfig(Data):
-    """Token embedding, with absolute positions and segments where the family has them."""
+class EncoderConfig(Data):
+    """Where the encoder of an encoder-decoder differs from its decoder; None is the decoder's.
 
-    positions: Literal["learned", "sinusoidal"] | None = None
-    num_segments: int = 0  # BERT's token types
-    norm: NormConfig | None = None  # a norm over the sum (BERT)
-    scale: float = 1.0  # sqrt(embed_dim) in the 2017 paper and Gemma
-    dropout: float = 0.0
+    Attributes:
+        embedding: The encoder's own positions, norm and the like (BART, Whisper); None: one
+            embedding module for both (T5).
+        own_tokens: With an ``embedding``: a token table of its own (T5Gemma, some Marian); else
+            the decoder's table serves both.
+        vocab_size: Of its own token table.
+        embed_dim: Width of the encoder; the decoder's cross-attention reads it.
+        max_positions: Length of what the encoder reads.
+        relative_bias: T5's bias in the encoder's layers (not taken from the decoder).
+        weights_of: As of ``TransformerConfig``, for the encoder's layers.
+    """
+
+    embedding: EmbeddingConfig | None = None
+    own_tokens: bool = False
+    vocab_size: int | None = None
+    embed_dim: int | None = None
+    max_positions: int | None = None
+    relative_bias: RelativeBiasConfig | None = None
+    weights_of: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "embed_dim", "max_positions"):
+            if getattr(self, name) is not None:
+                check_whole(f"encoder {name}", getattr(self, name))
+        own = self.own_tokens or self.embed_dim is not None or self.vocab_size is not None
+        if own and self.embedding is None:
+            raise ConfigError(
+                "an encoder with its own tokens, vocab_size or embed_dim needs an embedding: got "
+                "None"
+            )
+        if self.vocab_size is not None and not self.own_tokens:
+            raise ConfigError("encoder vocab_size needs own_tokens: got own_tokens=False")
 
 
 @dataclass(frozen=True)
@@ -35,6 +65,16 @@ class TransformerConfig(Data):
     encoder's of an ``"encoder-decoder"``. A decoder's self-attention is causal; an encoder's is
     not. ``head``: ``"tied"`` logits with the embedding, ``"untied"`` logits with their own matrix,
     None hidden states only.
+
+    Attributes:
+        encoder: Where an encoder-decoder's encoder differs from its decoder.
+        relative_bias: T5's bias, shared by ``layers`` (MPNet has it in an encoder).
+        weights_of: For each layer the number of the layer whose weights it has (ALBERT: all 0);
+            empty: its own.
+        head_transform: Before the logits (BERT's masked tokens, OPT-350m's projection).
+        logit_scale: Factor of the logits, before the softcap (Cohere; 1 / logits_scaling of
+            Granite; 1/√E of T5 with a tied head).
+        task: Classes or pooled states in place of logits; only without ``head``.
     """
 
     kind: Literal["decoder", "encoder", "encoder-decoder"]
@@ -43,7 +83,7 @@ class TransformerConfig(Data):
     max_positions: int
     layers: tuple[LayerConfig, ...]
     encoder_layers: tuple[LayerConfig, ...] = ()
-    embedding: EmbeddingConfig = EmbeddingConfig()
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     final_norm: NormConfig | None = field(default_factory=NormConfig)
     head: Literal["tied", "untied"] | None = "tied"
     head_bias: bool = False
@@ -51,16 +91,21 @@ class TransformerConfig(Data):
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    encoder: EncoderConfig = EncoderConfig()
+    relative_bias: RelativeBiasConfig | None = None
+    weights_of: tuple[int, ...] = ()
+    head_transform: HeadTransformConfig | None = None
+    task: TaskHeadConfig | None = None
+    logit_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "embed_dim", "max_positions"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")
-        if self.kind not in ("decoder", "encoder", "encoder-decoder"):
-            raise ConfigError(
-                f"kind must be 'decoder', 'encoder' or 'encoder-decoder': got {self.kind!r}"
-            )
+        read = self.embedding.frontend is None
+        check_whole("vocab_size", self.vocab_size, least=1 if read else 0)
+        for name in ("embed_dim", "max_positions"):
+            check_whole(name, getattr(self, name))
+        check_choice("kind", self.kind, ("decoder", "encoder", "encoder-decoder"))
+        check_choice("head", self.head, (None, "tied", "untied"))
+        check_positive("logit_scale", self.logit_scale)
         if not self.layers:
             raise ConfigError("layers must hold at least one layer: got none")
         if (self.kind == "encoder-decoder") != bool(self.encoder_layers):
@@ -68,3 +113,59 @@ class TransformerConfig(Data):
                 f"encoder_layers belong to kind 'encoder-decoder' and to no other: got "
                 f"{len(self.encoder_layers)} encoder layers with kind={self.kind!r}"
             )
+        if self.kind != "encoder-decoder" and self.encoder != EncoderConfig():
+            raise ConfigError(f"encoder belongs to kind 'encoder-decoder': got kind={self.kind!r}")
+        _check_sharing("weights_of", self.weights_of, self.layers)
+        _check_sharing("encoder weights_of", self.encoder.weights_of, self.encoder_layers)
+        _check_relative_bias("relative_bias", self.relative_bias, self.layers)
+        _check_relative_bias(
+            "encoder relative_bias", self.encoder.relative_bias, self.encoder_layers
+        )
+        self._check_head()
+
+    def _check_head(self) -> None:
+        if self.task is not None and self.head is not None:
+            raise ConfigError(f"a task head needs head=None: got head={self.head!r}")
+        if self.head is None and (self.head_transform is not None or self.head_bias):
+            raise ConfigError("head_transform and head_bias need a head: got head=None")
+        if self.head is None:
+            return
+        if self.embedding.frontend is not None and self.kind != "encoder-decoder":
+            raise ConfigError(f"patches and sound have no logits: got head={self.head!r}")
+        size = self.embed_dim
+        if self.head_transform is not None and self.head_transform.dim is not None:
+            size = self.head_transform.dim
+        projection = self.embedding.projection
+        table = self.embed_dim if projection is None else projection.dim
+        if self.head == "tied" and size != table:
+            raise ConfigError(
+                f"a tied head needs hidden states of the embedding's size {table}: got {size}; "
+                "give head_transform that dim"
+            )
+
+
+def _check_sharing(name: str, weights_of: tuple[int, ...], layers: tuple[LayerConfig, ...]) -> None:
+    """Raises unless every layer has weights of one that has its own and is configured alike."""
+    if not weights_of:
+        return
+    if len(weights_of) != len(layers):
+        raise ConfigError(
+            f"{name} must have a number for each of the {len(layers)} layers: got {len(weights_of)}"
+        )
+    for index, owner in enumerate(weights_of):
+        check_whole(name, owner, least=0)
+        if owner > index or weights_of[owner] != owner:
+            raise ConfigError(
+                f"{name}: layer {index} must have its own weights or those of an earlier layer "
+                f"that has its own: got {owner}"
+            )
+        if layers[owner] != layers[index]:
+            raise ConfigError(f"{name}: layers {owner} and {index} are configured differently")
+
+
+def _check_relative_bias(
+    name: str, config: RelativeBiasConfig | None, layers: tuple[LayerConfig, ...]
+) -> None:
+    heads = {layer.attention.num_heads for layer in layers}
+    if config is not None and len(heads) != 1:
+        raise ConfigError(f"{name} needs layers of one number of heads: got {sorted(heads)}")

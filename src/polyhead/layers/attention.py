@@ -25,6 +25,7 @@ from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
+from polyhead.layers.unbuilt import refuse_unbuilt
 from polyhead.semantics import Bias, Causal, DenseSource, KeyValueSource, Mask, Window
 
 Context = Tensor | tuple[Tensor, Tensor]
@@ -137,6 +138,10 @@ class MultiHeadAttention(Hooked):
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
         H, G = config.num_heads, config.num_kv_heads
         D, V = config.head_dim, config.value_dim
+        refuse_unbuilt(config, "k_bias", "qkv_clip", "alibi", "window_ahead", "chunk")
+        refuse_unbuilt(config, "query_temperature")
+        if config.qk_norm is not None:
+            refuse_unbuilt(config.qk_norm, "per_head")
         self.config = config
         self.embed_dim = embed_dim
         self.kdim = embed_dim if kdim is None else kdim

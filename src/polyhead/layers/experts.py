@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import MixtureConfig
+from polyhead.errors import UnsupportedError
 from polyhead.layers.built import builds
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.unbuilt import refuse_unbuilt
 
 
 class Experts(nn.Module):
@@ -39,6 +41,9 @@ class Experts(nn.Module):
 
     def __init__(self, embed_dim: int, config: MixtureConfig) -> None:
         super().__init__()
+        refuse_unbuilt(config, "shared_gate", "router_bias", "jitter", "weighs", "capacity")
+        if config.scoring == "sparsemixer":
+            raise UnsupportedError("MixtureConfig.scoring='sparsemixer' is not computed yet")
         self.config = config
         self.router = nn.Linear(embed_dim, config.num_experts, bias=False)
         bias = torch.zeros(config.num_experts) if config.choice_bias else None

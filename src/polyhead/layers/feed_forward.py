@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import FeedForwardConfig
+from polyhead.errors import UnsupportedError
 from polyhead.layers import linear as few_rows
 from polyhead.layers.built import builds
+from polyhead.layers.unbuilt import refuse_unbuilt
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -77,6 +79,9 @@ class FeedForward(nn.Module):
     @classmethod
     def from_config(cls, embed_dim: int, config: FeedForwardConfig) -> Self:
         """The network that ``config`` describes."""
+        refuse_unbuilt(config, "clamp", "up_offset")
+        if config.activation not in ("relu", "gelu", "gelu_tanh", "silu"):
+            raise UnsupportedError(f"activation {config.activation!r} is not computed yet")
         network = cls(
             embed_dim,
             config.hidden_dim,

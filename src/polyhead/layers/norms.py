@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.config import NormConfig
+from polyhead.errors import UnsupportedError
+from polyhead.layers.unbuilt import refuse_unbuilt
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -103,19 +105,12 @@ def _epsilon(eps: float, dtype: torch.dtype) -> Tensor:
 
 
 def build_norm(dim: int, config: NormConfig) -> LayerNorm | RMSNorm:
-    """The norm that ``config`` describes, over ``dim`` features.
-
-    Raises:
-        ValueError: A combination that does not exist: a bias in RMSNorm, an offset in LayerNorm.
-    """
+    """The norm that ``config`` describes, over ``dim`` features."""
+    refuse_unbuilt(config, "weight")
     if config.type == "layernorm":
         if config.weight_offset:
-            raise ValueError(f"layernorm has no weight_offset: got {config.weight_offset}")
+            raise UnsupportedError("layernorm with a weight_offset is not computed yet")
         return LayerNorm(dim, config.eps, config.bias)
-    if config.type == "rmsnorm":
-        if config.bias:
-            raise ValueError("rmsnorm has no bias: got bias=True")
-        norm = RMSNorm(dim, config.eps, config.weight_offset)
-        norm.config = config
-        return norm
-    raise ValueError(f"norm type must be 'layernorm' or 'rmsnorm': got {config.type!r}")
+    norm = RMSNorm(dim, config.eps, config.weight_offset)
+    norm.config = config
+    return norm

@@ -26,7 +26,7 @@ from polyhead.config import (
     NormConfig,
     RopeConfig,
 )
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers.attention import MultiHeadAttention, default_head_dim
 from polyhead.layers.built import build_attention, build_network
 from polyhead.layers.exact import Exactly
@@ -34,6 +34,7 @@ from polyhead.layers.feed_forward import Activation
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.step import step
+from polyhead.layers.unbuilt import refuse_unbuilt
 from polyhead.semantics import Bias, Mask
 
 
@@ -124,10 +125,9 @@ class TransformerLayer(nn.Module):
         return layer
 
     def _build(self, embed_dim: int, config: LayerConfig, rope: RoPE | None) -> None:
-        if config.norm_placement not in ("pre", "post", "sandwich"):
-            raise ConfigError(
-                f"norm_placement must be 'pre', 'post' or 'sandwich': got {config.norm_placement!r}"
-            )
+        refuse_unbuilt(config, "parallel", "residual_scale", "attention_norm")
+        if config.norm_placement == "after":
+            raise UnsupportedError("LayerConfig.norm_placement='after' is not computed yet")
         if not 0.0 <= config.dropout < 1.0:
             raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
         self.config = config

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyhead.config import EmbeddingConfig
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
+from polyhead.layers.unbuilt import refuse_unbuilt
 
 
 class Embedding(nn.Module):
@@ -30,10 +31,7 @@ class Embedding(nn.Module):
         self, vocab_size: int, embed_dim: int, max_positions: int, config: EmbeddingConfig
     ) -> None:
         super().__init__()
-        if config.positions not in (None, "learned", "sinusoidal"):
-            raise ValueError(
-                f"positions must be 'learned', 'sinusoidal' or None: got {config.positions!r}"
-            )
+        refuse_unbuilt(config, "position_offset", "sinusoid", "projection", "frontend")
         self.config = config
         self.tokens = nn.Embedding(vocab_size, embed_dim)
         self.positions: LearnedPositions | SinusoidalPositions | None = None

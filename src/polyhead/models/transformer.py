@@ -24,6 +24,7 @@ from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.layers.unbuilt import refuse_unbuilt
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.inputs import check_ids, check_positions
@@ -51,6 +52,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        refuse_unbuilt(config, "encoder", "relative_bias", "weights_of", "head_transform", "task")
+        refuse_unbuilt(config, "logit_scale")
         self.config = config
         E = config.embed_dim
         self.embedding = Embedding(config.vocab_size, E, config.max_positions, config.embedding)

@@ -1,0 +1,141 @@
+"""What enters a Transformer as plain data: tokens, image patches or sound, and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from polyhead.config.data import Data, OneOfSeveral, check_choice, check_positive, check_whole
+from polyhead.config.norm import NormConfig
+from polyhead.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SinusoidConfig(Data):
+    """How fixed positions lie in a vector: sin and cos of position · 10000^(-2i / E).
+
+    ``layout``: ``"interleaved"`` sin, cos, sin, cos … (the 2017 paper), ``"halves"`` all sin, then
+    all cos (Marian). ``spread``: exponents i / (E/2 - 1) instead of 2i / E, so that the last
+    frequency is 1/10000 exactly (M2M-100, XGLM, tensor2tensor).
+    """
+
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    spread: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("sinusoid layout", self.layout, ("interleaved", "halves"))
+
+
+@dataclass(frozen=True)
+class EmbeddingProjectionConfig(Data):
+    """An embedding of another size than the model's: a matrix ``[E, dim]`` makes one the other.
+
+    Attributes:
+        dim: Features of the token embedding.
+        of: What is projected: the ``"sum"`` of tokens, positions and segments, normalised (ELECTRA,
+            ALBERT), or the ``"tokens"`` before the others are added (OPT-350m).
+        bias: Of the projection.
+    """
+
+    dim: int
+    of: Literal["sum", "tokens"] = "sum"
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_whole("embedding projection dim", self.dim)
+        check_choice("embedding projection of", self.of, ("sum", "tokens"))
+
+
+@dataclass(frozen=True)
+class Frontend(OneOfSeveral):
+    """What a model reads in place of token ids."""
+
+    where: ClassVar[Mapping[str, str]] = {
+        "patches": "polyhead.config.embedding",
+        "audio": "polyhead.config.embedding",
+    }
+
+
+@dataclass(frozen=True)
+class PatchConfig(Frontend, kind="patches"):
+    """An image cut into squares, each projected to a vector (ViT); in place of tokens.
+
+    ``class_token``: a learned vector in front of the patches.
+    """
+
+    image_size: tuple[int, int]  # height, width
+    patch_size: tuple[int, int]
+    channels: int = 3
+    class_token: bool = True
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "patch_size"):
+            value = getattr(self, name)
+            if len(value) != 2:
+                raise ConfigError(f"{name} must be height and width: got {value!r}")
+            for number in value:
+                check_whole(name, number)
+        check_whole("channels", self.channels)
+        if any(s % p for s, p in zip(self.image_size, self.patch_size, strict=True)):
+            raise ConfigError(
+                f"patch_size must divide image_size: got {self.patch_size} and {self.image_size}"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Vectors that an image becomes."""
+        (height, width), (h, w) = self.image_size, self.patch_size
+        return height // h * (width // w) + self.class_token
+
+
+@dataclass(frozen=True)
+class AudioConfig(Frontend, kind="audio"):
+    """Sound as mel features ``[B, num_mel_bins, frames]``; in place of tokens (Whisper).
+
+    Two convolutions of width 3 with gelu, the second with stride 2, so that a token is two frames.
+    """
+
+    num_mel_bins: int
+
+    def __post_init__(self) -> None:
+        check_whole("num_mel_bins", self.num_mel_bins)
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig(Data):
+    """Token embedding, with absolute positions and segments where the family has them.
+
+    Attributes:
+        positions: Learned, sinusoidal, or none here (rotary and biases belong to attention).
+        position_offset: Position p is row p + offset of the table, or counts as p + offset (2 in
+            OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
+        sinusoid: How sinusoidal positions lie.
+        num_segments: BERT's token types.
+        norm: A norm over the sum (BERT, BLOOM, BART).
+        scale: Factor of the tokens: √E in the 2017 paper and Gemma, Granite's multiplier.
+        projection: Where the embedding has another size than the model.
+        frontend: What there is in place of a token table.
+        dropout: Of the result, when training.
+    """
+
+    positions: Literal["learned", "sinusoidal"] | None = None
+    num_segments: int = 0
+    norm: NormConfig | None = None
+    scale: float = 1.0
+    dropout: float = 0.0
+    position_offset: int = 0
+    sinusoid: SinusoidConfig = SinusoidConfig()
+    projection: EmbeddingProjectionConfig | None = None
+    frontend: Frontend | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("positions", self.positions, (None, "learned", "sinusoidal"))
+        check_whole("position_offset", self.position_offset, least=0)
+        if self.position_offset and self.positions is None:
+            raise ConfigError("position_offset needs positions: got positions=None")
+        check_whole("num_segments", self.num_segments, least=0)
+        check_positive("embedding scale", self.scale)
+        if self.frontend is not None and (self.num_segments or self.projection is not None):
+            raise ConfigError("an embedding of patches or sound has no segments and no projection")

@@ -1,0 +1,65 @@
+"""What stands behind the last layer as plain data: transforms, and heads for tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from polyhead.config.data import Data, check_choice, check_whole
+from polyhead.config.feed_forward import ACTIVATIONS, Activation
+from polyhead.config.norm import NormConfig
+from polyhead.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class HeadTransformConfig(Data):
+    """norm(activation(W x + b)) of hidden states, before logits or classes.
+
+    BERT's masked tokens: gelu and a norm; its pooler: tanh; OPT-350m: neither activation nor bias,
+    down to the size of the embedding.
+
+    Attributes:
+        dim: Features of the result; None: embed_dim.
+        activation: Or None.
+        bias: Of the projection.
+        norm: Or None.
+    """
+
+    dim: int | None = None
+    activation: Activation | None = None
+    bias: bool = True
+    norm: NormConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim is not None:
+            check_whole("head transform dim", self.dim)
+        check_choice("head transform activation", self.activation, (None, *ACTIVATIONS))
+        if self.activation == "xielu":
+            raise ConfigError("a head transform has no learned activation: got 'xielu'")
+
+
+@dataclass(frozen=True)
+class TaskHeadConfig(Data):
+    """Classes in place of logits over the vocabulary: ``transforms`` of pooled states, W x + b.
+
+    Attributes:
+        pooling: Which hidden state is classified: ``"first"`` (BERT's and ViT's class token),
+            ``"last"`` (the last that is no padding), ``"mean"`` of all that are no padding,
+            ``"end"`` (the first of the model's eos_token_ids: CLIP), or None: every token by
+            itself (token classification; question answering is that with 2 labels).
+        num_labels: Classes; 0: the pooled and transformed states are the result (sentence
+            embeddings, CLIP's text projection).
+        transforms: One after the other (BERT's sequence classification has the pooler alone).
+        bias: Of the classes.
+    """
+
+    pooling: Literal["first", "last", "mean", "end"] | None = None
+    num_labels: int = 0
+    transforms: tuple[HeadTransformConfig, ...] = ()
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("pooling", self.pooling, (None, "first", "last", "mean", "end"))
+        check_whole("num_labels", self.num_labels, least=0)
+        if not (self.pooling or self.num_labels or self.transforms):
+            raise ConfigError("a task head needs a pooling, labels or a transform: got none")
