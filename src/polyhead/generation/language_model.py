@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from torch import Tensor, nn
 
 from polyhead.errors import ConfigError, ContextLengthError, InputError
-from polyhead.generation.sampling import Sampling, check_whole
+from polyhead.generation.batch import Generation, continued
+from polyhead.generation.options import GenerationOptions
 from polyhead.generation.stops import StopTexts
-from polyhead.generation.stream import GenerationStats, TextStream
+from polyhead.generation.stream import TextStream
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Generation:
-    """A finished generation.
-
-    Attributes:
-        text: what was written, without the prompt and the stop.
-        ids: the tokens drawn, a stop token included.
-        stats: sizes and speeds.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    stats: GenerationStats
-
-
 class LanguageModel(nn.Module):
     """A model that writes text; ``polyhead.load`` makes these.
 
@@ -44,6 +29,9 @@ class LanguageModel(nn.Module):
         transformer: a decoder.
         tokenizer: its tokenizer.
         origin: where it came from, in words.
+
+    Attributes:
+        options: what ``stream`` and ``generate`` do where a call does not say otherwise.
 
     Raises:
         ConfigError: the transformer is no decoder.
@@ -58,6 +46,7 @@ class LanguageModel(nn.Module):
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.origin = origin
+        self.options = GenerationOptions(max_new_tokens=128)
 
     @property
     def config(self) -> TransformerConfig:
@@ -68,21 +57,20 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.transformer(ids, **options)
         return logits
 
-    def new_cache(self, capacity: int = 0) -> ModelCache:
-        """An empty cache for ``model(ids, cache=cache)``, with room for ``capacity`` tokens."""
-        return self.transformer.new_cache(capacity)
+    def new_cache(self, capacity: int = 0, **options: Any) -> ModelCache:
+        """An empty cache for ``model(ids, cache=cache)``, with room for ``capacity`` tokens.
+
+        Takes the other arguments of ``Transformer.new_cache``, such as ``kind`` and ``quantized``.
+        """
+        return self.transformer.new_cache(capacity, **options)
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 128,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
+        **options: Any,
     ) -> TextStream:
         """Continues a text, piece by piece.
 
@@ -94,13 +82,10 @@ class LanguageModel(nn.Module):
 
         Args:
             prompt: the text; or messages with ``role`` and ``content``, which imply ``chat``.
-            max_new_tokens: at most so many tokens, 0 or more.
-            temperature: 0 or None is greedy; see ``Sampling`` for it and the next three.
-            top_k: draw from the k most likely tokens.
-            top_p: draw from the likeliest tokens that together reach this probability.
-            seed: draws the same text again.
             chat: put the prompt into the model's chat template as the user's message.
             stop: end before this text, or before the first of several.
+            options: fields of ``GenerationOptions``: ``max_new_tokens`` (default 128),
+                ``temperature``, ``top_k``, ``top_p``, ``seed``, ``repetition_penalty`` and others.
 
         Returns:
             An iterator of text with ``stats`` and ``ids``.
@@ -108,27 +93,100 @@ class LanguageModel(nn.Module):
         Raises:
             InputError: an empty prompt.
             ContextLengthError: the prompt is longer than the model's context.
-            ValueError: a sampling value out of range, by name.
+            ValueError: a value out of range, by name; or beams, whose texts all end at once.
+            TypeError: an option that there is not.
         """
-        rule = Sampling(temperature, top_k, top_p, seed)
-        check_whole("max_new_tokens", max_new_tokens)
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens must be 0 or more: got {max_new_tokens}")
+        wanted = self._wanted(options)
+        if wanted.num_beams > 1 or wanted.num_return_sequences > 1:
+            raise ValueError(
+                f"a stream is one text, token by token: got num_beams={wanted.num_beams}, "
+                f"num_return_sequences={wanted.num_return_sequences}; use generate"
+            )
         return TextStream(
             self.transformer,
             self.tokenizer,
             self.prompt_ids(prompt, chat=chat),
-            rule,
-            max_new_tokens,
-            self.tokenizer.stop_ids | frozenset(self.config.eos_token_ids),
+            wanted,
+            self._stop_ids(wanted),
             StopTexts(stop),
         )
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """Continues a text and returns all of it at once; takes the arguments of ``stream``."""
-        stream = self.stream(prompt, **options)
-        text = "".join(stream)
-        return Generation(text, tuple(stream.ids), stream.stats)
+    @overload
+    def generate(
+        self,
+        prompts: Prompt,
+        *,
+        chat: bool = False,
+        stop: str | Sequence[str] | None = None,
+        cache: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self,
+        prompts: list[str],
+        *,
+        chat: bool = False,
+        stop: str | Sequence[str] | None = None,
+        cache: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[Generation]: ...
+    def generate(
+        self,
+        prompts: Prompt | list[str],
+        *,
+        chat: bool = False,
+        stop: str | Sequence[str] | None = None,
+        cache: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Generation | list[Generation]:
+        """Continues a text, or each of several side by side, and returns all of it at once.
+
+            model.generate("Once upon a time", num_beams=4, num_return_sequences=2).others
+
+        Args:
+            prompts: the text, messages, or a list of texts, which may differ in length.
+            chat: put each prompt into the model's chat template.
+            stop: texts end before this text, or before the first of several; those of beam search
+                are cut there when they are finished.
+            cache: arguments of ``new_cache``, such as ``{"kind": "paged"}``.
+            options: as in ``stream``, and ``num_beams``, ``num_return_sequences``,
+                ``length_penalty``, ``early_stopping`` (see ``GenerationOptions``).
+
+        Returns:
+            A ``Generation``; a list of them for a list.
+
+        Raises:
+            What ``stream`` does.
+        """
+        wanted = self._wanted(options)
+        many = isinstance(prompts, list) and all(isinstance(each, str) for each in prompts)
+        one = None if many else cast(Prompt, prompts)
+        if one is not None and wanted.num_beams == wanted.num_return_sequences == 1 and not cache:
+            stream = self.stream(one, chat=chat, stop=stop, **options)
+            text = "".join(stream)
+            return Generation(text, tuple(stream.ids), stream.stats)
+        texts = cast(list[Prompt], prompts) if one is None else [one]
+        if not texts:
+            raise InputError("prompts must hold at least one text: got none")
+        found = continued(
+            self.transformer,
+            self.tokenizer,
+            [self.prompt_ids(each, chat=chat) for each in texts],
+            wanted,
+            self._stop_ids(wanted),
+            StopTexts(stop).stops,
+            cache or {},
+        )
+        return found if one is None else found[0]
+
+    def _wanted(self, options: Mapping[str, Any]) -> GenerationOptions:
+        return self.options.with_(**options)
+
+    def _stop_ids(self, options: GenerationOptions) -> frozenset[int]:
+        if options.eos_token_ids:
+            return frozenset(options.eos_token_ids)
+        return self.tokenizer.stop_ids | frozenset(self.config.eos_token_ids)
 
     def prompt_ids(self, prompt: Prompt, *, chat: bool = False) -> list[int]:
         """The tokens that ``stream`` reads for a prompt.

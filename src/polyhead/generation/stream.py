@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from polyhead.generation.sampling import Sampler, Sampling
+from polyhead.generation.options import GenerationOptions, room
+from polyhead.generation.rules import rules_of
+from polyhead.generation.search import draw
+from polyhead.generation.steps import DecoderSteps
 from polyhead.generation.stops import StopTexts
 
 if TYPE_CHECKING:
@@ -74,19 +74,16 @@ class TextStream(Iterator[str]):
         model: Transformer,
         tokenizer: Tokenizer,
         prompt: Sequence[int],
-        rule: Sampling,
-        max_new_tokens: int,
+        options: GenerationOptions,
         stop_ids: frozenset[int],
         stops: StopTexts,
     ) -> None:
         self.ids: list[int] = []
         self._model, self._prompt = model, list(prompt)
-        self._room = min(max_new_tokens, model.config.max_positions - len(self._prompt))
-        self._ends_by = "max_new_tokens" if self._room == max_new_tokens else "context"
+        self._room, self._ends_by = room(options, len(self._prompt), model.config.max_positions)
+        self._options = options.seeded()
         self._stop_ids, self._stops = stop_ids, stops
         self._decoder = tokenizer.stream()
-        self._device = model.embedding.tokens.weight.device
-        self._sampler = Sampler(rule, self._device)
         self._cache: ModelCache | None = None
         self._cache_figures = (0, 0, 0)
         self._prefill_seconds = self._decode_seconds = 0.0
@@ -113,7 +110,7 @@ class TextStream(Iterator[str]):
             self._decode_seconds,
             *self._measure_cache(),
             stop_reason=self._stop_reason,
-            seed=self._sampler.seed,
+            seed=self._options.seed,
         )
 
     def _measure_cache(self) -> tuple[int, int, int]:
@@ -153,11 +150,22 @@ class TextStream(Iterator[str]):
         if self._room < 1:
             self._stop_reason = self._ends_by
             return
-        started = perf_counter()
-        token = self._next(torch.tensor([self._prompt], device=self._device))
-        self._prefill_seconds = perf_counter() - started
-        one = torch.empty(1, 1, dtype=torch.int64, device=self._device)
+        assert self._cache is not None  # made by _write, which alone asks for tokens
+        drawn = draw(
+            DecoderSteps(self._model, [self._prompt], self._cache),
+            [self._prompt],
+            self._options,
+            rules_of(self._options, sorted(self._stop_ids), self._room),
+            self._stop_ids,
+            [self._room],
+        )
         while True:
+            started = perf_counter()
+            _, token = next(drawn)
+            if self.ids:
+                self._decode_seconds += perf_counter() - started
+            else:
+                self._prefill_seconds = perf_counter() - started
             self.ids.append(token)
             if token in self._stop_ids:
                 self._stop_reason = "stop token"
@@ -166,10 +174,3 @@ class TextStream(Iterator[str]):
             if len(self.ids) >= self._room:
                 self._stop_reason = self._ends_by
                 return
-            started = perf_counter()
-            token = self._next(one.fill_(token))
-            self._decode_seconds += perf_counter() - started
-
-    @torch.inference_mode()
-    def _next(self, ids: Tensor) -> int:
-        return self._sampler(self._model(ids, cache=self._cache, last=1)[0, -1])

@@ -1,0 +1,130 @@
+"""Several texts at once, or several beams of one: what is finished is returned as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from polyhead.generation.options import GenerationOptions, room
+from polyhead.generation.rules import rules_of
+from polyhead.generation.search import BeamSearch, Hypothesis, draw
+from polyhead.generation.steps import DecoderSteps
+from polyhead.generation.stops import StopTexts
+from polyhead.generation.stream import GenerationStats
+
+if TYPE_CHECKING:
+    from polyhead.checkpoints import Tokenizer
+    from polyhead.models import Transformer
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished generation.
+
+    Attributes:
+        text: what was written, without the prompt and the stop.
+        ids: the tokens drawn, a stop token included.
+        stats: sizes and speeds; of a batch, those of the whole batch but for the tokens.
+        score: of beam search: sum of log-probabilities / length to the ``length_penalty``.
+        others: the other texts of the same prompt, with ``num_return_sequences``, best first.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    stats: GenerationStats
+    score: float | None = None
+    others: tuple[Generation, ...] = ()
+
+
+def continued(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    stop_ids: frozenset[int],
+    stops: Sequence[str],
+    cache: Mapping[str, Any],
+) -> list[Generation]:
+    """A generation for every prompt.
+
+    Args:
+        model: A decoder.
+        tokenizer: Its tokenizer.
+        prompts: Tokens of each, at least one.
+        options: What is asked for.
+        stop_ids: Tokens that end a text.
+        stops: Texts that end a text.
+        cache: Arguments of ``new_cache``.
+    """
+    options = options.seeded()
+    rooms = [room(options, len(prompt), model.config.max_positions) for prompt in prompts]
+    training = model.training
+    model.eval()
+    try:
+        held = model.new_cache(**cache)
+        steps = DecoderSteps(model, prompts, held)
+        started = perf_counter()
+        if options.num_beams > 1:
+            found = _beams(steps, prompts, options, stop_ids, [left for left, _ in rooms])
+        else:
+            found = _drawn(steps, prompts, options, stop_ids, [left for left, _ in rooms])
+        seconds = perf_counter() - started
+    finally:
+        model.train(training)
+    sizes = held.bytes, held.used_bytes, held.length
+    made = []
+    for prompt, (left, ends_by), texts in zip(prompts, rooms, found, strict=True):
+        finished = []
+        for each in texts:
+            text, cut = _text(tokenizer, each.ids, stop_ids, stops)
+            reason = "stop text" if cut else ends_by if len(each.ids) >= left else "stop token"
+            if not cut and each.ids and each.ids[-1] in stop_ids:
+                reason = "stop token"
+            stats = GenerationStats(
+                len(prompt), len(each.ids), 0.0, seconds, *sizes, reason, options.seed
+            )
+            finished.append(Generation(text, each.ids, stats, each.score))
+        best, *others = finished
+        made.append(Generation(best.text, best.ids, best.stats, best.score, tuple(others)))
+    return made
+
+
+def _beams(
+    steps: DecoderSteps,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    stop_ids: frozenset[int],
+    rooms: Sequence[int],
+) -> list[list[Hypothesis]]:
+    """All sentences have as much room as the one that has least."""
+    most = min(rooms)
+    rules = rules_of(options, sorted(stop_ids), most)
+    return BeamSearch(options, rules, stop_ids, most).run(steps, prompts)
+
+
+def _drawn(
+    steps: DecoderSteps,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    stop_ids: frozenset[int],
+    rooms: Sequence[int],
+) -> list[list[Hypothesis]]:
+    samples = options.num_return_sequences
+    rules = rules_of(options, sorted(stop_ids), max(rooms))
+    ids: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
+    for row, token in draw(steps, prompts, options, rules, stop_ids, rooms):
+        ids[row].append(token)
+    made = [Hypothesis(tuple(row)) for row in ids]
+    return [made[i * samples : (i + 1) * samples] for i in range(len(prompts))]
+
+
+def _text(
+    tokenizer: Tokenizer, ids: Sequence[int], stop_ids: frozenset[int], stops: Sequence[str]
+) -> tuple[str, bool]:
+    """The text of some tokens, up to a stop text; and whether there was one."""
+    decoder, watch = tokenizer.stream(), StopTexts(stops)
+    pieces = [watch.feed(decoder.push(token)) for token in ids if token not in stop_ids]
+    pieces.append(watch.feed(decoder.flush()) + watch.flush())
+    return "".join(pieces), watch.found
