@@ -15,6 +15,7 @@ from polyhead import native
 from polyhead.kernels.base import Kernel
 from polyhead.kernels.native_operator import differentiable
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
+from polyhead.native.gate import is_fake, stranger
 from polyhead.semantics import ALiBi, Call, DenseSource, RelativeBias, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
@@ -42,7 +43,14 @@ class NativeKernel(Kernel):
         if not q.is_cpu:
             return f"tensors on {q.device}"
         compiling = torch.compiler.is_compiling()
-        if is_transformed() or (is_differentiated() if compiling else is_traced(q)):
+        if is_transformed():
+            return "torch.func"
+        if compiling:
+            if is_differentiated():
+                return "torch.func"
+        elif (strange := stranger(call.tensors())) is not None:
+            return strange
+        elif is_traced(q) and not is_fake((q,)):
             return "torch.func"
         if spec.dropout_p:
             return f"dropout_p={spec.dropout_p}"
@@ -52,13 +60,15 @@ class NativeKernel(Kernel):
             return f"bias={spec.bias!r} (it would need a T×S tensor)"
         if not source.in_place:
             return "keys and values that would be copied to be read"
-        if not (q.shape[2] and source.tokens.length):
-            return "no queries or no keys"
+        if not (q.shape[0] and q.shape[2] and source.tokens.length):
+            return "no batch rows, no queries or no keys"
         if not _is_ranged(call):
             return f"mask={spec.mask!r} (it would need a T×S tensor)"
         if type(source) is not DenseSource:
             if call.requires_grad:
                 return "gradients beside keys and values that a cache holds"
+            if is_fake((q,)):
+                return "tensors of a cache without values"
             if compiling:
                 return "compilation of a cache"
         return None
@@ -69,7 +79,7 @@ class NativeKernel(Kernel):
         if spec.mask is not None or spec.bias is not None or spec.softcap is not None:
             extras = _extras(call)
         pieces = _pieces(call)
-        if call.requires_grad or torch.compiler.is_compiling():
+        if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors()):
             (piece,) = pieces
             return differentiable(piece, call.q, spec.scale, extras)
         code = native.code()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyhead.kernels.base import Kernel
 from polyhead.semantics import Call, State
 from polyhead.semantics.reference import attend
+from polyhead.semantics.scores import beside, is_distributed
 
 
 class ReferenceKernel(Kernel):
@@ -15,7 +16,11 @@ class ReferenceKernel(Kernel):
     def refusal(self, call: Call) -> str | None:
         if call.spec.deterministic and call.requires_grad:
             return "deterministic gradients (torch computes them on all threads)"
+        masked = call.spec.mask is not None
+        if masked and call.requires_grad and is_distributed(*call.tensors()):
+            return "gradients of DTensors beside a mask (torch mixes it with them afterwards)"
         return None
 
     def run(self, call: Call) -> State:
-        return attend(call)
+        with beside(*call.tensors()):
+            return attend(call)

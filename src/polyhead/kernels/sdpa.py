@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyhead.kernels.base import Kernel
 from polyhead.semantics import Call, Causal, DenseSource, State, Visibility
-from polyhead.semantics.scores import quarantine
+from polyhead.semantics.scores import is_distributed, quarantine
 
 
 class SdpaKernel(Kernel):
@@ -46,6 +46,8 @@ class SdpaKernel(Kernel):
             return "a gradient through lse"
         if spec.deterministic and call.requires_grad:
             return "deterministic gradients (torch computes them on all threads)"
+        if call.q.is_cpu and is_distributed(*call.tensors()):
+            return "DTensors on a CPU (torch knows no sharding of its fused operator there)"
         return None
 
     def run(self, call: Call) -> State:

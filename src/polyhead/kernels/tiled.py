@@ -32,6 +32,7 @@ from polyhead.semantics import Call, DenseSource, KeyValueSource, State, Tokens,
 from polyhead.semantics.call import Specification
 from polyhead.semantics.scores import (
     accumulation_dtype,
+    beside,
     fold,
     full_precision,
     keep_weights,
@@ -67,6 +68,10 @@ class TiledKernel(Kernel):
         return None
 
     def run(self, call: Call) -> State:
+        with beside(*call.tensors()):
+            return self._run(call)
+
+    def _run(self, call: Call) -> State:
         if not call.requires_grad or is_transformed():
             # Under vmap and nested derivatives torch differentiates the tiles themselves.
             return State(*_forward(call.q, call.source, call.spec, call.q_tokens))
@@ -161,7 +166,7 @@ def _forward_block(
     if peak is None or total is None or acc is None:
         out = q.new_zeros(*q_BHTD.shape[:3], source.value_dim)
         return out, q_BHTD.new_full(q_BHTD.shape[:3], -torch.inf)
-    some = torch.where(total == 0, 1.0, total)
+    some = total.masked_fill(total == 0, 1.0)
     out = acc / (some * (1.0 - spec.dropout_p))[..., None]
     if spoiled is not None:
         out = out.masked_fill(spoiled[..., None], torch.nan)
@@ -231,7 +236,7 @@ class _Tiled(torch.autograd.Function):
         q, k, v, bias, out, lse = ctx.saved_tensors
         spec = _with_bias(ctx.spec, bias)
         needs_bias = ctx.needs_input_grad[3]
-        with full_precision(q), reproducibly(spec, q):
+        with full_precision(q), reproducibly(spec, q), beside(q, k, v, bias):
             pieces = _backward(
                 (q, k, v, out, lse), grads, spec, ctx.q_tokens, ctx.k_tokens, needs_bias=needs_bias
             )

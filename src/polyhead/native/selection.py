@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.native.arguments import DTYPES
 from polyhead.native.code import Code
+from polyhead.native.gate import PLAIN
 from polyhead.native.self_test import disagreement
 
 
@@ -79,6 +80,7 @@ def code_for(x: Tensor) -> Code | None:
         or type(x) is not Tensor
         or not x.is_cpu
         or x.dtype not in DTYPES
+        or x.is_neg()
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -91,10 +93,11 @@ def code_for(x: Tensor) -> Code | None:
 def is_plain(parameter: Tensor, x: Tensor) -> bool:
     """Whether a parameter can be read beside x as it lies in memory."""
     return (
-        type(parameter) in (torch.nn.Parameter, Tensor)
+        type(parameter) in PLAIN
         and parameter.is_cpu
         and parameter.dtype is x.dtype
         and parameter.is_contiguous()
+        and not parameter.is_neg()
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyhead.semantics.biases import Bias
 from polyhead.semantics.masks import Mask, Visibility
-from polyhead.semantics.sources import KeyValueSource
+from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.tokens import Tokens
 
 
@@ -79,6 +79,16 @@ class Call:
     def groups(self) -> int:
         """Query heads per kv head, H // G."""
         return self.q.shape[1] // self.source.num_kv_heads
+
+    def tensors(self) -> list[Tensor]:
+        """q, and keys, values and bias where these are plain arguments."""
+        source, bias = self.source, self.spec.bias
+        found = [self.q]
+        if isinstance(source, DenseSource):
+            found += source.k, source.v
+        if bias is not None:
+            found.append(bias.tensor)
+        return found
 
 
 def decisive(mask: Mask | None, queries: Tokens, keys: Tokens) -> tuple[Mask | None, Visibility]:

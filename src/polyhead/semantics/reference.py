@@ -42,7 +42,7 @@ def attend(call: Call) -> State:
     weights, lse = softmax(scores)
     if spec.dropout_p:
         kept = keep_weights(spec, weights.shape, call.q_tokens, call.source.tokens)
-        weights = torch.where(kept, weights / (1.0 - spec.dropout_p), 0.0)
+        weights = (weights / (1.0 - spec.dropout_p)).masked_fill(~kept, 0.0)
     out = unfold(fold(weights, k.shape[1]) @ v, q.shape[1])
 
     if bad is not None:

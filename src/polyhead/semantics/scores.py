@@ -6,6 +6,7 @@ Shape letters: B batch, G kv heads, R query heads per kv head (H = G · R), T qu
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -105,6 +106,24 @@ def full_precision(x: Tensor) -> AbstractContextManager[None]:
     if autocast_enabled(x):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
+
+
+def is_distributed(*tensors: Tensor | None) -> bool:
+    """Whether one of these is a DTensor."""
+    if torch.compiler.is_compiling() or all(type(x) is Tensor for x in tensors):
+        return False
+    module = sys.modules.get("torch.distributed.tensor")  # heavy, and loaded where there is one
+    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
+
+
+def beside(*tensors: Tensor | None) -> AbstractContextManager[None]:
+    """Where one of these is a DTensor, plain tensors beside it count as replicated."""
+    if not is_distributed(*tensors):
+        return nullcontext()
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    together: AbstractContextManager[None] = implicit_replication()
+    return together
 
 
 @contextmanager

@@ -57,11 +57,12 @@ def merge_states(
     stacked = torch.stack(list(lses))
     peak = stacked.amax(dim=0)
     # exp(−∞ − −∞) is NaN: a row that saw nothing anywhere is measured against 0 instead.
-    weights = torch.exp(stacked - torch.where(peak.isneginf(), 0.0, peak))
+    weights = torch.exp(stacked - peak.masked_fill(peak.isneginf(), 0.0))
     total = weights.sum(dim=0)
-    shares = weights / torch.where(total == 0, 1.0, total)
+    some = total.masked_fill(total == 0, 1.0)
+    shares = weights / some
     merged = (shares[..., None] * torch.stack([o.to(shares.dtype) for o in outs])).sum(dim=0)
-    lse = torch.where(total == 0, -torch.inf, peak + torch.log(torch.where(total == 0, 1.0, total)))
+    lse = (peak + torch.log(some)).masked_fill(total == 0, -torch.inf)
     return merged.to(outs[0].dtype), lse
 
 
@@ -80,7 +81,7 @@ def add_sinks(state: State, sinks: Tensor) -> State:
     sink = sinks.to(state.lse.dtype)[:, None]
     # A row that saw nothing has lse −∞ and out 0; differences with −∞ would give NaN gradients.
     empty = state.lse.isneginf()
-    lse = torch.where(empty, 0.0, state.lse)
-    share = torch.where(empty, 0.0, torch.sigmoid(lse - sink))
+    lse = state.lse.masked_fill(empty, 0.0)
+    share = torch.sigmoid(lse - sink).masked_fill(empty, 0.0)
     out = (state.out * share[..., None]).to(state.out.dtype)
     return State(out, torch.where(empty, sink.expand_as(lse), torch.logaddexp(lse, sink)))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 class Span(NamedTuple):
@@ -109,10 +110,11 @@ def distance(q: Tokens, k: Tokens, device: torch.device) -> Tensor:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether the values of ``tensor`` may not be looked at: compilation, export, vmap, meta."""
+    """Whether ``tensor`` has no values to look at: compilation, export, vmap, meta, fake."""
     return (
         torch.compiler.is_compiling()
         or tensor.is_meta
+        or isinstance(tensor, FakeTensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 
