@@ -19,8 +19,10 @@ from polyhead import native
 from polyhead.config import TransformerConfig
 from polyhead.layers import (
     AttentionConfig,
+    DifferentialAttentionConfig,
     Experts,
     FeedForwardConfig,
+    GatedAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
     MixtureConfig,
@@ -82,6 +84,10 @@ LAYERS = {
         LayerConfig(replace(LATENT, q_lora_rank=96), NARROW), tokens=LONG, tiles=TILES
     ),
     "absorbed latent": Case(LayerConfig(replace(LATENT, kv_lora_rank=48), NARROW), tokens=LONG),
+    "gated heads": Case(LayerConfig(GatedAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)),
+    "differences": Case(
+        LayerConfig(DifferentialAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
+    ),
     "mixture": Case(LayerConfig(heads(), MixtureConfig(GATED, 4, 2))),
     "shared expert": Case(LayerConfig(heads(), MixtureConfig(NARROW, 4, 2, shared=GATED))),
 }

@@ -167,12 +167,14 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return self.window
 
     def pieces(self, embed_dim: int) -> Iterator[Piece]:
-        E, H, G, D, V = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
-        for units, size in ((H, D), (G, D), (G, V)):
+        E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
+        made, held = self.output_heads, self.cache_shape
+        keys, values = (held.kv_heads, held.key_dim), (held.kv_heads, held.value_dim)
+        for units, size in ((made, H // made * D), keys, values):
             yield Piece("attention", units, size * E)
             if self.qkv_bias:
                 yield Piece("attention", units, size, multiplied=False)
-        yield Piece("attention", H, V * E)
+        yield Piece("attention", made, self.value_dim * E)
         if self.out_bias:
             yield Piece("attention", 1, E, multiplied=False)
         if self.sinks:

@@ -68,6 +68,8 @@ class HeadLayout(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "heads": "polyhead.config.attention",
         "latent": "polyhead.config.latent",
+        "gated": "polyhead.layers.gated_attention",
+        "differential": "polyhead.layers.differential_attention",
     }
 
     num_heads: int
@@ -93,12 +95,17 @@ class HeadLayout(OneOfSeveral, ABC):
     @property
     @abstractmethod
     def value_dim(self) -> int:
-        """Features of one head's output."""
+        """Features of one of the ``output_heads``."""
 
     @property
     @abstractmethod
     def rope_head_dim(self) -> int:
         """Features of a head that ``rope`` is over."""
+
+    @property
+    def output_heads(self) -> int:
+        """Heads whose outputs the output projection reads."""
+        return self.num_heads
 
     @property
     def visible_window(self) -> int | None:

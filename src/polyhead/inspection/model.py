@@ -49,12 +49,12 @@ def attention_of(model: Transformer, layer: int) -> Hooked:
 
 
 def head_count(model: Transformer, layer: int) -> int:
-    """Query heads of a layer's self-attention.
+    """Heads of a layer's self-attention whose outputs can be edited.
 
     Raises:
         InputError: No such layer.
     """
-    return layer_of(model, layer).config.attention.num_heads
+    return layer_of(model, layer).config.attention.output_heads
 
 
 def projections_of(model: Transformer, layer: int) -> MultiHeadAttention:

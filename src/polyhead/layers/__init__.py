@@ -16,8 +16,13 @@ from polyhead.config import (
     RopeConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.differential_attention import (
+    DifferentialAttention,
+    DifferentialAttentionConfig,
+)
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.gated_attention import GatedAttention, GatedAttentionConfig
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
@@ -28,9 +33,13 @@ __all__ = [
     "AttentionConfig",
     "AttentionHook",
     "AttentionRecord",
+    "DifferentialAttention",
+    "DifferentialAttentionConfig",
     "Experts",
     "FeedForward",
     "FeedForwardConfig",
+    "GatedAttention",
+    "GatedAttentionConfig",
     "HookHandle",
     "LatentAttentionConfig",
     "LayerConfig",

@@ -12,7 +12,7 @@ E embed size.
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,8 @@ class MultiHeadAttention(Hooked):
         ConfigError: Sizes or numbers that do not go together.
     """
 
+    config_class: ClassVar[type[AttentionConfig]] = AttentionConfig
+
     sinks: nn.Parameter | None
     q_norm: nn.Module
     k_norm: nn.Module
@@ -82,7 +84,7 @@ class MultiHeadAttention(Hooked):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        config = AttentionConfig(
+        config = self.config_class(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
             head_dim=default_head_dim(embed_dim, num_heads) if head_dim is None else head_dim,
@@ -136,8 +138,8 @@ class MultiHeadAttention(Hooked):
             raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
-        H, G = config.num_heads, config.num_kv_heads
-        D, V = config.head_dim, config.value_dim
+        H, G, D = config.num_heads, config.num_kv_heads, config.head_dim
+        V = D if config.v_head_dim is None else config.v_head_dim
         refuse_unbuilt(config, "k_bias", "qkv_clip", "alibi", "window_ahead", "chunk")
         refuse_unbuilt(config, "query_temperature")
         if config.qk_norm is not None:
@@ -226,9 +228,14 @@ class MultiHeadAttention(Hooked):
             dropout_p=self.dropout if self.training else 0.0,
             kernel=kernel,
         )
+        heads = self._edited(self._finished(x, heads))
         B, _, T, _ = heads.shape
         joined = heads.transpose(1, 2).reshape(B, T, -1)
         return linear(joined, self._modules["o_proj"])
+
+    def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
+        """What other layouts do with the heads' outputs ``[B, H, T, V]`` before ``o_proj``."""
+        return heads
 
     def _self_attention(
         self, x: Tensor, positions: Tensor | None, cache: KeyValueCache | None

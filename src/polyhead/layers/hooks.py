@@ -47,6 +47,7 @@ class Hooked(nn.Module):
     def register_head_edit(self, edit: HeadEdit) -> HookHandle[HeadEdit]:
         """Puts ``edit(out)`` in the place of the heads' outputs ``[B, H, T, V]`` from now on.
 
+        These are what the output projection reads, behind gates and norms of a head's output.
         Edits come after hooks, in the order of their registration; what an edit is given is not to
         be changed in place.
 
@@ -83,12 +84,12 @@ class Hooked(nn.Module):
             "kernel": kernel,
         }
         if self._hooks:
-            out = shown_attention(self, self._hooks.values(), q, source, **call)
-        else:
-            out = attention(q, source, **call)
-        return self._edited(out) if self._edits else out
+            return shown_attention(self, self._hooks.values(), q, source, **call)
+        out: Tensor = attention(q, source, **call)
+        return out
 
     def _edited(self, out: Tensor) -> Tensor:
+        """The heads' outputs as the output projection reads them, ``[B, H, T, V]``."""
         for edit in tuple(self._edits.values()):
             out = edit(out)
         return out

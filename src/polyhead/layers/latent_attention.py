@@ -201,7 +201,7 @@ class MultiHeadLatentAttention(Hooked):
         )
         if way == "absorbed":
             heads = torch.einsum("bhtr,hvr->bhtv", heads, self._up()[1].to(heads.dtype))
-        return linear(heads.transpose(1, 2).reshape(B, T, -1), self.o_proj)
+        return linear(self._edited(heads).transpose(1, 2).reshape(B, T, -1), self.o_proj)
 
     def explain(
         self,

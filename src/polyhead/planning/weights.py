@@ -74,7 +74,7 @@ def check_ranks(model: Architecture, ranks: int) -> None:
         for attention in (shape.attention, shape.cross_attention):
             if attention is None:
                 continue
-            H = attention.num_heads
+            H = attention.output_heads
             if H % ranks:
                 raise ConfigError(f"tensor_parallel must divide num_heads={H}: got {ranks}")
             G = attention.cache_shape.kv_heads

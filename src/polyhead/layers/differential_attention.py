@@ -1,0 +1,181 @@
+"""Differential attention: the difference of two softmaxes over the same values.
+
+    out_h = (1 − λ₀) · norm((softmax(q_h k_gᵀ) − λ · softmax(q'_h k'_gᵀ)) [v_g | v'_g])
+    λ     = exp(λq₁ · λk₁) − exp(λq₂ · λk₂) + λ₀
+
+Ye et al. 2024, "Differential Transformer", eqs. 1-3; heads are paired as in transformers'
+DiffLlama: heads h and h + H/2 are q_h and q'_h, and kv heads g and g + G/2 likewise.
+
+A cache keeps G/2 kv heads of double size, [k_g | k'_g] and [v_g | v'_g]. With queries [q_h | 0] and
+[0 | q'_h] both softmaxes are heads of one grouped attention call, so every kernel and every cache
+serves, keys and values are read once, and a probe sees each softmax as a head of its own. In the
+order of a call the heads of a group stand together: first its q_h, then its q'_h.
+
+Shape letters: B batch, H query heads, G kv heads, T queries, D head size, E embed size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.caches import KeyValueCache
+from polyhead.config import AttentionConfig, CacheShape, CallCost, Piece
+from polyhead.config.layout import NORMED_HALF, shared
+from polyhead.errors import ConfigError
+from polyhead.layers.attention import Context, MultiHeadAttention
+from polyhead.layers.built import builds
+from polyhead.layers.norms import normalise
+from polyhead.layers.positions import RoPE
+from polyhead.semantics import KeyValueSource
+
+
+def first_lambda(layer: int) -> float:
+    """λ₀ of a layer, counted from 0: 0.8 − 0.6 · exp(−0.3 · layer)."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+
+@dataclass(frozen=True)
+class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
+    """``AttentionConfig`` whose heads come in pairs.
+
+    ``lambda_init`` is λ₀ (``first_lambda`` of the layer's number), ``norm_eps`` that of the RMSNorm
+    without weights over the 2 D features of a pair's output.
+
+    Raises:
+        ConfigError: Heads that make no pairs, or what has no meaning for a difference.
+    """
+
+    lambda_init: float = 0.8
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_kv_heads % 2:
+            raise ConfigError(
+                f"num_kv_heads must be even, since heads are paired: got {self.num_kv_heads}"
+            )
+        if self.dropout or self.sinks or self.v_head_dim not in (None, self.head_dim):
+            raise ConfigError(
+                "differential attention has no dropout of weights, no sinks and values as large "
+                f"as keys: got dropout={self.dropout}, sinks={self.sinks}, v_head_dim="
+                f"{self.v_head_dim}, head_dim={self.head_dim}"
+            )
+
+    @property
+    def layout(self) -> str:
+        return f"differential {super().layout}"
+
+    @property
+    def value_dim(self) -> int:
+        return 2 * self.head_dim
+
+    @property
+    def output_heads(self) -> int:
+        return self.num_heads // 2
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(self.num_kv_heads // 2, 2 * self.head_dim, 2 * self.head_dim)
+
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        yield from super().pieces(embed_dim)
+        yield Piece("attention", 1, 4 * self.head_dim, multiplied=False)
+
+    def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
+        return CallCost(self.num_heads * 4 * self.head_dim)
+
+    def with_kv_heads(self, kv_heads: int) -> AttentionConfig:
+        """As many kv heads at most, and two at least, which make a pair."""
+        most, H = max(2, min(kv_heads, self.num_heads)), self.num_heads
+        return replace(self, num_kv_heads=max(g for g in range(2, most + 1, 2) if not H % g))
+
+    def alive_elements(
+        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+    ) -> int:
+        given = {"tokens": tokens, "batch": batch, "ranks": ranks}
+        plain = super().alive_elements(embed_dim, half=half, **given)
+        Q = shared(self.output_heads, ranks) * self.value_dim
+        K = shared(self.cache_shape.kv_heads, ranks) * self.value_dim
+        # Projected q, k and v with their pairs, queries beside zeros twice (apart and stacked); or
+        # pairs and both outputs with their difference, its norm and what is left of it.
+        normed = NORMED_HALF + 1 if half else 3
+        return max(plain, 5 * Q + 4 * K, 2 * K + (4 + normed) * Q)
+
+
+class DifferentialAttention(MultiHeadAttention):
+    """``MultiHeadAttention`` on differences of two softmaxes, for self-attention.
+
+    The constructor takes the arguments of ``MultiHeadAttention``, λ₀ being that of
+    ``DifferentialAttentionConfig``; ``from_config`` reaches everything.
+
+    Attributes:
+        lambda_q1, lambda_k1, lambda_q2, lambda_k2: ``[D]``.
+    """
+
+    config_class: ClassVar[type[AttentionConfig]] = DifferentialAttentionConfig
+    config: DifferentialAttentionConfig
+
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
+
+    def _build(
+        self,
+        embed_dim: int,
+        config: AttentionConfig,
+        kdim: int | None,
+        vdim: int | None,
+        rope: RoPE | None,
+    ) -> None:
+        super()._build(embed_dim, config, kdim, vdim, rope)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            self.register_parameter(name, nn.Parameter(torch.empty(self.head_dim)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws λ's vectors: normal with standard deviation 0.1. Projections stay."""
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            nn.init.normal_(self.get_parameter(name), std=0.1)
+
+    def weight_of_second(self) -> Tensor:
+        """λ, a number in the parameters' dtype."""
+        q1, k1, q2, k2 = self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2
+        first, second = ((q * k).sum(dtype=torch.float32).exp() for q, k in ((q1, k1), (q2, k2)))
+        return first.to(q1.dtype) - second.to(q1.dtype) + self.config.lambda_init
+
+    def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q ``[B, H, T, 2D]``, k and v ``[B, G/2, T, 2D]`` of the one call."""
+        q, k, v = super()._project(x, positions)
+        D, pairs = self.head_dim, self.num_kv_heads // 2
+        q = q.reshape(len(q), 2, pairs, -1, *q.shape[2:])
+        first, second = F.pad(q[:, 0], (0, D)), F.pad(q[:, 1], (D, 0))
+        q = torch.stack((first, second), dim=2).flatten(1, 3)
+        return q, torch.cat(k.chunk(2, dim=1), dim=-1), torch.cat(v.chunk(2, dim=1), dim=-1)
+
+    def _cross_attention(
+        self,
+        x: Tensor,
+        context: Context,
+        positions: Tensor | None,
+        context_positions: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> tuple[Tensor, KeyValueSource]:
+        raise ValueError("differential attention is self-attention: got a context")
+
+    def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
+        heads = heads.reshape(len(heads), self.num_kv_heads // 2, 2, -1, *heads.shape[2:])
+        difference = heads[:, :, 0] - self.weight_of_second().to(heads.dtype) * heads[:, :, 1]
+        wide = difference.float() if difference.dtype.itemsize < 4 else difference
+        normed = normalise(wide, self.config.norm_eps).to(heads.dtype)
+        return ((1 - self.config.lambda_init) * normed).flatten(1, 2)
+
+
+builds(DifferentialAttentionConfig, DifferentialAttention.from_config)
