@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from polyhead.checkpoints.chat_template import render_chat
@@ -57,3 +59,103 @@ def test_a_template_may_refuse_messages() -> None:
 def test_a_broken_template_is_the_models_fault() -> None:
     with pytest.raises(CheckpointError, match="not valid Jinja"):
         render_chat("{% for %}", USER, {})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10**9 }}",
+        "{{ 'x'|center(10**9) }}",
+        "{{ 'x'.ljust(10**9) }}",
+        "{{ '%1000000000d' % 3 }}",
+        "{{ '%*d' % (10**9, 3) }}",
+        "{{ '%1000000000d'|format(3) }}",
+        "{{ '{:>1000000000}'.format(3) }}",
+        "{{ '{0[0]:{0[1]}}'.format([3, 10**9]) }}",
+        "{{ (5).to_bytes(10**9, 'big') }}",
+        "{% set ns = namespace(s='xx') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s='xx') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}"
+        "{% endfor %}",
+        "{% set ns = namespace(s=[0]) %}{% for i in range(40) %}{% set ns.s = [ns.s, ns.s] %}"
+        "{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s=[0], t=[0]) %}{% for i in range(40) %}"
+        "{% set ns.s = [ns.s, ns.s] %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.s == ns.t }}",
+        "{% set s = 'x' * 99999 %}{{ s|replace('', s) }}",
+        "{% set s = 'x' * 99999 %}{{ s.replace('', s) }}",
+        "{% set s = 'x' * 99999 %}{{ s|join(s) }}",
+        "{% set s = 'x' * 99999 %}{{ range(99999)|join(s) }}",
+        "{% set s = ['x'] * 99999 %}{% for i in range(99999) %}{% set t = s[:] %}{% endfor %}",
+        "{% set s = [[1]] * 99999 %}{{ s|sum(start=[]) }}",
+        "{{ [1]|batch(10**9, 0)|list }}",
+        "{{ ('\\t' * 99999).expandtabs(99999) }}",
+        "{{ range(99999)|map('center', 99999)|list|length }}",
+        "{{ messages|tojson(indent=10**9) }}",
+        "{% macro m(n) %}{{ m(n - 1) ~ m(n - 1) if n }}{% endmacro %}{{ m(60) }}",
+        "{% for i in [[[1, 2]] * 99] recursive %}{% if i is iterable %}{% for j in range(9999) %}"
+        "{{ loop(i) if j is undefined else '' }}{% endfor %}{% endif %}{{ loop([[i] * 99]) }}"
+        "{% endfor %}",
+        "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+        "{{ 9**9**9 }}",
+        "{{ (2**60)**(2**60) }}",
+    ],
+)
+def test_a_template_can_do_only_so_much(template: str) -> None:
+    began = time.process_time()
+    with pytest.raises(InputError, match=r"too much work|format string|adds numbers|Recursion"):
+        render_chat(template, USER, {})
+    assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "fails on these .*RecursionError"),
+        ("{{ raise_exception('x\n' * 9999) }}", "refuses these messages: x x x"),
+        ("{% include 'x' %}", "fails on these messages: no loader"),
+        ("{{ lipsum(n=10**6) }}", "'lipsum' is undefined"),
+        ("{{ messages[0].content / 0 }}", "fails on these messages"),
+    ],
+)
+def test_whatever_a_template_raises_is_its_refusal(template: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        render_chat(template, USER, {})
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 1" + "+1" * 5000 + " }}",
+        "{% if x %}" * 200 + "{% endif %}" * 200,
+        "".join(f"{{% for a{i} in x %}}" for i in range(30)) + "{% endfor %}" * 30,
+        "{{ " + "9" * 5000 + " }}",
+        "{% break %}",
+        "x" * 200_001,
+    ],
+)
+def test_templates_that_cannot_be_compiled_are_the_models_fault(template: str) -> None:
+    with pytest.raises(CheckpointError, match="the model's chat template"):
+        render_chat(template, USER, {})
+
+
+def test_long_conversations_are_within_the_limits() -> None:
+    template = (
+        "{%- set ns = namespace(found=false) -%}{%- for m in messages -%}"
+        "{%- set content = m.content|trim -%}{%- if '</think>' in content -%}"
+        "{%- set content = content.split('</think>')[-1].lstrip('\\n') -%}{%- endif -%}"
+        "{%- if loop.index0 > ns.found and messages|length > 2 -%}{{- '<|' + m.role + '|>' -}}"
+        "{{- content ~ '\\n' -}}{%- endif -%}{{- m|tojson if loop.last -}}{%- endfor -%}"
+    )
+    messages = [{"role": "user", "content": "word " * 2_000 + "</think>"}] * 400
+    assert len(render_chat(template, messages, {})) > 10_000
+    short = [{"role": "user", "content": "hi"}] * 5_000
+    assert render_chat(template, short, {}).count("<|user|>") == 4_999
+
+
+@pytest.mark.parametrize("content", [object(), float, {1: object()}])
+def test_messages_hold_what_json_can(content: object) -> None:
+    with pytest.raises(InputError, match="messages must hold what JSON can"):
+        render_chat("{{ messages }}", [{"role": "user", "content": content}], {})

@@ -1,7 +1,7 @@
 """Chat templates: a model's own Jinja program that turns messages into the text it was trained on.
 
-A template comes with the weights, so it is untrusted code: it runs in Jinja's immutable sandbox and
-sees strings, lists and dicts and nothing else.
+A template comes with the weights, so it is untrusted code: it runs in Jinja's immutable sandbox,
+sees strings, lists and dicts and nothing else, and can do only so much work (``template_limits``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from polyhead.checkpoints.json_file import shortened
 from polyhead.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from jinja2.ext import Extension
+
+_LONGEST = 200_000
+_MOST_WORDS = 500
 
 
 def render_chat(
@@ -38,31 +42,70 @@ def render_chat(
         InputError: there are no messages, or the template refuses them (its own words follow).
         CheckpointError: the template is not valid Jinja.
     """
-    from jinja2 import TemplateError
-    from jinja2.exceptions import TemplateSyntaxError
-
     if not messages:
         raise InputError("messages must hold at least one message: got none")
-    plain = json.loads(json.dumps([_present(message) for message in messages]))
+    given = {
+        "messages": _plain([_present(message) for message in messages]),
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        **special_tokens,
+    }
+    compiled = _checked(template)
+    from jinja2 import TemplateError
+
+    from polyhead.checkpoints.template_limits import TooMuchWork, spending
+
     try:
-        return _compiled(template).render(
-            messages=plain,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **special_tokens,
-        )
-    except TemplateSyntaxError as error:
-        raise CheckpointError(f"the model's chat template is not valid Jinja: {error}") from error
+        with spending(given):
+            return compiled.render(given)
+    except TooMuchWork as error:
+        raise InputError(
+            "the model's chat template does too much work on these messages and was stopped"
+        ) from error
     except TemplateError as error:
-        raise InputError(f"the model's chat template refuses these messages: {error}") from error
-    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
-        raise InputError(f"the model's chat template fails on these messages: {error}") from error
+        raise InputError(
+            f"the model's chat template refuses these messages: {_words(error)}"
+        ) from error
+    except Exception as error:  # a program by someone unknown: it may raise anything
+        raise InputError(
+            f"the model's chat template fails on these messages: {_words(error)}"
+        ) from error
+
+
+def _checked(template: str) -> Template:
+    """The compiled template."""
+    if len(template) > _LONGEST:
+        raise CheckpointError(
+            f"the model's chat template has {len(template):,} characters, more than {_LONGEST:,}"
+        )
+    try:
+        return _compiled(template)
+    except Exception as error:  # Jinja's errors, and Python's on what Jinja made of it
+        raise CheckpointError(
+            f"the model's chat template is not valid Jinja: {_words(error)}"
+        ) from error
+
+
+def _words(error: Exception) -> str:
+    """What an error says, cut short: a template chooses its words."""
+    text = " ".join(str(error)[:_MOST_WORDS].split()) or "no reason given"
+    name = type(error).__name__
+    return f"{name}: {text}" if isinstance(error, RecursionError | MemoryError) else text
+
+
+def _plain(messages: list[dict[str, Any]]) -> Any:
+    try:
+        return json.loads(json.dumps(messages))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"messages must hold what JSON can: {error}") from error
 
 
 def _present(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping) or "role" not in message:
-        raise InputError(f"a message must be a dict with 'role' and 'content': got {message!r}")
+        raise InputError(
+            f"a message must be a dict with 'role' and 'content': got {shortened(message)}"
+        )
     return {key: value for key, value in message.items() if value is not None}
 
 
@@ -70,7 +113,8 @@ def _present(message: Mapping[str, Any]) -> dict[str, Any]:
 def _compiled(source: str) -> Template:
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from polyhead.checkpoints.template_limits import LimitedEnvironment
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
@@ -79,10 +123,10 @@ def _compiled(source: str) -> Template:
         # Jinja's own filter escapes HTML, which would change the prompt.
         return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_generation_tag(), loopcontrols]
     )
-    environment.filters["tojson"] = tojson
+    environment.add_filter("tojson", tojson)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(source)
