@@ -41,3 +41,9 @@ class DisagreementError(PolyheadError, ArithmeticError):
 
 class InputError(PolyheadError, ValueError):
     """A text or file that cannot be used: empty, not UTF-8, not readable."""
+
+
+def shortened(value: object) -> str:
+    """A value as messages show it: its ``repr``, of at most 60 characters."""
+    text = repr(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from polyhead.checkpoints import load_checkpoint
-from polyhead.checkpoints.config_in import read_config
 from polyhead.errors import CheckpointError, ConfigError
+from polyhead.families import read_config
 
 ROWS, COLUMNS = 16, 32
 SCHEME = {

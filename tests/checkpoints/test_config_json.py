@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from hf_tiny import BERTS, DECODERS, DEEPSEEKS, GEMMAS
 
-from polyhead.checkpoints.config_in import read_config
-from polyhead.checkpoints.config_out import write_config
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -19,6 +17,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError
+from polyhead.families import read_config, write_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -92,8 +91,9 @@ def test_bookkeeping_keys_are_harmless() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported are llama, mistral, qwen2"),
+        ({"model_type": "novel"}, "model_type is 'novel'; supported are llama, "),
         ({"model_type": None}, "model_type is None"),
+        ({"model_type": "deberta"}, "'deberta', which is not supported: its scores depend on"),
         ({"num_attention_heads": 7}, "num_attention_heads is 7; supported is a divisor of"),
         ({"num_key_value_heads": 4}, r"config\.json: num_kv_heads must divide num_heads"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
@@ -174,12 +174,14 @@ def test_both_spellings_of_rope_must_agree() -> None:
         _read(rope_scaling=linear, rope_parameters={"rope_type": "linear", "factor": 3.0})
 
 
-def test_part_of_a_head_may_be_rotated() -> None:
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_families_that_rotate_whole_heads_refuse_a_part(model_type: str) -> None:
     for where in (
         {"partial_rotary_factor": 0.5},
         {"rope_parameters": {"partial_rotary_factor": 0.5}},
     ):
-        assert _read(**where).layers[0].attention.rope == RopeConfig(dim=4)
+        with pytest.raises(ConfigError, match=r"partial_rotary_factor is 0\.5; supported is 1"):
+            _read(model_type=model_type, num_key_value_heads=6, **where)
 
 
 def test_scaling_stretches_the_context() -> None:

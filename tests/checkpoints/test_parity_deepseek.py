@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from polyhead.caches import ModelCache, StoredCache
 from polyhead.checkpoints import load_checkpoint, save_checkpoint
-from polyhead.checkpoints.config_in import read_config
 from polyhead.config import MixtureConfig, TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
+from polyhead.families import read_config
 from polyhead.models import Transformer
 from polyhead.planning import plan
 

@@ -13,8 +13,8 @@ from hf_tiny import GEMMAS, Tiny, greedy, their_greedy
 
 from polyhead.caches import StoredCache
 from polyhead.checkpoints import load_checkpoint
-from polyhead.checkpoints.config_in import read_config
 from polyhead.errors import ConfigError
+from polyhead.families import read_config
 from polyhead.planning import plan
 
 
@@ -96,7 +96,7 @@ def test_windows_follow_from_the_pattern() -> None:
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"sliding_window": None}, "sliding_window is None"),
         ({"layer_types": ["full_attention"]}, "layer_types is"),
-        ({"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern must be"),
+        ({"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters is .* full_attention and"),
         ({"rope_local_base_freq": 1e4}, "key 'rope_local_base_freq' .*not understood"),
         ({"hidden_activation": "snake"}, "hidden_activation is 'snake'"),

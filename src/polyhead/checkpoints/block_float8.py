@@ -10,43 +10,13 @@ does; activations are not quantised here, which the files ask of faster kernels 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyhead.checkpoints.keys import Keys
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.errors import CheckpointError
 
-KEY = "quantization_config"
 _SUFFIX = "_scale_inv"
-_HARMLESS = ("activation_scheme", "modules_to_not_convert")
-
-
-def read_blocks(values: Mapping[str, Any], where: object) -> tuple[int, int] | None:
-    """Rows and columns of a block, as config.json's ``quantization_config`` says; None: no blocks.
-
-    Args:
-        values: The object of config.json.
-        where: The file, for messages.
-
-    Raises:
-        ConfigError: Another quantisation than this one, by the field.
-    """
-    scheme = values.get(KEY)
-    if scheme is None:
-        return None
-    if not isinstance(scheme, Mapping):
-        raise ConfigError(f"{where}: {KEY} must be an object: got {scheme!r}")
-    keys = Keys(scheme, f"{where}: {KEY}")
-    if (method := keys.take("quant_method")) != "fp8":
-        raise keys.refused("quant_method", method, "'fp8'")
-    keys.expect("fmt", "e4m3")
-    size = keys.take("weight_block_size")
-    if not (isinstance(size, list) and len(size) == 2 and all(_is_count(n) for n in size)):
-        raise keys.refused("weight_block_size", size, "[rows, columns], such as [128, 128]")
-    keys.finish(_HARMLESS)
-    return size[0], size[1]
 
 
 def widened(
@@ -88,7 +58,3 @@ def _product(codes: Tensor, scale: Tensor | None, blocks: tuple[int, int], named
     each = scale.float().repeat_interleave(blocks[0], 0)[:rows]
     each = each.repeat_interleave(blocks[1], 1)[:, :columns]
     return (codes.float() * each).bfloat16()
-
-
-def _is_count(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0

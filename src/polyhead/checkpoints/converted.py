@@ -117,6 +117,7 @@ def _write(folder: Path, parts: Parts) -> None:
         "config": parts.config.to_dict(),
         "tokenizer": parts.tokenizer is not None,
         "ignored": list(parts.ignored),
+        "family": parts.family,
         "checksums": {name: _checksum(tensor) for name, tensor in state.items()},
     }
     write_json(folder / _MANIFEST, manifest)
@@ -133,6 +134,7 @@ def _read(entry: Path) -> Parts:
         state,
         Tokenizer.from_directory(entry) if manifest["tokenizer"] else None,
         ignored=tuple(manifest["ignored"]),
+        family=manifest["family"],
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, shortened
 
 _MOST_DIGITS = 1_000
 """Python converts more than 4,300 only where it is told to. Files hold some of 31 digits."""
@@ -66,12 +66,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_int=_whole, object_pairs_hook=_object)
-
-
-def shortened(value: object) -> str:
-    """A value as messages show it: its ``repr``, of at most 60 characters."""
-    text = repr(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

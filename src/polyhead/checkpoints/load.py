@@ -33,6 +33,7 @@ class Checkpoint:
         tokenizer: None where the checkpoint has none; asking for it is then an error.
         origin: in words, where it was found.
         ignored: tensors of the file that the model's outputs do not depend on.
+        family: the ``model_type`` of the family, which saving tries first.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Checkpoint:
         tokenizer: Tokenizer | None,
         origin: str,
         ignored: tuple[str, ...] = (),
+        family: str | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.origin = origin
         self.ignored = ignored
+        self.family = family
         self._tokenizer = tokenizer
 
     @property
@@ -98,7 +101,9 @@ def load_checkpoint(
     else:
         parts = read_directory(resolved.path)
     model = build(parts, resolved.path, dtype)
-    return Checkpoint(parts.config, model, parts.tokenizer, resolved.origin, parts.ignored)
+    return Checkpoint(
+        parts.config, model, parts.tokenizer, resolved.origin, parts.ignored, parts.family
+    )
 
 
 def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Transformer:
@@ -130,7 +135,7 @@ def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Tran
     # Buffers are numbers that decide something (which expert): they stay as precise as they are.
     buffers = {name for name, _ in model.named_buffers()}
     state = {
-        name: tensor if name in buffers else tensor.to(dtype)
+        name: tensor if name in buffers else tensor.to(dtype).contiguous()
         for name, tensor in parts.state.items()
     }
     model.load_state_dict(state, strict=True, assign=True)

@@ -29,6 +29,7 @@ class Parts:
         tokenizer: None where the checkpoint has none.
         ignored: tensors of the file that no output depends on, by their names there.
         file_names: what the file calls each tensor of ``state``, for messages.
+        family: the ``model_type`` of the family that the file is of.
     """
 
     config: TransformerConfig
@@ -36,3 +37,4 @@ class Parts:
     tokenizer: Tokenizer | None
     ignored: tuple[str, ...] = ()
     file_names: Mapping[str, str] | None = None
+    family: str | None = None

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from polyhead.checkpoints.json_file import read_json, shortened
-from polyhead.errors import CheckpointError
+from polyhead.checkpoints.json_file import read_json
+from polyhead.errors import CheckpointError, shortened
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

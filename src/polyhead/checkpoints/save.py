@@ -13,13 +13,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from polyhead.checkpoints import deepseek
-from polyhead.checkpoints.config_out import write_config
-from polyhead.checkpoints.hugging_face import NAMES, own_config
+from polyhead.checkpoints.hugging_face import own_config
 from polyhead.checkpoints.json_file import write_json
 from polyhead.checkpoints.load import Checkpoint
 from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.errors import CheckpointError
+from polyhead.families import find_family, write_config
 
 _CONFIG = "config.json"
 
@@ -56,17 +55,14 @@ def save_checkpoint(
         CheckpointError: the directory cannot be written.
     """
     target = Path(directory)
-    own = form == "polyhead"
-    config = own_config(checkpoint.config) if own else write_config(checkpoint.config)
-    names = NAMES[config["model_type"]]
-    weights = {}
-    for ours, tensor in checkpoint.model.state_dict().items():
-        theirs = ours if own else names.to_theirs(ours)
-        if theirs is None:
-            raise ConfigError(f"tensor {ours!r} has no name in {config['model_type']!r} files")
-        if not own:
-            tensor = deepseek.rows_in_order(ours, tensor, checkpoint.config, to_ours=False)
-        weights[theirs] = tensor.detach().cpu().contiguous()
+    state = checkpoint.model.state_dict()
+    if form == "polyhead":
+        config, weights = own_config(checkpoint.config), dict(state)
+    else:
+        config = write_config(checkpoint.config, checkpoint.family)
+        table = find_family(config["model_type"], target).tensors_of(config)
+        weights = table.to_theirs(state, checkpoint.config)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     config["torch_dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     try:
         made = not target.exists()

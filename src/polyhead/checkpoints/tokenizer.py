@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from polyhead.checkpoints.chat_template import render_chat
 from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.stream import ByteStream, StreamDecoder, TextStream
-from polyhead.errors import CheckpointError, ConfigError, InputError
+from polyhead.errors import CheckpointError, InputError
+from polyhead.families.common.reading import as_ids
 
 if TYPE_CHECKING:
     import tokenizers
@@ -215,16 +216,6 @@ class Tokenizer:
     def _piece(self, token_id: int) -> str:
         found = self.token_bytes(token_id)
         return found.decode("utf-8", errors="backslashreplace") if found else f"[{token_id}]"
-
-
-def as_ids(value: Any) -> tuple[int, ...]:
-    """config.json writes no id, one id or a list of ids under the same key."""
-    entries = value if isinstance(value, list) else [value]
-    if value is None:
-        return ()
-    if any(type(entry) is not int for entry in entries):
-        raise ConfigError(f"eos_token_id must be a whole number or a list of them: got {value!r}")
-    return tuple(entries)
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> frozenset[str]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, overload
 
-from polyhead.checkpoints.json_file import shortened
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, shortened
 
 _T = TypeVar("_T")
 _MISSING: Any = object()
@@ -30,6 +29,8 @@ class Keys:
         where: the file, for messages.
         prefix: put before every key asked for (``"llama."`` in GGUF metadata).
         defaults: what an absent key means in this family.
+        aliases: the family's own spelling of a key (``{"hidden_size": "n_embd"}``); both are read.
+        shown: what messages call a key, where ``values`` were translated from another format.
     """
 
     def __init__(
@@ -39,15 +40,25 @@ class Keys:
         *,
         prefix: str = "",
         defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        shown: Mapping[str, str] | None = None,
     ) -> None:
         self._values = values
         self.where = where
         self._prefix = prefix
         self._defaults = defaults or {}
+        self._aliases = aliases or {}
+        self._shown = shown or {}
         self._taken: set[str] = set()
 
     def has(self, key: str) -> bool:
-        return self._prefix + key in self._values
+        """Whether the file says it, in either spelling."""
+        return self._prefix + key in self._values or self._name(key) in self._values
+
+    def named(self, key: str) -> str:
+        """What messages call a key."""
+        name = self._name(key)
+        return self._shown.get(name, name)
 
     def take(self, key: str, default: Any = _MISSING) -> Any:
         """The value as it is; ``default``, or the family's, where the key is absent.
@@ -55,14 +66,16 @@ class Keys:
         Raises:
             ConfigError: the key is absent and has no default.
         """
-        name = self._prefix + key
-        self._taken.add(name)
+        name = self._name(key)
+        self._taken |= {name, self._prefix + key}
         if name in self._values:
             return self._values[name]
+        if self._prefix + key in self._values:
+            return self._values[self._prefix + key]
         if key in self._defaults:
             return self._defaults[key]
         if default is _MISSING:
-            raise ConfigError(f"{self.where}: key {name!r} is missing")
+            raise ConfigError(f"{self.where}: key {self.named(key)!r} is missing")
         return default
 
     @overload
@@ -124,7 +137,7 @@ class Keys:
     def refused(self, key: str, value: Any, supported: str) -> ConfigError:
         """The error for a value that is understood but not supported."""
         return ConfigError(
-            f"{self.where}: {self._prefix + key} is {shortened(value)}; supported is {supported}"
+            f"{self.where}: {self.named(key)} is {shortened(value)}; supported is {supported}"
         )
 
     def finish(self, harmless: Collection[str] = ()) -> None:
@@ -133,17 +146,21 @@ class Keys:
         Raises:
             ConfigError: a key was never taken and is not known to be harmless.
         """
-        for name in self._values:
-            if (
-                name.startswith(self._prefix)
-                and name not in self._taken
-                and name.removeprefix(self._prefix) not in harmless
-            ):
-                value = shortened(self._values[name])
+        for name in self.untaken():
+            if name.removeprefix(self._prefix) not in harmless:
+                value, shown = self._values[name], self._shown.get(name, name)
                 raise ConfigError(
-                    f"{self.where}: key {shortened(name)} (value {value}) is not understood, "
-                    f"so the model might load and be wrong"
+                    f"{self.where}: key {shortened(shown)} (value {shortened(value)}) is not "
+                    f"understood, so the model might load and be wrong"
                 )
+
+    def untaken(self) -> list[str]:
+        """The keys that were there and that nobody took."""
+        return [
+            name
+            for name in self._values
+            if name.startswith(self._prefix) and name not in self._taken
+        ]
 
     def _typed(self, key: str, default: Any, kind: Any, what: str) -> Any:
         value = self.take(key, default)
@@ -154,7 +171,10 @@ class Keys:
             return value
         raise self._wrong(key, value, what)
 
+    def _name(self, key: str) -> str:
+        return self._prefix + self._aliases.get(key, key)
+
     def _wrong(self, key: str, value: Any, wanted: str) -> ConfigError:
         return ConfigError(
-            f"{self.where}: {self._prefix + key} must be {wanted}: got {shortened(value)}"
+            f"{self.where}: {self.named(key)} must be {wanted}: got {shortened(value)}"
         )

@@ -12,21 +12,11 @@ computes with them). The layers of multi-token prediction that V3's files carry 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
-
-from polyhead.checkpoints.keys import Keys
-from polyhead.checkpoints.rope_in import reach, read_rope
-from polyhead.checkpoints.rope_out import stated_length, write_rope
-from polyhead.checkpoints.shared_keys import (
-    read_activation,
-    read_decoder,
-    write_activation,
-    write_decoder,
-)
 from polyhead.config import (
     FeedForwardConfig,
     LatentAttentionConfig,
@@ -35,8 +25,13 @@ from polyhead.config import (
     NormConfig,
     TransformerConfig,
 )
-from polyhead.errors import ConfigError
-from polyhead.layers.latent_layout import reordered
+from polyhead.families.common.family import Family
+from polyhead.families.common.keys import Keys
+from polyhead.families.common.reading import read_activation, read_decoder
+from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.steps import PerExpert, RotaryPairs, Rows, Step
+from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
+from polyhead.families.common.tensors import Rule, Tensors, under
 
 _DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
@@ -95,15 +90,46 @@ _MIXTURE_KEYS = (
     "routed_scaling_factor",
 )
 # Of training and of how a cluster shares the experts.
-_HARMLESS_KEYS = (
-    "aux_loss_alpha",
-    "ep_size",
-    "router_aux_loss_coef",
-    "seq_aux",
+_HARMLESS = frozenset(("aux_loss_alpha", "ep_size", "router_aux_loss_coef", "seq_aux"))
+_MIXTURE = "layers.{i}.feed_forward."
+EXPERTS = (
+    Rule("layers.{i}.mlp.gate", _MIXTURE + "router"),
+    Rule("layers.{i}.mlp.gate.e_score_correction_bias", _MIXTURE + "choice_bias"),
+    *under(
+        "layers.{i}.mlp.",
+        _MIXTURE,
+        {
+            f"{theirs}{name}": f"{ours}{name}"
+            for theirs, ours in (("experts.{j}.", "experts.{j}."), ("shared_experts.", "shared."))
+            for name in ("gate_proj", "up_proj", "down_proj")
+        },
+    ),
 )
-_ATTENTION = re.compile(r"layers\.(\d+)\.attention\.(\w+)\.(?:weight|bias)")
-_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
-_STACKED = re.compile(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)")
+STACKED_EXPERTS = (
+    Rule(
+        "layers.{i}.mlp.experts.gate_up_proj",
+        (_MIXTURE + "experts.{j}.gate_proj.weight", _MIXTURE + "experts.{j}.up_proj.weight"),
+        PerExpert(),
+        Rows(),
+    ),
+    Rule(
+        "layers.{i}.mlp.experts.down_proj",
+        _MIXTURE + "experts.{j}.down_proj.weight",
+        PerExpert(),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class LatentPairs(RotaryPairs):
+    """``RotaryPairs`` of latent attention: the last features of a query, or of the shared key."""
+
+    last: bool = True
+    shared: bool = False
+
+    def _sizes(self, attention: Any) -> tuple[int, int]:
+        size = attention.latent_dim if self.shared else attention.qk_head_dim
+        return size, attention.qk_rope_head_dim
 
 
 def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfig:
@@ -112,15 +138,10 @@ def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfi
     Args:
         keys: Of config.json.
         scoring: The gate: V2's softmax or V3's sigmoid.
-
-    Raises:
-        ConfigError: A key is missing, not understood or contradicts another, by name.
     """
     keys.expect("scoring_func", scoring)
     keys.expect("moe_layer_freq", 1)
     keys.whole("num_nextn_predict_layers", 0)
-    for key in _HARMLESS_KEYS:
-        keys.take(key, None)
     num_layers = keys.num_layers("num_hidden_layers")
     max_positions = keys.whole("max_position_embeddings")
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"))
@@ -146,95 +167,58 @@ def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfi
     return read_decoder(keys, layers, max_positions=_reach(attention, max_positions), norm=norm)
 
 
-def write(config: TransformerConfig, model_type: str, class_prefix: str) -> dict[str, Any]:
-    """config.json's object, as far as the family can say it.
-
-    Raises:
-        ConfigError: The layers are not DeepSeek's.
-    """
-    attention = config.layers[0].attention
+def write(config: TransformerConfig) -> dict[str, Any]:
+    """What only this family says; nothing where the layers are not DeepSeek's."""
+    attention: Any = config.layers[0].attention
     networks: list[Any] = [layer.feed_forward for layer in config.layers]
     mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
-    first = mixtures[0] if mixtures else len(networks)
-    if not isinstance(attention, LatentAttentionConfig) or attention.rope is None:
-        raise ConfigError(f"attention={attention}")
     values = {
-        **write_decoder(config, class_prefix, model_type),
-        "num_key_value_heads": attention.num_heads,
+        "head_dim": attention.qk_rope_head_dim,
         "q_lora_rank": attention.q_lora_rank,
         "kv_lora_rank": attention.kv_lora_rank,
         "qk_nope_head_dim": attention.qk_nope_head_dim,
         "qk_rope_head_dim": attention.qk_rope_head_dim,
         "v_head_dim": attention.v_head_dim,
-        "attention_bias": attention.bias,
-        "max_position_embeddings": stated_length(attention.rope, config.max_positions),
-        "first_k_dense_replace": first,
-        **write_rope(attention.rope, attention.qk_rope_head_dim),
+        "first_k_dense_replace": mixtures[0] if mixtures else len(networks),
     }
-    dense = networks[0]
-    if isinstance(dense, MixtureConfig):
-        # No layer has the plain network; the mixture's own numbers stand in for the key.
-        dense = dense.shared or dense.expert
-    values["intermediate_size"] = dense.hidden_dim
-    values["hidden_act"] = write_activation(dense.activation)
-    if dense.bias:
-        values["mlp_bias"] = True
-    if mixtures:
-        values |= _write_mixture(networks[first])
-    return values
+    return values | (_write_mixture(networks[mixtures[0]]) if mixtures else {})
 
 
-def experts_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Stacked experts as a tensor per expert (views); everything else as it is.
-
-    ``gate_up_proj`` ``[X, 2F, E]`` holds the rows of the gate, then those that it multiplies.
+def tensors(values: Mapping[str, Any]) -> Tensors:
+    """Rotary rows are interleaved unless the file says otherwise; layers of multi-token prediction
+    follow the model's own.
     """
-    apart: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        found = _STACKED.fullmatch(name)
-        if found is None or tensor.ndim != 3:
-            apart[name] = tensor
-            continue
-        prefix, kind = found.groups()
-        for number, expert in enumerate(tensor):
-            if kind == "down_proj":
-                apart[f"{prefix}{number}.down_proj.weight"] = expert
-            else:
-                gate, up = expert.tensor_split(2)
-                apart[f"{prefix}{number}.gate_proj.weight"] = gate
-                apart[f"{prefix}{number}.up_proj.weight"] = up
-    return apart
-
-
-def of_drafting_layers(names: Iterable[str], values: Mapping[str, Any]) -> set[str]:
-    """The tensors of layers for multi-token prediction, which follow on from the model's own.
-
-    Args:
-        names: Of a file's tensors.
-        values: Of its config.json, read without error.
-    """
-    first = values.get("num_hidden_layers", 0)
-    extra = values.get("num_nextn_predict_layers") or 0
-    layers = {name: _LAYER.match(name) for name in names}
-    return {name for name, at in layers.items() if at and first <= int(at[1]) < first + extra}
-
-
-def rows_in_order(name: str, tensor: Tensor, config: TransformerConfig, *, to_ours: bool) -> Tensor:
-    """A tensor with its rotary rows half-split (``to_ours``) or interleaved, as files have them.
-
-    Args:
-        name: polyhead's name of it.
-        tensor: Of any layer; one without rotary rows stays as it is.
-        config: Of the model.
-        to_ours: Which way.
-    """
-    found = _ATTENTION.fullmatch(name)
-    if found is None or int(found[1]) >= len(config.layers):
-        return tensor
-    attention = config.layers[int(found[1])].attention
-    if not isinstance(attention, LatentAttentionConfig):
-        return tensor
-    return reordered(tensor, found[2], attention, to_ours=to_ours)
+    pairs = values.get("rope_interleave", True)
+    of_queries: tuple[Step, ...] = (LatentPairs(),) if pairs else ()
+    of_keys: tuple[Step, ...] = (LatentPairs(shared=True),) if pairs else ()
+    first, extra = values["num_hidden_layers"], values.get("num_nextn_predict_layers") or 0
+    drafting = "|".join(str(first + i) for i in range(extra))
+    reason = "predicts further tokens, for training and drafting"
+    theirs, ours = "layers.{i}.self_attn.", "layers.{i}.attention."
+    return Tensors(
+        (
+            *AROUND_LAYERS,
+            *NORMS,
+            *NETWORK,
+            Rule(theirs + "q_proj", ours + "q_proj", *of_queries),
+            Rule(theirs + "q_b_proj", ours + "q_b_proj", *of_queries),
+            Rule(theirs + "kv_a_proj_with_mqa", ours + "kv_a_proj_with_mqa", *of_keys),
+            *under(
+                theirs,
+                ours,
+                {
+                    "q_a_proj": "q_a_proj",
+                    "q_a_layernorm": "q_a_norm",
+                    "kv_a_layernorm": "kv_a_norm",
+                    "kv_b_proj": "kv_b_proj",
+                    "o_proj": "o_proj",
+                },
+            ),
+            *EXPERTS,
+            *STACKED_EXPERTS,
+        ),
+        dropped=FREQUENCIES | ({rf"layers\.({drafting})\..+": reason} if extra else {}),
+    )
 
 
 def _read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
@@ -308,3 +292,25 @@ def _write_mixture(mixture: FeedForwardConfig | MixtureConfig) -> dict[str, Any]
 
 def _reach(attention: LatentAttentionConfig, stated: int) -> int:
     return stated if attention.rope is None else reach(attention.rope, stated)
+
+
+FAMILIES = (
+    Family(
+        "deepseek_v2",
+        "DeepseekV2",
+        partial(read, scoring="softmax"),
+        tensors,
+        defaults=V2_DEFAULTS,
+        write=write,
+        harmless=_HARMLESS,
+    ),
+    Family(
+        "deepseek_v3",
+        "DeepseekV3",
+        partial(read, scoring="sigmoid"),
+        tensors,
+        defaults=V3_DEFAULTS,
+        write=write,
+        harmless=_HARMLESS,
+    ),
+)

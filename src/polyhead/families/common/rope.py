@@ -1,4 +1,4 @@
-"""The rotary settings of config.json, in both of their spellings.
+"""The rotary settings of config.json, read in both of their spellings and written in one.
 
 transformers up to 4 writes ``rope_theta`` and ``rope_scaling`` at the top; 5 and later writes all
 of it into ``rope_parameters``. Half-applied rotary settings are the commonest way for a model to
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.checkpoints.keys import Keys
 from polyhead.config import RopeConfig
 from polyhead.errors import ConfigError
+from polyhead.families.common.keys import Keys
 
 # Keys of the file that are fields of RopeConfig, under which name.
 ROPE_FIELDS: Mapping[str, str] = {
@@ -33,7 +33,14 @@ ROPE_FIELDS: Mapping[str, str] = {
 _KNOWS_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
 
 
-def read_rope(keys: Keys, head_dim: int, max_positions: int) -> RopeConfig:
+def read_rope(
+    keys: Keys,
+    head_dim: int,
+    max_positions: int,
+    *,
+    theta: float = 10_000.0,
+    share: float | None = None,
+) -> RopeConfig:
     """The rotary embedding that a config.json means.
 
     Args:
@@ -41,6 +48,9 @@ def read_rope(keys: Keys, head_dim: int, max_positions: int) -> RopeConfig:
             ``partial_rotary_factor`` and ``original_max_position_embeddings`` are taken from it.
         head_dim: features of a head, of which ``partial_rotary_factor`` rotates a part.
         max_positions: max_position_embeddings, the trained length where no other is given.
+        theta: the family's base where the file gives none.
+        share: the family's ``partial_rotary_factor`` where the file gives none; None: the family
+            rotates whole heads and has no such key.
 
     Raises:
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
@@ -50,8 +60,10 @@ def read_rope(keys: Keys, head_dim: int, max_positions: int) -> RopeConfig:
         {key: value for key, value in values.items() if value is not None},
         f"{keys.where}: rope parameters",
     )
-    theta = _once(keys, inner, "rope_theta", 10_000.0)
-    share = _once(keys, inner, "partial_rotary_factor", 1.0)
+    theta = _once(keys, inner, "rope_theta", theta)
+    part = _once(keys, inner, "partial_rotary_factor", 1.0 if share is None else share)
+    if share is None and part != 1.0:
+        raise keys.refused("partial_rotary_factor", part, "1: this family rotates whole heads")
     stated_type = inner.take("rope_type", None)
     legacy_type = inner.take("type", stated_type)
     if stated_type is not None and stated_type != legacy_type:
@@ -76,7 +88,7 @@ def read_rope(keys: Keys, head_dim: int, max_positions: int) -> RopeConfig:
         fields["original_max_positions"] = max_positions
     if rope_type == "yarn" or (rope_type == "longrope" and "attention_factor" not in fields):
         fields.setdefault("factor", max_positions / fields["original_max_positions"])
-    rotated = int(head_dim * share)
+    rotated = int(head_dim * part)
     return RopeConfig(theta, rope_type, dim=None if rotated == head_dim else rotated, **fields)
 
 
@@ -115,7 +127,35 @@ def _either(keys: Keys, new: str, old: str) -> Mapping[str, Any]:
 
 def _once(outer: Keys, inner: Keys, key: str, default: float) -> float:
     """A number that may stand at the top or among the rope parameters."""
-    at_top, inside = outer.number(key, None), inner.number(key, None)
+    at_top = outer.number(key, None) if outer.has(key) else None
+    inside = inner.number(key, None)
     if at_top is not None and inside is not None and at_top != inside:
         raise inner.refused(key, inside, f"the same as at the top of the file, {at_top}")
     return next((value for value in (inside, at_top) if value is not None), default)
+
+
+def write_rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
+    """In the older spelling, which every version of transformers reads."""
+    values: dict[str, Any] = {"rope_theta": rope.theta}
+    if rope.dim is not None:
+        values["partial_rotary_factor"] = rope.dim / head_dim
+    if rope.type != "default":
+        values["rope_scaling"] = {"rope_type": rope.type} | write_scaling(rope)
+    return values
+
+
+def write_scaling(rope: RopeConfig) -> dict[str, Any]:
+    """The numbers of the scaling type."""
+    fields = {theirs: getattr(rope, ours) for theirs, ours in ROPE_FIELDS.items()}
+    if rope.type == "dynamic":  # starts from max_position_embeddings
+        del fields["original_max_position_embeddings"]
+    if rope.truncate:
+        del fields["truncate"]
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def stated_length(rope: RopeConfig, max_positions: int) -> int:
+    """max_position_embeddings: the inverse of ``reach``."""
+    if rope.type in ("linear", "dynamic"):
+        return round(max_positions / (rope.factor or 1.0))
+    return max_positions

@@ -1,0 +1,106 @@
+"""Model families: one file each, the only place that knows a family.
+
+    family = find_family(values["model_type"], "config.json")
+    config = read_config(family, values, "config.json")
+
+A module of this package that has ``FAMILIES`` is found by itself; ``common/`` holds what the files
+are written with.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from polyhead.config import TransformerConfig
+from polyhead.errors import ConfigError
+from polyhead.families.common import config_json
+from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf, Settings, read_settings
+from polyhead.families.common.tensors import Tensors
+from polyhead.families.refused import REFUSED
+
+__all__ = [
+    "REFUSED",
+    "Family",
+    "Gguf",
+    "Settings",
+    "Tensors",
+    "families",
+    "find_family",
+    "find_gguf",
+    "read_config",
+    "read_settings",
+    "write_config",
+]
+
+# Of families that say the same in the same words these are written first.
+_FIRST = ("llama", "bert")
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """All families by ``model_type``."""
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.ispkg:
+            made = importlib.import_module(f"{__name__}.{module.name}")
+            found |= {family.model_type: family for family in getattr(made, "FAMILIES", ())}
+    return {name: found.pop(name) for name in _FIRST} | found
+
+
+def find_family(model_type: object, where: object) -> Family:
+    """The family that a config.json names.
+
+    Raises:
+        ConfigError: It is not supported; the message says why, or what is.
+    """
+    known = families()
+    if isinstance(model_type, str) and model_type in known:
+        return known[model_type]
+    if isinstance(model_type, str) and model_type in REFUSED:
+        raise ConfigError(
+            f"{where}: model_type is {model_type!r}, which is not supported: {REFUSED[model_type]}"
+        )
+    raise ConfigError(f"{where}: model_type is {model_type!r}; supported are {', '.join(known)}")
+
+
+def find_gguf(metadata: Mapping[str, Any], where: object) -> Family:
+    """The family of a GGUF file.
+
+    Raises:
+        ConfigError: Its architecture is not supported.
+    """
+    known = {each.gguf.arch: each for each in [*families().values()][::-1] if each.gguf}
+    arch: object = metadata.get("general.architecture")
+    if not isinstance(arch, str) or arch not in known:
+        raise ConfigError(
+            f"{where}: general.architecture is {arch!r}; supported are {', '.join(sorted(known))}"
+        )
+    return known[arch]
+
+
+def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
+    """The configuration that a config.json means.
+
+    Args:
+        values: The file's object.
+        where: The file, for messages.
+
+    Raises:
+        ConfigError: The family is not supported, a key is missing or not understood, or a value is
+            impossible; always by name.
+    """
+    return config_json.read_config(find_family(values.get("model_type"), where), values, where)
+
+
+def write_config(config: TransformerConfig, prefer: str | None = None) -> dict[str, Any]:
+    """config.json's object for a configuration; ``prefer`` is the ``model_type`` tried first.
+
+    Raises:
+        ConfigError: No family can say it; the message names what is lost.
+    """
+    return config_json.write_config(config, families().values(), prefer)

@@ -1,0 +1,241 @@
+"""GGUF files: their settings as config.json's keys, and their names of tensors.
+
+Both are composed with what a family states for Hugging Face directories: settings become the
+family's own keys, which its own reader reads, and names come from the ``gguf`` package's map from
+Hugging Face's names. A family states what llama.cpp's converter changes beyond that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyhead.errors import ConfigError
+from polyhead.families.common.keys import Keys
+from polyhead.families.common.steps import PerExpert, Plus, Step
+from polyhead.families.common.tensors import Tensors
+
+ROPE_FREQUENCIES = "rope_freqs.weight"
+
+# Settings under the architecture's prefix, as shared keys of config.json.
+_SETTINGS: Mapping[str, str] = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "context_length": "max_position_embeddings",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "logit_scale": "logit_scale",
+}
+# They change no number that the model computes.
+_HARMLESS = frozenset(("rope.scaling.finetuned", "tensor_data_layout", "use_parallel_residual"))
+_YARN_FIELDS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+
+
+def _no_more(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """How GGUF files of a family differ from its Hugging Face directories.
+
+    Attributes:
+        arch: ``general.architecture``.
+        settings: Settings under its prefix beyond the shared ones, as keys of config.json;
+            None: the setting changes nothing.
+        steps: By a rule's name of the Hugging Face tensor, what takes the place of its steps,
+            because the converter has done them or does others.
+        names: By the same, the GGUF name, where the package's map knows none.
+        norms: What the converter adds to the weights of norms.
+        causal: Whether a query sees no key after it.
+        values: From the keys so far, further ones that the format leaves to the reader.
+    """
+
+    arch: str
+    settings: Mapping[str, str | None] = field(default_factory=dict)
+    steps: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    norms: float = 0.0
+    causal: bool = True
+    values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_more
+
+    def table(self, table: Tensors) -> Tensors:
+        """The family's table with GGUF names."""
+        rules = []
+        for rule in (*table.rules, *table.outside):
+            theirs = self.names.get(rule.theirs) or self._name(rule.theirs, table.prefix)
+            if theirs is None:
+                continue
+            steps: Sequence[Step] = self.steps.get(rule.theirs, rule.steps)
+            if "{j}" in rule.theirs:
+                steps = (PerExpert(), *steps)
+            if self.norms and all(name.endswith("norm") for name in rule.ours):
+                steps = (*steps, Plus(-self.norms))
+            rules.append(rule.with_(theirs, *steps))
+        return Tensors(tuple(rules), prefix="", outside=())
+
+    def _name(self, theirs: str, prefix: str) -> str | None:
+        """The package's name, with ``{i}`` for the layer's number."""
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+        arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == self.arch)
+        names = get_tensor_name_map(arch, 1)
+        bare = theirs.replace(".{j}", "").format(i=0)
+        for key in (prefix + bare, bare, "model." + bare):
+            found = names.get_name(key, try_suffixes=(".weight", ".bias"))
+            if found is not None:
+                return str(found).replace("blk.0.", "blk.{i}.")
+        return None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A file's settings as config.json's keys.
+
+    Attributes:
+        values: By config.json's keys.
+        shown: What the file calls them, for messages.
+        hints: Those that follow from the file's tensors or tokenizer, which a family may not have.
+    """
+
+    values: Mapping[str, Any]
+    shown: Mapping[str, str]
+    hints: frozenset[str]
+
+
+def read_settings(
+    gguf: Gguf,
+    metadata: Mapping[str, Any],
+    tensors: Collection[str],
+    where: object,
+    rope_divisors: Callable[[], Sequence[float]],
+) -> Settings:
+    """A file's settings.
+
+    Args:
+        gguf: Of the family.
+        metadata: Of the file's header.
+        tensors: The file's names.
+        where: The file, for messages.
+        rope_divisors: Reads ``rope_freqs.weight``, where it is there.
+
+    Raises:
+        ConfigError: A setting is missing, impossible or not understood, by name.
+    """
+    keys = Keys(metadata, where, prefix=f"{gguf.arch}.")
+    layers = keys.num_layers("block_count")
+    values: dict[str, Any] = {}
+    shown: dict[str, str] = {}
+    for setting, key in {**_SETTINGS, **gguf.settings}.items():
+        if not keys.has(setting):
+            continue
+        value = _single(keys, setting, layers)
+        if key is not None:
+            values[key], shown[key] = value, f"{gguf.arch}.{setting}"
+    keys.expect("attention.causal", gguf.causal)
+    if (experts := keys.whole("expert_count", 0)) or "num_experts" in gguf.settings.values():
+        values["num_experts"], shown["num_experts"] = experts, f"{gguf.arch}.expert_count"
+    elif "num_experts_per_tok" in values:
+        del values["num_experts_per_tok"]
+    for key in ("max_position_embeddings", "hidden_size", "num_attention_heads"):
+        if key not in values:
+            setting = next(name for name, known in _SETTINGS.items() if known == key)
+            raise ConfigError(f"{where}: key {gguf.arch + '.' + setting!r} is missing")
+    head_dim = values.get("head_dim") or values["hidden_size"] // max(
+        1, values["num_attention_heads"]
+    )
+    if "attention.value_length" not in gguf.settings:
+        keys.expect("attention.value_length", head_dim, None)
+    _rotary(keys, gguf, values, shown, head_dim)
+    if ROPE_FREQUENCIES in tensors:
+        _worked_out(values, where, rope_divisors)
+    hints = _hints(metadata, tensors, where)
+    keys.finish(_HARMLESS)
+    whole = {**hints, **values}
+    return Settings({**whole, **gguf.values(whole)}, shown, frozenset(hints))
+
+
+def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object) -> dict[str, Any]:
+    special = Keys(metadata, where, prefix="tokenizer.ggml.")
+    return {
+        "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "bos_token_id": special.whole("bos_token_id", None),
+        "eos_token_id": special.whole("eos_token_id", None),
+        "pad_token_id": special.whole("padding_token_id", None),
+    }
+
+
+def _single(keys: Keys, setting: str, layers: int) -> Any:
+    """A setting that files give once for all layers, or as a list with one entry per layer."""
+    value = keys.take(setting)
+    if not isinstance(value, list) or setting.startswith("rope."):
+        return value
+    if len(value) != layers or any(entry != value[0] for entry in value):
+        raise keys.refused(setting, value, f"one number, or {layers} that are the same")
+    return value[0]
+
+
+def _rotary(
+    keys: Keys, gguf: Gguf, values: dict[str, Any], shown: dict[str, str], head_dim: int
+) -> None:
+    """``rope.dimension_count`` and ``rope.scaling.*``."""
+    if "rope.dimension_count" not in gguf.settings:
+        rotated = keys.whole("rope.dimension_count", head_dim)
+        if not 2 <= rotated <= head_dim or rotated % 2:
+            raise keys.refused("rope.dimension_count", rotated, f"an even number up to {head_dim}")
+        if rotated != head_dim:
+            values["partial_rotary_factor"] = rotated / head_dim
+            shown["partial_rotary_factor"] = f"{gguf.arch}.rope.dimension_count"
+    kind = keys.take("rope.scaling.type", "linear")
+    factor = keys.number("rope.scaling.factor", None) or keys.number("rope.scale_linear", None)
+    if kind not in ("none", "linear", "yarn"):
+        raise keys.refused("rope.scaling.type", kind, "'none', 'linear' or 'yarn'")
+    original = keys.whole("rope.scaling.original_context_length", None)
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        keys.expect("rope.scaling.attn_factor", 1.0)
+        keys.expect("rope.scaling.yarn_ext_factor", 1.0)
+        keys.expect("rope.scaling.yarn_attn_factor", 1.0)
+        for setting, field_ in _YARN_FIELDS.items():
+            scaling[field_] = keys.number(f"rope.scaling.{setting}", None)
+        scaling["original_max_position_embeddings"] = original or values["max_position_embeddings"]
+    if kind != "none" and (factor or 1.0) != 1.0:
+        values["rope_scaling"] = {key: v for key, v in scaling.items() if v is not None}
+        shown["rope_scaling"] = f"{gguf.arch}.rope.scaling"
+
+
+def _worked_out(
+    values: dict[str, Any], where: object, rope_divisors: Callable[[], Sequence[float]]
+) -> None:
+    """Llama 3's scaling arrives worked out: a divisor for the frequency of every rotated pair.
+
+    That is what ``longrope`` computes when its short and long factors are the same.
+    """
+    if (scaling := values.get("rope_scaling")) is not None:
+        raise ConfigError(
+            f"{where}: {ROPE_FREQUENCIES} together with rope scaling {scaling['rope_type']!r} "
+            f"by {scaling['factor']} is not supported"
+        )
+    divisors = [float(each) for each in rope_divisors()]
+    values["rope_scaling"] = {
+        "rope_type": "longrope",
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": values["max_position_embeddings"],
+    }

@@ -1,0 +1,59 @@
+"""Tables of tensor names that several families share."""
+
+from __future__ import annotations
+
+from polyhead.families.common.tensors import Rule, Tensors, under
+
+AROUND_LAYERS = (
+    Rule("embed_tokens", "embedding.tokens"),
+    Rule("norm", "final_norm"),
+)
+
+NORMS = under(
+    "layers.{i}.",
+    "layers.{i}.",
+    {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "feed_forward_norm",
+    },
+)
+
+ATTENTION = under(
+    "layers.{i}.self_attn.",
+    "layers.{i}.attention.",
+    {name: name for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")},
+)
+
+NETWORK = under(
+    "layers.{i}.mlp.",
+    "layers.{i}.feed_forward.",
+    {name: name for name in ("gate_proj", "up_proj", "down_proj")},
+)
+
+FREQUENCIES = {
+    r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "follows from the configuration; "
+    "transformers before 4.32 wrote it"
+}
+
+DECODER = Tensors((*AROUND_LAYERS, *NORMS, *ATTENTION, *NETWORK), dropped=FREQUENCIES)
+"""Llama's names, which most decoders have."""
+
+SANDWICH = Tensors(
+    (
+        *AROUND_LAYERS,
+        *under(
+            "layers.{i}.",
+            "layers.{i}.",
+            {
+                "input_layernorm": "attention_norm",
+                "post_attention_layernorm": "attention_out_norm",
+                "pre_feedforward_layernorm": "feed_forward_norm",
+                "post_feedforward_layernorm": "feed_forward_out_norm",
+            },
+        ),
+        *ATTENTION,
+        *NETWORK,
+    ),
+    dropped=FREQUENCIES,
+)
+"""Norms before and after attention and network."""

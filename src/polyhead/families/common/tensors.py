@@ -1,0 +1,224 @@
+"""A family's tensors: rules from the file's names to polyhead's, which read both ways.
+
+A rule names a *module*, whose leaf (``weight``, ``bias``) stays, or a whole tensor. ``{i}`` stands
+for a layer's number, ``{j}`` for an expert's. A rule with several of polyhead's names cuts a fused
+tensor; ``{j}`` on polyhead's side alone cuts stacked experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from polyhead.config import TransformerConfig
+from polyhead.errors import CheckpointError, ConfigError
+from polyhead.families.common.steps import At, Step, backward, forward
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_LETTER = re.compile(r"\{[ij]\}")
+
+
+class Rule:
+    """One line of a table: ``Rule("h.{i}.attn.c_attn", (Q, K, V), Transposed(), QKVRows())``.
+
+    Args:
+        theirs: The file's name, without the table's prefix.
+        ours: polyhead's name, or the names of the tensors that it becomes.
+        steps: What happens on the way, in the order of reading.
+    """
+
+    def __init__(self, theirs: str, ours: str | Sequence[str], *steps: Step) -> None:
+        self.theirs = theirs
+        self.ours = (ours,) if isinstance(ours, str) else tuple(ours)
+        self.steps = steps
+
+    def with_(self, theirs: str, *steps: Step) -> Rule:
+        """The same under another name of the file, with other steps."""
+        return Rule(theirs, self.ours, *steps)
+
+    def our_names(self, numbers: Mapping[str, str], leaf: str, experts: int) -> list[str]:
+        """The tensors that one of the file becomes, in the order of the steps' results."""
+        if "j" in numbers or not any("{j}" in name for name in self.ours):
+            return [name.format(**numbers) + leaf for name in self.ours]
+        return [name.format(**numbers, j=j) + leaf for j in range(experts) for name in self.ours]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A name that a rule knows: the numbers in it and the leaf that the rule does not name."""
+
+    rule: Rule
+    numbers: Mapping[str, str]
+    leaf: str
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The table of a family.
+
+    Attributes:
+        rules: Under the prefix. Of several rules for one of polyhead's tensors the first is used
+            for saving; all are read, and copies have to agree.
+        prefix: Stands before the file's names, or does not: a bare body is saved without it.
+        outside: Rules that never carry the prefix.
+        leaves: Other spellings of the last part of a name.
+        dropped: Patterns (full match, without the prefix) of tensors that no output depends on, and
+            why.
+    """
+
+    rules: tuple[Rule, ...]
+    prefix: str = "model."
+    outside: tuple[Rule, ...] = (Rule("lm_head", "head"),)
+    leaves: Mapping[str, str] = field(default_factory=dict)
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+    def to_ours(
+        self, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object
+    ) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """polyhead's tensors, and what the file calls each.
+
+        A tensor that the table does not know keeps its own name, and so is found to be one too many
+        when the state is checked.
+
+        Raises:
+            CheckpointError: Two copies of one tensor differ.
+        """
+        state: dict[str, Tensor] = {}
+        names: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            if self.is_dropped(name):
+                continue
+            found = self._find(name.removeprefix(self.prefix), self._by_theirs)
+            if found is None:
+                state[name] = tensor
+                names[name] = name
+                continue
+            for ours, made in _made(self._respelt(found), tensor, config, f"{where}: {name!r}"):
+                if ours in state and not torch.equal(state[ours], made):
+                    raise CheckpointError(
+                        f"{where}: tensors {names[ours]!r} and {name!r} must be the same "
+                        f"({ours}), but they differ"
+                    )
+                if ours not in state:
+                    state[ours], names[ours] = made, name
+        return state, names
+
+    def to_theirs(
+        self, state: Mapping[str, Tensor], config: TransformerConfig
+    ) -> dict[str, Tensor]:
+        """The file's tensors: the inverse of ``to_ours``.
+
+        Raises:
+            ConfigError: The family has no place for a tensor.
+        """
+        written: dict[str, Tensor] = {}
+        done: set[str] = set()
+        for name in state:
+            if name in done:
+                continue
+            found = self._find(name, self._by_ours)
+            if found is None:
+                raise ConfigError(f"tensor {name!r} has no name in files of this family")
+            rule = found.rule
+            numbers = found.numbers
+            if "{j}" not in rule.theirs:
+                numbers = {letter: n for letter, n in numbers.items() if letter != "j"}
+            at = At(config, name)
+            names = rule.our_names(numbers, found.leaf, at.experts)
+            missing = [each for each in names if each not in state]
+            if missing:
+                raise ConfigError(f"tensor {missing[0]!r} is missing beside {name!r}")
+            prefix = "" if rule in self.outside else self.prefix
+            theirs = prefix + rule.theirs.format(**numbers) + found.leaf
+            written[theirs] = backward(rule.steps, [state[each] for each in names], at)
+            done.update(names)
+        return written
+
+    def is_dropped(self, name: str) -> bool:
+        """Whether no output depends on it."""
+        bare = name.removeprefix(self.prefix)
+        return any(pattern.fullmatch(bare) for pattern in self._dropped)
+
+    def extended(self, *rules: Rule) -> Tensors:
+        """With further rules, which come before those that are there."""
+        return replace(self, rules=(*rules, *self.rules))
+
+    def _respelt(self, found: Found) -> Found:
+        """With polyhead's spelling of the leaf."""
+        leaf = self.leaves.get(found.leaf.removeprefix("."))
+        return found if leaf is None else replace(found, leaf="." + leaf)
+
+    def _find(self, name: str, table: Mapping[str, list[_Pattern]]) -> Found | None:
+        stem, dot, leaf = name.rpartition(".")
+        for text, rest in ((name, ""), (stem, dot + leaf)):
+            for pattern in table.get(_NUMBER.sub("#", text), ()):
+                numbers = pattern.numbers(text)
+                if numbers is not None:
+                    return Found(pattern.rule, numbers, rest)
+        return None
+
+    @cached_property
+    def _by_theirs(self) -> dict[str, list[_Pattern]]:
+        return _table((rule.theirs, rule) for rule in (*self.rules, *self.outside))
+
+    @cached_property
+    def _by_ours(self) -> dict[str, list[_Pattern]]:
+        rules = (*self.rules, *self.outside)
+        return _table((name, rule) for rule in rules for name in rule.ours)
+
+    @cached_property
+    def _dropped(self) -> list[re.Pattern[str]]:
+        return [re.compile(pattern) for pattern in self.dropped]
+
+
+def _made(
+    found: Found, tensor: Tensor, config: TransformerConfig, named: str
+) -> Iterable[tuple[str, Tensor]]:
+    """polyhead's tensors of one of the file's."""
+    rule = found.rule
+    at = At(config, rule.ours[0].format(**{"j": "0", **found.numbers}) + found.leaf)
+    names = rule.our_names(found.numbers, found.leaf, at.experts)
+    try:
+        tensors = forward(rule.steps, tensor, at)
+    except (RuntimeError, IndexError, ValueError) as error:
+        raise CheckpointError(
+            f"{named} of shape {list(tensor.shape)} does not fit the configuration: {error}"
+        ) from error
+    if len(tensors) != len(names):
+        raise CheckpointError(
+            f"{named} of shape {list(tensor.shape)} holds {len(tensors)} parts where the "
+            f"configuration has {len(names)}"
+        )
+    return zip(names, tensors, strict=True)
+
+
+class _Pattern:
+    """A name with ``{i}`` and ``{j}`` in it, matched against names with numbers."""
+
+    def __init__(self, text: str, rule: Rule) -> None:
+        self.rule = rule
+        escaped = re.escape(text).replace(r"\{", "{").replace(r"\}", "}")
+        self._regex = re.compile(_LETTER.sub(lambda m: f"(?P<{m[0][1]}>\\d+)", escaped))
+
+    def numbers(self, name: str) -> dict[str, str] | None:
+        found = self._regex.fullmatch(name)
+        return None if found is None else found.groupdict()
+
+
+def _table(rules: Iterable[tuple[str, Rule]]) -> dict[str, list[_Pattern]]:
+    """By the name with every number as ``#``, so that few patterns are tried."""
+    table: dict[str, list[_Pattern]] = {}
+    for text, rule in rules:
+        key = _NUMBER.sub("#", _LETTER.sub("0", text))
+        table.setdefault(key, []).append(_Pattern(text, rule))
+    return table
+
+
+def under(theirs: str, ours: str, modules: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Rules of plain renamings with a common beginning on either side."""
+    return tuple(Rule(theirs + left, ours + right) for left, right in modules.items())

@@ -1,0 +1,33 @@
+"""Families that are refused as a whole, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_LINEAR = "some of its layers are linear attention with a recurrent state, not softmax attention"
+_STATE_SPACE = "its layers are state-space models, not attention"
+
+REFUSED: Mapping[str, str] = {
+    "qwen3_next": _LINEAR,
+    "qwen3_5_text": _LINEAR,
+    "kimi_linear": _LINEAR,
+    "minimax": _LINEAR,
+    "recurrent_gemma": "some of its layers are linear recurrences, not attention",
+    "jamba": "most of its layers are state-space models, not attention",
+    "bamba": "most of its layers are state-space models, not attention",
+    "mamba": _STATE_SPACE,
+    "mamba2": _STATE_SPACE,
+    "falcon_mamba": _STATE_SPACE,
+    "rwkv": "its layers are linear recurrences, not attention",
+    "deberta": "its scores depend on the content of relative positions (disentangled attention)",
+    "deberta-v2": "its scores depend on the content of relative positions (disentangled attention)",
+    "longformer": "its global tokens have projections of their own beside the window",
+    "led": "its global tokens have projections of their own beside the window",
+    "big_bird": "it attends to blocks drawn at random",
+    "bigbird_pegasus": "it attends to blocks drawn at random",
+    "reformer": "it attends within buckets of a hash",
+    "xlnet": "it attends in two streams over permuted tokens",
+    "transfo-xl": "its scores depend on the content of relative positions",
+    "gemma3n_text": "its layers exchange several residual streams and share keys between layers",
+    "fnet": "it mixes tokens by a Fourier transform, not attention",
+}
