@@ -12,7 +12,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from polyhead.checkpoints.json_file import shortened
 from polyhead.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
