@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from polyhead.errors import CheckpointError, InputError
+from polyhead.errors import CheckpointError, InputError, shortened
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -13,7 +13,7 @@ from typing import Any
 
 from polyhead.errors import ConfigError
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.steps import PerExpert, Plus, Step
+from polyhead.families.common.steps import Each, PerExpert, Plus, Step
 from polyhead.families.common.tensors import Tensors
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
@@ -65,7 +65,7 @@ class Gguf:
 
     arch: str
     settings: Mapping[str, str | None] = field(default_factory=dict)
-    steps: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+    steps: Mapping[str, tuple[Step | Each, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     norms: float = 0.0
     causal: bool = True
@@ -78,7 +78,7 @@ class Gguf:
             theirs = self.names.get(rule.theirs) or self._name(rule.theirs, table.prefix)
             if theirs is None:
                 continue
-            steps: Sequence[Step] = self.steps.get(rule.theirs, rule.steps)
+            steps: Sequence[Step | Each] = self.steps.get(rule.theirs, rule.steps)
             if "{j}" in rule.theirs:
                 steps = (PerExpert(), *steps)
             if self.norms and all(name.endswith("norm") for name in rule.ours):

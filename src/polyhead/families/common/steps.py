@@ -273,18 +273,44 @@ class PerExpert(Pieces):
         return torch.stack(tuple(tensors))
 
 
-def forward(steps: Sequence[Step], tensor: Tensor, at: At) -> list[Tensor]:
+@dataclass(frozen=True)
+class Each:
+    """Further steps for each of the pieces of the step before: queries and keys, but not values."""
+
+    steps: Sequence[Sequence[Step]]
+
+    def __init__(self, *steps: Sequence[Step]) -> None:
+        object.__setattr__(self, "steps", steps)
+
+    def all_to_ours(self, tensors: Sequence[Tensor], at: At) -> list[Tensor]:
+        return [
+            forward(steps, tensor, at)[0] for steps, tensor in zip(self.steps, tensors, strict=True)
+        ]
+
+    def all_to_theirs(self, tensors: Sequence[Tensor], at: At) -> list[Tensor]:
+        return [
+            backward(steps, [tensor], at) for steps, tensor in zip(self.steps, tensors, strict=True)
+        ]
+
+
+def forward(steps: Sequence[Step | Each], tensor: Tensor, at: At) -> list[Tensor]:
     """One tensor of the file through all steps."""
     tensors = [tensor]
     for step in steps:
-        tensors = [made for each in tensors for made in step.to_ours(each, at)]
+        if isinstance(step, Each):
+            tensors = step.all_to_ours(tensors, at)
+        else:
+            tensors = [made for each in tensors for made in step.to_ours(each, at)]
     return tensors
 
 
-def backward(steps: Sequence[Step], tensors: Sequence[Tensor], at: At) -> Tensor:
+def backward(steps: Sequence[Step | Each], tensors: Sequence[Tensor], at: At) -> Tensor:
     """The inverse of ``forward``."""
     parts = list(tensors)
     for step in reversed(steps):
+        if isinstance(step, Each):
+            parts = step.all_to_theirs(parts, at)
+            continue
         size = step.count(at)
         parts = [
             step.to_theirs(parts[start : start + size], at) for start in range(0, len(parts), size)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
-from polyhead.families.common.steps import At, Step, backward, forward
+from polyhead.families.common.steps import At, Each, Step, backward, forward
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _LETTER = re.compile(r"\{[ij]\}")
@@ -32,12 +32,12 @@ class Rule:
         steps: What happens on the way, in the order of reading.
     """
 
-    def __init__(self, theirs: str, ours: str | Sequence[str], *steps: Step) -> None:
+    def __init__(self, theirs: str, ours: str | Sequence[str], *steps: Step | Each) -> None:
         self.theirs = theirs
         self.ours = (ours,) if isinstance(ours, str) else tuple(ours)
         self.steps = steps
 
-    def with_(self, theirs: str, *steps: Step) -> Rule:
+    def with_(self, theirs: str, *steps: Step | Each) -> Rule:
         """The same under another name of the file, with other steps."""
         return Rule(theirs, self.ours, *steps)
 
