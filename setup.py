@@ -1,23 +1,29 @@
 """Builds the native kernels; everything else about the package is in pyproject.toml.
 
 Each instruction set is a source file of its own, compiled for that processor and chosen at run
-time. Without a C++ compiler, or where compiling fails, the package installs all the same and works
-through its other kernels; ``polyhead doctor`` then says what is missing.
+time. Without a C++ compiler, or where compiling fails, the package installs all the same, as a
+wheel for every machine, and works through its other kernels; ``native/not_compiled.txt`` keeps the
+reason, which ``polyhead doctor`` shows. With POLYHEAD_REQUIRE_NATIVE=1 the build fails instead.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CompileError, LinkError
 
+NAME = "polyhead.native._native"
+NEEDED = "it takes g++ 12 or newer, or clang 14 or newer (CXX names another compiler)"
 FLAGS = [
-    "-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=fast",
+    "-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=fast",
     "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-Wno-psabi",
 ]  # fmt: skip
 PROCESSORS = {"portable": []}
@@ -28,13 +34,45 @@ if platform.machine() in ("x86_64", "AMD64"):
         "avx512_bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"],
     }
     PROCESSORS["avx512_amx"] = PROCESSORS["avx512_bf16"]  # tiles are written in assembly
+LIBRARIES = ["-lgomp"]
+# What compilers lack that are too old, and the library of threads.
+PROBE = """
+#include <cstdint>
+typedef float Vec __attribute__((vector_size(16)));
+typedef uint8_t Bytes __attribute__((vector_size(4)));
+extern "C" int omp_get_num_threads(void);
+Vec probe(Vec a, Vec b, Bytes c) {
+    a = a > b ? a : b + __builtin_convertvector(c, Vec);
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5) * (float)omp_get_num_threads();
+}
+"""
 SOURCES = ["csrc/module.cpp", *(f"csrc/{name}.cpp" for name in PROCESSORS)]
 
 
 class BuildForEachProcessor(build_ext):
     """Adds the flags of an instruction set to its own file, and compiles files side by side."""
 
+    why_not = ""
+
+    def run(self) -> None:
+        super().run()
+        reason = Path(self.get_ext_fullpath(NAME)).with_name("not_compiled.txt")
+        reason.unlink(missing_ok=True)
+        if self.why_not:
+            reason.parent.mkdir(parents=True, exist_ok=True)
+            reason.write_text(self.why_not + "\n", encoding="utf-8")
+
     def build_extension(self, extension: Extension) -> None:
+        try:
+            try_compiler(self.compiler.compiler_so_cxx)
+            self.compile_side_by_side(extension)
+        except (BaseError, CompileError, LinkError, OSError) as error:
+            self.why_not = str(error)
+            if os.environ.get("POLYHEAD_REQUIRE_NATIVE", "0") not in ("", "0"):
+                raise SystemExit(f"POLYHEAD_REQUIRE_NATIVE: {error}") from error
+            raise CompileError(self.why_not) from error
+
+    def compile_side_by_side(self, extension: Extension) -> None:
         compile_one, link = self.compiler._compile, self.compiler.link_shared_object
         started: list[Future] = []
 
@@ -54,8 +92,42 @@ class BuildForEachProcessor(build_ext):
             super().build_extension(extension)
 
 
+def try_compiler(command: list[str]) -> None:
+    """Compiles and links a few lines for every processor, or says what is wrong in a sentence."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cpp")
+        source.write_text(PROBE, encoding="utf-8")
+        target = ["-shared", "-o", str(source.with_suffix(".so")), str(source), *LIBRARIES]
+        for name, own in PROCESSORS.items():
+            try:
+                call = [*command, *FLAGS, *own, *target]
+                done = subprocess.run(call, capture_output=True, text=True, errors="replace")
+            except OSError as error:
+                raise CompileError(f"there is no C++ compiler {command[0]!r}; {NEEDED}") from error
+            if done.returncode:
+                lines = [line for line in done.stderr.splitlines() if "error" in line]
+                first = (lines or ["no message"])[0].replace(f"{folder}/", "")
+                raise CompileError(
+                    f"{version_of(command[0])} cannot compile the native code ({name}: {first}); "
+                    f"{NEEDED}"
+                )
+
+
+def version_of(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, errors="replace")
+    return (done.stdout.splitlines() or [compiler])[0]
+
+
 class StableWheel(bdist_wheel):
-    """One wheel for this and every later CPython: the module keeps to the stable interface."""
+    """One wheel for this and every later CPython: the module keeps to the stable interface.
+
+    Without the module it is a wheel for every machine.
+    """
+
+    def run_command(self, command: str) -> None:
+        super().run_command(command)
+        if command == "build" and self.get_finalized_command("build_ext").why_not:
+            self.root_is_pure, self.distribution.ext_modules = True, []
 
     def get_tag(self) -> tuple[str, str, str]:
         python, abi, system = super().get_tag()
@@ -65,11 +137,11 @@ class StableWheel(bdist_wheel):
 setup(
     ext_modules=[
         Extension(
-            "polyhead.native._native",
+            NAME,
             SOURCES,
             depends=[str(path) for path in Path("csrc").glob("*.h")],
             extra_compile_args=FLAGS,
-            extra_link_args=["-fopenmp"],
+            extra_link_args=LIBRARIES,
             py_limited_api=True,
             optional=True,
         )

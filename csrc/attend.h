@@ -76,8 +76,7 @@ template <class T> void attend_of(const Attention& c, int threads) {
     if (!p.split) {
         int64_t next = 0;
         const int team = p.blocks < threads ? (int)p.blocks : threads;
-#pragma omp parallel num_threads(team)
-        {
+        in_team(team, [&](int, int) {
             char* memory = (char*)__builtin_malloc(own);
             for (;;) {
                 const int64_t block = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
@@ -89,7 +88,7 @@ template <class T> void attend_of(const Attention& c, int threads) {
                 finish<T>(c, rows, state, p.width);
             }
             __builtin_free(memory);
-        }
+        });
         return;
     }
     // Thread i has keys [i, i + 1) · total / threads of the range of all blocks after each other.
@@ -104,8 +103,7 @@ template <class T> void attend_of(const Attention& c, int threads) {
         return state_of(arena, p);
     };
     auto begin_of = [&](int share) { return total * share / threads / kFewKeys * kFewKeys; };
-#pragma omp parallel num_threads(threads)
-    {
+    in_team(threads, [&](int, int) {
         char* memory = (char*)__builtin_malloc(own);
         // A team may come out smaller than asked for: threads then take several shares.
         for (;;) {
@@ -123,7 +121,7 @@ template <class T> void attend_of(const Attention& c, int threads) {
             }
         }
         __builtin_free(memory);
-    }
+    });
     for (int64_t block = 0; block < p.blocks; ++block) {
         int first = 0;
         while (first + 1 < threads && begin_of(first + 1) <= block * c.keys) ++first;

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <type_traits>
 #include <utility>
-#include <omp.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 #include "native.h"
+#include "team.h"
 
 namespace polyhead {
 namespace PH_NAMESPACE {
@@ -22,52 +22,44 @@ namespace PH_NAMESPACE {
 #include "statistics.h"
 
 void product(const Product& p, int threads) {
-#pragma omp parallel num_threads(threads)
-    {
-        const int thread = omp_get_thread_num(), team = omp_get_num_threads();
+    in_team(threads, [&](int thread, int team) {
         if (p.dtype == kFloat32) product_of<float>(p, thread, team);
         else if (p.dtype == kBFloat16) product_of<BFloat16>(p, thread, team);
         else product_of<Half>(p, thread, team);
-    }
+    });
 }
 
 void feed_forward(const FeedForward& f, int threads) {
-#pragma omp parallel num_threads(threads)
-    {
-        const int thread = omp_get_thread_num(), team = omp_get_num_threads();
+    in_team(threads, [&](int thread, int team) {
         if (f.dtype == kFloat32) hidden_of<float>(f, thread, team);
         else if (f.dtype == kBFloat16) hidden_of<BFloat16>(f, thread, team);
         else hidden_of<Half>(f, thread, team);
-#pragma omp barrier
+        wait_for_team();
         if (f.dtype == kFloat32) output_of<float>(f, thread, team);
         else if (f.dtype == kBFloat16) output_of<BFloat16>(f, thread, team);
         else output_of<Half>(f, thread, team);
-    }
+    });
 }
 
 void norm(const Norm& p, int threads) {
     if (p.rows * p.dim < 1 << 16) threads = 1;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
+    in_team(threads, [&](int64_t thread, int64_t team) {
         const int64_t first = p.rows * thread / team, last = p.rows * (thread + 1) / team;
         if (p.dtype == kFloat32) norm_rows<float>(p, first, last);
         else if (p.dtype == kBFloat16) norm_rows<BFloat16>(p, first, last);
         else norm_rows<Half>(p, first, last);
-    }
+    });
 }
 
 void rotate(const Rotation& r, int threads) {
     const int64_t rows = r.batch * r.tokens;
     if (rows * r.heads * r.dim < 1 << 16) threads = 1;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
+    in_team(threads, [&](int64_t thread, int64_t team) {
         const int64_t first = rows * thread / team, last = rows * (thread + 1) / team;
         if (r.dtype == kFloat32) rotate_rows<float>(r, first, last);
         else if (r.dtype == kBFloat16) rotate_rows<BFloat16>(r, first, last);
         else rotate_rows<Half>(r, first, last);
-    }
+    });
 }
 
 void attend(const Attention& c, int threads) {

@@ -365,8 +365,7 @@ template <class T> void gradients_for(const Gradients& g, int threads) {
     char* const shared = (char*)__builtin_malloc(room_for_sums(c, p) * 4 + 64);
     float* const room = (float*)up_to((int64_t)shared, 64);
     int64_t next = 0;
-#pragma omp parallel num_threads(threads)
-    {
+    in_team(threads, [&](int64_t thread, int64_t team) {
         char* memory = (char*)__builtin_malloc(gradient_bytes(c, p));
         for (;;) {
             const int64_t number = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
@@ -374,9 +373,9 @@ template <class T> void gradients_for(const Gradients& g, int threads) {
             gradients_of_turns<T>(g, p, number, room, memory);
         }
         __builtin_free(memory);
-#pragma omp barrier
-#pragma omp for
-        for (int64_t row = 0; row < c.batch * c.heads * c.queries; ++row) {
+        wait_for_team();
+        const int64_t rows = c.batch * c.heads * c.queries;
+        for (int64_t row = rows * thread / team; row < rows * (thread + 1) / team; ++row) {
             const int64_t head = row / (group * c.queries), inside = row % (group * c.queries);
             float* sum = sums_of(g, p, head * p.splits, room).grad_q + inside * p.key_width;
             for (int64_t n = 1; n < p.splits; ++n) {
@@ -387,7 +386,7 @@ template <class T> void gradients_for(const Gradients& g, int threads) {
             T* to = (T*)g.grad_q + row * c.key_dim;
             store_row(sum, c.key_dim, to);
         }
-    }
+    });
     for (int64_t task = 0; p.bias.part && task < tasks; ++task)
         add_to(bias_of_group(g, task / p.splits), sums_of(g, p, task, room).bias.to, p.bias.part);
     __builtin_free(shared);

@@ -79,14 +79,16 @@ inline void tile_row(const Tile& t, float* weights, float* received, int64_t at)
 inline void tile_sums(const Tile& t, int threads) {
     const int64_t runs = (t.rows + kTileRun - 1) / kTileRun;
     if (t.batch * t.rows * t.columns < 1 << 15) threads = 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t item = 0; item < t.batch * runs; ++item) {
-        const int64_t b = item / runs, start = item % runs * kTileRun;
-        const int64_t end = start + kTileRun < t.rows ? start + kTileRun : t.rows;
-        float* received = t.received ? t.room + item * t.columns : nullptr;
-        for (int64_t i = start; i < end; ++i)
-            tile_row(t, t.weights + (b * t.rows + i) * t.columns, received, b * t.row_batch + i);
-    }
+    in_team(threads, [&](int64_t thread, int64_t team) {
+        const int64_t items = t.batch * runs;
+        for (int64_t item = items * thread / team; item < items * (thread + 1) / team; ++item) {
+            const int64_t b = item / runs, start = item % runs * kTileRun;
+            const int64_t end = start + kTileRun < t.rows ? start + kTileRun : t.rows;
+            float* received = t.received ? t.room + item * t.columns : nullptr;
+            for (int64_t i = start; i < end; ++i)
+                tile_row(t, t.weights + (b * t.rows + i) * t.columns, received, b * t.row_batch + i);
+        }
+    });
     if (!t.received) return;
     for (int64_t item = 0; item < t.batch * runs; ++item) {
         float* received = t.received + item / runs * t.received_batch;

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -111,12 +112,20 @@ def using(chosen: Code) -> Iterator[None]:
         _forced.pop()
 
 
+def _why_not_compiled() -> str:
+    """What ``setup.py`` wrote down where it could not compile."""
+    try:
+        return Path(__file__).with_name("not_compiled.txt").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "install g++ 12 or newer, or clang 14 or newer"
+
+
 def unavailable() -> str | None:
     """Why there is no native code here and what would bring it, or None."""
     if code() is not None:
         return None
     if _module() is None:
-        return "not compiled; install a C++ compiler (apt install g++), then install polyhead again"
+        return f"not compiled: {_why_not_compiled()}, then install polyhead again"
     return "no code compiled for this processor gave right results"
 
 

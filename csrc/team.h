@@ -1,0 +1,24 @@
+// A team of threads that run the same code, asked of the OpenMP runtime by its own functions and not by
+// pragmas: that runtime is torch's (libgomp), while pragmas compiled by clang would start one of clang's
+// beside it. libomp has the same functions.
+#pragma once
+
+extern "C" {
+void GOMP_parallel(void (*run)(void*), void* data, unsigned threads, unsigned flags);
+void GOMP_barrier(void);
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+}
+
+namespace polyhead {
+
+// Calls body(thread, team) in each thread of a team of at most `threads`.
+template <class Body> inline void in_team(int threads, const Body& body) {
+    auto run = [](void* data) { (*(const Body*)data)(omp_get_thread_num(), omp_get_num_threads()); };
+    GOMP_parallel(run, (void*)&body, (unsigned)threads, 0);
+}
+
+// Returns when every thread of the team has called it.
+inline void wait_for_team() { GOMP_barrier(); }
+
+}  // namespace polyhead
