@@ -1,0 +1,20 @@
+from harness import TIED, Case, ropes
+
+CASES = (
+    Case(
+        "llama",
+        axes=(
+            TIED,
+            ({}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"head_dim": 12}),
+            ({}, {"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu_new"}),
+            ropes(8),
+        ),
+    ),
+    Case(
+        "mistral",
+        axes=(
+            TIED,
+            ({"sliding_window": 7}, {"sliding_window": None}, {"head_dim": 12}),
+        ),
+    ),
+)

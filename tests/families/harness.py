@@ -1,0 +1,292 @@
+"""One harness for every family: a tiny random transformers model through the real loader.
+
+A family's entry in ``cases/`` is its tiny config and the options that change its arithmetic.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cases
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from polyhead.families import families
+from polyhead.semantics import KeyLengths
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+CHUNKS = (5, 1, 1, 9)
+STRETCHED = ("dynamic", "longrope")
+"""Rotary types whose frequencies depend on how long the sequence is so far."""
+Axis = Sequence[Mapping[str, Any]]
+
+
+def rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **options}}
+
+
+def ropes(head_dim: int) -> Axis:
+    """An axis with every rotary type, for heads that rotate all of so many features."""
+    short = [1.0 + i / 10 for i in range(head_dim // 2)]
+    return (
+        {},
+        rope("linear", factor=4.0),
+        rope("dynamic", factor=4.0),
+        rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+        rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        rope(
+            "longrope",
+            short_factor=short,
+            long_factor=[2 * each for each in short],
+            original_max_position_embeddings=16,
+            factor=4.0,
+        ),
+    )
+
+
+TIED: Axis = ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family's entry.
+
+    Attributes:
+        model_type: Of the family.
+        sizes: The tiny config: what is added to ``SIZES``; None takes a key out.
+        axes: Each a list of options of which one is drawn; the first is the plain one.
+        auto: The class of transformers that builds the model.
+        tokens: So many in a sequence; more than the windows and than the original rotary length.
+        arguments: What both models are called with beside ids: for further inputs.
+        spread: Standard deviation of the matrices.
+        gguf: Settings and changes of a GGUF file, ``gguf_files.GgufCase``; None: none is read.
+    """
+
+    model_type: str
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    axes: Sequence[Axis] = ()
+    auto: str = "AutoModelForCausalLM"
+    tokens: int = 24
+    spread: float = 0.15
+    gguf: Any = None
+
+    def config(self, *options: Mapping[str, Any]) -> Any:
+        """transformers' config with some options."""
+        values = {**SIZES, **self.sizes}
+        for each in options:
+            values |= each
+        said = {key for each in options for key in each}
+        known = {key: value for key, value in values.items() if value is not None or key in said}
+        made = transformers.AutoConfig.for_model(self.model_type, **known)
+        made._attn_implementation = "eager"
+        return made
+
+    def build(self, *options: Mapping[str, Any]) -> Any:
+        """transformers' model with random weights, biases and norms."""
+        torch.manual_seed(len(json.dumps(options)))
+        kind = getattr(transformers, self.auto)
+        model = kind.from_config(self.config(*options), attn_implementation="eager").eval()
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("e_score_correction_bias"):
+                torch.nn.init.normal_(tensor, std=0.3)
+            elif isinstance(tensor, torch.nn.Parameter):
+                # Biases start at 0 and norms at 1, where nothing would notice their loss.
+                norm = tensor.ndim == 1 and name.endswith("weight")
+                std = 0.4 if tensor.ndim < 2 else self.spread
+                torch.nn.init.normal_(tensor, mean=float(norm), std=std)
+        return model
+
+    def ids(self, batch: int = 2) -> Tensor:
+        generator = torch.Generator().manual_seed(7)
+        vocab = {**SIZES, **self.sizes}["vocab_size"]
+        return torch.randint(3, vocab, (batch, self.tokens), generator=generator)
+
+
+def all_cases() -> dict[str, Case]:
+    """Every family's entry, by ``model_type``."""
+    found: list[Case] = []
+    for module in pkgutil.iter_modules(cases.__path__):
+        found += importlib.import_module(f"cases.{module.name}").CASES
+    return {case.model_type: case for case in found}
+
+
+def check(case: Case, folder: Path, *options: Mapping[str, Any]) -> None:
+    """Everything that holds of a model that was loaded."""
+    theirs = case.build(*options)
+    theirs.save_pretrained(folder / "theirs")
+    ours = load_checkpoint(folder / "theirs")
+    assert ours.family == case.model_type
+    KINDS[ours.config.kind](case, theirs, ours)
+    _same_number_of_parameters(theirs, ours)
+    _same_gradients(case, theirs, ours, folder)
+    _saved_back(case, theirs, ours, folder)
+
+
+def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
+    ids = case.ids()
+    with torch.no_grad():
+        made = theirs(ids)
+        wanted = made.logits if ours.config.head else made.last_hidden_state
+        _close(ours.model(ids), wanted)
+        chunks = ids.split([*CHUNKS, case.tokens - sum(CHUNKS)], dim=1)
+        if any(
+            getattr(layer.attention.rope, "type", "") in STRETCHED for layer in ours.config.layers
+        ):
+            # What a cache holds was rotated before the switch, in both libraries.
+            wanted = _through_their_cache(theirs, chunks)
+        cache = ours.model.new_cache()
+        steps = [ours.model(chunk, cache=cache) for chunk in chunks]
+        _close(torch.cat(steps, dim=1), wanted)
+
+
+def _through_their_cache(theirs: Any, chunks: Sequence[Tensor]) -> Tensor:
+    past, steps = None, []
+    for chunk in chunks:
+        made = theirs(chunk, past_key_values=past, use_cache=True)
+        past = made.past_key_values
+        steps.append(made.logits)
+    return torch.cat(steps, dim=1)
+
+
+def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
+    ids = case.ids(batch=3)
+    lengths = torch.tensor([case.tokens, case.tokens // 2, 1])
+    keep = torch.arange(case.tokens) < lengths[:, None]
+    ids = ids.masked_fill(~keep, theirs.config.pad_token_id or 0)
+    segments: dict[str, Tensor] = {}
+    their_segments: dict[str, Tensor] = {}
+    if ours.config.embedding.num_segments > 1:
+        segments["segments"] = (torch.arange(case.tokens) > 4).long().expand_as(ids)
+        their_segments["token_type_ids"] = segments["segments"]
+    with torch.no_grad():
+        made = theirs(ids, attention_mask=keep.long(), **their_segments)
+        wanted = made.logits if hasattr(made, "logits") else made.last_hidden_state
+        got = ours.model(ids, mask=KeyLengths(lengths), **segments)
+    if got.ndim == 3 and got.shape[1] == case.tokens:
+        got, wanted = got[keep], wanted[keep]
+    _close(got, wanted)
+
+
+def _encoder_decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
+    source, ids = case.ids()[:, : case.tokens // 2], case.ids()
+    lengths = torch.tensor([source.shape[1], 3])
+    keep = torch.arange(source.shape[1]) < lengths[:, None]
+    with torch.no_grad():
+        wanted = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=ids).logits
+        mask = KeyLengths(lengths)
+        _close(ours.model(ids, encoder_ids=source, encoder_mask=mask), wanted)
+        cache = ours.model.new_cache()
+        steps, context = [], {"encoder_ids": source, "encoder_mask": mask}
+        for chunk in ids.split([*CHUNKS, case.tokens - sum(CHUNKS)], dim=1):
+            steps.append(ours.model(chunk, cache=cache, **context))
+            context = {}
+        _close(torch.cat(steps, dim=1), wanted)
+
+
+KINDS: Mapping[str, Callable[[Case, Any, Checkpoint], None]] = {
+    "decoder": _decoder,
+    "encoder": _encoder,
+    "encoder-decoder": _encoder_decoder,
+}
+
+
+def _close(got: Tensor, wanted: Tensor) -> None:
+    assert got.shape == wanted.shape
+    assert wanted.std() > 0.05, "the model's outputs are too small to tell them apart"
+    error = float((got - wanted).abs().max() / wanted.std())
+    assert error < 5e-5, f"largest difference is {error:.2g} standard deviations"
+
+
+def _same_number_of_parameters(theirs: Any, ours: Checkpoint) -> None:
+    table = families()[ours.family or ""].tensors_of(theirs.config.to_dict())
+    wanted = sum(
+        tensor.numel() for name, tensor in theirs.named_parameters() if not table.is_dropped(name)
+    )
+    assert ours.model.parameter_counts().total == wanted
+
+
+def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
+    """A number that depends on every parameter, in the same way for both models."""
+    ids = case.ids()
+    if kind == "encoder-decoder":
+        source = ids[:, :7]
+        made = (
+            model(ids, encoder_ids=source)
+            if is_ours
+            else model(input_ids=source, decoder_input_ids=ids)
+        )
+    else:
+        made = model(ids)
+    out = made if is_ours else made.logits if hasattr(made, "logits") else made.last_hidden_state
+    if out.ndim == 3 and out.shape[-1] > int(ids.max()):
+        return F.cross_entropy(out[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    generator = torch.Generator().manual_seed(3)
+    return (out * torch.randn(out.shape, generator=generator)).mean()
+
+
+def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> None:
+    """transformers' gradients are written as if they were weights, and read by the same loader."""
+    _loss(theirs, case, ours.config.kind, is_ours=False).backward()
+    written = copy.deepcopy(theirs)
+    for tensor, source in zip(written.parameters(), theirs.parameters(), strict=True):
+        tensor.data = torch.zeros_like(tensor) if source.grad is None else source.grad.clone()
+    written.save_pretrained(folder / "gradients")
+    values = json.loads((folder / "theirs" / "config.json").read_text())
+    table = families()[values["model_type"]].tensors_of(values)
+    wanted, _ = table.to_ours(
+        load_file(folder / "gradients" / "model.safetensors"), ours.config, folder
+    )
+    _loss(ours.model, case, ours.config.kind, is_ours=True).backward()
+    seen = 0
+    for name, tensor in ours.model.named_parameters():
+        grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        scale = wanted[name].abs().max()
+        assert (grad - wanted[name]).abs().max() <= 1e-4 * scale + 1e-7, name
+        seen += bool(scale > 0)
+    assert seen > 3, "no parameter had a gradient"
+    ours.model.zero_grad()
+
+
+def _saved_back(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> None:
+    save_checkpoint(ours, folder / "ours")
+    again, report = getattr(transformers, case.auto).from_pretrained(
+        folder / "ours", attn_implementation="eager", output_loading_info=True
+    )
+    assert again.config.model_type == case.model_type
+    table = families()[case.model_type].tensors_of(theirs.config.to_dict())
+    assert not report["unexpected_keys"]
+    assert all(table.is_dropped(name) for name in report["missing_keys"])
+    missing = set(report["missing_keys"])
+    state = again.state_dict()
+    for name, tensor in theirs.state_dict().items():
+        if name not in missing:
+            assert torch.equal(state[name], tensor), name
+    KINDS[ours.config.kind](case, again.eval(), ours)

@@ -1,0 +1,70 @@
+"""Every family equals transformers' eager float32: logits, cache, gradients, and saved back."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import transformers
+from harness import Case, all_cases, check
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from polyhead.families import families
+
+CASES = all_cases()
+_COMMON: dict[str, Any] = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def _options(case: Case) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.tuples(*(st.sampled_from(list(axis)) for axis in case.axes))
+
+
+@each_case
+def test_family_equals_transformers(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
+    @settings(**_COMMON, max_examples=2, derandomize=True, phases=[Phase.generate])
+    @given(_options(case))
+    def holds(options: tuple[Any, ...]) -> None:
+        check(case, tmp_path_factory.mktemp(case.model_type), *options)
+
+    holds()
+
+
+@pytest.mark.slow
+@each_case
+def test_every_option_equals_transformers(
+    case: Case, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    @settings(**_COMMON, max_examples=60, phases=[Phase.generate])
+    @given(_options(case))
+    def holds(options: tuple[Any, ...]) -> None:
+        check(case, tmp_path_factory.mktemp(case.model_type), *options)
+
+    holds()
+
+
+def test_every_family_has_its_case() -> None:
+    assert set(CASES) == set(families())
+
+
+@pytest.mark.parametrize("model_type", families())
+def test_absent_keys_mean_what_transformers_means(model_type: str) -> None:
+    """Of the class's defaults, before its constructor works on them."""
+    family = families()[model_type]
+    kind = transformers.CONFIG_MAPPING[model_type]
+    known = inspect.signature(kind.__init__).parameters
+    for key, value in family.defaults.items():
+        theirs = family.aliases.get(key, key)
+        if hasattr(kind, theirs):
+            wanted = getattr(kind, theirs)
+        elif theirs in known:
+            wanted = known[theirs].default
+        else:
+            wanted = getattr(kind(), theirs, value)
+        assert value == wanted, f"{model_type}.{key}"
