@@ -15,14 +15,16 @@ TEMPLATES = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system = messages[0]['content'] | trim %}{% else %}{% set loop_messages = messages %}"
     "{% endif %}{% for m in loop_messages %}"
-    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}{{ '[INST] ' ~ m.content|trim }}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ '[INST] ' ~ m.content|trim }}"
     "{% endfor %}",
     "{%- macro show(items, depth=0) -%}{%- for key, value in items.items() -%}"
     "{%- if value is mapping -%}{{ show(value, depth + 1) }}{%- elif value is string -%}"
-    "{{ (key ~ ': ' ~ value)|indent(2) }}{%- else -%}{{ value|tojson(indent=2) }}{%- endif -%}{%- endfor -%}{%- endmacro -%}"
-    "{%- set ns = namespace(n=0, all=[]) -%}{%- for m in messages|selectattr('role', 'equalto', "
-    "'user') -%}{%- set ns.n = ns.n + 1 -%}{%- set ns.all = ns.all + [m] -%}{{ show(m) }}"
-    "{%- endfor -%}{{ ns.all|map(attribute='content')|join(', ')|upper|replace('\n', ' ') }}"
+    "{{ (key ~ ': ' ~ value)|indent(2) }}{%- else -%}{{ value|tojson(indent=2) }}{%- endif -%}"
+    "{%- endfor -%}{%- endmacro -%}{%- set ns = namespace(n=0, all=[]) -%}"
+    "{%- for m in messages|selectattr('role', 'equalto', 'user') -%}{%- set ns.n = ns.n + 1 -%}"
+    "{%- set ns.all = ns.all + [m] -%}{{ show(m) }}{%- endfor -%}"
+    "{{ ns.all|map(attribute='content')|join(', ')|upper|replace('\n', ' ') }}"
     "{{ '%s of %d'|format(ns.n, messages|length) }}{{ strftime_now('%Y') }}",
 )
 WORDS = (

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyhead.checkpoints.rust import refusing
 from polyhead.checkpoints.tokenizer import Tokenizer
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.errors import CheckpointError, shortened
+from polyhead.families.common.keys import Keys
 
 if TYPE_CHECKING:
     import tokenizers
 
 _CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+
+_LONGEST_TOKEN = 1024
 
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -84,32 +88,26 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
         ConfigError: the vocabulary's kind or its pre-tokenizer is not supported (named).
         CheckpointError: the vocabulary contradicts itself.
     """
-    kind = metadata.get("tokenizer.ggml.model")
-    pre = str(metadata.get("tokenizer.ggml.pre"))
+    keys = Keys(metadata, path, prefix="tokenizer.ggml.")
+    kind, pre = keys.take("model", None), keys.take("pre", None)
     if kind not in ("gpt2", "llama"):
-        raise ConfigError(
-            f"{path}: tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE) and "
-            f"'llama' (SentencePiece BPE)"
-        )
-    if kind == "gpt2" and pre not in SPLITS:
-        raise ConfigError(
-            f"{path}: tokenizer.ggml.pre is {pre!r}; supported are {', '.join(sorted(SPLITS))}"
-        )
-    try:
+        raise keys.refused("model", kind, "'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)")
+    if kind == "gpt2" and (not isinstance(pre, str) or pre not in SPLITS):
+        raise keys.refused("pre", pre, ", ".join(sorted(SPLITS)))
+    template = Keys(metadata, path, prefix="tokenizer.").text("chat_template", None)
+    with refusing(lambda why: CheckpointError(f"{path}: the vocabulary is corrupt: {why}")):
         if kind == "llama":
-            return _complete(_sentencepiece(metadata), metadata, adds_bos=True)
+            return _complete(_sentencepiece(keys), keys, template, adds_bos=True)
         split = SPLITS[pre]
-        return _complete(_byte_level(metadata, split), metadata, adds_bos=split.adds_bos)
-    except (KeyError, IndexError, ValueError) as error:
-        raise CheckpointError(f"{path}: the vocabulary is corrupt: {error!r}") from error
+        return _complete(_byte_level(keys, split), keys, template, adds_bos=split.adds_bos)
 
 
-def _byte_level(metadata: Mapping[str, Any], split: _Split) -> tokenizers.Tokenizer:
+def _byte_level(keys: Keys, split: _Split) -> tokenizers.Tokenizer:
     from tokenizers import decoders, normalizers
 
     backend = _bpe(
-        metadata["tokenizer.ggml.tokens"],
-        [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]],
+        keys.texts("tokens"),
+        [_pair(merge) for merge in keys.texts("merges")],
         ignore_merges=split.ignore_merges,
     )
     if split.nfc:
@@ -119,13 +117,13 @@ def _byte_level(metadata: Mapping[str, Any], split: _Split) -> tokenizers.Tokeni
     return backend
 
 
-def _sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _sentencepiece(keys: Keys) -> tokenizers.Tokenizer:
     """Llama 2's kind: words begin with "▁", unknown characters fall back to byte tokens."""
     from tokenizers import decoders, pre_tokenizers
 
-    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    tokens, scores = keys.texts("tokens"), keys.numbers("scores")
     backend = _bpe(tokens, _merges_by_score(tokens, scores), fuse_unk=True, byte_fallback=True)
-    prefixed = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefixed = keys.flag("add_space_prefix", True)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(
         prepend_scheme="first" if prefixed else "never", split=False
     )
@@ -137,6 +135,10 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
     """SentencePiece stores none: two tokens merge where they join to a third, best score first."""
     rank = {token: i for i, token in enumerate(tokens)}
+    if len(longest := max(tokens, key=len, default="")) > _LONGEST_TOKEN:  # takes its square
+        raise ValueError(
+            f"a token has {len(longest):,} characters, at most {_LONGEST_TOKEN:,} are read"
+        )
     found = []
     for token, score in zip(tokens, scores, strict=True):
         for at in range(1, len(token)):
@@ -154,40 +156,40 @@ def _bpe(tokens: list[str], merges: list[tuple[str, str]], **options: bool) -> t
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ValueError(f"{len(tokens) - len(vocabulary)} tokens occur twice")
-    try:
-        return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(str(error)) from error
+    for left, right in merges:
+        if not {left, right, left + right} <= vocabulary.keys():
+            raise ValueError(f"merge {shortened(f'{left} {right}')} is not of tokens to a token")
+    return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
 
 
 def _complete(
-    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], *, adds_bos: bool
+    backend: tokenizers.Tokenizer, keys: Keys, template: str | None, *, adds_bos: bool
 ) -> Tokenizer:
     """Adds what every kind of vocabulary has: special tokens and a chat template."""
+    tokens = keys.texts("tokens")
 
-    def flag(name: str, default: bool) -> bool:
-        return bool(metadata.get(f"tokenizer.ggml.{name}", default))
+    def known(key: str) -> int | None:
+        found = keys.whole(key, None)
+        if found is not None and not 0 <= found < len(tokens):
+            raise keys.refused(key, found, f"an id of the {len(tokens)} tokens")
+        return found
 
-    def given(key: str) -> bool:
-        return f"tokenizer.ggml.{key}" in metadata
-
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [])
-    special = {
-        name: tokens[metadata[f"tokenizer.ggml.{key}"]]
-        for name, key in _SPECIAL_KEYS.items()
-        if given(key)
-    }
-    _surround(
-        backend,
-        special["bos_token"] if flag("add_bos_token", adds_bos) else None,
-        special["eos_token"] if flag("add_eos_token", False) else None,
-    )
+    _add_tokens(backend, tokens, keys.numbers("token_type", []))
+    ids = {name: known(key) for name, key in _SPECIAL_KEYS.items()}
+    special = {name: tokens[i] for name, i in ids.items() if i is not None}
+    ends = {}
+    for side, default in (("bos", adds_bos), ("eos", False)):
+        if keys.flag(f"add_{side}_token", default):
+            if f"{side}_token" not in special:
+                raise ValueError(f"texts take a {side} token and there is none")
+            ends[side] = special[f"{side}_token"]
+    _surround(backend, ends.get("bos"), ends.get("eos"))
+    stops = (known(key) for key in _STOP_KEYS)
     return Tokenizer(
         backend,
         special_tokens=special,
-        stop_ids=[metadata[f"tokenizer.ggml.{key}"] for key in _STOP_KEYS if given(key)],
-        chat_template=metadata.get("tokenizer.chat_template"),
+        stop_ids=[i for i in stops if i is not None],
+        chat_template=template,
     )
 
 
@@ -232,5 +234,5 @@ def _surround(backend: tokenizers.Tokenizer, before: str | None, after: str | No
 def _pair(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     if not left or not right:
-        raise ValueError(f"merge {merge!r} is not two tokens")
+        raise ValueError(f"merge {shortened(merge)} is not two tokens")
     return left, right

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from polyhead.checkpoints.json_file import read_json
+from polyhead.checkpoints.rust import refusing
 from polyhead.errors import CheckpointError, shortened
 
 WEIGHTS = "model.safetensors"
@@ -36,17 +37,20 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is unreadable, truncated or corrupt.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        size = path.stat().st_size if path.is_file() else 0
-        what = "empty" if size == 0 else "truncated or not a safetensors file"
-        raise CheckpointError(f"{path} is {what}: {error}") from error
+        size = path.stat().st_size
+        with path.open("rb"):
+            pass
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    what = "empty" if size == 0 else "truncated or not a safetensors file"
+    with (
+        refusing(lambda why: CheckpointError(f"{path} is {what}: {why}")),
+        safe_open(path, framework="pt") as file,
+    ):
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _files(directory: Path) -> list[Path]:

@@ -7,14 +7,16 @@ A thin wrapper around ``tokenizers.Tokenizer``: one class whether the vocabulary
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from polyhead.checkpoints.chat_template import render_chat
 from polyhead.checkpoints.json_file import read_json, write_json
+from polyhead.checkpoints.rust import refusing
 from polyhead.checkpoints.stream import ByteStream, StreamDecoder, TextStream
-from polyhead.errors import CheckpointError, InputError
+from polyhead.errors import CheckpointError, InputError, shortened
 from polyhead.families.common.reading import as_ids
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ SPECIAL_NAMES = (
     "cls_token",
     "mask_token",
 )
+
+_ID_END = 2**32  # the library's ids have 32 bits
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 # Control tokens that end a document or a turn in every family that has them: generation stops there
 # even where a file declares only one of several as its eos token.
@@ -83,20 +88,23 @@ class Tokenizer:
             raise CheckpointError(
                 f"{directory} holds no tokenizer.json, so text cannot be turned into tokens"
             )
-        try:
+        with refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")):
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"{path} is not a valid tokenizer file: {error}") from error
         config = _optional_json(directory / "tokenizer_config.json")
         special = _optional_json(directory / "special_tokens_map.json") | config
         generation = _optional_json(directory / "generation_config.json")
-        tokens = {name: _content(special[name]) for name in SPECIAL_NAMES if special.get(name)}
-        return cls(
-            backend,
-            special_tokens=tokens,
-            stop_ids=as_ids(generation.get("eos_token_id")),
-            chat_template=_chat_template(directory, config),
-        )
+        tokens = {
+            name: _content(special[name], f"{directory}: {name}")
+            for name in SPECIAL_NAMES
+            if special.get(name)
+        }
+        with refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")):
+            return cls(
+                backend,
+                special_tokens=tokens,
+                stop_ids=as_ids(generation.get("eos_token_id")),
+                chat_template=_chat_template(directory, config),
+            )
 
     def save(self, directory: Path) -> None:
         """Writes files that ``from_directory`` and transformers read."""
@@ -137,8 +145,16 @@ class Tokenizer:
                 rendered chat template has them already: pass False.
 
         Raises:
-            InputError: the text holds half a surrogate pair, which is no character.
+            InputError: the text holds half a surrogate pair, which is no character, or the
+                tokenizer fails on it.
         """
+        return list(self._encoding(text, add_special).ids)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where in the text the characters of each token of ``encode(text)`` are: start, end."""
+        return list(self._encoding(text, True).offsets)
+
+    def _encoding(self, text: str, add_special: bool) -> Any:
         if not isinstance(text, str):
             raise TypeError(f"text must be a str: got {type(text).__name__}")
         try:
@@ -147,11 +163,14 @@ class Tokenizer:
             raise InputError(
                 f"text must be valid Unicode: character {error.start} is half a surrogate pair"
             ) from error
-        return list(self.backend.encode(text, add_special_tokens=add_special).ids)
+        with refusing(lambda why: InputError(f"the tokenizer fails on this text: {why}")):
+            return self.backend.encode(text, add_special_tokens=add_special)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+        known = [token_id for token_id in ids if 0 <= token_id < _ID_END]
+        with refusing(lambda why: InputError(f"the tokenizer fails on these ids: {why}")):
+            return str(self.backend.decode(known, skip_special_tokens=skip_special))
 
     def stream(self, skip_special: bool = True) -> StreamDecoder:
         """A decoder for ids that arrive one at a time; see ``StreamDecoder``."""
@@ -172,7 +191,7 @@ class Tokenizer:
         """The UTF-8 bytes that a token stands for (empty for an id without a token)."""
         if token_id in self._added:
             return self._added[token_id].encode("utf-8")
-        token = self.backend.id_to_token(token_id)
+        token = self.backend.id_to_token(token_id) if 0 <= token_id < _ID_END else None
         if token is None:
             return b""
         if "ByteLevel" in self._decoder_kinds:
@@ -180,7 +199,7 @@ class Tokenizer:
                 return bytes(_BYTE_OF[character] for character in token)
             except KeyError:
                 return str(token).encode("utf-8")
-        if "ByteFallback" in self._decoder_kinds and len(token) == 6 and token.startswith("<0x"):
+        if "ByteFallback" in self._decoder_kinds and _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(token[3:5])
         if self._decoder_kinds & {"Metaspace", "ByteFallback"}:
             token = token.replace("▁", " ")
@@ -210,7 +229,10 @@ class Tokenizer:
 
     def _special_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
-        found = None if token is None else self.backend.token_to_id(token)
+        if token is None:
+            return None
+        with refusing(lambda why: CheckpointError(f"{name} is no token: {why}")):
+            found = self.backend.token_to_id(token)
         return None if found is None else int(found)
 
     def _piece(self, token_id: int) -> str:
@@ -227,8 +249,12 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> frozenset[str]:
     return frozenset(part["type"] for part in parts)
 
 
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, Mapping) else token)
+def _content(token: Any, where: str) -> str:
+    """A special token, which files write as its text or as an object that holds it."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(content, str):
+        raise CheckpointError(f"{where} must be a token's text: got {shortened(token)}")
+    return content
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
@@ -243,11 +269,18 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not UTF-8 text") from error
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return None if template is None else str(template)
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        default = [entry for entry in template if entry.get("name") == "default"]
+        template = default[0].get("template") if default else None
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"{directory}: chat_template must be a text, or a list of texts with names: got "
+            f"{shortened(template)}"
+        )
+    return template
 
 
 def _byte_alphabet() -> dict[str, int]:

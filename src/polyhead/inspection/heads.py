@@ -42,7 +42,7 @@ class TokenizedText:
     @classmethod
     def of(cls, tokenizer: Tokenizer, text: str) -> Self:
         ids = tokenizer.encode(text)
-        spans = tokenizer.backend.encode(text, add_special_tokens=True).offsets
+        spans = tokenizer.spans(text)
         return cls(text, tuple(ids), tuple(tokenizer.pieces(ids)), tuple(spans))
 
     def find(self, word: str, *, whole: bool = False) -> list[tuple[int, ...]]:

@@ -124,6 +124,18 @@ class Keys:
         """True or false."""
         return bool(self._typed(key, default, bool, "true or false"))
 
+    def text(self, key: str, default: Any = _MISSING) -> Any:
+        """A text; null counts as absent where there is a default."""
+        return self._typed(key, default, str, "a text")
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts."""
+        return self._list(key, (str,), "a list of texts")
+
+    def numbers(self, key: str, default: Any = _MISSING) -> list[Any]:
+        """A list of numbers."""
+        return self._list(key, (int, float), "a list of numbers", default)
+
     def expect(self, key: str, *allowed: Any) -> None:
         """Takes a key that may only say what this reader assumes.
 
@@ -170,6 +182,14 @@ class Keys:
         if value is default or (isinstance(value, kind) and not wrong_bool):
             return value
         raise self._wrong(key, value, what)
+
+    def _list(
+        self, key: str, kinds: tuple[type, ...], what: str, default: Any = _MISSING
+    ) -> list[Any]:
+        values: list[Any] = self._typed(key, default, list, what)
+        if not all(type(value) in kinds for value in values):
+            raise self._wrong(key, values, what)
+        return values
 
     def _name(self, key: str) -> str:
         return self._prefix + self._aliases.get(key, key)
