@@ -79,7 +79,7 @@ class Gguf:
             if theirs is None:
                 continue
             steps: Sequence[Step | Each] = self.steps.get(rule.theirs, rule.steps)
-            if "{j}" in rule.theirs:
+            if "{j}" in rule.theirs and not rule.stacks:
                 steps = (PerExpert(), *steps)
             if self.norms and all(name.endswith("norm") for name in rule.ours):
                 steps = (*steps, Plus(-self.norms))

@@ -56,13 +56,17 @@ class Sizes:
         return AttentionConfig(self.num_heads, self.num_kv_heads, self.head_dim, **options)
 
 
-def read_sizes(keys: Keys) -> Sizes:
+def read_sizes(keys: Keys, *, own_head_dim: bool = True) -> Sizes:
     """``hidden_size``, ``num_attention_heads``, ``num_key_value_heads`` (null or absent without a
     default: as many as heads), ``head_dim`` (hidden_size / heads), ``num_hidden_layers``,
     ``max_position_embeddings``.
+
+    Args:
+        keys: of config.json.
+        own_head_dim: whether the family has the key ``head_dim``.
     """
     embed_dim, num_heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
-    head_dim = keys.whole("head_dim", None)
+    head_dim = keys.whole("head_dim", None) if own_head_dim else None
     return Sizes(
         embed_dim=embed_dim,
         num_layers=keys.num_layers("num_hidden_layers"),
@@ -70,6 +74,25 @@ def read_sizes(keys: Keys) -> Sizes:
         num_kv_heads=keys.whole("num_key_value_heads", num_heads),
         head_dim=head_dim or divided(keys, embed_dim, num_heads),
         max_positions=keys.whole("max_position_embeddings"),
+    )
+
+
+def read_mha_sizes(keys: Keys, *, max_positions: int | None = None) -> Sizes:
+    """Of families with a key for every head: neither ``num_key_value_heads`` nor ``head_dim``.
+
+    Args:
+        keys: of config.json.
+        max_positions: where the file may leave it out.
+    """
+    embed_dim, num_heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    key = "max_position_embeddings"
+    return Sizes(
+        embed_dim=embed_dim,
+        num_layers=keys.num_layers("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=divided(keys, embed_dim, num_heads),
+        max_positions=keys.whole(key, max_positions) if max_positions else keys.whole(key),
     )
 
 

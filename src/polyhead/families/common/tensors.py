@@ -2,7 +2,8 @@
 
 A rule names a *module*, whose leaf (``weight``, ``bias``) stays, or a whole tensor. ``{i}`` stands
 for a layer's number, ``{j}`` for an expert's. A rule with several of polyhead's names cuts a fused
-tensor; ``{j}`` on polyhead's side alone cuts stacked experts.
+tensor; ``{j}`` on polyhead's side alone cuts stacked experts, on the file's side alone it stacks
+tensors (a norm for each head).
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class Rule:
         self.theirs = theirs
         self.ours = (ours,) if isinstance(ours, str) else tuple(ours)
         self.steps = steps
+
+    @property
+    def stacks(self) -> bool:
+        """Whether several tensors of the file become one, in the order of ``{j}``."""
+        return "{j}" in self.theirs and not any("{j}" in name for name in self.ours)
 
     def with_(self, theirs: str, *steps: Step | Each) -> Rule:
         """The same under another name of the file, with other steps."""
@@ -90,6 +96,7 @@ class Tensors:
         """
         state: dict[str, Tensor] = {}
         names: dict[str, str] = {}
+        stacks: dict[str, dict[int, Tensor]] = {}
         for name, tensor in tensors.items():
             if self.is_dropped(name):
                 continue
@@ -99,6 +106,10 @@ class Tensors:
                 names[name] = name
                 continue
             for ours, made in _made(self._respelt(found), tensor, config, f"{where}: {name!r}"):
+                if found.rule.stacks:
+                    stacks.setdefault(ours, {})[int(found.numbers["j"])] = made
+                    names[ours] = name
+                    continue
                 if ours in state and not torch.equal(state[ours], made):
                     raise CheckpointError(
                         f"{where}: tensors {names[ours]!r} and {name!r} must be the same "
@@ -106,6 +117,8 @@ class Tensors:
                     )
                 if ours not in state:
                     state[ours], names[ours] = made, name
+        for ours, parts in stacks.items():
+            state[ours] = _stacked(parts, f"{where}: {names[ours]!r}")
         return state, names
 
     def to_theirs(
@@ -134,9 +147,14 @@ class Tensors:
             if missing:
                 raise ConfigError(f"tensor {missing[0]!r} is missing beside {name!r}")
             prefix = "" if rule in self.outside else self.prefix
+            done.update(names)
+            if rule.stacks:
+                for j, part in enumerate(state[name]):
+                    theirs = prefix + rule.theirs.format(**numbers, j=j) + found.leaf
+                    written[theirs] = backward(rule.steps, [part], at)
+                continue
             theirs = prefix + rule.theirs.format(**numbers) + found.leaf
             written[theirs] = backward(rule.steps, [state[each] for each in names], at)
-            done.update(names)
         return written
 
     def is_dropped(self, name: str) -> bool:
@@ -195,6 +213,16 @@ def _made(
             f"configuration has {len(names)}"
         )
     return zip(names, tensors, strict=True)
+
+
+def _stacked(parts: Mapping[int, Tensor], named: str) -> Tensor:
+    """Tensors with the numbers 0, 1, 2, ... as one."""
+    missing = next((j for j in range(len(parts)) if j not in parts), None)
+    shapes = {tuple(part.shape) for part in parts.values()}
+    if missing is not None or len(shapes) > 1:
+        wrong = "of one shape" if missing is None else f"complete: number {missing} is missing"
+        raise CheckpointError(f"{named} and the tensors numbered like it must be {wrong}")
+    return torch.stack([parts[j] for j in range(len(parts))])
 
 
 class _Pattern:
