@@ -17,6 +17,7 @@ from typing import Any
 import cases
 import torch
 import transformers
+from gguf_files import GgufCase, write
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -87,7 +88,7 @@ class Case:
         tokens: So many in a sequence; more than the windows and than the original rotary length.
         arguments: What both models are called with beside ids: for further inputs.
         spread: Standard deviation of the matrices.
-        gguf: Settings and changes of a GGUF file, ``gguf_files.GgufCase``; None: none is read.
+        gguf: How a GGUF file of it is written; None: none is read.
     """
 
     model_type: str
@@ -96,7 +97,7 @@ class Case:
     auto: str = "AutoModelForCausalLM"
     tokens: int = 24
     spread: float = 0.15
-    gguf: Any = None
+    gguf: GgufCase | None = None
 
     def config(self, *options: Mapping[str, Any]) -> Any:
         """transformers' config with some options."""
@@ -148,6 +149,13 @@ def check(case: Case, folder: Path, *options: Mapping[str, Any]) -> None:
     _same_number_of_parameters(theirs, ours, folder)
     _same_gradients(case, theirs, ours, folder)
     _saved_back(case, theirs, ours, folder)
+
+
+def check_gguf(case: Case, gguf: GgufCase, folder: Path) -> None:
+    """A GGUF file is the model that it was written from."""
+    theirs = case.build(gguf.options or {})
+    ours = load_checkpoint(write(folder / "tiny.gguf", gguf, theirs), cache=False)
+    KINDS[ours.config.kind](case, theirs, ours)
 
 
 def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:

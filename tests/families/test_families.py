@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from harness import Case, all_cases, check
+from harness import Case, all_cases, check, check_gguf
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,13 @@ def test_every_option_equals_transformers(
         check(case, tmp_path_factory.mktemp(case.model_type), *options)
 
     holds()
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.gguf])
+def test_gguf_file_equals_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    assert case.gguf is not None
+    check_gguf(case, case.gguf, tmp_path)
 
 
 def test_every_family_has_its_case() -> None:

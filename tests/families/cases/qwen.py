@@ -1,3 +1,4 @@
+from gguf_files import GgufCase
 from harness import TIED, Case
 
 _WINDOWS = (
@@ -11,6 +12,11 @@ _WINDOWS = (
 )
 
 CASES = (
-    Case("qwen2", axes=(TIED, _WINDOWS)),
-    Case("qwen3", {"head_dim": 12}, axes=(TIED, _WINDOWS, ({}, {"attention_bias": True}))),
+    Case("qwen2", axes=(TIED, _WINDOWS), gguf=GgufCase("qwen2")),
+    Case(
+        "qwen3",
+        {"head_dim": 12},
+        axes=(TIED, _WINDOWS, ({}, {"attention_bias": True})),
+        gguf=GgufCase("qwen3"),
+    ),
 )

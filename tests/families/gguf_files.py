@@ -1,0 +1,122 @@
+"""GGUF files of tiny models, written with the gguf package as llama.cpp's converter writes them.
+
+What the converter changes is written down here again and not taken from polyhead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(.*)")
+
+# Settings under the architecture's prefix and the attributes of transformers' config.
+_SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "expert_used_count": "num_experts_per_tok",
+    "vocab_size": "vocab_size",
+}
+
+
+def unchanged(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """What the converter makes of a tensor, where it changes nothing."""
+    return [(name, tensor)]
+
+
+def no_more(config: Any) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class GgufCase:
+    """How a family's GGUF files are written.
+
+    Attributes:
+        arch: ``general.architecture``.
+        settings: From transformers' config, settings beyond ``_SETTINGS``; None takes one out.
+        change: What the converter does to a tensor, by Hugging Face's name: the names and tensors
+            that it becomes (none: it is left out). Experts are stacked beforehand.
+        options: Added to the case's tiny config.
+    """
+
+    arch: str
+    settings: Callable[[Any], Mapping[str, Any]] = no_more
+    change: Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]] = unchanged
+    options: Mapping[str, Any] | None = None
+
+
+def interleaved(tensor: Tensor, heads: int) -> Tensor:
+    """Half-split rows to rotary pairs, as llama.cpp's converter writes q and k of Llama."""
+    rows = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+    return rows.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def write(path: Path, case: GgufCase, model: Any) -> Path:
+    """Writes a model's weights, as transformers saves them, to ``path``."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, case.arch)
+    settings = {key: getattr(config, name, None) for key, name in _SETTINGS.items()}
+    theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
+    head_dim = getattr(config, "head_dim", None)
+    settings |= {"rope.freq_base": theta}
+    settings |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    for key, value in {**settings, **case.settings(config)}.items():
+        _add(writer, f"{case.arch}.{key}", value)
+    _tokenizer(writer, config.vocab_size)
+    model.save_pretrained(path.parent / "for-gguf")
+    tensors = _stacked(load_file(path.parent / "for-gguf" / "model.safetensors"))
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == case.arch)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for theirs, tensor in tensors.items():
+        for name, made in case.change(theirs, tensor, config):
+            called = names.get_name(name, try_suffixes=(".weight", ".bias")) or name
+            writer.add_tensor(called, made.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A tensor per expert as one for all of them, under the name without the number."""
+    found: dict[str, list[Tensor]] = {}
+    for name in sorted(tensors, key=lambda each: [int(n) for n in re.findall(r"\d+", each)]):
+        match = _EXPERT.fullmatch(name)
+        found.setdefault(f"{match[1]}.{match[2]}" if match else name, []).append(tensors[name])
+    return {name: torch.stack(each) if len(each) > 1 else each[0] for name, each in found.items()}
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif value is not None:
+        add = {bool: "bool", int: "uint32", float: "float32", str: "string"}[type(value)]
+        getattr(writer, f"add_{add}")(key, value)
+
+
+def _tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    tokens = ["<|endoftext|>", *map(chr, range(33, 33 + min(vocab_size - 2, 80))), '!"']
+    tokens += [f"[PAD{i}]" for i in range(vocab_size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * (vocab_size - 1))
+    writer.add_token_merges(['! "'])
+    writer.add_eos_token_id(0)
