@@ -123,4 +123,16 @@ def test_terminal_without_mathematics_still_gets_numbers(tmp_path: Path) -> None
         timeout=60,
     )
     assert process.returncode == 0
-    assert b"4.113" in process.stdout
+    shown = process.stdout.decode("ascii")
+    assert "?" not in shown
+    assert (
+        """\
+  word 1 [ 1  0  1  0 ]   [ 1  0 ]   [ 2  0 ]
+  word 2 [ 0  1  0  1 ] * [ 0  1 ] = [ 0  2 ]
+  word 3 [ 1  1  0  0 ]   [ 1  0 ]   [ 1  1 ]
+                          [ 0  1 ]
+  first number: 1*1 + 0*0 + 1*1 + 0*0 = 2
+"""
+        in shown
+    )
+    assert "S1 = Q1 * K1^T / sqrt 2   [3 x 3]" in shown

@@ -309,3 +309,31 @@ def test_terminal_gets_no_control_characters(
     monkeypatch.setenv("NO_COLOR", "1")
     write_text(hostile)
     assert capsys.readouterr().out == "a\ufffd]0;title\ufffd\ufffd2Jb\tc\n"
+
+
+ASCII = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+
+
+def test_every_verb_writes_its_signs_in_ascii(run, tmp_path, smollm2):
+    identity = [[1.0, 0.0], [0.0, 1.0]]
+    weights = {name: [identity] for name in ("W_Q", "W_K", "W_V")} | {"W_O": identity}
+    layer = {"X": identity, **weights, "causal": True}
+    (tmp_path / "layer.json").write_text(json.dumps(layer))
+    for line in (
+        "trace --input layer.json", "doctor", "--help", "look --help", "plan --help",
+        "generate --help", "bench --help", "plan deepseek-v3",
+        f"look a-cat,-a-cat --model {smollm2} -n 1 --find",
+    ):  # fmt: skip
+        result = run(*line.split(), **ASCII)
+        assert result.code == 0, result
+        assert (result.out + result.err).isascii(), line
+        assert "?" not in result.out + result.err, line
+        if line.startswith("trace"):
+            assert re.search(r"\[ 0\.707 +-inf \]\n", result.out)
+
+
+def test_json_in_ascii_loses_nothing(run):
+    utf8, plain = run("trace", "--json"), run("trace", "--json", **ASCII)
+    assert plain.out.isascii()
+    assert not utf8.out.isascii()
+    assert json.loads(plain.out) == json.loads(utf8.out)

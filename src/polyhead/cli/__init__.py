@@ -17,6 +17,8 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
+from polyhead.cli.encoding import ERRORS
+
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # Mathematics must not end a run on a terminal whose encoding lacks its signs.
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=ERRORS)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn  # type: ignore[assignment]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +47,7 @@ def bench(
     import torch
 
     from polyhead.benchmarks import Settings, chosen
+    from polyhead.cli.terminal import print_json
 
     picked = chosen(routines or [])
     settings = Settings(quick, _dtypes(dtypes), rounds)
@@ -58,7 +58,7 @@ def bench(
         from polyhead.benchmarks.plot import plot as drawn
 
         plot.write_text(drawn(found), encoding="utf-8")
-    print(json_format.dumps(report, ensure_ascii=False, allow_nan=False))
+    print_json(report, indent=None)
 
 
 def _run(

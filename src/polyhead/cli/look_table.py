@@ -128,6 +128,7 @@ def _show_labels(scores: HeadScores) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from polyhead.cli.encoding import plain
     from polyhead.cli.terminal import console
     from polyhead.inspection.finding import CRITERIA
 
@@ -144,7 +145,8 @@ def _show_labels(scores: HeadScores) -> None:
             for e in found[:_LABELLED]
         )
         more = ", …" if len(found) > _LABELLED else ""
-        table.add_row(f"{label} ≥ {CRITERIA[label].threshold}", str(len(found)), best + more)
+        criterion = f"{label} ≥ {CRITERIA[label].threshold}"
+        table.add_row(plain(criterion), str(len(found)), plain(best + more))
     screen = console()
     screen.print(Text(f"\nWhat the heads do, over {texts} text{'s' if texts > 1 else ''}", "bold"))
     screen.print(table)

@@ -5,6 +5,8 @@
            ⎣ 1  1  0  0 ⎦   ⎢ 1  0 ⎥   ⎣ 1  1 ⎦
                             ⎣ 0  1 ⎦
 
+Where the encoding of standard output lacks these brackets, they are ``[`` and ``]`` on every line.
+
 A block is a list of lines (``rich.text.Text``) of equal width; blocks are set side by side.
 """
 
@@ -15,6 +17,8 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+
+from polyhead.cli.encoding import plain
 
 Block = list[Text]
 
@@ -110,14 +114,14 @@ def _number_format(values: Sequence[Sequence[float]]) -> str:
 
 def _cell(values: Sequence[Sequence[float]], form: str, row: int, column: int) -> str:
     if row < 0 or column < 0:
-        return "⋱" if row < 0 and column < 0 else "⋮" if row < 0 else "…"
+        return plain("⋱" if row < 0 and column < 0 else "⋮" if row < 0 else "…")
     return number(values[row][column], form)
 
 
 def number(value: float, form: str = ".3f") -> str:
     """A number for reading; −∞ is a masked score."""
     if math.isinf(value):
-        return "−∞" if value < 0 else "∞"
+        return plain("−∞" if value < 0 else "∞")
     text = format(value, form)
     return text[1:] if text.startswith("-") and not float(text) else text
 
@@ -131,9 +135,9 @@ def _style(row: Sequence[float], column: int) -> str:
 
 def _name(names: Sequence[str], index: int, left_out: str) -> str:
     if index < 0:
-        return left_out
+        return plain(left_out)
     name = names[index].strip() or names[index]
-    name = "".join(c if c.isprintable() else "␣" for c in name)
+    name = plain("".join(c if c.isprintable() else "␣" for c in name))
     return name if cell_len(name) <= _LABEL_CELLS else set_cell_size(name, _LABEL_CELLS - 1) + "…"
 
 

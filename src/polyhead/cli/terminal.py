@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
+from polyhead.cli.encoding import can_write
 from polyhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
-def print_json(data: Any) -> None:
+def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Writes one JSON document to standard output, readable and strictly valid."""
-    print(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=2))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=indent)
+    print(text if can_write(text) else json.dumps(data, allow_nan=False, indent=indent))
 
 
 def write_text(text: str, *, style: str = "") -> None:
