@@ -44,7 +44,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_bad_arguments_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"activation must be 'relu'.*'swish'"):
+    with pytest.raises(ValueError, match=r"activation must be one of 'relu'.*'swish'"):
         FeedForward(4, 8, "swish")
     with pytest.raises(ValueError, match="dropout must be"):
         FeedForward(4, 8, dropout=1.0)

@@ -143,6 +143,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return self.head_dim
 
     @property
+    def has_k_bias(self) -> bool:
+        """Whether the projection of keys has a bias."""
+        return self.qkv_bias if self.k_bias is None else self.k_bias
+
+    @property
     def value_dim(self) -> int:
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
 
@@ -164,15 +169,19 @@ class AttentionConfig(HeadLayout, kind="heads"):
 
     @property
     def visible_window(self) -> int | None:
-        return self.window
+        if self.chunk is not None:
+            return self.chunk
+        return None if self.window is None else self.window + (self.window_ahead or 0)
 
     def pieces(self, embed_dim: int) -> Iterator[Piece]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
         made, held = self.output_heads, self.cache_shape
         keys, values = (held.kv_heads, held.key_dim), (held.kv_heads, held.value_dim)
-        for units, size in ((made, H // made * D), keys, values):
+        biases = self.qkv_bias, self.has_k_bias, self.qkv_bias
+        sizes = (made, H // made * D), keys, values
+        for (units, size), biased in zip(sizes, biases, strict=True):
             yield Piece("attention", units, size * E)
-            if self.qkv_bias:
+            if biased:
                 yield Piece("attention", units, size, multiplied=False)
         yield Piece("attention", made, self.value_dim * E)
         if self.out_bias:
@@ -180,7 +189,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
         if self.sinks:
             yield Piece("attention", H, 1, multiplied=False)
         if self.qk_norm is not None:
-            full = self.qk_norm.place == "full_width"
+            full = self.qk_norm.place == "full_width" or self.qk_norm.per_head
             for units in (H, G):
                 size = self.qk_norm.norm.parameters(D)
                 yield Piece("norms", units if full else 1, size, multiplied=False)

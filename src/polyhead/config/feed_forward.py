@@ -50,6 +50,8 @@ class FeedForwardConfig(Network, kind="plain"):
         if self.bias:
             yield Piece("feed_forward", F, into, multiplied=False)
             yield Piece("feed_forward", 1, E, multiplied=False)
+        if self.activation == "xielu":
+            yield Piece("feed_forward", 1, 2, multiplied=False)
 
     def alive_elements(self, embed_dim: int, ranks: int) -> int:
         F, E = shared(self.hidden_dim, ranks), embed_dim

@@ -54,3 +54,24 @@ class LayerConfig(Data):
                 "attention_norm=False belongs to norm_placement 'pre' without parallel: got "
                 f"{self.norm_placement!r}, parallel={self.parallel!r}"
             )
+
+    def has_norm(self, part: str) -> bool:
+        """Whether a part has a norm of its own beside the one over what it gives.
+
+        Args:
+            part: ``"attention"``, ``"cross_attention"`` or ``"feed_forward"``.
+        """
+        if self.norm_placement == "after":
+            return False
+        if part == "attention":
+            return self.attention_norm
+        return part != "feed_forward" or self.parallel != "one norm"
+
+    @property
+    def norms(self) -> int:
+        """Norms over the residual stream."""
+        parts = ["attention", "feed_forward"]
+        if self.cross_attention is not None:
+            parts.append("cross_attention")
+        out = len(parts) if self.norm_placement in ("sandwich", "after") else 0
+        return sum(map(self.has_norm, parts)) + out

@@ -109,8 +109,11 @@ class MixtureConfig(Network, kind="mixture"):
         for piece in self.expert.pieces(embed_dim):
             yield replace(piece, size=X * piece.size, experts=X, visited=self.experts_per_token)
         yield Piece("feed_forward", 1, X * embed_dim)
-        if self.choice_bias:
-            yield Piece("feed_forward", 1, X, multiplied=False)
+        for biased in (self.router_bias, self.choice_bias):
+            if biased:
+                yield Piece("feed_forward", 1, X, multiplied=False)
+        if self.shared_gate:
+            yield Piece("feed_forward", 1, embed_dim)
         if self.shared is not None:
             yield from self.shared.pieces(embed_dim)
 

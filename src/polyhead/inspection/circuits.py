@@ -45,8 +45,8 @@ class HeadCircuits:
         module = projections_of(self._transformer, layer)
         H, G = module.num_heads, module.num_kv_heads
         block = layer_of(self._transformer, layer)
-        post = block.config.norm_placement == "post"
-        gain = None if post else norm_weight(block.attention_norm)
+        norm = block.attention_norm if block.config.norm_placement in ("pre", "sandwich") else None
+        gain = None if norm is None else norm_weight(norm)
         q, k, v = (
             _folded(projection.weight, gain).view(heads, -1, module.embed_dim)
             for projection, heads in ((module.q_proj, H), (module.k_proj, G), (module.v_proj, G))

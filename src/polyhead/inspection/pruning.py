@@ -141,6 +141,13 @@ def _remaining(
     config: AttentionConfig, dropped: Sequence[int], layer: int
 ) -> tuple[list[int], list[int]]:
     """Query heads and kv heads that stay."""
+    if config.alibi is not None:
+        raise UnsupportedError(
+            f"layer {layer} has ALiBi, whose slopes follow from the number of heads: without one, "
+            "the others would change"
+        )
+    if config.qk_norm is not None and config.qk_norm.per_head:
+        raise UnsupportedError(f"layer {layer} has a norm for each head: pruning does not cut it")
     if config.qk_norm is not None and config.qk_norm.place == "full_width":
         raise UnsupportedError(
             f"layer {layer} normalises all heads together (qk_norm full_width): without one, the "

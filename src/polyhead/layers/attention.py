@@ -18,15 +18,31 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
-from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
+from polyhead.config import (
+    ALiBiConfig,
+    AttentionConfig,
+    QKNormConfig,
+    QueryTemperatureConfig,
+    RopeConfig,
+)
 from polyhead.errors import ConfigError
 from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear, side_by_side
-from polyhead.layers.norms import build_norm
+from polyhead.layers.norms import HeadNorm, build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.unbuilt import refuse_unbuilt
-from polyhead.semantics import Bias, Causal, DenseSource, KeyValueSource, Mask, Window
+from polyhead.semantics import (
+    ALiBi,
+    Bias,
+    Causal,
+    Chunk,
+    DenseSource,
+    KeyValueSource,
+    Mask,
+    RoundedALiBi,
+    Window,
+    alibi_slopes,
+)
 
 Context = Tensor | tuple[Tensor, Tensor]
 
@@ -140,10 +156,6 @@ class MultiHeadAttention(Hooked):
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
         H, G, D = config.num_heads, config.num_kv_heads, config.head_dim
         V = D if config.v_head_dim is None else config.v_head_dim
-        refuse_unbuilt(config, "k_bias", "qkv_clip", "alibi", "window_ahead", "chunk")
-        refuse_unbuilt(config, "query_temperature")
-        if config.qk_norm is not None:
-            refuse_unbuilt(config.qk_norm, "per_head")
         self.config = config
         self.embed_dim = embed_dim
         self.kdim = embed_dim if kdim is None else kdim
@@ -153,21 +165,30 @@ class MultiHeadAttention(Hooked):
         self.softcap, self.dropout = config.softcap, config.dropout
 
         self.q_proj = nn.Linear(embed_dim, H * D, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(self.kdim, G * D, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(self.kdim, G * D, bias=config.has_k_bias)
         self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
         self.o_proj = nn.Linear(H * V, embed_dim, bias=config.out_bias)
         self.register_parameter("sinks", nn.Parameter(torch.zeros(H)) if config.sinks else None)
         self.qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
         if config.qk_norm is not None:
-            full = config.qk_norm.place == "full_width"
-            self.q_norm = build_norm(H * D if full else D, config.qk_norm.norm)
-            self.k_norm = build_norm(G * D if full else D, config.qk_norm.norm)
+            self.q_norm = _qk_norm(H, D, config.qk_norm)
+            self.k_norm = _qk_norm(G, D, config.qk_norm)
         self.rope = rope
         if rope is None and config.rope is not None:
             self.rope = RoPE.from_config(config.rope, D)
+        # Where nothing tells queries from keys, one rotation turns both.
+        self._turns_together = (
+            self.rope is not None and config.qk_norm is None and config.query_temperature is None
+        )
 
-        self._window = None if config.window is None else Window(config.window)
+        self._window: Mask | None = None
+        if config.window is not None:
+            self._window = Window(config.window, config.window_ahead)
+        elif config.chunk is not None:
+            self._window = Chunk(config.chunk)
         self._causal_window = None if self._window is None else Causal() & self._window
+        self._alibi = None if config.alibi is None else _alibi(H, config.alibi)
+        self._clip, self._temperature = config.qkv_clip, config.query_temperature
 
     def forward(
         self,
@@ -216,6 +237,10 @@ class MultiHeadAttention(Hooked):
             q, source = self._cross_attention(x, context, positions, context_positions, cache)
         if self._window is not None:
             mask = self._with_window(mask)
+        if self._alibi is not None:
+            if bias is not None:
+                raise ValueError("this layer has a bias of its own (alibi): got another")
+            bias = self._alibi
         heads = self._attend(
             q,
             source,
@@ -254,29 +279,36 @@ class MultiHeadAttention(Hooked):
     def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
         H, G, D, V = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
-        B, T, _ = x.shape
         modules = self._modules  # faster than attributes, which nn.Module looks up here
         joined = side_by_side(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         if joined is None:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        elif self.qk_norm_place is None and self.rope is not None:
+        elif self._turns_together:
             # Queries and keys are neighbours in memory: one rotation turns both.
             qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
-            v = joined[..., (H + G) * D :].view(B, T, G, V).transpose(1, 2)
+            v = self._values(joined[..., (H + G) * D :])
             return qk[:, :H], qk[:, H:], v
         else:
             q, k, v = torch.split(joined, [H * D, G * D, G * V], dim=-1)
-        return (
-            self._placed(q, H, "q_norm", positions),
-            self._placed(k, G, "k_norm", positions),
-            v.view(B, T, G, V).transpose(1, 2),
-        )
+        placed = self._placed(q, H, "q_norm", positions)
+        if self._temperature is not None:
+            placed = _tempered(placed, positions, self._temperature)
+        return placed, self._placed(k, G, "k_norm", positions), self._values(v)
+
+    def _values(self, projected: Tensor) -> Tensor:
+        """``[B, T, G · V]`` as ``[B, G, T, V]``."""
+        if self._clip is not None:
+            projected = projected.clamp(-self._clip, self._clip)
+        B, T, _ = projected.shape
+        return projected.view(B, T, self.num_kv_heads, self.v_head_dim).transpose(1, 2)
 
     def _placed(self, projected: Tensor, heads: int, norm: str, positions: int | Tensor) -> Tensor:
         """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalised and rotated."""
         place = self.qk_norm_place
         if place == "full_width":
             projected = getattr(self, norm)(projected)
+        if self._clip is not None:
+            projected = projected.clamp(-self._clip, self._clip)
         x = projected.view(*projected.shape[:2], heads, self.head_dim)
         if place == "before_rope":
             x = getattr(self, norm)(x)
@@ -295,7 +327,10 @@ class MultiHeadAttention(Hooked):
         cache: KeyValueCache | None,
     ) -> tuple[Tensor, KeyValueSource]:
         q = linear(x, self.q_proj)
-        q = self._placed(q, self.num_heads, "q_norm", 0 if positions is None else positions)
+        at = 0 if positions is None else positions
+        q = self._placed(q, self.num_heads, "q_norm", at)
+        if self._temperature is not None:
+            q = _tempered(q, at, self._temperature)
         for_k, for_v = context if isinstance(context, tuple) else (context, context)
         if cache is not None and cache.length:
             if for_k.shape[1] != cache.length:
@@ -317,7 +352,7 @@ class MultiHeadAttention(Hooked):
         else:
             k, v = torch.split(joined, [G * D, G * V], dim=-1)
         k = self._placed(k, G, "k_norm", 0 if context_positions is None else context_positions)
-        v = v.view(B, -1, G, V).transpose(1, 2)
+        v = self._values(v)
         if cache is None:
             return q, DenseSource(k, v, context_positions)
         return q, cache.append(k, v, context_positions)
@@ -342,6 +377,31 @@ class MultiHeadAttention(Hooked):
 
 
 builds(AttentionConfig, MultiHeadAttention.from_config)
+
+
+def _qk_norm(heads: int, head_dim: int, config: QKNormConfig) -> nn.Module:
+    if config.per_head:
+        return HeadNorm(heads, head_dim, config.norm)
+    full = config.place == "full_width"
+    return build_norm(heads * head_dim if full else head_dim, config.norm)
+
+
+def _alibi(heads: int, config: ALiBiConfig) -> Bias:
+    slopes = alibi_slopes(heads, config.max_bias)
+    if config.rounded:
+        return RoundedALiBi(slopes, config.scale)
+    return ALiBi(slopes * config.scale)
+
+
+def _tempered(q: Tensor, positions: int | Tensor, config: QueryTemperatureConfig) -> Tensor:
+    """``[B, H, T, D]`` queries times the temperature of their positions."""
+    if not isinstance(positions, Tensor):
+        positions = torch.arange(positions, positions + q.shape[2], device=q.device)
+    precise = torch.promote_types(q.dtype, torch.float32)
+    periods = torch.floor((positions.to(precise) + config.offset) / config.every)
+    factor = torch.log1p(periods) * config.scale + 1.0
+    factor = factor[None, None, :, None] if factor.ndim == 1 else factor[:, None, :, None]
+    return (q * factor).to(q.dtype)
 
 
 def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:

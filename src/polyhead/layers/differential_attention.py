@@ -61,6 +61,8 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
             raise ConfigError(
                 f"num_kv_heads must be even, since heads are paired: got {self.num_kv_heads}"
             )
+        if self.alibi is not None:
+            raise ConfigError("differential attention has no alibi: its heads come in pairs")
         if self.dropout or self.sinks or self.v_head_dim not in (None, self.head_dim):
             raise ConfigError(
                 "differential attention has no dropout of weights, no sinks and values as large "

@@ -17,10 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import MixtureConfig
-from polyhead.errors import UnsupportedError
 from polyhead.layers.built import builds
 from polyhead.layers.feed_forward import FeedForward
-from polyhead.layers.unbuilt import refuse_unbuilt
 
 
 class Experts(nn.Module):
@@ -31,21 +29,19 @@ class Experts(nn.Module):
         config: The experts and the choice.
 
     Attributes:
-        router: ``[X, E]`` weight, without bias.
+        router: ``[X, E]`` weight, and where the configuration says so a bias ``[X]``.
         choice_bias: ``[X]``, or None.
         experts: The routed networks.
         shared: The network that every token visits, or None.
+        shared_gate: ``[1, E]`` weight, or None.
     """
 
     choice_bias: Tensor | None
 
     def __init__(self, embed_dim: int, config: MixtureConfig) -> None:
         super().__init__()
-        refuse_unbuilt(config, "shared_gate", "router_bias", "jitter", "weighs", "capacity")
-        if config.scoring == "sparsemixer":
-            raise UnsupportedError("MixtureConfig.scoring='sparsemixer' is not computed yet")
         self.config = config
-        self.router = nn.Linear(embed_dim, config.num_experts, bias=False)
+        self.router = nn.Linear(embed_dim, config.num_experts, bias=config.router_bias)
         bias = torch.zeros(config.num_experts) if config.choice_bias else None
         self.register_buffer("choice_bias", bias)
         self.experts = nn.ModuleList(
@@ -53,18 +49,44 @@ class Experts(nn.Module):
         )
         shared = config.shared
         self.shared = None if shared is None else FeedForward.from_config(embed_dim, shared)
+        self.shared_gate = nn.Linear(embed_dim, 1, bias=False) if config.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``."""
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.route(flat)
+        if self.config.capacity is not None:
+            weights = weights * self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
+        into = self.config.weighs == "input"
         out = torch.zeros_like(flat)
         for number in torch.unique(chosen).tolist():
             rows, places = torch.where(chosen == number)
-            made = self.experts[number](flat[rows])
-            out = out.index_add(0, rows, (made * weights[rows, places, None]).to(out.dtype))
+            weight = weights[rows, places, None]
+            if into:
+                made = self.experts[number](flat[rows] * weight.to(flat.dtype))
+                out = out.index_add(0, rows, made)
+            else:
+                made = self.experts[number](flat[rows])
+                out = out.index_add(0, rows, (made * weight).to(out.dtype))
         out = out.view_as(x)
-        return out if self.shared is None else out + self.shared(x)
+        if self.shared is None:
+            return out
+        shared: Tensor = self.shared(x)
+        return out + (
+            shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared
+        )
+
+    def _in_time(self, chosen: Tensor, capacity: int) -> Tensor:
+        """``[M, K]`` whether an expert still has room for a token: its sequence's first come first.
+
+        Args:
+            chosen: ``[B, T, K]``.
+            capacity: Tokens of a sequence that an expert takes.
+        """
+        B, _, K = chosen.shape
+        visits = F.one_hot(chosen.reshape(B, -1), self.config.num_experts)
+        order = (visits.cumsum(dim=1) * visits).sum(dim=-1)
+        return (order <= capacity).view(-1, K)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights ``[M, K]`` in float32 and numbers ``[M, K]`` of the experts that tokens visit.
@@ -74,7 +96,13 @@ class Experts(nn.Module):
         """
         config = self.config
         precise = torch.promote_types(x.dtype, torch.float32)
-        logits = F.linear(x.to(precise), self.router.weight.to(precise))
+        router, bias = self.router, self.router.bias
+        logits = F.linear(
+            x.to(precise), router.weight.to(precise), None if bias is None else bias.to(precise)
+        )
+        if config.scoring == "sparsemixer":
+            weights, chosen = _sparsemixer(logits, config.experts_per_token, config.jitter)
+            return weights * config.scale, chosen
         scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(dim=-1)
         choice = scores if self.choice_bias is None else scores + self.choice_bias
         if config.groups > 1:
@@ -92,6 +120,23 @@ class Experts(nn.Module):
     def extra_repr(self) -> str:
         config = self.config
         return f"{config.experts_per_token} of {config.num_experts}, scoring={config.scoring}"
+
+
+def _sparsemixer(logits: Tensor, count: int, jitter: float) -> tuple[Tensor, Tensor]:
+    """Weights and numbers ``[M, count]``, one expert after the other (Liu et al. 2024, eq. 12).
+
+    The weight of each is a softmax over the experts whose score is near the best that is left.
+    transformers draws the experts at random when training; here they are the best.
+    """
+    left, weights, chosen = logits, [], []
+    for _ in range(count):
+        best, expert = left.max(dim=-1, keepdim=True)
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter
+        near = left.masked_fill(far, -torch.inf).softmax(dim=-1)
+        weights.append(near.gather(1, expert))
+        chosen.append(expert)
+        left = left.scatter(1, expert, -torch.inf)
+    return torch.cat(weights, dim=1), torch.cat(chosen, dim=1)
 
 
 builds(MixtureConfig, Experts)

@@ -8,30 +8,66 @@ Shape letters: B batch, T tokens, E embed size, F hidden size.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+import math
+from collections.abc import Callable
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import FeedForwardConfig
-from polyhead.errors import UnsupportedError
+from polyhead.config.feed_forward import Activation
+from polyhead.errors import ConfigError
 from polyhead.layers import linear as few_rows
 from polyhead.layers.built import builds
-from polyhead.layers.unbuilt import refuse_unbuilt
-
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+from polyhead.native.arguments import ACTIVATIONS
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """Applies an activation by name."""
+    """Applies an activation without weights, by name."""
     if activation == "silu":
         return F.silu(x)
     if activation == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
     if activation == "gelu":
         return F.gelu(x)
-    return torch.relu(x)
+    if activation == "relu":
+        return torch.relu(x)
+    return _RARE[activation](x)
+
+
+_RARE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu2": lambda x: torch.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "mish": F.mish,
+    "tanh": torch.tanh,
+}
+
+
+class XIELU(nn.Module):
+    """An activation with two learned numbers (Huang 2024, arXiv 2411.13010; Apertus).
+
+    x > 0:  a x² + x / 2            a = softplus(alpha_p)
+    x ≤ 0:  b (eˣ − 1 − x) + x / 2  b = 1/2 + softplus(alpha_n)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """a = b = 0.8."""
+        nn.init.constant_(self.alpha_p, math.log(math.expm1(0.8)))
+        nn.init.constant_(self.alpha_n, math.log(math.expm1(0.3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape to the same."""
+        above = F.softplus(self.alpha_p) * x * x + 0.5 * x
+        # Not quite 0, as the model was trained: there the gradient of both sides is the same.
+        low = torch.expm1(x.clamp(max=-1e-6)) - x
+        return torch.where(x > 0, above, low * (0.5 + F.softplus(self.alpha_n)) + 0.5 * x)
 
 
 class FeedForward(nn.Module):
@@ -40,7 +76,7 @@ class FeedForward(nn.Module):
     Args:
         embed_dim: E.
         hidden_dim: F.
-        activation: ``"relu"``, ``"gelu"`` (exact), ``"gelu_tanh"`` or ``"silu"``.
+        activation: One of ``FeedForwardConfig``.
         gated: Multiply the activated ``gate_proj`` with ``up_proj``.
         bias: Of every projection.
         dropout: On the hidden features, when training.
@@ -62,49 +98,46 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if activation not in ("relu", "gelu", "gelu_tanh", "silu"):
-            raise ValueError(
-                f"activation must be 'relu', 'gelu', 'gelu_tanh' or 'silu': got {activation!r}"
-            )
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be at least 0 and below 1: got {dropout}")
-        self.activation, self.gated, self.dropout = activation, gated, dropout
-        self.hidden_dim = hidden_dim
-        self.config = FeedForwardConfig(hidden_dim, activation, gated, bias, dropout)
-        gate = nn.Linear(embed_dim, hidden_dim, bias=bias) if gated else None
-        self.register_module("gate_proj", gate)
-        self.up_proj = nn.Linear(embed_dim, hidden_dim, bias=bias)
-        self.down_proj = nn.Linear(hidden_dim, embed_dim, bias=bias)
+        config = FeedForwardConfig(hidden_dim, activation, gated, bias, dropout)
+        self._build(embed_dim, config)
 
     @classmethod
     def from_config(cls, embed_dim: int, config: FeedForwardConfig) -> Self:
         """The network that ``config`` describes."""
-        refuse_unbuilt(config, "clamp", "up_offset")
-        if config.activation not in ("relu", "gelu", "gelu_tanh", "silu"):
-            raise UnsupportedError(f"activation {config.activation!r} is not computed yet")
-        network = cls(
-            embed_dim,
-            config.hidden_dim,
-            config.activation,
-            config.gated,
-            config.bias,
-            config.dropout,
-        )
-        network.config = config
+        network = cls.__new__(cls)
+        nn.Module.__init__(network)
+        network._build(embed_dim, config)
         return network
+
+    def _build(self, embed_dim: int, config: FeedForwardConfig) -> None:
+        if not 0.0 <= config.dropout < 1.0:
+            raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
+        self.config = config
+        self.activation, self.gated, self.dropout = config.activation, config.gated, config.dropout
+        self.hidden_dim, bias = config.hidden_dim, config.bias
+        self._is_clamped = config.clamp is not None or config.up_offset != 0.0
+        self._is_native = config.activation in ACTIVATIONS and not self._is_clamped
+        gate = nn.Linear(embed_dim, self.hidden_dim, bias=bias) if self.gated else None
+        self.register_module("gate_proj", gate)
+        self.up_proj = nn.Linear(embed_dim, self.hidden_dim, bias=bias)
+        self.down_proj = nn.Linear(self.hidden_dim, embed_dim, bias=bias)
+        if config.activation == "xielu":
+            self.xielu = XIELU()
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``."""
         modules = self._modules  # faster than attributes, which nn.Module looks up here
         up, gate, down = modules["up_proj"], modules["gate_proj"], modules["down_proj"]
-        if not (self.training and self.dropout):
+        if self._is_native and not (self.training and self.dropout):
             y = few_rows.feed_forward(x, gate, up, down, self.activation)
             if y is not None:
                 return y
         if gate is None:
-            hidden = activate(self.up_proj(x), self.activation)
+            hidden = self._activated(self.up_proj(x))
         else:
-            hidden, values = activate(gate(x), self.activation), self.up_proj(x)
+            hidden, values = self._activated(gate(x)), self.up_proj(x)
+            if self._is_clamped:
+                values = self._clamped(values)
             # In place where nothing is recorded: a fresh buffer of this size costs more than the
             # product, because its pages are touched for the first time.
             hidden = hidden * values if torch.is_grad_enabled() else hidden.mul_(values)
@@ -112,6 +145,20 @@ class FeedForward(nn.Module):
             hidden = F.dropout(hidden, self.dropout)
         out: Tensor = self.down_proj(hidden)
         return out
+
+    def _activated(self, x: Tensor) -> Tensor:
+        if self.config.clamp is not None:
+            x = x.clamp(max=self.config.clamp)
+        if self.activation == "xielu":
+            activated: Tensor = self.xielu(x)
+            return activated
+        return activate(x, self.activation)
+
+    def _clamped(self, values: Tensor) -> Tensor:
+        """What a gate multiplies."""
+        if (most := self.config.clamp) is not None:
+            values = values.clamp(-most, most)
+        return values + self.config.up_offset
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, gated={self.gated}, dropout={self.dropout}"

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.config import NormConfig
-from polyhead.errors import UnsupportedError
-from polyhead.layers.unbuilt import refuse_unbuilt
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -33,46 +31,76 @@ class LayerNorm(nn.LayerNorm):
         dim: E.
         eps: Added to the variance.
         bias: Whether there is a bias.
+        weight: Whether there is a weight; without one there is no bias.
+        weight_offset: Added to the stored weight.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(dim, eps=eps, bias=bias)
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        bias: bool = True,
+        weight: bool = True,
+        weight_offset: float = 0.0,
+    ) -> None:
+        self.weight_offset = weight_offset
+        super().__init__(dim, eps=eps, elementwise_affine=weight, bias=bias)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.weight_offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., E]`` to the same."""
+        if not self.weight_offset:
+            return super().forward(x)
+        weight = self.weight + self.weight_offset
+        return F.layer_norm(x, self.normalized_shape, weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with a weight per feature and no bias.
+    """Root-mean-square norm with a weight per feature, or none, and no bias.
 
     Args:
         dim: E.
         eps: Added to the mean square.
         weight_offset: Added to the stored weight (Gemma stores weight − 1).
+        weight: Whether there is a weight.
 
     Attributes:
         config: Everything but ``dim`` as data.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-5, weight_offset: float = 0.0) -> None:
+    weight: nn.Parameter | None
+
+    def __init__(
+        self, dim: int, eps: float = 1e-5, weight_offset: float = 0.0, weight: bool = True
+    ) -> None:
         super().__init__()
         self.dim, self.eps, self.weight_offset = dim, eps, weight_offset
-        self.config = NormConfig("rmsnorm", eps, weight_offset=weight_offset)
-        self.weight = nn.Parameter(torch.empty(dim))
+        self.config = NormConfig("rmsnorm", eps, weight_offset=weight_offset, weight=weight)
+        self.register_parameter("weight", nn.Parameter(torch.empty(dim)) if weight else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, 1.0 - self.weight_offset)
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., E]`` to the same, in the dtype of ``x``."""
         weight = self.weight
         if x.shape[-1] != self.dim:
             raise ValueError(f"x must have {self.dim} features: got shape {list(x.shape)}")
+        dtype = x.dtype
+        if weight is None:
+            return normalise(x.float() if dtype in _NARROW else x, self.eps).to(dtype)
         code = native.code_for(x)
         if code is not None and native.is_plain(weight, x) and x.numel():
             rows = x.reshape(-1, self.dim)
             if rows.stride(-1) != 1:
                 rows = rows.contiguous()
             return code.norm(rows, weight, self.eps, self.weight_offset).view(x.shape)
-        dtype = x.dtype
         wide = x.float() if dtype in _NARROW else x
         if self.weight_offset:
             precise = weight.float() if weight.dtype in _NARROW else weight
@@ -104,13 +132,53 @@ def _epsilon(eps: float, dtype: torch.dtype) -> Tensor:
         return torch.tensor(eps, dtype=dtype, device="cpu")
 
 
+class HeadNorm(nn.Module):
+    """A norm over each head's features with a weight ``[H, D]`` of its own (Cohere, StableLM).
+
+    Args:
+        heads: H.
+        dim: D.
+        config: Which norm.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, heads: int, dim: int, config: NormConfig) -> None:
+        super().__init__()
+        self.config = config
+        plain = NormConfig(config.type, config.eps, weight=False)
+        self.plain = build_norm(dim, plain)
+        shape = (heads, dim)
+        weight = nn.Parameter(torch.empty(shape)) if config.weight else None
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", nn.Parameter(torch.empty(shape)) if config.bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1.0 - self.config.weight_offset)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H, D]`` to the same."""
+        wide = x.float() if x.dtype in _NARROW else x
+        y: Tensor = self.plain(wide)
+        if self.weight is not None:
+            y = y * (self.weight + self.config.weight_offset)
+        if self.bias is not None:
+            y = y + self.bias
+        return y.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return "" if self.weight is None else f"{list(self.weight.shape)}"
+
+
 def build_norm(dim: int, config: NormConfig) -> LayerNorm | RMSNorm:
     """The norm that ``config`` describes, over ``dim`` features."""
-    refuse_unbuilt(config, "weight")
     if config.type == "layernorm":
-        if config.weight_offset:
-            raise UnsupportedError("layernorm with a weight_offset is not computed yet")
-        return LayerNorm(dim, config.eps, config.bias)
-    norm = RMSNorm(dim, config.eps, config.weight_offset)
+        return LayerNorm(dim, config.eps, config.bias, config.weight, config.weight_offset)
+    norm = RMSNorm(dim, config.eps, config.weight_offset, config.weight)
     norm.config = config
     return norm

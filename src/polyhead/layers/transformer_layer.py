@@ -3,6 +3,8 @@
     pre        x + f(norm(x))               GPT-2, Llama
     post       norm(x + f(x))               Vaswani et al. 2017, BERT
     sandwich   x + norm(f(norm(x)))         Gemma 2 and 3
+    after      x + norm(f(x))               OLMo 2
+    parallel   x + a(norm(x)) + f(norm(x))  GPT-J, and with a norm for each GPT-NeoX
 
 with f the self-attention, then (in an encoder-decoder) the attention to the encoder's output, then
 the feed-forward network.
@@ -26,15 +28,14 @@ from polyhead.config import (
     NormConfig,
     RopeConfig,
 )
-from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.config.feed_forward import Activation
+from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention, default_head_dim
 from polyhead.layers.built import build_attention, build_network
 from polyhead.layers.exact import Exactly
-from polyhead.layers.feed_forward import Activation
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.step import step
-from polyhead.layers.unbuilt import refuse_unbuilt
 from polyhead.semantics import Bias, Mask
 
 
@@ -49,7 +50,7 @@ class TransformerLayer(nn.Module):
         activation: Of the feed-forward network.
         gated: Whether that network is gated (SwiGLU, GeGLU).
         norm: ``"layernorm"`` or ``"rmsnorm"``, or a ``NormConfig``.
-        norm_placement: ``"pre"``, ``"post"`` or ``"sandwich"``.
+        norm_placement: ``"pre"``, ``"post"``, ``"sandwich"`` or ``"after"``.
         rope: Rotary positions of the self-attention.
         cross_attention: Whether there is attention to a context.
         bias: Biases on all projections.
@@ -73,7 +74,7 @@ class TransformerLayer(nn.Module):
         activation: Activation = "relu",
         gated: bool = False,
         norm: Literal["layernorm", "rmsnorm"] | NormConfig = "layernorm",
-        norm_placement: Literal["pre", "post", "sandwich"] = "pre",
+        norm_placement: Literal["pre", "post", "sandwich", "after"] = "pre",
         rope: RoPE | RopeConfig | None = None,
         cross_attention: bool = False,
         bias: bool = True,
@@ -125,12 +126,13 @@ class TransformerLayer(nn.Module):
         return layer
 
     def _build(self, embed_dim: int, config: LayerConfig, rope: RoPE | None) -> None:
-        refuse_unbuilt(config, "parallel", "residual_scale", "attention_norm")
-        if config.norm_placement == "after":
-            raise UnsupportedError("LayerConfig.norm_placement='after' is not computed yet")
         if not 0.0 <= config.dropout < 1.0:
             raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
         self.config = config
+        self._post = config.norm_placement == "post"
+        self._norms_in = config.norm_placement in ("pre", "sandwich")
+        self._norms_out = config.norm_placement in ("sandwich", "after")
+        self._scale = config.residual_scale
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         parts = ["attention", "feed_forward"]
@@ -144,13 +146,9 @@ class TransformerLayer(nn.Module):
             parts.append("cross_attention")
         self.feed_forward = build_network(embed_dim, config.feed_forward)
         for part in parts:
-            self.add_module(f"{part}_norm", build_norm(embed_dim, config.norm))
-            sandwich = config.norm_placement == "sandwich"
-            self.add_module(
-                f"{part}_out_norm", build_norm(embed_dim, config.norm) if sandwich else None
-            )
-        self._post = config.norm_placement == "post"
-        self._sandwich = config.norm_placement == "sandwich"
+            for name, there in (("norm", config.has_norm(part)), ("out_norm", self._norms_out)):
+                norm = build_norm(embed_dim, config.norm) if there else None
+                self.add_module(f"{part}_{name}", norm)
 
     def forward(
         self,
@@ -199,26 +197,41 @@ class TransformerLayer(nn.Module):
             and (y := step(self, x, mask, cache)) is not None
         ):
             return y
-        h = x if self._post else self.attention_norm(x)
+        h = self._entered(x, "attention_norm")
+        beside = self._beside(x, h) if self.config.parallel is not None else None
         h = self.attention(h, mask=mask, bias=bias, positions=positions, cache=cache, kernel=kernel)
+        if beside is not None:
+            return self._joined(x, h + beside, "attention")
         x = self._joined(x, h, "attention")
         if self.cross_attention is not None:
-            h = x if self._post else self.cross_attention_norm(x)
+            h = self._entered(x, "cross_attention_norm")
             h = self.cross_attention(
                 h, context, mask=context_mask, cache=context_cache, kernel=kernel
             )
             x = self._joined(x, h, "cross_attention")
-        h = x if self._post else self.feed_forward_norm(x)
+        h = self._entered(x, "feed_forward_norm")
         h = self.feed_forward(h)
         return self._joined(x, h, "feed_forward")
 
+    def _beside(self, x: Tensor, normed: Tensor) -> Tensor:
+        """What the feed-forward network gives that reads what the attention reads."""
+        if self.config.parallel == "two norms":
+            normed = self.feed_forward_norm(x)
+        made: Tensor = self.feed_forward(normed)
+        return made
+
+    def _entered(self, x: Tensor, norm: str) -> Tensor:
+        """What a part reads, as the placement says."""
+        module = self._modules[norm] if self._norms_in else None
+        return x if module is None else module(x)
+
     def _joined(self, x: Tensor, h: Tensor, part: str) -> Tensor:
         """The residual path ``x`` and what a part made of it, as the placement says."""
-        if self._sandwich:
+        if self._norms_out:
             h = getattr(self, f"{part}_out_norm")(h)
         if self.training and self.config.dropout:
             h = F.dropout(h, self.config.dropout)
-        x = x + h
+        x = x + (h if self._scale == 1.0 else h * self._scale)
         if self._post:
             normed: Tensor = getattr(self, f"{part}_norm")(x)
             return normed

@@ -136,12 +136,11 @@ class Architecture:
 
 
 def _shape_of(layer: LayerConfig) -> LayerShape:
-    parts = 2 + (layer.cross_attention is not None)
     return LayerShape(
         attention=layer.attention,
         feed_forward=_network_of(layer.feed_forward),
         cross_attention=layer.cross_attention,
-        norms=parts * (2 if layer.norm_placement == "sandwich" else 1),
+        norms=layer.norms,
     )
 
 

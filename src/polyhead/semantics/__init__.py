@@ -4,11 +4,19 @@ Read in this order: ``tokens``, ``masks``, ``biases``, ``sources``, ``call``, ``
 ``reference``, ``state``, ``weights``.
 """
 
-from polyhead.semantics.biases import ALiBi, Bias, RelativeBias, TensorBias
+from polyhead.semantics.biases import (
+    ALiBi,
+    Bias,
+    RelativeBias,
+    RoundedALiBi,
+    TensorBias,
+    alibi_slopes,
+)
 from polyhead.semantics.call import Call, Specification
 from polyhead.semantics.drawing import draw
 from polyhead.semantics.masks import (
     Causal,
+    Chunk,
     Documents,
     Drop,
     Keep,
@@ -27,6 +35,7 @@ __all__ = [
     "Bias",
     "Call",
     "Causal",
+    "Chunk",
     "DenseSource",
     "Documents",
     "Drop",
@@ -36,6 +45,7 @@ __all__ = [
     "Mask",
     "Prefix",
     "RelativeBias",
+    "RoundedALiBi",
     "Span",
     "Specification",
     "State",
@@ -44,6 +54,7 @@ __all__ = [
     "Visibility",
     "Window",
     "add_sinks",
+    "alibi_slopes",
     "draw",
     "merge_states",
 ]

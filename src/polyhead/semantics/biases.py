@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyhead.errors import UnsupportedError
 from polyhead.semantics.masks import check_broadcast, cut, of_heads
 from polyhead.semantics.tokens import Tokens, distance
 
@@ -106,14 +107,54 @@ class ALiBi(Bias):
         return f"ALiBi([{len(self.slopes)}])"
 
 
-def alibi_slopes(num_heads: int) -> Tensor:
-    """``[H]`` slopes of the paper: 2^(−8i/H), and for other counts its interleaving rule."""
+class RoundedALiBi(ALiBi):
+    """ALiBi as Falcon computes it: bfloat16(slope · key position) · scale.
+
+    Without the query's position, which softmax does not see, and rounded whatever the dtype, so
+    that neighbouring keys far from the beginning get the same bias.
+
+    Args:
+        slopes: As of ``ALiBi``.
+        scale: Factor after rounding.
+    """
+
+    def __init__(self, slopes: Tensor | Sequence[float] | int, scale: float = 1.0) -> None:
+        super().__init__(slopes)
+        self.scale = scale
+
+    def with_tensor(self, tensor: Tensor) -> RoundedALiBi:
+        return RoundedALiBi(tensor, self.scale)
+
+    def of_heads(self, heads: Sequence[int]) -> RoundedALiBi:
+        return RoundedALiBi(self.slopes[list(heads)], self.scale)
+
+    def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
+        positions = k.position_tensor(like.device)
+        positions = positions[None] if positions.ndim == 1 else positions
+        slopes = self.slopes.to(device=like.device, dtype=torch.bfloat16)
+        rounded = slopes[:, None, None] * positions[:, None, None, :]
+        return rounded.to(like) * self.scale
+
+    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
+        raise UnsupportedError("RoundedALiBi has no gradient for its slopes")
+
+    def __repr__(self) -> str:
+        return f"RoundedALiBi([{len(self.slopes)}], scale={self.scale})"
+
+
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Tensor:
+    """``[H]`` slopes of the paper: 2^(−8i/H), and for other counts its interleaving rule.
+
+    Args:
+        num_heads: H.
+        max_bias: In place of 8.
+    """
     if num_heads < 1:
         raise ValueError(f"num_heads must be at least 1: got {num_heads}")
     power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    between = [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes + between)
+    slopes = [2.0 ** (-max_bias * (i + 1) / power) for i in range(power)]
+    between = [2.0 ** (-max_bias * (i + 0.5) / power) for i in range(num_heads - power)]
+    return torch.tensor(slopes + between, device="cpu")
 
 
 class RelativeBias(Bias):

@@ -18,11 +18,12 @@ from polyhead.semantics.masks.algebra import (
 )
 from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, cut, of_heads
 from polyhead.semantics.masks.packed import Documents, KeyLengths
-from polyhead.semantics.masks.positional import Causal, Prefix, Window
+from polyhead.semantics.masks.positional import Causal, Chunk, Prefix, Window
 
 __all__ = [
     "And",
     "Causal",
+    "Chunk",
     "Documents",
     "Drop",
     "Keep",

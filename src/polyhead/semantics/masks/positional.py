@@ -1,4 +1,4 @@
-"""Masks that compare absolute positions: causal order, a sliding window, a prefix seen by all."""
+"""Masks that compare absolute positions: causal order, a window, chunks, a prefix seen by all."""
 
 from __future__ import annotations
 
@@ -67,6 +67,33 @@ class Window(Mask):
 
     def __repr__(self) -> str:
         return f"Window({self.size}{'' if self.ahead is None else f', ahead={self.ahead}'})"
+
+
+class Chunk(Mask):
+    """Positions are cut into runs of ``size``; a query sees the keys of its own run (Llama 4)."""
+
+    def __init__(self, size: int) -> None:
+        self.size = whole("Chunk size", size, least=1)
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        rows, columns = _rows(q.position_tensor(device)), _columns(k.position_tensor(device))
+        return rows // self.size == columns // self.size
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        if q.span is None or k.span is None:
+            return Visibility.SOME
+        q_low, q_high = q.span.low // self.size, q.span.high // self.size
+        k_low, k_high = k.span.low // self.size, k.span.high // self.size
+        if q_high < k_low or k_high < q_low:
+            return Visibility.NONE
+        return Visibility.ALL if q_low == q_high == k_low == k_high else Visibility.SOME
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        first = _at_rows(q, device) // self.size * self.size
+        return Range(first, first + self.size)
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.size})"
 
 
 class Prefix(Mask):
