@@ -204,7 +204,7 @@ def test_a_cache_of_another_model_is_refused_by_the_field_that_differs():
         ({"kind": "paged", "page_size": 0}, "page_size must be a whole number of at least 1: got"),
         ({"spare": -1}, "spare must be a whole number of at least 0: got -1"),
         ({"kind": "latent"}, "kind must be 'auto', 'dense' or 'paged': got 'latent'"),
-        ({"capacity": -1}, "capacity must be at least 0: got -1"),
+        ({"capacity": -1}, "capacity must be a whole number of at least 0: got -1"),
     ],
 )
 def test_caches_that_cannot_be_are_refused_by_name(options, words):

@@ -135,7 +135,10 @@ def test_a_quantised_ring_holds_its_window_in_constant_memory():
     [
         (lambda: RingCache(0), "window must be a whole number of at least 1: got 0"),
         (lambda: RingCache(4, spare=-1), "spare must be a whole number of at least 0: got -1"),
-        (lambda: RingCache(4, capacity=-1), "capacity must be at least 0: got -1"),
+        (
+            lambda: RingCache(4, capacity=-1),
+            "capacity must be a whole number of at least 0",
+        ),
         (
             lambda: QuantizedCache(layout=Ring(64), sinks=4),
             "sinks must be 0 in a ring, which forgets its first tokens: got 4",

@@ -78,11 +78,14 @@ def test_text_beyond_the_context_is_refused_with_both_numbers(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--temperature", "-1"], ["temperature must be 0 (greedy) or more", "-1"]),
-        (["--top-k", "0"], ["top_k must be at least 1"]),
-        (["--top-p", "1.5"], ["top_p must be above 0 and at most 1"]),
-        (["--seed", "-3"], ["seed must be at least 0"]),
-        (["--max-new-tokens", "-1"], ["max_new_tokens must be 0 or more"]),
+        (
+            ["--temperature", "-1"],
+            ["at least 0 (0: greedy)", "-1"],
+        ),
+        (["--top-k", "0"], ["top_k must be a whole number of at least 1"]),
+        (["--top-p", "1.5"], ["top_p must be a finite number, above 0 and at most 1"]),
+        (["--seed", "-3"], ["seed must be a whole number of at least 0"]),
+        (["--max-new-tokens", "-1"], ["max_new_tokens must be a whole number of at least 0"]),
         (["--dtype", "int8"], ["dtype must be one of float32, bfloat16, float16", "int8"]),
         (["--stop", ""], ["stop must be a text of at least one character"]),
     ],

@@ -50,7 +50,7 @@ def test_bad_input_is_refused_by_name(model: TextEncoder) -> None:
         model.encode(["a", ""])
     with pytest.raises(InputError, match="at least one text: got none"):
         model.encode([])
-    with pytest.raises(ValueError, match="batch_size must be at least 1: got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1: got 0"):
         model.encode("a", batch_size=0)
 
 

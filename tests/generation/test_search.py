@@ -216,13 +216,13 @@ def test_quantised_and_paged_caches_share_the_prompt(pair):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_beams": 0}, "num_beams must be at least 1: got 0"),
+        ({"num_beams": 0}, "num_beams must be a whole number of at least 1: got 0"),
         ({"num_beams": 2, "num_return_sequences": 3}, "at most num_beams=2"),
         ({"num_return_sequences": 2}, "drawn one by one"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be a finite number, above 0"),
         ({"early_stopping": "now"}, "early_stopping must be True, False or 'never'"),
         ({"bad_words_ids": ((),)}, "at least one token"),
-        ({"min_p": 2.0}, "min_p must be 0 to 1"),
+        ({"min_p": 2.0}, "min_p must be a finite number, at least 0 and at most 1"),
     ],
 )
 def test_impossible_options_are_named(options, words):

@@ -105,7 +105,7 @@ def test_impossible_heads_are_refused(arguments, words):
     [
         ({"window": 0}, "window must be at least 1"),
         ({"softcap": 0.0}, "softcap must be positive or None"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"dropout": 1.0}, "dropout must be a finite number, at least 0 and below 1"),
         ({"kdim": 0}, "kdim must be a whole number"),
     ],
 )

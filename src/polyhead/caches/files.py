@@ -8,32 +8,38 @@ whole. Nothing of a cache changes before everything in the file has been checked
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from polyhead.caches.protocol import KeyValueCache
+from polyhead.writing import write_tensors
 
 _KEY = "polyhead.cache"
 _VERSION = 1
 
 
+class Saved(Protocol):
+    """What files ask of a cache; see ``KeyValueCache``."""
+
+    def description(self) -> dict[str, Any]: ...
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def fork(self) -> Self: ...
+    def restore(
+        self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], device: torch.device
+    ) -> None: ...
+
+
 def write(
     path: str | PathLike[str],
     owner: str,
-    caches: Sequence[KeyValueCache],
+    caches: Sequence[Saved],
     extra: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes caches to one file, whole or not at all.
@@ -51,19 +57,11 @@ def write(
         tensors |= {f"{i}.{name}": tensor for name, tensor in held.items()}
         all_facts.append(facts)
     header = json.dumps({"version": _VERSION, "owner": owner, "caches": all_facts})
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        save_file(tensors, name, metadata={_KEY: header})
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_tensors(path, tensors, {_KEY: header})
 
 
 def read(
-    path: str | PathLike[str], owner: str, caches: Sequence[KeyValueCache], device: torch.device
+    path: str | PathLike[str], owner: str, caches: Sequence[Saved], device: torch.device
 ) -> dict[str, Tensor]:
     """Fills caches from a file that ``write`` made of caches like them; returns the extra tensors.
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from polyhead.checks import whole
 from polyhead.errors import ConfigError
 
 BLOCK = 64
@@ -46,8 +47,8 @@ class Ring:
     spare: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("window", self.window, 1)
-        _at_least("spare", self.spare, 0)
+        whole("window", self.window, least=1, error=ConfigError)
+        whole("spare", self.spare, least=0, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Paged:
     page_size: int
 
     def __post_init__(self) -> None:
-        _at_least("page_size", self.page_size, 1)
+        whole("page_size", self.page_size, least=1, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Latent:
     qk_rope_head_dim: int
 
     def __post_init__(self) -> None:
-        _at_least("kv_lora_rank", self.kv_lora_rank, 1)
-        _at_least("qk_rope_head_dim", self.qk_rope_head_dim, 0)
+        whole("kv_lora_rank", self.kv_lora_rank, least=1, error=ConfigError)
+        whole("qk_rope_head_dim", self.qk_rope_head_dim, least=0, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class Quantized:
         for name in ("k_bits", "v_bits"):
             if getattr(self, name) not in (4, 8):
                 raise ConfigError(f"{name} must be 8 or 4: got {getattr(self, name)!r}")
-        _at_least("group", self.group, 2)
+        whole("group", self.group, least=2, error=ConfigError)
         if self.group % 2:
             raise ConfigError(f"group must be even, two 4-bit codes share a byte: got {self.group}")
-        _at_least("sinks", self.sinks, 0)
-        _at_least("recent", self.recent, 0)
+        whole("sinks", self.sinks, least=0, error=ConfigError)
+        whole("recent", self.recent, least=0, error=ConfigError)
 
 
 Layout = Dense | Ring | Paged
@@ -207,7 +208,7 @@ def stores(
         ConfigError: A layout and a storage that do not go together, or sizes below 1.
     """
     for name, value in (("kv_heads", kv_heads), ("key_dim", key_dim), ("value_dim", value_dim)):
-        _at_least(name, value, 1)
+        whole(name, value, least=1, error=ConfigError)
     latent = storage if isinstance(storage, Latent) else getattr(storage, "latent", None)
     if latent is not None:
         wanted = (1, latent.kv_lora_rank + latent.qk_rope_head_dim, latent.kv_lora_rank)
@@ -299,8 +300,8 @@ def cache_bytes(
     Raises:
         ConfigError: Numbers that do not go together, named.
     """
-    _at_least("tokens", tokens, 0)
-    _at_least("batch", batch, 1)
+    whole("tokens", tokens, least=0, error=ConfigError)
+    whole("batch", batch, least=1, error=ConfigError)
     parts = stores(
         layout,
         storage,
@@ -327,8 +328,3 @@ def _codes(
         Field(f"{name}_scale", heads, scales, SCALE_DTYPE),
         Field(f"{name}_zero", heads, scales, SCALE_DTYPE),
     )
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}: got {value!r}")

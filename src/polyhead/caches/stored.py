@@ -22,6 +22,7 @@ from polyhead.caches.memory import Rows
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import row_by_row, view, with_chunk
+from polyhead.checks import whole
 from polyhead.semantics.sources import KeyValueSource
 
 _NAMES = ("batch", "kv heads", "head size", "head size", "dtype", "device")
@@ -46,8 +47,7 @@ class StoredCache(KeyValueCache):
     def __init__(
         self, layout: Layout | None = None, storage: Storage | None = None, capacity: int = 0
     ) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 0:
-            raise ValueError(f"capacity must be at least 0: got {capacity!r}")
+        capacity = whole("capacity", capacity, least=0, error=ValueError)
         self.layout: Layout = Dense() if layout is None else layout
         self.storage: Storage = Plain() if storage is None else storage
         latent = latent_of(self.storage)

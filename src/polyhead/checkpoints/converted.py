@@ -31,6 +31,7 @@ from polyhead.checkpoints.safetensors_files import WEIGHTS, read_tensor_file
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
+from polyhead.writing import write_tensors
 
 # Counted up whenever what a conversion yields, or how it is stored, changes.
 FORMAT = 1
@@ -106,10 +107,8 @@ def _hash(text: str) -> str:
 
 
 def _write(folder: Path, parts: Parts) -> None:
-    from safetensors.torch import save_file
-
     state = {name: tensor.contiguous() for name, tensor in parts.state.items()}
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(folder / WEIGHTS, state, {"format": "pt"})
     if parts.tokenizer is not None:
         parts.tokenizer.save(folder)
     manifest: dict[str, Any] = {

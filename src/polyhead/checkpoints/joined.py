@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from polyhead.checkpoints.converted import cache_directory
 from polyhead.errors import CheckpointError
+from polyhead.writing import replacing
 
 
 def join(parts: Sequence[Path]) -> Path:
@@ -30,22 +29,15 @@ def join(parts: Sequence[Path]) -> Path:
     target = cache_directory() / "joined" / f"{name.stem}-{digest}{name.suffix}"
     if target.is_file():
         return target
-    partial = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(prefix=".partial-", dir=target.parent)
-        partial = Path(made)
-        with os.fdopen(handle, "wb") as whole:
+        with replacing(target) as partial, partial.open("xb") as whole:
             for path in parts:
                 with path.open("rb") as part:
                     shutil.copyfileobj(part, whole, 1 << 20)
-        os.replace(partial, target)
     except OSError as error:
         raise CheckpointError(
             f"the parts of {parts[0].name} cannot be joined in {target.parent}: "
             f"{error.strerror or error}; POLYHEAD_CACHE names another directory"
         ) from error
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
     return target

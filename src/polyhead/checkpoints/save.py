@@ -19,6 +19,7 @@ from polyhead.checkpoints.load import Checkpoint
 from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
 from polyhead.errors import CheckpointError
 from polyhead.families import find_family, write_config
+from polyhead.writing import write_tensors
 
 _CONFIG = "config.json"
 
@@ -82,13 +83,7 @@ def save_checkpoint(
 def _write(
     folder: Path, config: dict[str, Any], weights: dict[str, Tensor], checkpoint: Checkpoint
 ) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    except SafetensorError as error:  # how the library reports a full disk
-        raise OSError(str(error)) from error
+    write_tensors(folder / WEIGHTS, weights, {"format": "pt"})
     write_json(folder / _CONFIG, config)
     if checkpoint.has_tokenizer:
         checkpoint.tokenizer.save(folder)

@@ -115,7 +115,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")
         if self.num_heads % self.num_kv_heads:
-            divisors = [g for g in range(1, self.num_heads + 1) if self.num_heads % g == 0]
+            near = range(1, min(self.num_heads, 1024) + 1)
+            divisors = [g for g in near if self.num_heads % g == 0]
             raise ConfigError(
                 f"num_kv_heads must divide num_heads: got num_heads={self.num_heads}, "
                 f"num_kv_heads={self.num_kv_heads}; use one of {divisors}"

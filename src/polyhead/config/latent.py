@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
+from polyhead.config.data import check_share, check_whole
 from polyhead.config.layout import CacheShape, CallCost, HeadLayout, shared
 from polyhead.config.norm import NormConfig
 from polyhead.config.pieces import Piece
@@ -67,8 +68,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
             value = getattr(self, name)
             if value is None and name == "q_lora_rank":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")
+            check_whole(name, value)
         if self.qk_rope_head_dim % 2:
             raise ConfigError(f"qk_rope_head_dim must be even: got {self.qk_rope_head_dim}")
         if self.rope is not None and self.rope.dim not in (None, self.qk_rope_head_dim):
@@ -76,8 +76,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
                 f"rope dim must be qk_rope_head_dim={self.qk_rope_head_dim} or None: got "
                 f"{self.rope.dim}"
             )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout must be at least 0 and below 1: got {self.dropout}")
+        check_share("dropout", self.dropout)
 
     @property
     def qk_head_dim(self) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from polyhead.checks import flag, whole
 from polyhead.errors import ConfigError, ContextLengthError, InputError
-from polyhead.generation.sampling import check_whole
 from polyhead.semantics import KeyLengths
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ class TextEncoder(nn.Module):
             InputError: no texts, or an empty one.
             ContextLengthError: a text longer than the model's context; nothing is cut in silence.
         """
-        check_whole("batch_size", batch_size)
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1: got {batch_size}")
+        batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
+        flag("normalise", normalise)
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts:
             raise InputError("texts must hold at least one text: got none")

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
+from polyhead.checks import number, whole
 from polyhead.errors import ConfigError, UnsupportedError
-from polyhead.generation.sampling import Sampling, check_number, check_whole
+from polyhead.generation.sampling import Sampling
 
 _LIST = ("suppress_tokens", "begin_suppress_tokens", "eos_token_ids", "forced_eos_token_ids")
 _WHOLE = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens")
@@ -122,30 +123,28 @@ class GenerationOptions:
         for name in ("max_new_tokens", "max_length", *_WHOLE, *_TOKEN):
             value = getattr(self, name)
             if value is not None:
-                _at_least(name, value, 0)
+                whole(name, value, least=0, error=ValueError)
         for name in ("num_beams", "num_return_sequences"):
-            _at_least(name, getattr(self, name), 1)
+            whole(name, getattr(self, name), least=1, error=ValueError)
         for name in _FACTOR:
-            check_number(name, getattr(self, name))
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0: got {getattr(self, name)!r}")
-        check_number("length_penalty", self.length_penalty)
+            number(name, getattr(self, name), above=0, error=ValueError)
+        number("length_penalty", self.length_penalty, error=ValueError)
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(
                 f"early_stopping must be True, False or 'never': got {self.early_stopping!r}"
             )
         for name in _LIST:
             for token in _sequence(name, getattr(self, name)):
-                _at_least(name, token, 0)
+                whole(name, token, least=0, error=ValueError)
         for word in _sequence("bad_words_ids", self.bad_words_ids):
             if not _sequence("bad_words_ids", word):
                 raise ValueError("bad_words_ids must hold sequences of at least one token: got []")
             for token in word:
-                _at_least("bad_words_ids", token, 0)
+                whole("bad_words_ids", token, least=0, error=ValueError)
         if self.exponential_decay_length_penalty is not None:
             start, factor = self.exponential_decay_length_penalty
-            _at_least("exponential_decay_length_penalty", start, 0)
-            check_number("exponential_decay_length_penalty", factor)
+            whole("exponential_decay_length_penalty", start, least=0, error=ValueError)
+            number("exponential_decay_length_penalty", factor, error=ValueError)
         sampled = not self.sampling.greedy  # which checks the values of sampling
         if self.num_return_sequences > self.num_beams and (self.num_beams > 1 or not sampled):
             raise ValueError(
@@ -233,12 +232,6 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name} must be a sequence of tokens: got {value!r}")
     return value
-
-
-def _at_least(name: str, value: Any, least: int) -> None:
-    check_whole(name, value)
-    if not least <= value < 2**63:
-        raise ValueError(f"{name} must be at least {least}: got {value!r}")
 
 
 def room(options: GenerationOptions, prompt: int, context: int) -> tuple[int, str]:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from polyhead.checks import number, whole
 
 
 @dataclass(frozen=True)
@@ -55,41 +55,19 @@ class Sampling:
         for name in ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
             value = getattr(self, name)
             if value is not None:
-                check_number(name, value)
-                if not 0 <= value <= 1:
-                    raise ValueError(f"{name} must be 0 to 1, or None for off: got {value!r}")
+                number(name, value, least=0, most=1, hint=", or None for off", error=ValueError)
         if self.temperature is not None:
-            check_number("temperature", self.temperature)
-            if self.temperature < 0:
-                raise ValueError(
-                    f"temperature must be 0 (greedy) or more: got {self.temperature!r}"
-                )
+            number("temperature", self.temperature, least=0, hint=" (0: greedy)", error=ValueError)
         if self.top_k is not None:
-            check_whole("top_k", self.top_k)
-            if self.top_k < 1:
-                raise ValueError(f"top_k must be at least 1, or None for all: got {self.top_k!r}")
+            whole("top_k", self.top_k, least=1, error=ValueError)
         if self.top_p is not None:
-            check_number("top_p", self.top_p)
-            if not 0 < self.top_p <= 1:
-                raise ValueError(f"top_p must be above 0 and at most 1: got {self.top_p!r}")
+            number("top_p", self.top_p, above=0, most=1, error=ValueError)
         if self.seed is not None:
-            check_whole("seed", self.seed)
-            if not 0 <= self.seed < 2**63:
-                raise ValueError(f"seed must be at least 0 and below 2**63: got {self.seed!r}")
+            whole("seed", self.seed, least=0, error=ValueError)
 
     @property
     def greedy(self) -> bool:
         return not self.temperature
-
-
-def check_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number: got {value!r}")
-
-
-def check_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} must be a whole number: got {value!r}")
 
 
 class Sampler:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from polyhead.caches.source import Held
@@ -38,6 +36,7 @@ from polyhead.semantics import (
 )
 from polyhead.semantics.masks import And, Not, Or
 from polyhead.semantics.masks.counts import PerRow
+from polyhead.writing import write_tensors
 
 KEY = "polyhead.probe"
 _VERSION = 1
@@ -85,14 +84,7 @@ def write(path: str | os.PathLike[str], content: Any) -> None:
     """
     tensors: dict[str, Tensor] = {}
     header = json.dumps({"version": _VERSION, "content": _packed(content, tensors)})
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        save_file(tensors, draft, metadata={KEY: header})
-        os.replace(draft, target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    write_tensors(path, tensors, {KEY: header})
 
 
 def read(path: str | os.PathLike[str]) -> Any:

@@ -17,14 +17,12 @@ the page's content security policy forbids the network and every script but its 
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import json
 import math
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -33,6 +31,8 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from polyhead.writing import replacing
 
 __all__ = ["HeadStatistics", "PageData", "render", "write"]
 
@@ -187,18 +187,10 @@ def write(data: PageData, path: str | os.PathLike[str]) -> Path:
         TypeError: As `render`.
         ValueError: As `render`.
     """
-    goal = Path(path)
     text = render(data)
-    draft = goal.parent / f".polyhead-{secrets.token_hex(8)}.tmp"
-    try:
-        with draft.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.replace(draft, goal)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-    return goal
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8", newline="\n")
+    return Path(path)
 
 
 @dataclass(frozen=True)

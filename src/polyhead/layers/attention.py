@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
+from polyhead.checks import flag, share, whole
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
@@ -100,6 +101,7 @@ class MultiHeadAttention(Hooked):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        flag("bias", bias, error=ConfigError)
         config = self.config_class(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -150,8 +152,7 @@ class MultiHeadAttention(Hooked):
         rope: RoPE | None,
     ) -> None:
         _check_sizes(embed_dim=embed_dim, kdim=kdim, vdim=vdim)
-        if not 0.0 <= config.dropout < 1.0:
-            raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
+        share("dropout", config.dropout, error=ConfigError)
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
         H, G, D = config.num_heads, config.num_kv_heads, config.head_dim
@@ -422,10 +423,9 @@ def default_head_dim(embed_dim: int, num_heads: int) -> int:
     """embed_dim / num_heads; raises ConfigError where that is not whole."""
     _check_sizes(embed_dim=embed_dim, num_heads=num_heads)
     if embed_dim % num_heads:
-        nearest = min(
-            (h for h in range(1, embed_dim + 1) if embed_dim % h == 0),
-            key=lambda h: (abs(h - num_heads), -h),
-        )
+        near = range(max(1, num_heads - 1000), min(embed_dim, num_heads + 1000) + 1)
+        divisors = [heads for heads in near if embed_dim % heads == 0] or [1]
+        nearest = min(divisors, key=lambda heads: (abs(heads - num_heads), -heads))
         raise ConfigError(
             f"num_heads must divide embed_dim: got embed_dim={embed_dim}, num_heads={num_heads}; "
             f"use {nearest} or pass head_dim"
@@ -435,5 +435,5 @@ def default_head_dim(embed_dim: int, num_heads: int) -> int:
 
 def _check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")
+        if value is not None:
+            whole(name, value, least=1, error=ConfigError)

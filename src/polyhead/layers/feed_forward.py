@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead.checks import share, whole
 from polyhead.config import FeedForwardConfig
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
@@ -110,8 +111,8 @@ class FeedForward(nn.Module):
         return network
 
     def _build(self, embed_dim: int, config: FeedForwardConfig) -> None:
-        if not 0.0 <= config.dropout < 1.0:
-            raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
+        whole("embed_dim", embed_dim, least=1, error=ConfigError)
+        share("dropout", config.dropout, error=ConfigError)
         self.config = config
         self.activation, self.gated, self.dropout = config.activation, config.gated, config.dropout
         self.hidden_dim, bias = config.hidden_dim, config.bias

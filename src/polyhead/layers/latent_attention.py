@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
+from polyhead.checks import whole
 from polyhead.config import LatentAttentionConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
@@ -116,8 +117,7 @@ class MultiHeadLatentAttention(Hooked):
         return layer
 
     def _build(self, embed_dim: int, config: LatentAttentionConfig, rope: RoPE | None) -> None:
-        if not isinstance(embed_dim, int) or embed_dim < 1:
-            raise ConfigError(f"embed_dim must be a whole number of at least 1: got {embed_dim!r}")
+        whole("embed_dim", embed_dim, least=1, error=ConfigError)
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
         self.config, self.embed_dim = config, embed_dim

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
+from polyhead.checks import whole
 from polyhead.config import NormConfig
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -78,8 +79,9 @@ class RMSNorm(nn.Module):
         self, dim: int, eps: float = 1e-5, weight_offset: float = 0.0, weight: bool = True
     ) -> None:
         super().__init__()
-        self.dim, self.eps, self.weight_offset = dim, eps, weight_offset
+        whole("dim", dim, least=1)
         self.config = NormConfig("rmsnorm", eps, weight_offset=weight_offset, weight=weight)
+        self.dim, self.eps, self.weight_offset = dim, eps, weight_offset
         self.register_parameter("weight", nn.Parameter(torch.empty(dim)) if weight else None)
         self.reset_parameters()
 

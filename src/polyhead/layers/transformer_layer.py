@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
+from polyhead.checks import flag, share
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -81,6 +82,8 @@ class TransformerLayer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        flag("bias", bias, error=ConfigError)
+        flag("cross_attention", cross_attention, error=ConfigError)
         attention = AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -126,8 +129,7 @@ class TransformerLayer(nn.Module):
         return layer
 
     def _build(self, embed_dim: int, config: LayerConfig, rope: RoPE | None) -> None:
-        if not 0.0 <= config.dropout < 1.0:
-            raise ConfigError(f"dropout must be at least 0 and below 1: got {config.dropout}")
+        share("dropout", config.dropout, error=ConfigError)
         self.config = config
         self._post = config.norm_placement == "post"
         self._norms_in = config.norm_placement in ("pre", "sandwich")

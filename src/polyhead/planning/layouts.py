@@ -156,7 +156,7 @@ def _groups(shape: AttentionShape) -> int | None:
     H, G = shape.num_heads, shape.cache_shape.kv_heads
     if 1 < G < H:
         return G
-    divisors = [g for g in range(2, H) if H % g == 0]
+    divisors = [g for g in range(2, min(H, 1024)) if H % g == 0]
     return min(divisors, key=lambda g: (abs(g - 8), g)) if divisors else None
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from polyhead.checks import whole
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.models.counts import ParameterCounts
 from polyhead.planning.activations import activation_elements
@@ -186,9 +187,9 @@ def plan(
         ModelNotFoundError: No preset and no path of that name.
     """
     for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", tensor_parallel)):
-        _whole(name, value)
+        whole(name, value, least=1, error=ConfigError)
     if page is not None:
-        _whole("page", page)
+        whole("page", page, least=1, error=ConfigError)
     kv_dtype = _cache_dtype(kv_dtype, dtype)
     found = subject(config)
     model, ranks = found.architecture, tensor_parallel
@@ -327,8 +328,3 @@ def _check_context(model: Architecture, tokens: int) -> None:
             f"tokens must be at most max_position_embeddings={limit:,}, the most that the model "
             f"reads: got {tokens:,}"
         )
-
-
-def _whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyhead.checks import whole
 from polyhead.semantics.masks.algebra import Visibility
 from polyhead.semantics.tokens import Span, is_traced
 
@@ -17,15 +18,6 @@ def below(keys: Span | None, bound: Span | None) -> Visibility:
     if keys.high < bound.low:
         return Visibility.ALL
     return Visibility.NONE if keys.low >= bound.high else Visibility.SOME
-
-
-def whole(name: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be a whole number: got {value!r}")
-    number = value.__index__()
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}: got {number}")
-    return int(number)
 
 
 def short(numbers: Sequence[int], most: int = 8) -> str:

@@ -9,8 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from polyhead.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
-from polyhead.semantics.masks.counts import PerRow, below, short, whole
+from polyhead.semantics.masks.counts import PerRow, below, short
 from polyhead.semantics.tokens import Span, Tokens
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyhead.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
-from polyhead.semantics.masks.counts import PerRow, below, whole
+from polyhead.semantics.masks.counts import PerRow, below
 from polyhead.semantics.tokens import Tokens
 
 

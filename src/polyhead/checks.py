@@ -1,0 +1,141 @@
+"""Arguments, checked: the sentence names the argument, what came and what may come.
+
+A wrong kind is a TypeError and a number out of its range a ValueError; where a caller promises one
+error for both, it is given as ``error``.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+_BIG = 1 << 63
+
+
+def whole(
+    name: str,
+    value: Any,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    error: type[Exception] | None = None,
+) -> int:
+    """``value`` as an int: a whole number in a range, whatever its type; True and False are none.
+
+    Args:
+        name: Of the argument.
+        value: What came.
+        least: The smallest that may come; None: any.
+        most: The largest that may come; None: any.
+        error: Raised for a wrong kind and for a wrong number; default TypeError and ValueError.
+    """
+    wanted = f"{name} must be a whole number" + _limits(least, most)
+    if type(value) is not int:  # the usual case costs no more than this
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise (error or TypeError)(f"{wanted}: got {shown(value)}")
+        try:
+            value = value.__index__()
+        except (TypeError, RuntimeError) as cause:  # a tensor of several numbers, or of fractions
+            raise (error or TypeError)(f"{wanted}: got {shown(value)}") from cause
+    if not is_whole(value):
+        wanted += " and of 64 bits"
+        raise (error or ValueError)(f"{wanted}: got {shown(value)}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise (error or ValueError)(f"{wanted}: got {shown(value)}")
+    return int(value)
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    hint: str = "",
+    error: type[Exception] | None = None,
+) -> float:
+    """``value``: a finite number in a range; True and False are none.
+
+    Args:
+        name: Of the argument.
+        value: What came.
+        above: It must be greater than this, or
+        least: at least this.
+        below: It must be less than this, or
+        most: at most this.
+        hint: Put behind what may come, such as ``", or None for off"``.
+        error: Raised for a wrong kind and for a wrong number; default TypeError and ValueError.
+    """
+    parts = (("above", above), ("at least", least), ("below", below), ("at most", most))
+    limits = " and ".join(f"{word} {end:g}" for word, end in parts if end is not None)
+    wanted = f"{name} must be a finite number" + (f", {limits}" if limits else "") + hint
+    kind: type = type(value)
+    if kind is bool or not issubclass(kind, Real):
+        raise (error or TypeError)(f"{wanted}: got {shown(value)}")
+    if (
+        not is_finite(value)
+        or (above is not None and value <= above)
+        or (least is not None and value < least)
+        or (below is not None and value >= below)
+        or (most is not None and value > most)
+    ):
+        raise (error or ValueError)(f"{wanted}: got {shown(value)}")
+    real: float = value  # every real number serves as one
+    return real
+
+
+def share(name: str, value: Any, *, error: type[Exception] | None = None) -> float:
+    """``value``: a share that dropout may drop, at least 0 and below 1."""
+    return number(name, value, least=0.0, below=1.0, error=error)
+
+
+def flag(name: str, value: Any, *, error: type[Exception] = TypeError) -> bool:
+    """``value``: True or False."""
+    if not isinstance(value, bool):
+        raise error(f"{name} must be True or False: got {shown(value)}")
+    return value
+
+
+def one_of(
+    name: str, value: Any, choices: Iterable[Any], *, error: type[Exception] = ValueError
+) -> Any:
+    """``value``: one of a few."""
+    choices = list(choices)
+    if not any(value is each or (type(value) is type(each) and value == each) for each in choices):
+        said = ("one of " if len(choices) > 1 else "") + ", ".join(map(repr, choices))
+        raise error(f"{name} must be {said}: got {shown(value)}")
+    return value
+
+
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is an int of 64 bits; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and -_BIG <= value < _BIG
+
+
+def is_finite(value: Any) -> bool:
+    """Whether ``value`` is a real number that a float can hold; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def shown(value: Any) -> str:
+    """``value`` in a sentence: cut where it is long."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of so many digits
+        return f"a number of {value.bit_length():,} bits"
+
+
+def _limits(least: int | None, most: int | None) -> str:
+    if least is None:
+        return "" if most is None else f" of at most {most:,}"
+    return f" of at least {least:,}" if most is None else f" from {least:,} to {most:,}"
