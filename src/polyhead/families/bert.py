@@ -20,7 +20,7 @@ def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_layer_norm(keys)
     dropout = keys.number("hidden_dropout_prob")
     keys.expect("position_embedding_type", "absolute")
-    keys.take("tie_word_embeddings", True)  # of the masked-token head, which is not built
+    keys.flag("tie_word_embeddings", True)  # of the masked-token head, which is not built
     names = keys.take("architectures", None) or ["BertModel"]
     if not str(names[0]).endswith(("Model", "ForMaskedLM", "ForPreTraining")):
         wanted = "a class named ...Model or ...ForMaskedLM or ...ForPreTraining"

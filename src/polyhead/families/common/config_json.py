@@ -162,7 +162,7 @@ def _read(keys: Keys, family: Family) -> TransformerConfig:
     except ConfigError as error:
         if str(keys.where) in str(error):
             raise
-        raise ConfigError(f"{keys.where}: {error}") from error
+        raise ConfigError(f"{keys.where}: {error}{keys.misspelt()}") from error
     keys.expect("is_encoder_decoder", config.kind == "encoder-decoder")
     return config
 

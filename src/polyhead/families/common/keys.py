@@ -7,6 +7,7 @@ stands on a list of keys known to change nothing.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, overload
 
@@ -75,7 +76,7 @@ class Keys:
         if key in self._defaults:
             return self._defaults[key]
         if default is _MISSING:
-            raise ConfigError(f"{self.where}: key {self.named(key)!r} is missing")
+            raise ConfigError(f"{self.where}: key {self.named(key)!r} is missing{self.misspelt()}")
         return default
 
     @overload
@@ -150,6 +151,7 @@ class Keys:
         """The error for a value that is understood but not supported."""
         return ConfigError(
             f"{self.where}: {self.named(key)} is {shortened(value)}; supported is {supported}"
+            f"{self.misspelt()}"
         )
 
     def finish(self, harmless: Collection[str] = ()) -> None:
@@ -163,8 +165,17 @@ class Keys:
                 value, shown = self._values[name], self._shown.get(name, name)
                 raise ConfigError(
                     f"{self.where}: key {shortened(shown)} (value {shortened(value)}) is not "
-                    f"understood, so the model might load and be wrong"
+                    f"understood, so the model might load and be wrong{self.misspelt()}"
                 )
+
+    def misspelt(self) -> str:
+        """What to say of a key that nobody took and that is nearly one that was looked for."""
+        absent = [name for name in self._taken if name not in self._values]
+        for name in self.untaken():
+            near = difflib.get_close_matches(name, absent, 1, 0.85)
+            if near:
+                return f"; is {shortened(name)} meant to be {near[0]!r}?"
+        return ""
 
     def untaken(self) -> list[str]:
         """The keys that were there and that nobody took."""

@@ -55,10 +55,10 @@ def read_rope(
     Raises:
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
     """
-    values = _either(keys, "rope_parameters", "rope_scaling")
+    name, values = _either(keys, "rope_parameters", "rope_scaling")
     inner = Keys(
         {key: value for key, value in values.items() if value is not None},
-        f"{keys.where}: rope parameters",
+        f"{keys.where}: {keys.named(name)}",
     )
     theta = _once(keys, inner, "rope_theta", theta)
     part = _once(keys, inner, "partial_rotary_factor", 1.0 if share is None else share)
@@ -114,15 +114,15 @@ def _value(keys: Keys, key: str) -> Any:
     return tuple(float(entry) for entry in values)
 
 
-def _either(keys: Keys, new: str, old: str) -> Mapping[str, Any]:
-    """The one of two keys that is there; both only if they agree."""
+def _either(keys: Keys, new: str, old: str) -> tuple[str, Mapping[str, Any]]:
+    """The one of two keys that is there, and its name; both only if they agree."""
     first, second = keys.take(new, None), keys.take(old, None)
     if first and second and first != second:
         raise keys.refused(old, second, f"only one of {new} and {old}, or both the same")
-    values = first or second or {}
+    name, values = (old, second or {}) if not first else (new, first)
     if not isinstance(values, Mapping):
-        raise keys.refused(new if first else old, values, "an object")
-    return values
+        raise keys.refused(name, values, "an object")
+    return name, values
 
 
 def _once(outer: Keys, inner: Keys, key: str, default: float) -> float:
