@@ -88,6 +88,7 @@ class Case:
         tokens: So many in a sequence; more than the windows and than the original rotary length.
         arguments: What both models are called with beside ids: for further inputs.
         spread: Standard deviation of the matrices.
+        attention: How transformers computes it: ``"sdpa"`` where ``"eager"`` is not what it means.
         gguf: How a GGUF file of it is written; None: none is read.
     """
 
@@ -97,6 +98,7 @@ class Case:
     auto: str = "AutoModelForCausalLM"
     tokens: int = 24
     spread: float = 0.15
+    attention: str = "eager"
     gguf: GgufCase | None = None
 
     def config(self, *options: Mapping[str, Any]) -> Any:
@@ -107,14 +109,15 @@ class Case:
         said = {key for each in options for key in each}
         known = {key: value for key, value in values.items() if value is not None or key in said}
         made = transformers.AutoConfig.for_model(self.model_type, **known)
-        made._attn_implementation = "eager"
+        made._attn_implementation = self.attention
         return made
 
     def build(self, *options: Mapping[str, Any]) -> Any:
         """transformers' model with random weights, biases and norms."""
         torch.manual_seed(len(json.dumps(options)))
         kind = getattr(transformers, self.auto)
-        model = kind.from_config(self.config(*options), attn_implementation="eager").eval()
+        config = self.config(*options)
+        model = kind.from_config(config, attn_implementation=self.attention).eval()
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("e_score_correction_bias"):
                 torch.nn.init.normal_(tensor, std=0.3)
@@ -286,7 +289,7 @@ def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> 
 def _saved_back(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> None:
     save_checkpoint(ours, folder / "ours")
     again, report = getattr(transformers, case.auto).from_pretrained(
-        folder / "ours", attn_implementation="eager", output_loading_info=True
+        folder / "ours", attn_implementation=case.attention, output_loading_info=True
     )
     assert again.config.model_type == case.model_type
     table = families()[case.model_type].tensors_of(theirs.config.to_dict())

@@ -31,7 +31,8 @@ def read(keys: Keys) -> TransformerConfig:
 
 def _read_kinds(keys: Keys, num_layers: int) -> list[str]:
     """``"global"`` or ``"local"`` for every layer, from ``[[kinds], times]`` or one by one."""
-    groups, kinds = keys.take("attention_types"), keys.take("attention_layers", None)
+    groups = keys.take("attention_types") or [[["global", "local"], 12]]
+    kinds = keys.take("attention_layers", None)
     try:
         listed = [kind for names, times in groups for kind in list(names) * times]
     except (TypeError, ValueError) as error:
@@ -73,7 +74,7 @@ FAMILIES = (
         ),
         defaults=DEFAULTS
         | {
-            "attention_types": [[["global", "local"], 12]],
+            "attention_types": None,
             "window_size": 256,
             "attention_dropout": 0.0,
             "hidden_dropout_prob": 0.0,
