@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import polyhead as ph
+from polyhead.config import FeedForwardConfig, LayerConfig, TransformerConfig
+from polyhead.families import find_family
 from polyhead.layers import LatentAttentionConfig, MultiHeadLatentAttention, RopeConfig
-from polyhead.layers.latent_layout import from_deepseek, to_deepseek
 
 R, P, H, N, V = 24, 8, 4, 16, 12
 SIZES: dict[str, Any] = {
@@ -22,6 +23,29 @@ SIZES: dict[str, Any] = {
     "v_head_dim": V,
 }
 BOTH = pytest.mark.parametrize("computation", ["absorbed", "expanded"])
+
+
+def _table(config: LatentAttentionConfig, interleaved: bool) -> tuple[Any, TransformerConfig]:
+    values = {"num_hidden_layers": 1, "rope_interleave": interleaved}
+    layer = LayerConfig(config, FeedForwardConfig(8))
+    model = TransformerConfig("decoder", 8, 48, 2560, (layer,))
+    return find_family("deepseek_v3", "config.json").tensors_of(values), model
+
+
+def from_deepseek(
+    state: dict[str, Tensor], config: LatentAttentionConfig, interleaved: bool = True
+) -> dict[str, Tensor]:
+    table, model = _table(config, interleaved)
+    named = {f"model.layers.0.self_attn.{name}": tensor for name, tensor in state.items()}
+    ours, _ = table.to_ours(named, model, "here")
+    return {name.removeprefix("layers.0.attention."): tensor for name, tensor in ours.items()}
+
+
+def to_deepseek(state: dict[str, Tensor], config: LatentAttentionConfig) -> dict[str, Tensor]:
+    table, model = _table(config, True)
+    named = {f"layers.0.attention.{name}": tensor for name, tensor in state.items()}
+    theirs = table.to_theirs(named, model)
+    return {name.removeprefix("model.layers.0.self_attn."): t for name, t in theirs.items()}
 
 
 def tokens(count: int, batch: int = 2) -> Tensor:

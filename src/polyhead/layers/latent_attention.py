@@ -42,7 +42,7 @@ class MultiHeadLatentAttention(Hooked):
 
     Names of parameters are DeepSeek's, but for the norms (``q_a_layernorm`` is ``q_a_norm``,
     ``kv_a_layernorm`` is ``kv_a_norm``) and the order of rotary rows, which is half-split here and
-    interleaved in the files: ``latent_layout.from_deepseek`` renames and permutes.
+    interleaved in the files: the family's table of tensors renames and permutes.
 
     Args:
         embed_dim: E, features of ``x`` and of the output.
