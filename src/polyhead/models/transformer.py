@@ -53,7 +53,6 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         refuse_unbuilt(config, "encoder", "relative_bias", "weights_of", "head_transform", "task")
-        refuse_unbuilt(config, "logit_scale")
         self.config = config
         E = config.embed_dim
         self.embedding = Embedding(config.vocab_size, E, config.max_positions, config.embedding)
@@ -203,7 +202,9 @@ class Transformer(nn.Module):
             raise ValueError("this model has no head: its output are hidden states")
         weight = self.embedding.tokens.weight if self.head.weight is None else self.head.weight
         logits = product(hidden, weight, self.head.bias)
-        cap = self.config.logit_softcap
+        scale, cap = self.config.logit_scale, self.config.logit_softcap
+        if scale != 1.0:
+            logits = logits * scale
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def encode(

@@ -19,6 +19,7 @@ from polyhead.errors import ConfigError
 from polyhead.families.common import quantization
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.reading import ACTIVATIONS
 from polyhead.families.common.writing import write_common
 
 # Keys that change no number a model computes in evaluation: bookkeeping, training, generation and
@@ -177,6 +178,12 @@ def _written(config: TransformerConfig, family: Family) -> dict[str, Any]:
     }
     shared = {family.aliases.get(key, key): value for key, value in write_common(config).items()}
     values: dict[str, Any] = json.loads(json.dumps({**shared, **own}))
+    for key, default in family.defaults.items():
+        # Of several names of an activation the family's own, whose bits may differ from another's.
+        if isinstance(default, str) and ACTIVATIONS.get(values.get(key, "")) == ACTIVATIONS.get(
+            default, ""
+        ):
+            values[key] = default
     keys = Keys(values, family.model_type, defaults=family.defaults, aliases=family.aliases)
     _read(keys, family)
     return {key: value for key, value in values.items() if key not in {*keys.untaken()} - {*own}}

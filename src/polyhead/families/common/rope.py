@@ -40,6 +40,7 @@ def read_rope(
     *,
     theta: float = 10_000.0,
     share: float | None = None,
+    states_trained: bool = False,
 ) -> RopeConfig:
     """The rotary embedding that a config.json means.
 
@@ -51,6 +52,8 @@ def read_rope(
         theta: the family's base where the file gives none.
         share: the family's ``partial_rotary_factor`` where the file gives none; None: the family
             rotates whole heads and has no such key.
+        states_trained: the family writes original_max_position_embeddings whatever the type, and
+            types that do not read it leave it out.
 
     Raises:
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
@@ -75,7 +78,7 @@ def read_rope(
     }
     inner.finish()
     trained = keys.whole("original_max_position_embeddings", None)
-    if trained is not None:
+    if trained is not None and (rope_type in _KNOWS_TRAINED_LENGTH or not states_trained):
         fields["original_max_positions"] = trained
     if rope_type in _KNOWS_TRAINED_LENGTH:
         fields.setdefault("original_max_positions", max_positions)

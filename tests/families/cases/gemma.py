@@ -1,0 +1,26 @@
+from harness import TIED, Case, ropes
+
+_KINDS = ["sliding_attention", "full_attention"]
+
+CASES = (
+    Case(
+        "gemma",
+        {"head_dim": 12},
+        axes=(
+            TIED,
+            ({}, {"num_key_value_heads": 1}, {"attention_bias": True}),
+            ({}, {"hidden_act": "gelu"}),
+            ropes(12),
+        ),
+    ),
+    Case(
+        "gemma2",
+        {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 24},
+        axes=(
+            TIED,
+            ({}, {"num_key_value_heads": 4}, {"attention_bias": True}),
+            ({}, {"attn_logit_softcapping": None, "final_logit_softcapping": 3.0}),
+            ({}, {"layer_types": _KINDS[::-1]}, {"query_pre_attn_scalar": 12}),
+        ),
+    ),
+)
