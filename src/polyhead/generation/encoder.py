@@ -100,7 +100,7 @@ class TextEncoder(nn.Module):
 
     def _mean_states(self, rows: list[list[int]]) -> Tensor:
         """``[B, E]`` float32: means over the tokens that are there."""
-        device = self.transformer.embedding.tokens.weight.device
+        device = self.transformer.embedding.table.device
         lengths = torch.tensor([len(row) for row in rows], device=device)
         padding = self.config.pad_token_id or 0
         ids = torch.full((len(rows), int(lengths.max())), padding, device=device)

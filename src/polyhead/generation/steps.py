@@ -26,7 +26,7 @@ class DecoderSteps:
         self, model: Transformer, prompts: Sequence[Sequence[int]], cache: ModelCache
     ) -> None:
         self.model, self.prompts, self.cache = model, prompts, cache
-        self._device = model.embedding.tokens.weight.device
+        self._device = model.embedding.table.device
         self._one = torch.empty(1, 1, dtype=torch.int64, device=self._device)
 
     @torch.inference_mode()

@@ -73,7 +73,7 @@ class HeadCircuits:
         model = self._transformer
         if model.head is None:
             raise UnsupportedError("copying needs logits: this model has no head")
-        embedded = model.embedding.tokens.weight.detach().double()
+        embedded = model.embedding.table.detach().double()
         unembedded = embedded if model.head.weight is None else model.head.weight.detach().double()
         gain = None if model.final_norm is None else norm_weight(model.final_norm)
         through = embedded.mT @ _folded(unembedded, gain)  # [E, E], over the vocabulary
@@ -81,7 +81,7 @@ class HeadCircuits:
 
     def matching(self) -> Tensor:
         """``[H]`` from −1 to 1: how much the QK circuit prefers tokens like the query's own."""
-        embedded = self._transformer.embedding.tokens.weight.detach().double()
+        embedded = self._transformer.embedding.table.detach().double()
         return _positive_share(self._k @ (embedded.mT @ embedded) @ self._q.mT)
 
     def _checked(self, head: int) -> int:

@@ -68,7 +68,8 @@ class Contributions:
         """``[B, H, T, E]`` what each head of a layer writes to the residual stream."""
         weight = head_outputs(projections_of(self._model, layer))
         written = torch.einsum("bhtv,hev->bhte", self._outputs[layer], weight)
-        return self._through(_out_norm(layer_of(self._model, layer)), written)
+        block = layer_of(self._model, layer)
+        return self._through(_out_norm(block), written) * block.config.residual_scale
 
     def norms(self) -> Tensor:
         """``[layers, B, H, T]`` the length of what each head writes."""
@@ -87,7 +88,7 @@ class Contributions:
         model = self._model
         if model.head is None:
             raise UnsupportedError("this model has no head: it has no logits")
-        weight = model.embedding.tokens.weight if model.head.weight is None else model.head.weight
+        weight = model.embedding.table if model.head.weight is None else model.head.weight
         shares = []
         for layer in range(len(self._outputs)):
             seen = self._through(model.final_norm, self.residual(layer))[:, :, position]

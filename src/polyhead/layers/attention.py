@@ -20,29 +20,24 @@ from torch import Tensor, nn
 from polyhead.caches import KeyValueCache
 from polyhead.checks import flag, share, whole
 from polyhead.config import (
-    ALiBiConfig,
     AttentionConfig,
     QKNormConfig,
-    QueryTemperatureConfig,
     RopeConfig,
 )
 from polyhead.errors import ConfigError
+from polyhead.layers.attention_parts import alibi_of, build_qk_norm, ragged_positions, tempered
 from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear, side_by_side
-from polyhead.layers.norms import HeadNorm, build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import (
-    ALiBi,
     Bias,
     Causal,
     Chunk,
     DenseSource,
     KeyValueSource,
     Mask,
-    RoundedALiBi,
     Window,
-    alibi_slopes,
 )
 
 Context = Tensor | tuple[Tensor, Tensor]
@@ -172,8 +167,8 @@ class MultiHeadAttention(Hooked):
         self.register_parameter("sinks", nn.Parameter(torch.zeros(H)) if config.sinks else None)
         self.qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
         if config.qk_norm is not None:
-            self.q_norm = _qk_norm(H, D, config.qk_norm)
-            self.k_norm = _qk_norm(G, D, config.qk_norm)
+            self.q_norm = build_qk_norm(H, D, config.qk_norm)
+            self.k_norm = build_qk_norm(G, D, config.qk_norm)
         self.rope = rope
         if rope is None and config.rope is not None:
             self.rope = RoPE.from_config(config.rope, D)
@@ -188,7 +183,7 @@ class MultiHeadAttention(Hooked):
         elif config.chunk is not None:
             self._window = Chunk(config.chunk)
         self._causal_window = None if self._window is None else Causal() & self._window
-        self._alibi = None if config.alibi is None else _alibi(H, config.alibi)
+        self._alibi = None if config.alibi is None else alibi_of(H, config.alibi)
         self._clip, self._temperature = config.qkv_clip, config.query_temperature
 
     def forward(
@@ -293,7 +288,7 @@ class MultiHeadAttention(Hooked):
             q, k, v = torch.split(joined, [H * D, G * D, G * V], dim=-1)
         placed = self._placed(q, H, "q_norm", positions)
         if self._temperature is not None:
-            placed = _tempered(placed, positions, self._temperature)
+            placed = tempered(placed, positions, self._temperature)
         return placed, self._placed(k, G, "k_norm", positions), self._values(v)
 
     def _values(self, projected: Tensor) -> Tensor:
@@ -331,7 +326,7 @@ class MultiHeadAttention(Hooked):
         at = 0 if positions is None else positions
         q = self._placed(q, self.num_heads, "q_norm", at)
         if self._temperature is not None:
-            q = _tempered(q, at, self._temperature)
+            q = tempered(q, at, self._temperature)
         for_k, for_v = context if isinstance(context, tuple) else (context, context)
         if cache is not None and cache.length:
             if for_k.shape[1] != cache.length:
@@ -378,45 +373,6 @@ class MultiHeadAttention(Hooked):
 
 
 builds(AttentionConfig, MultiHeadAttention.from_config)
-
-
-def _qk_norm(heads: int, head_dim: int, config: QKNormConfig) -> nn.Module:
-    if config.per_head:
-        return HeadNorm(heads, head_dim, config.norm)
-    full = config.place == "full_width"
-    return build_norm(heads * head_dim if full else head_dim, config.norm)
-
-
-def _alibi(heads: int, config: ALiBiConfig) -> Bias:
-    slopes = alibi_slopes(heads, config.max_bias)
-    if config.rounded:
-        return RoundedALiBi(slopes, config.scale)
-    return ALiBi(slopes * config.scale)
-
-
-def _tempered(q: Tensor, positions: int | Tensor, config: QueryTemperatureConfig) -> Tensor:
-    """``[B, H, T, D]`` queries times the temperature of their positions."""
-    if not isinstance(positions, Tensor):
-        positions = torch.arange(positions, positions + q.shape[2], device=q.device)
-    precise = torch.promote_types(q.dtype, torch.float32)
-    periods = torch.floor((positions.to(precise) + config.offset) / config.every)
-    factor = torch.log1p(periods) * config.scale + 1.0
-    factor = factor[None, None, :, None] if factor.ndim == 1 else factor[:, None, :, None]
-    return (q * factor).to(q.dtype)
-
-
-def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:
-    """Positions ``[B, T]`` that follow on in rows of different lengths; None where all are equal.
-
-    Args:
-        cache: Whose rows.
-        tokens: ``[B, T, ...]``, the new ones.
-    """
-    lengths = cache.lengths
-    if len(lengths) < 2 or min(lengths) == max(lengths):
-        return None
-    first = torch.tensor(lengths, device=tokens.device)
-    return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
 
 
 def default_head_dim(embed_dim: int, num_heads: int) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.checks import whole
-from polyhead.config import RopeConfig, RopeType
+from polyhead.config import RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.semantics.tokens import is_traced
@@ -286,17 +286,19 @@ class SinusoidalPositions(nn.Module):
 
     Args:
         embed_dim: E, even.
+        config: Another layout or other frequencies.
 
     Raises:
         ConfigError: ``embed_dim`` is odd.
     """
 
-    def __init__(self, embed_dim: int) -> None:
+    def __init__(self, embed_dim: int, config: SinusoidConfig | None = None) -> None:
         super().__init__()
         whole("embed_dim", embed_dim, least=1, error=ConfigError)
         if embed_dim % 2:
             raise ConfigError(f"sinusoidal positions need an even embed_dim: got {embed_dim}")
         self.embed_dim = embed_dim
+        self.config = SinusoidConfig() if config is None else config
 
     def forward(
         self,
@@ -309,9 +311,13 @@ class SinusoidalPositions(nn.Module):
         if not isinstance(positions, Tensor):
             positions = torch.arange(positions, positions + length, device=device)
         steps = torch.arange(0, self.embed_dim, 2, device=positions.device, dtype=torch.float32)
-        frequencies = torch.exp(steps * (-math.log(10_000.0) / self.embed_dim))
+        spread = self.embed_dim - 2 if self.config.spread else self.embed_dim
+        frequencies = torch.exp(steps * (-math.log(10_000.0) / max(spread, 1)))
         angles = positions[..., None].float() * frequencies
-        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(dtype)
+        parts = angles.sin(), angles.cos()
+        if self.config.layout == "halves":
+            return torch.cat(parts, dim=-1).to(dtype)
+        return torch.stack(parts, dim=-1).flatten(-2).to(dtype)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}"

@@ -112,23 +112,37 @@ class TransformerLayer(nn.Module):
         self._build(embed_dim, config, rope if isinstance(rope, RoPE) else None)
 
     @classmethod
-    def from_config(cls, embed_dim: int, config: LayerConfig, *, rope: RoPE | None = None) -> Self:
+    def from_config(
+        cls,
+        embed_dim: int,
+        config: LayerConfig,
+        *,
+        rope: RoPE | None = None,
+        context_dim: int | None = None,
+    ) -> Self:
         """The layer that ``config`` describes.
 
         Args:
             embed_dim: E.
             config: The parts.
             rope: Rotary positions built from ``config.attention.rope`` already, to share tables.
+            context_dim: Features of what the cross-attention reads; default E.
 
         Raises:
             ConfigError: Numbers that do not go together.
         """
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        layer._build(embed_dim, config, rope)
+        layer._build(embed_dim, config, rope, context_dim)
         return layer
 
-    def _build(self, embed_dim: int, config: LayerConfig, rope: RoPE | None) -> None:
+    def _build(
+        self,
+        embed_dim: int,
+        config: LayerConfig,
+        rope: RoPE | None,
+        context_dim: int | None = None,
+    ) -> None:
         share("dropout", config.dropout, error=ConfigError)
         self.config = config
         self._post = config.norm_placement == "post"
@@ -144,7 +158,9 @@ class TransformerLayer(nn.Module):
                     "cross_attention takes no rope: its keys stand in another sequence than its "
                     "queries"
                 )
-            self.cross_attention = MultiHeadAttention.from_config(embed_dim, config.cross_attention)
+            self.cross_attention = MultiHeadAttention.from_config(
+                embed_dim, config.cross_attention, kdim=context_dim, vdim=context_dim
+            )
             parts.append("cross_attention")
         self.feed_forward = build_network(embed_dim, config.feed_forward)
         for part in parts:

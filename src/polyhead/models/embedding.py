@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyhead.config import EmbeddingConfig
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
-from polyhead.layers.unbuilt import refuse_unbuilt
+from polyhead.models.frontends import build_frontend
 
 
 class Embedding(nn.Module):
@@ -25,24 +25,52 @@ class Embedding(nn.Module):
         embed_dim: E.
         max_positions: How many learned positions there are.
         config: Which parts there are.
+        tokens: The table of another embedding, to share it; a state dict holds it there alone.
     """
 
+    tokens: nn.Embedding | None
+
     def __init__(
-        self, vocab_size: int, embed_dim: int, max_positions: int, config: EmbeddingConfig
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        max_positions: int,
+        config: EmbeddingConfig,
+        tokens: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
-        refuse_unbuilt(config, "position_offset", "sinusoid", "projection", "frontend")
         self.config = config
-        self.tokens = nn.Embedding(vocab_size, embed_dim)
+        projection, offset = config.projection, config.position_offset
+        dim = embed_dim if projection is None else projection.dim
+        if config.frontend is not None:
+            self.frontend = build_frontend(embed_dim, config.frontend)
+            self.tokens = None
+        elif tokens is None:
+            self.tokens = nn.Embedding(vocab_size, dim)
+        else:
+            self.__dict__["tokens"] = tokens  # not as a part: it belongs to another
+        summed = dim if projection is not None and projection.of == "sum" else embed_dim
+        self.projection = (
+            None if projection is None else nn.Linear(dim, embed_dim, bias=projection.bias)
+        )
         self.positions: LearnedPositions | SinusoidalPositions | None = None
         if config.positions == "learned":
-            self.positions = LearnedPositions(max_positions, embed_dim)
+            self.positions = LearnedPositions(max_positions + offset, summed)
         elif config.positions == "sinusoidal":
-            self.positions = SinusoidalPositions(embed_dim)
-        self.segments = (
-            nn.Embedding(config.num_segments, embed_dim) if config.num_segments else None
-        )
-        self.norm = None if config.norm is None else build_norm(embed_dim, config.norm)
+            self.positions = SinusoidalPositions(summed, config.sinusoid)
+        self.segments = nn.Embedding(config.num_segments, summed) if config.num_segments else None
+        self.norm = None if config.norm is None else build_norm(summed, config.norm)
+
+    @property
+    def table(self) -> Tensor:
+        """``[vocab_size, dim]``, what a tied head multiplies by.
+
+        Raises:
+            ValueError: There are no tokens.
+        """
+        if self.tokens is None:
+            raise ValueError("patches and sound have no table of tokens")
+        return self.tokens.weight
 
     def forward(
         self, ids: Tensor, positions: int | Tensor = 0, segments: Tensor | None = None
@@ -50,17 +78,20 @@ class Embedding(nn.Module):
         """``[B, T, E]``.
 
         Args:
-            ids: ``[B, T]`` whole numbers below vocab_size.
+            ids: ``[B, T]`` whole numbers below vocab_size, or what the frontend reads.
             positions: The first token's position, the others following on; or ``[T]``, ``[B, T]``.
             segments: ``[B, T]`` whole numbers below num_segments; default all 0.
 
         Raises:
             ValueError: Segments for a model that has none, or of another shape than ``ids``.
         """
-        x: Tensor = self.tokens(ids)
+        x: Tensor = self.frontend(ids) if self.tokens is None else self.tokens(ids)
         if self.config.scale != 1.0:
             # Rounded to the weights' dtype first, as the families that scale were trained.
             x = x * torch.tensor(self.config.scale, dtype=x.dtype, device=x.device)
+        projection = self.config.projection
+        if self.projection is not None and projection is not None and projection.of == "tokens":
+            x = self.projection(x)
         if self.segments is not None:
             x = x + (
                 self.segments.weight[0] if segments is None else self._of_segments(ids, segments)
@@ -70,11 +101,14 @@ class Embedding(nn.Module):
         if isinstance(self.positions, LearnedPositions):
             if isinstance(positions, Tensor):
                 positions = positions.clamp(min=0)  # padding stands below 0
-            x = x + self.positions(positions, ids.shape[1])
+            x = x + self.positions(positions + self.config.position_offset, x.shape[1])
         elif self.positions is not None:
-            x = x + self.positions(positions, ids.shape[1], x.dtype, x.device)
+            at = positions + self.config.position_offset
+            x = x + self.positions(at, x.shape[1], x.dtype, x.device)
         if self.norm is not None:
             x = self.norm(x)
+        if self.projection is not None and projection is not None and projection.of == "sum":
+            x = self.projection(x)
         if self.training and self.config.dropout:
             x = F.dropout(x, self.config.dropout)
         return x

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
-from polyhead.config import LayerConfig, RopeConfig, TransformerConfig
-from polyhead.layers.attention import ragged_positions
+from polyhead.config import RopeConfig, TransformerConfig
+from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.transformer_layer import TransformerLayer
-from polyhead.layers.unbuilt import refuse_unbuilt
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
+from polyhead.models.heads import Head, TaskHead
 from polyhead.models.inputs import check_ids, check_positions
 from polyhead.models.observation import Observation, observe
+from polyhead.models.stack import relative_table, stack
 from polyhead.semantics import Causal, Mask
 
 
@@ -44,7 +44,11 @@ class Transformer(nn.Module):
         layers: The decoder's layers (the encoder's, for an encoder).
         encoder_layers: The encoder's, of an encoder-decoder; empty elsewhere.
         final_norm, encoder_final_norm: Over the last layer's output, or None.
-        head: Holds ``weight`` where the head is untied, and ``bias`` where there is one.
+        encoder_embedding: The encoder's own, where ``config.encoder.embedding`` asks for one.
+        relative_bias, encoder_relative_bias: Tables of T5's bias, or None.
+        head: Holds ``weight`` where the head is untied, ``bias`` and ``transform`` where there
+            are any.
+        task: In place of a head, or None.
 
     Raises:
         ConfigError: Sizes or numbers that do not go together.
@@ -52,26 +56,50 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        refuse_unbuilt(config, "encoder", "relative_bias", "weights_of", "head_transform", "task")
         self.config = config
         E = config.embed_dim
         self.embedding = Embedding(config.vocab_size, E, config.max_positions, config.embedding)
         ropes: dict[RopeConfig, RoPE] = {}
-        self.layers = _stack(E, config.layers, ropes)
-        self.encoder_layers = _stack(E, config.encoder_layers, ropes)
+        encoder = config.encoder
+        self._encoder_dim = encoder.embed_dim or E
+        self.layers = stack(
+            E, config.layers, ropes, weights_of=config.weights_of, context_dim=self._encoder_dim
+        )
+        self.encoder_layers = stack(
+            self._encoder_dim, config.encoder_layers, ropes, weights_of=encoder.weights_of
+        )
+        if encoder.embedding is not None:
+            self.encoder_embedding = Embedding(
+                encoder.vocab_size or config.vocab_size,
+                self._encoder_dim,
+                encoder.max_positions or config.max_positions,
+                encoder.embedding,
+                None if encoder.own_tokens else self.embedding.tokens,
+            )
+        two_ways = config.kind == "encoder"
+        self.relative_bias = relative_table(
+            config.relative_bias, config.layers, bidirectional=two_ways
+        )
+        self.encoder_relative_bias = relative_table(
+            encoder.relative_bias, config.encoder_layers, bidirectional=True
+        )
         norm = config.final_norm
         self.final_norm = None if norm is None else build_norm(E, norm)
         self.encoder_final_norm = (
-            build_norm(E, norm) if norm is not None and config.encoder_layers else None
+            build_norm(self._encoder_dim, norm)
+            if norm is not None and config.encoder_layers
+            else None
         )
-        self.head = None if config.head is None else _Head(config)
+        self.head = None if config.head is None else Head(config)
+        task = config.task
+        self.task = None if task is None else TaskHead(E, task, config.eos_token_ids)
         self._causal = Causal()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws new weights: normal with standard deviation 0.02 (GPT-2), biases 0, norms 1."""
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding | _Head):
+            if isinstance(module, nn.Linear | nn.Embedding | Head):
                 if module.weight is not None:
                     nn.init.normal_(module.weight, std=0.02)
                 if getattr(module, "bias", None) is not None:
@@ -93,13 +121,13 @@ class Transformer(nn.Module):
         last: int | None = None,
         kernel: str = "auto",
     ) -> Tensor:
-        """Logits of every token, or hidden states where the model has no head.
+        """Logits of every token, what ``config.task`` makes, or hidden states without either.
 
         An encoder-decoder reads ``encoder_ids``, or ``encoder_hidden`` that ``encode`` returned;
         with a cache only the first call needs them, and their mask.
 
         Args:
-            ids: ``[B, T]`` int64 or int32.
+            ids: ``[B, T]`` int64 or int32, or what the embedding's frontend reads.
             positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache, from 0
                 without one. With a cache, tokens below 0 are padding and not remembered.
             segments: ``[B, T]`` token types, for models that have them; default all 0.
@@ -133,6 +161,9 @@ class Transformer(nn.Module):
             last=last,
             kernel=kernel,
         )
+        if self.task is not None:
+            classes: Tensor = self.task(x, ids, mask)
+            return classes
         return x if self.head is None else self.logits(x)
 
     def hidden_states(
@@ -163,6 +194,7 @@ class Transformer(nn.Module):
             mask = self._causal if mask is None else self._causal & mask
         x: Tensor = self.embedding(ids, start if positions is None else positions, segments)
         count = len(self.config.layers)
+        bias = None if self.relative_bias is None else self.relative_bias.bias
         caches = (None,) * count if cache is None else cache.layers
         cross = (None,) * count if cache is None or context is None else cache.cross
         try:
@@ -172,6 +204,7 @@ class Transformer(nn.Module):
                     context,
                     mask=mask,
                     context_mask=context_mask,
+                    bias=bias,
                     positions=positions,
                     cache=layer_cache,
                     context_cache=context_cache,
@@ -200,7 +233,9 @@ class Transformer(nn.Module):
         """
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
-        weight = self.embedding.tokens.weight if self.head.weight is None else self.head.weight
+        weight = self.embedding.table if self.head.weight is None else self.head.weight
+        if self.head.transform is not None:
+            hidden = self.head.transform(hidden)
         logits = product(hidden, weight, self.head.bias)
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         if scale != 1.0:
@@ -234,11 +269,16 @@ class Transformer(nn.Module):
             )
         if not self.encoder_layers:
             raise ValueError("a decoder has no encoder: encode needs an encoder or encoder-decoder")
-        check_ids("encoder_ids", ids, self.config.vocab_size)
-        check_positions(positions, 0, ids, self.config.max_positions)
-        x: Tensor = self.embedding(ids, 0 if positions is None else positions, segments)
+        config, encoder = self.config, self.config.encoder
+        embedding = self.embedding if encoder.embedding is None else self.encoder_embedding
+        if embedding.tokens is not None:
+            check_ids("encoder_ids", ids, encoder.vocab_size or config.vocab_size)
+            most = encoder.max_positions or config.max_positions
+            check_positions(positions, 0, ids, most)
+        x: Tensor = embedding(ids, 0 if positions is None else positions, segments)
+        bias = None if self.encoder_relative_bias is None else self.encoder_relative_bias.bias
         for layer in self.encoder_layers:
-            x = layer(x, mask=mask, positions=positions, kernel=kernel)
+            x = layer(x, mask=mask, bias=bias, positions=positions, kernel=kernel)
         if self.encoder_final_norm is not None:
             x = self.encoder_final_norm(x)
         return x
@@ -296,8 +336,9 @@ class Transformer(nn.Module):
         cache: ModelCache | None,
         last: int | None,
     ) -> None:
-        check_ids("ids", ids, self.config.vocab_size)
-        check_positions(positions, start, ids, self.config.max_positions, cache is not None)
+        if self.embedding.tokens is not None:
+            check_ids("ids", ids, self.config.vocab_size)
+            check_positions(positions, start, ids, self.config.max_positions, cache is not None)
         if last is not None and last < 1:
             raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
         if cache is None:
@@ -344,34 +385,10 @@ class Transformer(nn.Module):
             encoder_hidden = self.encode(encoder_ids, mask=encoder_mask, kernel=kernel)
         if encoder_hidden is None:
             raise ValueError("an encoder-decoder needs encoder_ids or encoder_hidden: got neither")
-        shape = (ids.shape[0], self.config.embed_dim)
+        shape = (ids.shape[0], self._encoder_dim)
         if encoder_hidden.ndim != 3 or (encoder_hidden.shape[0], encoder_hidden.shape[2]) != shape:
             raise ValueError(
                 f"encoder_hidden must be [B={shape[0]}, S, E={shape[1]}]: got "
                 f"{list(encoder_hidden.shape)}"
             )
         return encoder_hidden, encoder_mask
-
-
-class _Head(nn.Module):
-    """The output matrix where it is not the embedding's, and the output bias."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        tied = config.head == "tied"
-        shape = (config.vocab_size, config.embed_dim)
-        self.weight = None if tied else nn.Parameter(torch.empty(shape))
-        self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.head_bias else None
-
-
-def _stack(
-    embed_dim: int, configs: tuple[LayerConfig, ...], ropes: dict[RopeConfig, RoPE]
-) -> nn.ModuleList:
-    """Layers that share the tables of equal rotary embeddings."""
-    layers = []
-    for config in configs:
-        rope = None
-        if (data := config.attention.rope) is not None:
-            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.rope_head_dim))
-        layers.append(TransformerLayer.from_config(embed_dim, config, rope=rope))
-    return nn.ModuleList(layers)

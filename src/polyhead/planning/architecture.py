@@ -125,7 +125,9 @@ class Architecture:
             layers=tuple(_shape_of(layer) for layer in config.layers),
             encoder_layers=tuple(_shape_of(layer) for layer in config.encoder_layers),
             max_positions=config.max_positions,
-            learned_positions=config.max_positions if embedding.positions == "learned" else 0,
+            learned_positions=config.max_positions + embedding.position_offset
+            if embedding.positions == "learned"
+            else 0,
             segments=embedding.num_segments,
             norm_bias=bias,
             embedding_norms=int(embedding.norm is not None),

@@ -1,0 +1,121 @@
+"""What stands behind the last layer: logits over the vocabulary, or classes of pooled states.
+
+Shape letters: B batch, T tokens, E embed size, W vocabulary size, C labels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.config import HeadTransformConfig, TaskHeadConfig, TransformerConfig
+from polyhead.errors import InputError, UnsupportedError
+from polyhead.layers.feed_forward import activate
+from polyhead.layers.norms import build_norm
+from polyhead.semantics import KeyLengths, Mask
+
+
+class HeadTransform(nn.Module):
+    """norm(activation(W x + b)).
+
+    Args:
+        embed_dim: E.
+        config: Which of them there are.
+    """
+
+    def __init__(self, embed_dim: int, config: HeadTransformConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.dim = embed_dim if config.dim is None else config.dim
+        self.dense = nn.Linear(embed_dim, self.dim, bias=config.bias)
+        self.norm = None if config.norm is None else build_norm(self.dim, config.norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., E]`` to ``[..., dim]``."""
+        x = self.dense(x)
+        if self.config.activation is not None:
+            x = activate(x, self.config.activation)
+        return x if self.norm is None else self.norm(x)
+
+
+class Head(nn.Module):
+    """The output matrix where it is not the embedding's, the output bias, and what comes before.
+
+    Attributes:
+        weight: ``[W, E]``, or None where the head is tied.
+        bias: ``[W]`` or None.
+        transform: Before the logits, or None.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        made = config.head_transform
+        self.transform = None if made is None else HeadTransform(config.embed_dim, made)
+        size = config.embed_dim if self.transform is None else self.transform.dim
+        shape = (config.vocab_size, size)
+        self.weight = None if config.head == "tied" else nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.head_bias else None
+
+
+class TaskHead(nn.Module):
+    """Classes or pooled states in place of logits.
+
+    Args:
+        embed_dim: E.
+        config: Pooling, transforms, labels.
+        end_of_text: The ids of which the first is pooled with ``"end"``.
+    """
+
+    def __init__(
+        self, embed_dim: int, config: TaskHeadConfig, end_of_text: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.config, self.end_of_text = config, end_of_text
+        self.transforms = nn.ModuleList()
+        for each in config.transforms:
+            self.transforms.append(HeadTransform(embed_dim, each))
+            embed_dim = embed_dim if each.dim is None else each.dim
+        self.classifier = (
+            nn.Linear(embed_dim, config.num_labels, bias=config.bias) if config.num_labels else None
+        )
+
+    def forward(self, hidden: Tensor, ids: Tensor, mask: Mask | None = None) -> Tensor:
+        """``[B, T, E]`` to ``[B, T, C]``, or pooled to ``[B, C]``.
+
+        Args:
+            hidden: After the final norm.
+            ids: What the model read.
+            mask: Of the call; its ``KeyLengths`` say what is padding.
+        """
+        x = hidden if self.config.pooling is None else self._pooled(hidden, ids, mask)
+        for transform in self.transforms:
+            x = transform(x)
+        return x if self.classifier is None else self.classifier(x)
+
+    def _pooled(self, hidden: Tensor, ids: Tensor, mask: Mask | None) -> Tensor:
+        if self.config.pooling == "first":
+            return hidden[:, 0]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        if self.config.pooling == "end":
+            ends = torch.isin(ids, torch.tensor(self.end_of_text, device=ids.device))
+            if not bool(ends.any(dim=1).all()):
+                raise InputError(
+                    f"pooling 'end' needs one of eos_token_ids={self.end_of_text} in every row"
+                )
+            return hidden[rows, ends.int().argmax(dim=1)]
+        lengths = _lengths(mask, hidden)
+        if self.config.pooling == "last":
+            return hidden[rows, lengths - 1]
+        real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+        return (hidden * real[..., None]).sum(dim=1) / lengths[:, None]
+
+
+def _lengths(mask: Mask | None, hidden: Tensor) -> Tensor:
+    """``[B]`` tokens that are no padding."""
+    B, T = hidden.shape[:2]
+    every = torch.full((B,), T, device=hidden.device)
+    if mask is None:
+        return every
+    if not isinstance(mask, KeyLengths):
+        raise UnsupportedError(f"pooling understands no mask but KeyLengths: got {mask!r}")
+    return mask.length.tensor(hidden.device).reshape(-1).expand(B)

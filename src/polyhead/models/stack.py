@@ -1,0 +1,118 @@
+"""Layers one after the other, and what they share: rotary tables, weights, a bias by distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig
+from polyhead.errors import UnsupportedError
+from polyhead.layers.positions import RoPE
+from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.semantics import RelativeBias
+
+
+def stack(
+    embed_dim: int,
+    configs: tuple[LayerConfig, ...],
+    ropes: dict[RopeConfig, RoPE],
+    *,
+    weights_of: tuple[int, ...] = (),
+    context_dim: int | None = None,
+) -> nn.ModuleList:
+    """Layers that share the tables of equal rotary embeddings.
+
+    Args:
+        embed_dim: E.
+        configs: A layer for each.
+        ropes: Tables made so far; more are added.
+        weights_of: As of ``TransformerConfig``.
+        context_dim: Features of what cross-attention reads; default E.
+    """
+    layers = []
+    for config in configs:
+        rope = None
+        if (data := config.attention.rope) is not None:
+            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.rope_head_dim))
+        layers.append(
+            TransformerLayer.from_config(embed_dim, config, rope=rope, context_dim=context_dim)
+        )
+    made = nn.ModuleList(layers)
+    if weights_of:
+        _share(made, weights_of)
+    return made
+
+
+def _share(layers: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
+    """Gives layers the weights of others; a state dict then holds those of the owners alone.
+
+    Modules stay apart, so that every layer can be watched by itself; what they share are the
+    projections and norms in them, which stay shared whatever happens to parameters later.
+    """
+    owners = {i: owner for i, owner in enumerate(weights_of) if owner != i}
+    for index, owner in owners.items():
+        for name, module in [*layers[owner].named_modules()]:
+            if not [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+                continue
+            parent, _, leaf = name.rpartition(".")
+            if [*module.children()]:
+                raise UnsupportedError(
+                    f"layers share weights in plain projections and norms only: {name} has weights "
+                    "and parts"
+                )
+            layers[index].get_submodule(parent).add_module(leaf, module)
+
+    def leave_out(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
+        gone = tuple(f"{prefix}{index}." for index in owners)
+        for name in [name for name in state if name.startswith(gone)]:
+            del state[name]
+
+    def fill_in(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        for index, owner in owners.items():
+            its = f"{prefix}{owner}."
+            for name in [name for name in state if name.startswith(its)]:
+                state.setdefault(f"{prefix}{index}.{name.removeprefix(its)}", state[name])
+
+    layers.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
+    layers.register_load_state_dict_pre_hook(fill_in)  # type: ignore[no-untyped-call]
+
+
+class RelativeTable(nn.Module):
+    """T5's learned bias by distance, for all layers of a stack.
+
+    Args:
+        config: Buckets.
+        num_heads: H.
+        bidirectional: Whether keys ahead have buckets of their own.
+
+    Attributes:
+        weight: ``[num_buckets, H]``.
+    """
+
+    def __init__(self, config: RelativeBiasConfig, num_heads: int, *, bidirectional: bool) -> None:
+        super().__init__()
+        self.config, self.bidirectional = config, bidirectional
+        self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+
+    @property
+    def bias(self) -> RelativeBias:
+        """What is added to the scores of every layer."""
+        weight: Tensor = self.weight
+        return RelativeBias(
+            weight, bidirectional=self.bidirectional, max_distance=self.config.max_distance
+        )
+
+
+def relative_table(
+    config: RelativeBiasConfig | None, layers: tuple[LayerConfig, ...], *, bidirectional: bool
+) -> RelativeTable | None:
+    """The table that ``config`` describes, or None."""
+    if config is None:
+        return None
+    return RelativeTable(config, layers[0].attention.num_heads, bidirectional=bidirectional)
