@@ -283,7 +283,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         (lambda: replace(BASE, window_ahead=2), "window_ahead needs a window"),
         (lambda: replace(BASE, window=2, chunk=3), "a window or a chunk"),
         (lambda: replace(BASE, chunk=0), "chunk must be a whole number of at least 1"),
-        (lambda: replace(BASE, qkv_clip=0.0), "qkv_clip must be positive"),
+        (lambda: replace(BASE, qkv_clip=0.0), "qkv_clip must be a finite number, above 0"),
         (lambda: QKNormConfig(place="full_width", per_head=True), "per_head"),
         (lambda: NormConfig(weight=False, weight_offset=1.0), "without weight"),
         (lambda: LayerConfig(BASE, network, parallel="one"), "parallel must be one of"),
