@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_random_damage_is_never_a_crash(seed: int, gguf_file: Path, tmp_path: Pa
     path = damaged(tmp_path / "bad.gguf", gguf_file, at=at, value=value)
     with contextlib.suppress(PolyheadError):
         load_checkpoint(path, cache=False)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"embedding_length": 2**31},
+        {"attention__key_length": 10**8},
+        {"attention__head_count": 2**31 - 1},
+        {"block_count": 10_000},
+    ],
+)
+def test_gguf_sizes_that_its_tensors_have_not_are_refused_at_once(
+    settings: dict[str, int], tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "big.gguf", DECODERS["llama, GQA"].build(), **settings)
+    began = time.process_time()
+    with pytest.raises(PolyheadError, match=r"big\.gguf"):
+        load_checkpoint(path, cache=False)
+    assert time.process_time() - began < 2
 
 
 # Hugging Face directories

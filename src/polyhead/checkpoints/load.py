@@ -119,11 +119,14 @@ def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Tran
             has more tokens than the model.
         ConfigError: the sizes do not go together, or are beyond all bounds.
     """
+    _check_layers(parts, where)
     try:
         with torch.device("meta"), _Unfilled():
             model = Transformer(parts.config)
-    except (RuntimeError, OverflowError) as error:  # torch's words for a size beyond its integers
-        raise ConfigError(f"{where}: sizes that no tensor can have: {error}") from error
+    except (RuntimeError, OverflowError, TypeError) as error:
+        # torch's words for a size beyond its integers, and the stack of its code
+        words = str(error).partition("\n")[0]
+        raise ConfigError(f"{where}: sizes that no tensor can have: {words}") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check(parts, expected, where)
     vocab_size = parts.config.vocab_size
@@ -165,6 +168,19 @@ def _gguf(path: Path, progress: Progress, cache: bool) -> Parts:
             write_copy(path, parts)
             progress("keeping a converted copy", 1, 1)
     return parts
+
+
+def _check_layers(parts: Parts, where: Path) -> None:
+    """Every layer has a tensor: a model of ten thousand takes a minute to build before it is known
+    that there are none for them."""
+    stored = {name.split(".")[1] for name in parts.state if name.startswith("layers.")}
+    config = parts.config
+    for layer in dict.fromkeys(config.weights_of) or range(len(config.layers)):
+        if str(layer) not in stored:
+            raise CheckpointError(
+                f"{where}: the tensors of layer {layer} are missing: the configuration has "
+                f"{len(config.layers)} layers"
+            )
 
 
 def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -> None:

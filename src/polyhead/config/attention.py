@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -219,5 +220,10 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return max(first, 1 + second)
 
     def with_kv_heads(self, kv_heads: int) -> AttentionConfig:
-        most, H = min(kv_heads, self.num_heads), self.num_heads
-        return replace(self, num_kv_heads=max(g for g in range(1, most + 1) if not H % g))
+        return replace(self, num_kv_heads=_divisor(self.num_heads, kv_heads))
+
+
+def _divisor(number: int, most: int) -> int:
+    """The greatest divisor that is at most ``most``."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return max(d for d in (*small, *(number // d for d in small)) if d <= max(1, most))

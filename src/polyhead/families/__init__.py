@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from polyhead.config import TransformerConfig
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, shortened
 from polyhead.families.common import config_json
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf, Settings, read_settings
@@ -65,7 +65,9 @@ def find_family(model_type: object, where: object) -> Family:
         raise ConfigError(
             f"{where}: model_type is {model_type!r}, which is not supported: {REFUSED[model_type]}"
         )
-    raise ConfigError(f"{where}: model_type is {model_type!r}; supported are {', '.join(known)}")
+    raise ConfigError(
+        f"{where}: model_type is {shortened(model_type)}; supported are {', '.join(known)}"
+    )
 
 
 def find_gguf(metadata: Mapping[str, Any], where: object) -> Family:
@@ -78,7 +80,8 @@ def find_gguf(metadata: Mapping[str, Any], where: object) -> Family:
     arch: object = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in known:
         raise ConfigError(
-            f"{where}: general.architecture is {arch!r}; supported are {', '.join(sorted(known))}"
+            f"{where}: general.architecture is {shortened(arch)}; "
+            f"supported are {', '.join(sorted(known))}"
         )
     return known[arch]
 

@@ -25,6 +25,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_experts_per_tok": ("num_experts_per_tok", "experts_per_token", "moe_topk"),
 }
 
+_MOST, _MOST_LAYERS = 10**12, 10_000
+"""More of anything, or more layers, has no model."""
+
 
 class Fields:
     """The fields of one config.json.
@@ -44,6 +47,10 @@ class Fields:
             if self.values.get(key) is not None:
                 return self.values[key]
         return self.defaults.get(name, default)
+
+    def count(self, name: str) -> int:
+        """A whole number of at least 0, which it is where the field is absent."""
+        return self._checked(name, self.get(name, 0), least=0)
 
     def whole(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1.
@@ -84,8 +91,9 @@ class Fields:
         return ConfigError(f"{self.where}: {name} must be {wanted}: got {_short(value)}")
 
     def _checked(self, name: str, value: Any, *, least: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.refused(name, value, f"a whole number of at least {least}")
+        most = _MOST_LAYERS if name == "num_hidden_layers" else _MOST
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.refused(name, value, f"a whole number of at least {least}, at most {most:,}")
         return value
 
 

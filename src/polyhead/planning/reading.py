@@ -251,14 +251,22 @@ def _networks(fields: Fields, family: Family, embed_dim: int, count: int) -> lis
 
 def _dense_layers(fields: Fields, count: int) -> set[int]:
     """Layers of a mixture model that have a plain network all the same."""
-    first = fields.get("first_k_dense_replace") or 0
-    every = fields.get("moe_layer_freq") or 1
-    step = fields.get("decoder_sparse_step") or 1
-    named = set(fields.get("mlp_only_layers") or ())
-    if not isinstance(every, int):  # one entry per layer: 1 where it is sparse
-        named |= {i for i, sparse in enumerate(every) if not sparse}
+    first = fields.count("first_k_dense_replace")
+    step = fields.count("decoder_sparse_step") or 1
+    named = set(_listed(fields, "mlp_only_layers"))
+    if isinstance(fields.get("moe_layer_freq"), list):  # one entry per layer: 1 where it is sparse
+        named |= {i for i, sparse in enumerate(_listed(fields, "moe_layer_freq")) if not sparse}
         every = 1
+    else:
+        every = fields.count("moe_layer_freq") or 1
     return {i for i in range(count) if i < first or i % every or (i + 1) % step or i in named}
+
+
+def _listed(fields: Fields, name: str) -> list[int]:
+    values = fields.get(name, [])
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise fields.refused(name, values, "a list of whole numbers")
+    return values
 
 
 def _head(fields: Fields, family: Family) -> Any:

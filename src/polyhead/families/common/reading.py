@@ -15,7 +15,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.config.feed_forward import Activation
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, shortened
 from polyhead.families.common.keys import Keys
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -219,5 +219,7 @@ def as_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     if any(type(entry) is not int for entry in entries):
-        raise ConfigError(f"eos_token_id must be a whole number or a list of them: got {value!r}")
+        raise ConfigError(
+            f"eos_token_id must be a whole number or a list of them: got {shortened(value)}"
+        )
     return tuple(entries)
