@@ -92,8 +92,10 @@ class Fields:
 
     def _checked(self, name: str, value: Any, *, least: int) -> int:
         most = _MOST_LAYERS if name == "num_hidden_layers" else _MOST
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.refused(name, value, f"a whole number of at least {least}, at most {most:,}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refused(name, value, f"a whole number of at least {least}")
+        if value > most:
+            raise self.refused(name, value, f"a whole number of at most {most:,}")
         return value
 
 
