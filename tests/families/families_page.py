@@ -19,12 +19,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
 _HEAD = """# Model families
 
-Written by `PYTHONPATH=src python tests/families/families_page.py`, from the configurations that the tests draw.
+Written by `PYTHONPATH=src python tests/families/families_page.py`, from the configurations that
+the tests draw.
 
-Every family below is loaded from transformers' own files of a tiny random model, and compared with its eager float32: outputs in one
-pass and through the cache in uneven chunks differ by less than 5·10⁻⁵ of their standard deviation, gradients of all
-parameters by less than 10⁻⁴ of the greatest, weights saved back are equal bit for bit and transformers loads them. A
-key of config.json that is not understood is an error that names it.
+Every family below is loaded from transformers' own files of a tiny random model, and compared
+with its eager float32: outputs in one pass and through the cache in uneven chunks differ by less
+than 5·10⁻⁵ of their standard deviation, gradients of all parameters by less than 10⁻⁴ of the
+greatest, weights saved back are equal bit for bit and transformers loads them. A key of
+config.json that is not understood is an error that names it.
 
 *GGUF* is the architecture of GGUF files that are read and compared in the same way.
 
