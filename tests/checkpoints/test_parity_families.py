@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hf_tiny import BERTS, DECODERS, Tiny
 from safetensors.torch import load_file, save_file
 
 from polyhead.checkpoints import load_checkpoint
+from polyhead.errors import CheckpointError
 from polyhead.semantics import KeyLengths
 
 
@@ -151,3 +153,49 @@ def test_half_precision_files_load_in_any_precision(dtype: torch.dtype, tmp_path
         assert (ours.model(ids) - theirs(ids).logits).abs().max() < 1e-4
     kept = load_checkpoint(tmp_path, dtype=dtype)
     assert {tensor.dtype for tensor in kept.model.parameters()} == {dtype}
+
+
+def test_dtype_auto_is_that_of_the_file(tmp_path: Path) -> None:
+    DECODERS["qwen2"].build().to(torch.bfloat16).save_pretrained(tmp_path)
+    kept = load_checkpoint(tmp_path, dtype="auto")
+    assert {tensor.dtype for tensor in kept.model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_half_precision_is_loaded_without_a_wider_copy(tmp_path: Path) -> None:
+    """The tensors are the file's own memory where the dtype is the file's."""
+    DECODERS["qwen2"].build().to(torch.float16).save_pretrained(tmp_path)
+    kept = load_checkpoint(tmp_path, dtype=torch.float16)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [
+        [int(end, 16) for end in line[0].split("-")]
+        for line in maps
+        if line[-1].startswith(str(tmp_path))
+    ]
+    for name, tensor in kept.model.named_parameters():
+        at = tensor.data_ptr()
+        assert any(low <= at < high for low, high in mapped), f"{name} was copied"
+
+
+def test_a_device_that_is_not_here_is_named(tmp_path: Path) -> None:
+    DECODERS["qwen2"].save(tmp_path)
+    with pytest.raises(ValueError, match="device 'cuda:99' is not here"):
+        load_checkpoint(tmp_path, device="cuda:99")
+    with pytest.raises(ValueError, match="device 'nonsense' is not here"):
+        load_checkpoint(tmp_path, device="nonsense")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickles_come_with_the_command_that_converts_them(shards: int, tmp_path: Path) -> None:
+    theirs = DECODERS["llama, tied"].save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    state = list(theirs.state_dict().items())
+    for number in range(shards):
+        torch.save(dict(state[number::shards]), tmp_path / f"pytorch_model-{number}.bin")
+    with pytest.raises(CheckpointError, match="only as a pickle") as caught:
+        load_checkpoint(tmp_path)
+    command = str(caught.value).splitlines()[-1]
+    subprocess.run(command, shell=True, check=True, timeout=120)
+    ids = DECODERS["llama, tied"].ids()
+    with torch.no_grad():
+        assert (load_checkpoint(tmp_path).model(ids) - theirs(ids).logits).abs().max() < 1e-4

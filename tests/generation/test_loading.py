@@ -37,7 +37,7 @@ def test_encoder_loads_as_a_text_encoder(monkeypatch: pytest.MonkeyPatch) -> Non
     found = SimpleNamespace(
         config=model.config, model=model, tokenizer=byte_tokenizer(), origin="here"
     )
-    monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments: found)
+    monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments, **options: found)
     loaded = ph.load("anything")
     assert isinstance(loaded, ph.TextEncoder)
     assert loaded.origin == "here"
@@ -45,7 +45,7 @@ def test_encoder_loads_as_a_text_encoder(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_encoder_decoder_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(config=SimpleNamespace(kind="encoder-decoder"))
-    monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments: found)
+    monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments, **options: found)
     with pytest.raises(ph.UnsupportedError, match="some-t5 is an encoder-decoder"):
         ph.load("some-t5")
 
@@ -58,7 +58,7 @@ def test_unknown_dtype_is_refused_before_anything_is_read() -> None:
 def test_progress_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def load_checkpoint(*arguments: object) -> object:
+    def load_checkpoint(*arguments: object, **options: object) -> object:
         seen.append(arguments)
         raise ph.CheckpointError("enough")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -72,47 +73,77 @@ class Checkpoint:
 
 def load_checkpoint(
     source: str | os.PathLike[str],
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | Literal["auto"] = torch.float32,
     progress: Progress | None = None,
     cache: bool = True,
+    device: torch.device | str = "cpu",
 ) -> Checkpoint:
     """Loads a trained model.
 
     Args:
         source: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a hub
             id ``"org/name"``.
-        dtype: of the weights.
+        dtype: of the weights; ``"auto"``: that of most of the file's numbers.
         progress: called as ``progress(step, done, total)`` while a GGUF file is converted.
         cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
             that is there. Hugging Face directories need none: their tensors are memory-mapped.
+        device: where the weights go, one tensor after the other.
 
     Raises:
+        ValueError: an unknown dtype, or a device that is not here.
         ModelNotFoundError: there is no such model; the message says what there is.
         CheckpointError: a file is truncated, corrupt, or its tensors do not fit its configuration.
         ConfigError: the configuration is not understood or not supported.
     """
-    if dtype not in _FLOATS:
+    if dtype != "auto" and dtype not in _FLOATS:
         raise ValueError(
-            f"dtype must be one of {', '.join(str(choice) for choice in _FLOATS)}: got {dtype!r}"
+            f"dtype must be one of {', '.join(str(choice) for choice in _FLOATS)} or 'auto': "
+            f"got {dtype!r}"
         )
+    where = _device(device)
     resolved = find(source)
     if resolved.format == "gguf":
         parts = _gguf(resolved.path, progress or no_progress, cache)
     else:
         parts = read_directory(resolved.path)
-    model = build(parts, resolved.path, dtype)
+    if dtype == "auto":
+        dtype = _commonest_dtype(parts)
+    model = build(parts, resolved.path, dtype, where)
     return Checkpoint(
         parts.config, model, parts.tokenizer, resolved.origin, parts.ignored, parts.family
     )
 
 
-def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Transformer:
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch's words for a missing one
+        raise ValueError(f"device {device!r} is not here: {error}") from error
+    return found
+
+
+def _commonest_dtype(parts: Parts) -> torch.dtype:
+    counts: Counter[torch.dtype] = Counter()
+    for tensor in parts.state.values():
+        if tensor.dtype in _FLOATS:
+            counts[tensor.dtype] += tensor.numel()
+    return counts.most_common(1)[0][0] if counts else torch.float32
+
+
+def build(
+    parts: Parts,
+    where: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Transformer:
     """The model of a configuration and its tensors, in evaluation mode.
 
     Args:
         parts: what a reader handed over.
         where: the file or directory, for messages.
         dtype: of the weights.
+        device: where they go.
 
     Raises:
         CheckpointError: a tensor is missing, one too many, misshapen or quantised; or the tokenizer
@@ -138,7 +169,7 @@ def build(parts: Parts, where: Path, dtype: torch.dtype = torch.float32) -> Tran
     # Buffers are numbers that decide something (which expert): they stay as precise as they are.
     buffers = {name for name, _ in model.named_buffers()}
     state = {
-        name: tensor if name in buffers else tensor.to(dtype).contiguous()
+        name: tensor.to(device, tensor.dtype if name in buffers else dtype).contiguous()
         for name, tensor in parts.state.items()
     }
     model.load_state_dict(state, strict=True, assign=True)

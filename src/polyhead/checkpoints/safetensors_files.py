@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +69,24 @@ def _files(directory: Path) -> list[Path]:
     if pickled:
         raise CheckpointError(
             f"{directory} holds its weights only as a pickle ({pickled[0]}), and unpickling runs "
-            f"whatever code the file contains; convert it to {WEIGHTS} where you trust it"
+            f"whatever code it holds; this converts the tensors and runs none: "
+            f"{_conversion(directory, pickled)}"
         )
     raise CheckpointError(f"{directory} holds no {WEIGHTS} and no {INDEX}")
+
+
+def _conversion(directory: Path, pickled: list[str]) -> str:
+    """The command that writes pickled tensors, of one file or of all shards, as safetensors."""
+    shards = [name for name in pickled if name.startswith("pytorch_model")]
+    paths = [str((directory / name).absolute()) for name in shards or pickled[:1]]
+    target = str((directory / WEIGHTS).absolute())
+    code = (
+        "import torch; from safetensors.torch import save_file; "
+        f'files = [torch.load(path, "cpu", weights_only=True) for path in {json.dumps(paths)}]; '
+        "save_file({name: tensor.clone() for file in files for name, tensor in file.items()}, "
+        f'{json.dumps(target)}, {{"format": "pt"}})'
+    )
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
 
 
 def _shards(directory: Path, index: Path) -> list[Path]:

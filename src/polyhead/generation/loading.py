@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 import torch
 
@@ -18,6 +19,7 @@ def load(
     source: str | os.PathLike[str],
     dtype: str | torch.dtype = "float32",
     *,
+    device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> LanguageModel | TextEncoder:
     """Loads a model with its tokenizer.
@@ -25,7 +27,9 @@ def load(
     Args:
         source: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a hub
             id ``"org/name"``.
-        dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"`` or a ``torch.dtype``.
+        dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"auto"`` (that of
+            most of the file's numbers) or a ``torch.dtype``.
+        device: where the model runs: ``"cpu"``, ``"cuda"``, ...
         progress: called with what is being done, how much is done, and how much there is.
 
     Returns:
@@ -36,13 +40,14 @@ def load(
         CheckpointError: a file is truncated, corrupt, or does not fit its configuration.
         ConfigError: the configuration says something impossible or not understood.
         UnsupportedError: an encoder-decoder.
-        ValueError: an unknown dtype.
+        ValueError: an unknown dtype, or a device that is not here.
     """
-    if isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}: got {dtype!r}")
-        dtype = DTYPES[dtype]
-    checkpoint = load_checkpoint(source, dtype, progress)
+    chosen: torch.dtype | Literal["auto"] = "auto"
+    if dtype != "auto":
+        if isinstance(dtype, str) and dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, auto: got {dtype!r}")
+        chosen = DTYPES[dtype] if isinstance(dtype, str) else dtype
+    checkpoint = load_checkpoint(source, chosen, progress, device=device)
     kind = checkpoint.config.kind
     if kind == "encoder-decoder":
         raise UnsupportedError(
