@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import polyhead as ph
 from polyhead import KeyLengths
+from polyhead.caches.sizes import Ring
 from polyhead.config import (
+    ALiBiConfig,
     AttentionConfig,
     AudioConfig,
     EmbeddingConfig,
@@ -21,6 +24,7 @@ from polyhead.config import (
     LayerConfig,
     NormConfig,
     PatchConfig,
+    QueryTemperatureConfig,
     RelativeBiasConfig,
     SinusoidConfig,
     TaskHeadConfig,
@@ -276,3 +280,55 @@ def test_task_heads_pool_what_is_no_padding() -> None:
         model(config(task=TaskHeadConfig("mean")))(ids(), mask=~KeyLengths(lengths))
     with pytest.raises(ConfigError, match="needs head=None"):
         config(task=TaskHeadConfig("mean"), head="tied")
+
+
+@pytest.mark.parametrize("kind", ["auto", "paged"])
+def test_caches_probe_and_ablation_serve_every_choice(kind: str) -> None:
+    plain = AttentionConfig(4, 2, 6)
+    layers = (
+        LayerConfig(
+            replace(plain, alibi=ALiBiConfig()), FeedForwardConfig(20), parallel="one norm"
+        ),
+        LayerConfig(replace(plain, chunk=4), FeedForwardConfig(20), norm_placement="after"),
+        LayerConfig(
+            replace(plain, query_temperature=QueryTemperatureConfig(0.5, 3)),
+            FeedForwardConfig(20, "relu2", gated=False),
+            residual_scale=0.5,
+        ),
+    )
+    made = model(config("decoder", layers=layers, head="tied", final_norm=NormConfig()))
+    tokens = ids(3, 14)
+    expected = made(tokens)
+    cache = made.new_cache(kind=kind, spare=4)
+    with torch.no_grad():
+        made(tokens[:, :9], cache=cache)
+        made(tokens[:, 2:5], cache=cache)
+        cache.truncate(9)
+        cache.reorder([2, 0, 0])
+        got = made(tokens[[2, 0, 0], 9:], cache=cache.fork())
+    torch.testing.assert_close(got, expected[[2, 0, 0], 9:])
+    if kind == "auto":
+        # A chunk is held as a window is: no more than it is kept.
+        assert cache.layers[1].layout == Ring(4, 4)
+    # Rows of different lengths: positions below 0 are padding on the left.
+    positions = torch.stack([torch.arange(14) - pad for pad in (0, 3, 5)])
+    shifted = torch.stack([tokens[i].roll(pad) for i, pad in enumerate((0, 3, 5))])
+    with torch.no_grad():
+        ragged = made(shifted, positions=positions, cache=made.new_cache(kind=kind))
+    for row, pad in enumerate((0, 3, 5)):
+        torch.testing.assert_close(ragged[row, pad:], expected[row, : 14 - pad])
+    with ph.probe(made) as seen, torch.no_grad():
+        made(tokens)
+    weights = seen[1].weights()
+    assert float(weights[:, :, 13, :12].abs().max()) == 0.0
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+    with ph.ablate(made, {0: [1]}):
+        ablated = made(tokens)
+    with torch.no_grad():
+        made.layers[0].attention.o_proj.weight[:, 6:12] = 0
+    torch.testing.assert_close(ablated, made(tokens))
+    with pytest.raises(UnsupportedError, match="ALiBi"):
+        ph.prune(made, {0: [0, 1]})
+    tables = model(config("decoder", relative_bias=RelativeBiasConfig(8, 9)))
+    with pytest.raises(UnsupportedError, match="share a bias"):
+        ph.prune(tables, {0: [0]})

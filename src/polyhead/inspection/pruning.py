@@ -112,7 +112,11 @@ def prune(model: Model, heads: HeadsByLayer) -> Model:
     chosen = {
         layer: dropped for layer, dropped in checked_heads(transformer, heads).items() if dropped
     }
-    layers = list(transformer.config.layers)
+    config = transformer.config
+    if config.relative_bias is not None or config.weights_of:
+        what = "a bias" if config.relative_bias is not None else "weights"
+        raise UnsupportedError(f"layers that share {what} cannot lose heads one by one")
+    layers = list(config.layers)
     kept: dict[int, tuple[list[int], list[int]]] = {}
     for layer, dropped in chosen.items():
         attention = projections_of(transformer, layer).config
@@ -120,7 +124,7 @@ def prune(model: Model, heads: HeadsByLayer) -> Model:
         q_heads, kv_heads = kept[layer]
         smaller = replace(attention, num_heads=len(q_heads), num_kv_heads=len(kv_heads))
         layers[layer] = replace(layers[layer], attention=smaller)
-    config = replace(transformer.config, layers=tuple(layers))
+    config = replace(config, layers=tuple(layers))
     like = next(transformer.parameters())
     with torch.device(like.device):
         pruned = Transformer(config).to(like.dtype)
