@@ -188,3 +188,31 @@ def test_only_rotated_rows_change_their_order(tmp_path: Path) -> None:
     (ours,) = RotaryPairs().to_ours(stored, at)
     assert ours[:8].tolist() == [0, 1, 4, 5, 2, 6, 3, 7]
     assert torch.equal(RotaryPairs().to_theirs([ours], at), stored)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.int64])
+def test_whole_numbers_are_read_as_they_are(kind: type[np.signedinteger], tmp_path: Path) -> None:
+    wanted = np.arange(-6, 6, dtype=kind).reshape(3, 4) * np.iinfo(kind).max // 8
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("numbers", wanted)
+    _write(writer)
+    assert np.array_equal(GGUFFile(tmp_path / "x.gguf").tensor("numbers").numpy(), wanted)
+
+
+def test_q8_1_is_scale_times_code(tmp_path: Path) -> None:
+    codes = np.arange(-64, 64, dtype=np.int8).reshape(4, 32)
+    scales = np.array([[0.5], [2.0], [-1.0], [0.25]], np.float32)
+    sums = scales * codes.sum(1, keepdims=True, dtype=np.float32)
+    rows = np.concatenate([part.view(np.uint8) for part in (scales, sums, codes)], axis=1)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("w", rows.reshape(2, 80), raw_dtype=Kind.Q8_1)
+    _write(writer)
+    got = GGUFFile(tmp_path / "x.gguf").tensor("w")
+    assert np.array_equal(got.numpy(), (scales * codes).reshape(2, 64))
+
+
+def _write(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -41,7 +41,17 @@ _SCALARS = {
 }
 
 # Types that torch holds as they are; every other type is dequantised to float32.
-_PLAIN = {0: torch.float32, 1: torch.float16, 28: torch.float64, 30: torch.bfloat16}
+_PLAIN = {
+    0: torch.float32,
+    1: torch.float16,
+    24: torch.int8,
+    25: torch.int16,
+    26: torch.int32,
+    27: torch.int64,
+    28: torch.float64,
+    30: torch.bfloat16,
+}
+_Q8_1 = 9
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,8 @@ class GGUFFile:
 
         kind = GGMLQuantizationType(entry.type_id)
         blocks = np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.start)
+        if entry.type_id == _Q8_1:
+            return _from_q8_1(blocks).reshape(entry.shape)
         try:
             values = dequantize(blocks.reshape(quant_shape_to_byte_shape(entry.shape, kind)), kind)
         except (NotImplementedError, ValueError) as error:
@@ -214,6 +226,13 @@ class GGUFFile:
                 f"{base + offset + num_bytes:,}, the file at {len(self._data):,}"
             )
         return TensorEntry(name, shape, type_id, kind.name, base + offset, num_bytes)
+
+
+def _from_q8_1(blocks: np.ndarray) -> torch.Tensor:
+    """The package knows the size of this type and not its meaning: scale f32, sum f32, 32 codes."""
+    rows = blocks.reshape(-1, 40)
+    scales = rows[:, :4].copy().view(np.float32)
+    return torch.from_numpy(scales * rows[:, 8:].copy().view(np.int8))
 
 
 def _mapped(path: Path) -> mmap.mmap:
