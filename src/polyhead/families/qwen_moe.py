@@ -16,6 +16,7 @@ from polyhead.config import (
     QKNormConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
@@ -130,7 +131,9 @@ def _sparse_layers(keys: Keys, count: int) -> frozenset[int]:
 def write(config: TransformerConfig) -> dict[str, Any]:
     networks: list[Any] = [layer.feed_forward for layer in config.layers]
     dense = [i for i, each in enumerate(networks) if isinstance(each, FeedForwardConfig)]
-    mixture = next(each for each in networks if isinstance(each, MixtureConfig))
+    mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
+    if mixture is None:
+        raise ConfigError("this family needs a layer with a mixture of experts: got none")
     values: Mapping[str, Any] = {
         "intermediate_size": networks[dense[0]].hidden_dim if dense else mixture.expert.hidden_dim,
         "moe_intermediate_size": mixture.expert.hidden_dim,
