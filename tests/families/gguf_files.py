@@ -67,6 +67,30 @@ def interleaved(tensor: Tensor, heads: int) -> Tensor:
     return rows.swapaxes(1, 2).reshape(tensor.shape)
 
 
+def separated(
+    part: str, drop: str = ""
+) -> Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]:
+    """The change of a fused tensor ``[G, H/G + 2, D]`` to all queries, all keys, all values.
+
+    Args:
+        part: In the tensor's name.
+        drop: Taken out of every name.
+    """
+
+    def change(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+        if part in name:
+            heads = config.num_attention_heads
+            groups = getattr(config, "num_kv_heads", None) or heads
+            size = config.hidden_size // heads
+            rows = tensor.reshape(groups, heads // groups + 2, size, *tensor.shape[1:])
+            tensor = torch.cat(
+                [rows[:, :-2].flatten(0, 2), rows[:, -2].flatten(0, 1), rows[:, -1].flatten(0, 1)]
+            )
+        yield name.replace(drop, ""), tensor
+
+    return change
+
+
 def write(path: Path, case: GgufCase, model: Any) -> Path:
     """Writes a model's weights, as transformers saves them, to ``path``."""
     config = model.config

@@ -48,27 +48,32 @@ def rope(kind: str, **options: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **options}}
 
 
-def ropes(head_dim: int) -> Axis:
-    """An axis with every rotary type, for heads that rotate all of so many features."""
+def ropes(head_dim: int, **options: Any) -> Axis:
+    """An axis with every rotary type, for heads that rotate so many features.
+
+    ``options`` are added to each, such as the part of a head that this is.
+    """
     short = [1.0 + i / 10 for i in range(head_dim // 2)]
     return (
         {},
-        rope("linear", factor=4.0),
-        rope("dynamic", factor=4.0),
+        rope("linear", factor=4.0, **options),
+        rope("dynamic", factor=4.0, **options),
         rope(
             "llama3",
             factor=8.0,
             low_freq_factor=1.0,
             high_freq_factor=4.0,
             original_max_position_embeddings=16,
+            **options,
         ),
-        rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        rope("yarn", factor=4.0, original_max_position_embeddings=16, **options),
         rope(
             "longrope",
             short_factor=short,
             long_factor=[2 * each for each in short],
             original_max_position_embeddings=16,
             factor=4.0,
+            **options,
         ),
     )
 

@@ -209,6 +209,7 @@ def test_works_without_values_on_the_meta_device():
         ({"type": "linear", "factor": 2.0, "mscale": 1.0}, "does not read mscale"),
         ({"type": "su"}, "must be one of default, linear"),
         ({"dim": 7}, "even number"),
+        ({"type": "dynamic", "dim": 2, "factor": 2.0, "original_max_positions": 8}, "at least 4"),
         ({"theta": 0.0}, "theta must be positive"),
         (
             {

@@ -66,6 +66,8 @@ class RopeConfig(Data):
             raise ConfigError(f"rope theta must be positive: got {self.theta!r}")
         if self.dim is not None and (self.dim < 2 or self.dim % 2):
             raise ConfigError(f"rope dim must be an even number of features: got {self.dim!r}")
+        if self.type == "dynamic" and self.dim == 2:
+            raise ConfigError("rope type 'dynamic' needs at least 4 rotated features: got dim=2")
         needed, optional = _ROPE_FIELDS[self.type]
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)

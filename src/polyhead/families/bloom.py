@@ -105,6 +105,7 @@ FAMILIES = (
         ),
         gguf=Gguf(
             "bloom",
+            settings={"attention.head_count_kv": None, "feed_forward_length": None},
             steps={"h.{i}.self_attention.query_key_value": (QKVRows(),)},
         ),
     ),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from polyhead.config import ALiBiConfig, FeedForwardConfig, LayerConfig, TransformerConfig
 from polyhead.families.bloom import AROUND_LAYERS, LAYERS
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     read_activation,
@@ -22,6 +23,7 @@ from polyhead.families.common.reading import (
     read_sizes,
 )
 from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.steps import QKVRows
 from polyhead.families.common.tensors import Rule, Tensors
 
 _TWO_NORMS = (
@@ -100,6 +102,15 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def gguf_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The format leaves the architecture to the reader."""
+    new = values["num_key_value_heads"] > 1
+    return {
+        "new_decoder_architecture": new,
+        "num_ln_in_parallel_attn": values["num_ln_in_parallel_attn"] if new else None,
+    }
+
+
 def tensors(values: Mapping[str, Any]) -> Tensors:
     new = values.get("new_decoder_architecture", False)
     return _TWO if new and values.get("num_ln_in_parallel_attn") != 1 else _ONE
@@ -137,5 +148,10 @@ FAMILIES = (
         not_supported={
             "apply_residual_connection_post_layernorm": "the residual stream begins after the norm",
         },
+        gguf=Gguf(
+            "falcon",
+            steps={"h.{i}.self_attention.query_key_value": (QKVRows(),)},
+            values=gguf_values,
+        ),
     ),
 )

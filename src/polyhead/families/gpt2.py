@@ -209,6 +209,7 @@ FAMILIES = (
         with_head="LMHeadModel",
         gguf=Gguf(
             "gpt2",
+            settings={"attention.head_count_kv": None},
             steps={  # the converter transposes
                 "h.{i}.attn.c_attn": (QKVRows(),),
                 **dict.fromkeys((rule.theirs for rule in _CONVOLUTIONS[1:]), ()),

@@ -128,7 +128,10 @@ FAMILIES = (
         harmless=frozenset(("is_decoder", "attention_probs_dropout_prob")),
         gguf=Gguf(
             "gptneox",
-            settings={"use_parallel_residual": "use_parallel_residual"},
+            settings={
+                "use_parallel_residual": "use_parallel_residual",
+                "attention.head_count_kv": None,
+            },
             steps={"layers.{i}.attention.query_key_value": (QKVRows(),)},
         ),
     ),

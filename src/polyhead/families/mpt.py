@@ -23,13 +23,18 @@ from polyhead.families.common.steps import QKVRows
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.gpt2 import QKV
 
+_FLAT = {"attention.clamp_kqv": "clip_qkv", "attention.max_alibi_bias": "alibi_bias_max"}
+"""What GGUF files have of ``attn_config``."""
+
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys, bias=False)
     keys.expect("no_bias", True)
     keys.expect("expansion_ratio", 4)
     keys.expect("norm_type", "low_precision_layernorm", "layernorm")
-    inner = Keys(keys.take("attn_config", None) or {}, f"{keys.where}: attn_config")
+    flat = {key: keys.take(key) for key in _FLAT.values() if keys.has(key)}
+    settings = {**flat, **(keys.take("attn_config", None) or {})}
+    inner = Keys(settings, f"{keys.where}: attn_config")
     inner.expect("attn_type", "multihead_attention")
     inner.expect("alibi", True)
     for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
@@ -118,6 +123,9 @@ FAMILIES = (
                 "verbose",
             )
         ),
-        gguf=Gguf("mpt"),
+        gguf=Gguf(
+            "mpt",
+            settings={**_FLAT, "attention.head_count_kv": None, "feed_forward_length": None},
+        ),
     ),
 )

@@ -79,6 +79,14 @@ FAMILIES = (
         },
         write=write,
         aliases={"hidden_dropout_prob": "hidden_dropout"},
-        gguf=Gguf("stablelm", settings={"use_parallel_residual": "use_parallel_residual"}),
+        gguf=Gguf(
+            "stablelm",
+            settings={"use_parallel_residual": "use_parallel_residual"},
+            names={
+                "layers.{i}.self_attn.q_layernorm.norms.{j}": "blk.{i}.attn_q_norm",
+                "layers.{i}.self_attn.k_layernorm.norms.{j}": "blk.{i}.attn_k_norm",
+            },
+            values=lambda values: {"use_qkv_bias": values["attention_bias"]},
+        ),
     ),
 )

@@ -74,6 +74,6 @@ FAMILIES = (
         },
         write=write,
         aliases={"layer_norm_eps": "norm_epsilon", "hidden_dropout_prob": "residual_dropout"},
-        gguf=Gguf("starcoder2"),
+        gguf=Gguf("starcoder2", values=lambda values: {"use_bias": values["attention_bias"]}),
     ),
 )

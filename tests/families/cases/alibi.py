@@ -1,4 +1,39 @@
+from collections.abc import Mapping
+from typing import Any
+
+from gguf_files import GgufCase, separated
 from harness import TIED, Case, ropes
+
+
+def _bloom(config: Any) -> Mapping[str, Any]:
+    return {
+        "context_length": 64,
+        "feed_forward_length": 4 * config.hidden_size,
+        "attention.head_count_kv": config.n_head,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+    }
+
+
+def _mpt(config: Any) -> Mapping[str, Any]:
+    return {
+        "context_length": config.max_seq_len,
+        "feed_forward_length": 4 * config.d_model,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        "attention.clamp_kqv": config.attn_config.clip_qkv,
+        "attention.max_alibi_bias": float(config.attn_config.alibi_bias_max),
+    }
+
+
+def _falcon(config: Any) -> Mapping[str, Any]:
+    return {
+        "tensor_data_layout": "jploski",
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "feed_forward_length": config.ffn_hidden_size,
+        "attention.head_count_kv": config.num_kv_heads if config.new_decoder_architecture else 1,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+    }
+
 
 CASES = (
     Case(
@@ -13,6 +48,7 @@ CASES = (
             "n_head": 4,
         },
         axes=(TIED, ({}, {"n_head": 6, "hidden_size": 48})),
+        gguf=GgufCase("bloom", _bloom, separated("query_key_value", drop="transformer.")),
     ),
     Case(
         "mpt",
@@ -33,6 +69,7 @@ CASES = (
             ({}, {"n_heads": 6, "d_model": 48}),
             ({}, *({"attn_config": each} for each in ({"clip_qkv": 0.5}, {"softmax_scale": 0.5}))),
         ),
+        gguf=GgufCase("mpt", _mpt, options={"attn_config": {"clip_qkv": 0.5}}),
     ),
     Case(
         "falcon",
@@ -52,7 +89,13 @@ CASES = (
                 {"multi_query": False, "parallel_attn": False},
             ),
             ({}, {"alibi": True}, {"alibi": True, "num_attention_heads": 8}, *ropes(8)[1:]),
-            ({}, {"bias": True}, {"activation": "relu"}),
+            ({}, {"bias": True}, {"activation": "silu"}),
+        ),
+        gguf=GgufCase(
+            "falcon",
+            _falcon,
+            separated("query_key_value"),
+            {"new_decoder_architecture": True, "num_kv_heads": 2},
         ),
         # Written out, the attention of transformers adds ALiBi twice.
         attention="sdpa",

@@ -16,7 +16,7 @@ CASES = (
             ({}, {"enable_bias": False}, {"layer_norm_elementwise_affine": False}),
         ),
     ),
-    Case("biogpt", _SIZES, axes=(TIED, _SCALED, ({}, {"hidden_act": "relu"}))),
+    Case("biogpt", _SIZES, axes=(TIED, _SCALED, ({}, {"hidden_act": "silu"}))),
     Case(
         "xglm",
         {

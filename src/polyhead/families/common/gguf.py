@@ -169,9 +169,13 @@ def read_settings(
 
 def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object) -> dict[str, Any]:
     special = Keys(metadata, where, prefix="tokenizer.ggml.")
+    biased = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
     return {
         "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_bias": any(name in tensors for name in biased),
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in tensors else 1,
+        "partial_rotary_factor": 1.0,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": special.whole("bos_token_id", None),
