@@ -6,6 +6,7 @@ keys or multi-query heads; the model's own code does not. So those are refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import (
@@ -33,8 +34,10 @@ def read(keys: Keys) -> TransformerConfig:
     keys.expect("expansion_ratio", 4)
     keys.expect("norm_type", "low_precision_layernorm", "layernorm")
     flat = {key: keys.take(key) for key in _FLAT.values() if keys.has(key)}
-    settings = {**flat, **(keys.take("attn_config", None) or {})}
-    inner = Keys(settings, f"{keys.where}: attn_config")
+    stated = keys.take("attn_config", None) or {}
+    if not isinstance(stated, Mapping):
+        raise keys.refused("attn_config", stated, "an object")
+    inner = Keys({**flat, **stated}, f"{keys.where}: attn_config")
     inner.expect("attn_type", "multihead_attention")
     inner.expect("alibi", True)
     for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):

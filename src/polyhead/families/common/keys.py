@@ -57,8 +57,10 @@ class Keys:
         return self._prefix + key in self._values or self._name(key) in self._values
 
     def named(self, key: str) -> str:
-        """What messages call a key."""
-        name = self._name(key)
+        """What messages call a key: as the file spells it."""
+        name, shared = self._name(key), self._prefix + key
+        if name not in self._values and shared in self._values:
+            name = shared
         return self._shown.get(name, name)
 
     def take(self, key: str, default: Any = _MISSING) -> Any:
