@@ -11,6 +11,7 @@ import torch
 import uvicorn
 
 import polyhead as ph
+from polyhead.inspection.connections import configuration
 from polyhead.inspection.server import application
 from polyhead.inspection.studio import Studio
 
@@ -22,7 +23,7 @@ Visit = Callable[..., Any]
 def serving(studio: Studio, text: str) -> Iterator[str]:
     """Yields the address and serves there until it is asked for the next one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(application(studio, TOKEN, text), log_level="error")
+        config = configuration(application(studio, TOKEN, text), "error")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

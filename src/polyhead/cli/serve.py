@@ -28,6 +28,7 @@ def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
     try:
         import uvicorn
 
+        from polyhead.inspection.connections import configuration
         from polyhead.inspection.server import application, new_token
     except ModuleNotFoundError as error:
         raise UnsupportedError(
@@ -40,9 +41,7 @@ def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
     with socket.create_server((_HOST, port)) as listener:
         bound = listener.getsockname()[1]
         print(f"polyhead look: http://{_HOST}:{bound}/{token}/  (Ctrl-C ends it)", flush=True)
-        config = uvicorn.Config(
-            application(studio, token, text), log_level="warning", access_log=False
-        )
+        config = configuration(application(studio, token, text))
         uvicorn.Server(config).run(sockets=[listener])
 
 

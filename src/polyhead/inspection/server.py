@@ -1,7 +1,9 @@
 """The studio as a local web page: Starlette behind an address that only this user knows.
 
     /TOKEN/                                      the page
-    /TOKEN/look           POST text              runs the model, answers with the tokens
+    /TOKEN/look           POST text              runs the model, answers with the tokens; whoever
+                                                 closes the connection cancels the run
+    /TOKEN/progress                              layers done of the latest run
     /TOKEN/thumbnails/LOOK/LAYER                 bytes [H, P, P], 255 √weight
     /TOKEN/statistics/LOOK/LAYER                 a number per head and statistic
     /TOKEN/region/LOOK/LAYER/HEAD                float32 [rows, columns] of a rectangle
@@ -38,12 +40,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from polyhead.errors import PolyheadError
+from polyhead.checkpoints.json_file import parse_json
+from polyhead.errors import InputError, PolyheadError, shortened
 from polyhead.inspection.model import HeadsByLayer
+from polyhead.inspection.progress import Run
 from polyhead.inspection.studio import Look, Studio, as_json
 
 MOST_BYTES = 32 << 20
 """Longest request: a text of 10 MB, escaped."""
+
+_ASK_AGAIN = 0.2
+"""Seconds after which the server asks whether somebody still waits for a look."""
 
 _SCRIPTS = (
     ("page", "theme"), ("page", "dom"), ("page", "ramp"), ("served", "api"), ("served", "grid"),
@@ -92,6 +99,7 @@ def application(studio: Studio, token: str, text: str = "") -> Starlette:
         Route("/", handlers.page),
         Route("/asset/{name}", asset),
         Route("/look", handlers.look, methods=["POST"]),
+        Route("/progress", handlers.progress),
         Route("/thumbnails/{look:int}/{layer:int}", handlers.thumbnails),
         Route("/statistics/{look:int}/{layer:int}", handlers.statistics),
         Route("/region/{look:int}/{layer:int}/{head:int}", handlers.region),
@@ -143,14 +151,22 @@ class _Handlers:
         return Response(html, media_type="text/html", headers=_HEADERS)
 
     async def look(self, request: Request) -> Response:
+        """Runs the model; whoever goes away stops it."""
         asked = await _json_of(request)
-        look = await run_in_threadpool(
-            self.studio.look,
-            str(asked.get("text", "")),
-            str(asked.get("model", "")),
-            _heads_of(asked),
-        )
-        return JSONResponse(as_json(look), headers=_HEADERS)
+        run = Run()
+        arguments = _text_of(asked, "text"), _text_of(asked, "model"), _heads_of(asked), run
+        looking = asyncio.create_task(run_in_threadpool(self.studio.look, *arguments))
+        try:
+            while not (await asyncio.wait([looking], timeout=_ASK_AGAIN))[0]:
+                if await request.is_disconnected():
+                    run.stop()
+        finally:
+            run.stop()
+        return JSONResponse(as_json(await looking), headers=_HEADERS)
+
+    def progress(self, request: Request) -> Response:
+        run = self.studio.run
+        return JSONResponse({"done": run.done, "layers": run.layers}, headers=_HEADERS)
 
     async def next_tokens(self, request: Request) -> Response:
         heads = _heads_of(await _json_of(request))
@@ -193,13 +209,18 @@ class _Handlers:
 
 async def _json_of(request: Request) -> dict[str, Any]:
     """The object in a request's body, refused where it is too long or something else."""
-    body = b""
+    too_long = HTTPException(413, f"a request holds at most {MOST_BYTES >> 20} MiB")
+    stated = request.headers.get("content-length", "0")
+    if not stated.isdecimal() or len(stated) > 12 or int(stated) > MOST_BYTES:
+        raise too_long  # before any of it is read
+    chunks, length = [], 0
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"a request holds at most {MOST_BYTES >> 20} MiB")
+        chunks.append(chunk)
+        length += len(chunk)
+        if length > MOST_BYTES:
+            raise too_long
     try:
-        asked = json.loads(body)
+        asked = parse_json(b"".join(chunks).decode("utf-8"))
     except ValueError as error:
         raise HTTPException(400, "the request is not JSON") from error
     if not isinstance(asked, dict):
@@ -207,18 +228,33 @@ async def _json_of(request: Request) -> dict[str, Any]:
     return asked
 
 
+def _text_of(asked: dict[str, Any], name: str) -> str:
+    text = asked.get(name, "")
+    if not isinstance(text, str):
+        raise InputError(f"{name} must be a text: got {shortened(text)}")
+    return text
+
+
 def _heads_of(asked: dict[str, Any]) -> HeadsByLayer:
     """``{"heads": [[3, 1], [7, 4]]}`` as ``{3: [1], 7: [4]}``."""
+    pairs = asked.get("heads", [])
     found: dict[int, list[int]] = {}
-    for layer, head in asked.get("heads") or ():
-        found.setdefault(int(layer), []).append(int(head))
+    for pair in pairs if isinstance(pairs, list) else [pairs]:
+        if not (isinstance(pair, list) and [type(part) for part in pair] == [int, int]):
+            raise InputError(
+                f"heads must be a list of pairs [layer, head] of whole numbers: got "
+                f"{shortened(pairs)}"
+            )
+        found.setdefault(pair[0], []).append(pair[1])
     return found
 
 
 def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise ValueError(f"{name} must be a whole number from {least} to {most}: got {text!r}")
+    if not text.isdecimal() or len(text) > 12 or not least <= int(text) <= most:
+        raise ValueError(
+            f"{name} must be a whole number from {least} to {most}: got {shortened(text)}"
+        )
     return int(text)
 
 

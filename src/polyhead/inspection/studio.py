@@ -20,12 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from polyhead.errors import ContextLengthError, InputError
+from polyhead.errors import ContextLengthError, InputError, shortened
 from polyhead.inspection.ablation import ablate
 from polyhead.inspection.heads import TokenizedText
 from polyhead.inspection.model import HeadsByLayer, device_of
 from polyhead.inspection.page import PageData, render
 from polyhead.inspection.probe import Probe, probe
+from polyhead.inspection.progress import Run
 from polyhead.inspection.view import SUMMARY_NAMES
 
 if TYPE_CHECKING:
@@ -149,27 +150,40 @@ class Studio:
         self._count = 0
         # A probe sees every call of its model, so one text runs at a time.
         self._running = threading.Lock()
+        self.run = Run()
+        """The latest run: how far it is."""
 
-    def look(self, text: str, model: str = "", heads: HeadsByLayer | None = None) -> Look:
+    def look(
+        self,
+        text: str,
+        model: str = "",
+        heads: HeadsByLayer | None = None,
+        run: Run | None = None,
+    ) -> Look:
         """Runs a model on a text.
 
         Args:
             text: At least one character.
             model: One of ``names``; ``""``: the first.
             heads: Heads to ablate, by layer.
+            run: Told how far it is; may stop it.
 
         Raises:
             InputError: No text, an unknown model, or a head that is not there.
+            Cancelled: ``run`` was stopped.
             ContextLengthError: More tokens than the model's context.
         """
         if not text.strip():
             raise InputError("the text is empty: give at least one character")
-        with self._running:
+        run = run or Run()
+        run.wait(self._running)
+        try:
+            self.run = run
             name, loaded = self._model(model)
             _check_length(loaded, text)
             tokens = TokenizedText.of(loaded.tokenizer, text)
             began = time.perf_counter()
-            with probe(loaded) as seen:
+            with probe(loaded) as seen, run.watching(loaded.transformer):
                 following = run_text(loaded, tokens, heads or {})
             self._count += 1
             seconds = time.perf_counter() - began
@@ -177,6 +191,8 @@ class Studio:
             self._looks[look.number] = look
             while len(self._looks) > KEPT_LOOKS:
                 self._looks.popitem(last=False)
+        finally:
+            self._running.release()
         return look
 
     def next_tokens(self, number: int, heads: HeadsByLayer) -> list[tuple[str, float]]:
@@ -193,7 +209,7 @@ class Studio:
     def _model(self, name: str) -> tuple[str, Model]:
         name = name or self.names[0]
         if name not in self.names:
-            raise InputError(f"model must be one of {', '.join(self.names)}: got {name!r}")
+            raise InputError(f"model must be one of {', '.join(self.names)}: got {shortened(name)}")
         if name not in self._models:
             self._models[name] = self._load(name)
         return name, self._models[name]

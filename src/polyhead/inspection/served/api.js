@@ -4,12 +4,13 @@ const begin = JSON.parse($("#begin").textContent);
 
 class Refusal extends Error {}
 
-async function ask(address, body) {
-  const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+async function ask(address, body, signal) {
+  const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), signal };
   let answer;
   try {
     answer = await fetch(address, options);
   } catch {
+    if (signal?.aborted) throw new Refusal("cancelled");
     throw new Refusal("polyhead does not answer: is it still running in its terminal?");
   }
   if (answer.ok) return answer;
@@ -23,7 +24,7 @@ async function ask(address, body) {
   throw new Refusal(reason || `the server answered ${answer.status}`);
 }
 
-const askJson = async (address, body) => (await ask(address, body)).json();
+const askJson = async (address, body, signal) => (await ask(address, body, signal)).json();
 
 // The numbers of an answer and their shape.
 async function askNumbers(address, Kind) {

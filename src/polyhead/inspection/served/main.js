@@ -2,6 +2,7 @@
 
 const looks = [null, null];
 const ablated = new Set();
+let cancelling = new AbortController();
 let current = null; // { layer, head } of the open head
 const maps = [...document.querySelectorAll(".pane")].map((figure) => new HeadMap(figure));
 
@@ -22,18 +23,38 @@ async function run(work) {
 }
 
 async function look(pane) {
-  const found = await askJson("look", { text: $(`#text-${pane}`).value, model: $(`#model-${pane}`).value });
+  const asked = { text: $(`#text-${pane}`).value, model: $(`#model-${pane}`).value };
+  const found = await askJson("look", asked, cancelling.signal);
   looks[pane] = found;
   return found;
 }
 
+// Says how far the model is, while it runs.
+async function showProgress(signal) {
+  while (!signal.aborted) {
+    await new Promise((done) => setTimeout(done, 500));
+    const { done, layers } = await askJson("progress").catch(() => ({ done: 0, layers: 0 }));
+    if (signal.aborted) return;
+    $("#facts").textContent = layers ? `the model runs: layer ${done} of ${layers}…` : "the model runs…";
+  }
+}
+
 async function lookAtAll() {
   say("");
+  cancelling.abort(); // of the look before, if it still runs
+  cancelling = new AbortController();
+  const mine = cancelling;
   $("#ask").setAttribute("aria-busy", "true");
+  $("#cancel").hidden = false;
   $("#facts").textContent = "the model runs…";
+  const shown = new AbortController();
+  showProgress(shown.signal);
   const first = await run(look(0));
   looks[1] = first && $("#compare").checked ? await run(look(1)) : null;
+  shown.abort();
+  if (mine !== cancelling) return;
   $("#ask").removeAttribute("aria-busy");
+  $("#cancel").hidden = true;
   $("#facts").textContent = "";
   if (!first) return;
   document.body.classList.remove("is-empty");
@@ -124,6 +145,7 @@ function bind() {
   }
   $("#sort").append(...SORTS.map(([value, text]) => element("option", { text, value })));
   $("#ask").addEventListener("submit", (event) => { event.preventDefault(); polyhead.ready = lookAtAll(); });
+  $("#cancel").addEventListener("click", () => cancelling.abort());
   $("#ask").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("#ask").requestSubmit();
   });
