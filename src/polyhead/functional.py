@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
+from polyhead.semantics.foreign import refuse
 from polyhead.semantics.scores import autocast_enabled, full_precision, reproducibly
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def attention(
     generator: torch.Generator | None = None,
     return_lse: bool = False,
     kernel: str = "auto",
+    **unknown: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Multi-head attention (Vaswani et al. 2017, eq. 1) with grouped heads (Ainslie et al. 2023).
 
@@ -104,6 +106,8 @@ def attention(
         generator: Where dropout's seed is drawn from; default torch's global generator.
         return_lse: Also return the natural-log log-sum-exp of each row (sinks included).
         kernel: ``"auto"`` or a kernel's name; a kernel that is named never falls back.
+        **unknown: Refused; where torch or flash_attn have such an argument, the error says what
+            polyhead calls it.
 
     Returns:
         ``out [B, H, T, V]`` in q's dtype; with ``return_lse`` also ``lse [B, H, T]`` in float32
@@ -114,6 +118,8 @@ def attention(
         ValueError: Shapes, dtypes or numbers that do not fit, or an unknown kernel.
         UnsupportedError: The kernel that was named cannot do what is asked; names the feature.
     """
+    if unknown:
+        refuse("attention", unknown)
     call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
@@ -184,12 +190,15 @@ def explain(
     generator: torch.Generator | None = None,
     return_lse: bool = False,
     kernel: str = "auto",
+    **unknown: Any,
 ) -> Explanation:
     """Says which kernel ``attention`` would run for these arguments, and why not the others.
 
     Takes the arguments of ``attention``, computes nothing, draws no random number, and raises what
     ``attention`` would raise.
     """
+    if unknown:
+        refuse("explain", unknown)
     seed = torch.zeros((), dtype=torch.int64) if dropout_p else None
     call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
@@ -239,7 +248,7 @@ def _choose(call: Call, name: str) -> Kernel:
             if kernel.unavailable() is None and kernel.refusal(call) is None:
                 return kernel
         raise UnsupportedError("no kernel can do this call")
-    kernel = KERNELS.get(name)  # type: ignore[assignment]
+    kernel = KERNELS.get(name) if isinstance(name, str) else None  # type: ignore[assignment]
     if kernel is None:
         raise ValueError(f"kernel must be 'auto' or one of {', '.join(KERNELS)}: got {name!r}")
     if (why := kernel.unavailable()) is not None:

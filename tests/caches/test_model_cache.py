@@ -24,8 +24,24 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.semantics.masks import Mask
 
 WINDOW = 6
+
+
+def tiny_encoder_decoder():
+    attention = AttentionConfig(4, 2, 8)
+    crossed = LayerConfig(attention, FeedForwardConfig(32), cross_attention=attention)
+    return ph.Transformer(
+        TransformerConfig(
+            kind="encoder-decoder",
+            vocab_size=20,
+            embed_dim=16,
+            max_positions=50,
+            layers=(crossed, crossed),
+            encoder_layers=(LayerConfig(attention, FeedForwardConfig(32)),),
+        )
+    ).eval()
 
 
 def config(windows=(WINDOW, WINDOW, None)):
@@ -162,8 +178,50 @@ def test_save_and_load_of_a_model_with_an_encoders_output(tmp_path):
     cache.context_mask = ph.KeyLengths([3, 2])
     with pytest.raises(ValueError, match="a cache with a context_mask cannot be saved"):
         cache.save(tmp_path / "file")
-    with pytest.raises(ValueError, match="rows with a context_mask cannot be reordered"):
+
+
+@torch.no_grad()
+def test_rows_with_padded_encoder_tokens_are_reordered_with_their_masks():
+    torch.manual_seed(0)
+    model = tiny_encoder_decoder()
+    encoder_ids, ids = torch.randint(20, (3, 6)), torch.randint(20, (3, 4))
+    # Row 0 of every mask hides something, so that a mask left where it was would show.
+    allowed = torch.ones(3, 1, 1, 6, dtype=torch.bool)
+    allowed[0, ..., 4:] = allowed[2, ..., 1:] = False
+    masks = [
+        ph.KeyLengths([4, 6, 1]),
+        ph.KeyLengths(torch.tensor([4, 6, 1])),
+        ph.Keep(allowed),
+        ph.Drop(~allowed),
+        ph.Prefix([4, 6, 1]) & ~~ph.KeyLengths(6),
+        ph.Documents([[4, 2], [6, 0], [1, 5]]) & ph.KeyLengths([4, 6, 1]) | ph.Prefix(0),
+    ]
+    rows = [2, 0, 0, 1]
+    for mask in masks:
+        cache = model.new_cache()
+        model(ids, encoder_ids=encoder_ids, encoder_mask=mask, cache=cache)
+        cache.reorder(rows)
+        found = model(ids[rows, :1], cache=cache)
+        for i, row in enumerate(rows):
+            alone = model.new_cache()
+            own = mask.of_rows([row])
+            context = encoder_ids[row : row + 1]
+            model(ids[row : row + 1], encoder_ids=context, encoder_mask=own, cache=alone)
+            wanted = model(ids[row : row + 1, :1], cache=alone)
+            torch.testing.assert_close(found[i : i + 1], wanted)
+
+
+def test_a_mask_of_somebodys_own_says_what_it_needs_to_be_reordered():
+    class Own(ph.KeyLengths):
+        of_rows = Mask.of_rows
+
+    cache = ModelCache([DenseCache()])
+    k = torch.randn(2, 1, 5, 8)
+    cache.layers[0].append(k, k)
+    cache.context, cache.context_mask = torch.randn(2, 3, 16), Own([3, 2])
+    with pytest.raises(ph.UnsupportedError, match=r"Own .* define of_rows"):
         cache.reorder([1, 0])
+    assert cache.context_mask.length.values == [3, 2]
 
 
 @torch.no_grad()

@@ -190,21 +190,19 @@ class ModelCache:
         """Row i becomes what row ``rows[i]`` was (beam search); the batch may grow or shrink.
 
         Raises:
-            ValueError: A row that is not there, or rows whose encoder tokens are masked.
+            ValueError: A row that is not there.
+            UnsupportedError: A ``context_mask`` of a class that does not know its batch rows.
         """
         chosen = per_row("rows", rows if isinstance(rows, Tensor) else [*rows], len(rows))
         context = self.context
-        if context is not None and len(context) > 1 and self.context_mask is not None:
-            raise ValueError(
-                "rows with a context_mask cannot be reordered: a mask has no rows to move; "
-                "reset the context and give the reordered one"
-            )
         self.layers[0].check_rows(chosen)
+        mask = None if self.context_mask is None else self.context_mask.of_rows(chosen)
         for cache in (*self.layers, *self.cross):
             if cache.lengths:
                 cache.reorder(chosen)
         if context is not None:
             self.context = context[torch.tensor(chosen, device=context.device)]
+        self.context_mask = mask
 
     def reset(self) -> None:
         """Forgets everything, the encoder's output too; memory is kept for the next sequence."""

@@ -11,6 +11,7 @@ Shape letters: B batch, G kv heads, S keys, n keys of a tile.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -128,6 +129,9 @@ class Held(Mask):
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         return Range(None, torch.full((1, q.length), NOWHERE, device=device))
+
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return self
 
     def __repr__(self) -> str:
         return "Held()"

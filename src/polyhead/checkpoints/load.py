@@ -119,7 +119,10 @@ def _device(device: torch.device | str) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, TypeError) as error:  # torch's words for a missing one
-        raise ValueError(f"device {device!r} is not here: {error}") from error
+        first = str(error).partition("\n")[0]
+        raise ValueError(f"device {device!r} is not here: {first}") from error
+    if found.type == "meta":
+        raise ValueError("device must be one that holds numbers: got 'meta'")
     return found
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from torch import Tensor, nn
 
+from polyhead.checks import shown
 from polyhead.errors import ConfigError, ContextLengthError, InputError
 from polyhead.generation.batch import Generation, continued
 from polyhead.generation.options import GenerationOptions
@@ -194,14 +195,22 @@ class LanguageModel(nn.Module):
         Raises:
             InputError: an empty prompt.
             ContextLengthError: more tokens than the model's context.
+            TypeError: neither text nor messages.
         """
         if isinstance(prompt, str):
             if not prompt:
                 raise InputError("the prompt is empty: give at least one character")
             if not chat:
                 return self._checked(self.tokenizer.encode(prompt))
-            prompt = [{"role": "user", "content": prompt}]
-        text = self.tokenizer.apply_chat_template(prompt)
+            messages: Sequence[Mapping[str, Any]] = [{"role": "user", "content": prompt}]
+        elif isinstance(prompt, Sequence) and all(isinstance(m, Mapping) for m in prompt):
+            messages = cast("Sequence[Mapping[str, Any]]", prompt)
+        else:
+            raise TypeError(
+                "prompt must be text, or messages such as [{'role': 'user', 'content': 'Hello'}]: "
+                f"got {shown(prompt)}"
+            )
+        text = self.tokenizer.apply_chat_template(messages)
         return self._checked(self.tokenizer.encode(text, add_special=False))
 
     def _checked(self, ids: list[int]) -> list[int]:

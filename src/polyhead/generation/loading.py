@@ -41,12 +41,21 @@ def load(
         ConfigError: the configuration says something impossible or not understood.
         UnsupportedError: an encoder-decoder.
         ValueError: an unknown dtype, or a device that is not here.
+        TypeError: an argument of another kind.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(
+            f"source must be a model's name or a path, as text: got {type(source).__name__}"
+        )
     chosen: torch.dtype | Literal["auto"] = "auto"
     if dtype != "auto":
         if isinstance(dtype, str) and dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, auto: got {dtype!r}")
         chosen = DTYPES[dtype] if isinstance(dtype, str) else dtype
+    if isinstance(chosen, torch.dtype) and not chosen.is_floating_point:
+        raise TypeError(f"dtype must be floating-point: got {dtype!r}")
+    if not isinstance(chosen, str | torch.dtype):
+        raise TypeError(f"dtype must be text or a torch.dtype: got {type(dtype).__name__}")
     checkpoint = load_checkpoint(source, chosen, progress, device=device)
     kind = checkpoint.config.kind
     if kind == "encoder-decoder":

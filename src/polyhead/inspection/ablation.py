@@ -48,6 +48,8 @@ def ablate(
 ) -> Iterator[None]:
     """Takes heads out of a model while the ``with`` block runs.
 
+    They are out for the thread or task that opened the block; other threads use the whole model.
+
         with ph.ablate(model, {3: [1], 7: [4, 5]}):
             model.generate("The capital of France is")
 

@@ -24,6 +24,7 @@ from polyhead.inspection.model import device_of, layer_of, projections_of, trans
 from polyhead.layers import TransformerLayer
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.record import AttentionRecord
+from polyhead.layers.scope import Scope
 
 
 class Contributions:
@@ -53,8 +54,11 @@ class Contributions:
             for layer in range(count):
                 module = projections_of(self._model, layer)
                 hooks.enter_context(module.register_attention_hook(self._keep))
+            here = Scope()
+            hooks.callback(here.close)
             for norm in self._norms():
-                hooks.callback(norm.register_forward_pre_hook(self._keep_input).remove)
+                keep = here.only(self._keep_input)
+                hooks.callback(norm.register_forward_pre_hook(keep).remove)
             with torch.inference_mode():
                 self.logits = self._model(ids.to(device_of(self._model)))
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from polyhead.errors import InputError
 from polyhead.layers.foreign import is_attention
+from polyhead.layers.scope import Scope
 
 _CROSS = {"cross_attention", "crossattention", "encoder_attn", "EncDecAttention"}
 """Names that cross-attention goes by, in polyhead and in transformers."""
@@ -63,11 +64,14 @@ class Repeats:
         """While the block runs, a run begins where the outermost module around a path is called."""
         around = {path[:i] for path in paths for i in range(len(path)) if path[i] == "."}
         modules = dict(model.named_modules())
+        here = Scope()
         with ExitStack() as hooks:
+            hooks.callback(here.close)
             for name in {"", *around} & modules.keys() - set(paths):
                 module = modules[name]
-                hooks.callback(module.register_forward_pre_hook(self._enter).remove)
-                hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+                enter, leave = here.only(self._enter), here.only(self._leave)
+                hooks.callback(module.register_forward_pre_hook(enter).remove)
+                hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
             yield
 
     def name(self, path: str) -> str:

@@ -34,6 +34,7 @@ from polyhead.inspection.naming import (
 from polyhead.inspection.view import AttentionView
 from polyhead.layers.foreign import register_attention_hook
 from polyhead.layers.hooks import Hooked
+from polyhead.layers.scope import Scope
 from polyhead.models import Transformer
 from polyhead.semantics import Documents
 
@@ -136,6 +137,9 @@ def probe(
 ) -> Iterator[Probe]:
     """Watches the attention of ``model`` while the ``with`` block runs.
 
+    It sees the calls of the thread or task that opened it (and of tasks that this one starts);
+    other threads use the model as if there were no probe.
+
     Args:
         model: A polyhead attention layer, or anything that holds some, or a transformers model with
             ``attn_implementation="polyhead"``. Queries and keys of latent attention are those of
@@ -218,11 +222,13 @@ class _IdsRead:
     def watching(self, model: nn.Module) -> Iterator[None]:
         """While the block runs, each Transformer in a model (or else the model) tells its ids."""
         own: list[nn.Module] = [part for part in model.modules() if isinstance(part, Transformer)]
+        here = Scope()
+        begin, end = here.only(self._begin if own else self._begin_foreign), here.only(self._end)
         with ExitStack() as hooks:
+            hooks.callback(here.close)
             for module in own or [model]:
-                begin = self._begin if own else self._begin_foreign
                 hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(self._end, always_call=True).remove)
+                hooks.callback(module.register_forward_hook(end, always_call=True).remove)
             yield
 
     def of(self, name: str) -> Tensor | None:

@@ -25,6 +25,7 @@ from polyhead.inspection.trace import (
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.record import AttentionRecord
+from polyhead.layers.scope import Scope
 from polyhead.semantics import Bias, TensorBias
 
 
@@ -122,7 +123,8 @@ def _run(
         seen["record"] = record
 
     device = next(model.parameters()).device
-    hook = module.register_forward_hook(take)
+    here = Scope()
+    hook = module.register_forward_hook(here.only(take))
     handle = module.register_attention_hook(keep)
     try:
         with torch.no_grad():
@@ -130,6 +132,7 @@ def _run(
     finally:
         hook.remove()
         handle.remove()
+        here.close()
     return seen["x"][0].double(), seen["record"], seen["output"][0]
 
 

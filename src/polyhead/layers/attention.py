@@ -12,7 +12,7 @@ E embed size.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ from polyhead.semantics import (
     Mask,
     Window,
 )
+from polyhead.semantics.foreign import refuse
+from polyhead.semantics.masks.algebra import called
 
 Context = Tensor | tuple[Tensor, Tensor]
 
@@ -197,6 +199,7 @@ class MultiHeadAttention(Hooked):
         context_positions: Tensor | None = None,
         cache: KeyValueCache | None = None,
         kernel: str = "auto",
+        **unknown: Any,
     ) -> Tensor:
         """Self-attention of ``x``, or its cross-attention to ``context``.
 
@@ -214,13 +217,19 @@ class MultiHeadAttention(Hooked):
             context_positions: ``[S]`` or ``[B, S]`` of ``context``; default 0 … S − 1.
             cache: What is remembered from earlier calls.
             kernel: ``"auto"`` or the name of a kernel.
+            **unknown: Refused; the error says what polyhead calls an argument of torch's.
 
         Returns:
             ``[B, T, E]`` in the dtype of ``x``.
 
         Raises:
             ValueError: Shapes that do not fit, named.
+            TypeError: An argument of another kind, such as the class of a cache.
         """
+        if unknown:
+            refuse(type(self).__name__, unknown)
+        if cache is not None:
+            check_cache(cache)
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
         if context is None:
@@ -373,6 +382,16 @@ class MultiHeadAttention(Hooked):
 
 
 builds(AttentionConfig, MultiHeadAttention.from_config)
+
+
+def check_cache(cache: object) -> None:
+    """Raises TypeError unless ``cache`` is the cache of one layer."""
+    if isinstance(cache, KeyValueCache):
+        return
+    said = "cache must be a cache of one layer, such as DenseCache(), or None"
+    if isinstance(cache, type):
+        raise TypeError(f"{said}: got the class {cache.__name__}; {called(cache)}")
+    raise TypeError(f"{said}: got {type(cache).__name__}")
 
 
 def default_head_dim(embed_dim: int, num_heads: int) -> int:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from polyhead.layers.hooks import Hooked
-from polyhead.layers.record import AttentionHook, HookHandle
+from polyhead.layers.record import AttentionHook, HookHandle, hooks_here
 
 _recognisers: list[Callable[[nn.Module], bool]] = []
 _hooks: WeakKeyDictionary[nn.Module, dict[HookHandle[AttentionHook], AttentionHook]] = (
@@ -40,11 +40,9 @@ def register_attention_hook(module: nn.Module, hook: AttentionHook) -> HookHandl
     if isinstance(module, Hooked):
         return module.register_attention_hook(hook)
     hooks = _hooks.setdefault(module, {})
-    handle = HookHandle(hooks)
-    hooks[handle] = hook
-    return handle
+    return HookHandle(hooks, hook)
 
 
 def hooks_of(module: nn.Module) -> tuple[AttentionHook, ...]:
     """The hooks of a foreign module, which its integration is to call."""
-    return tuple(_hooks.get(module, {}).values()) if _hooks else ()
+    return hooks_here(_hooks.get(module, {})) if _hooks else ()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.functional import attention
-from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle
+from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle, hooks_here
 from polyhead.semantics import Bias, KeyValueSource, Mask
 from polyhead.semantics.arguments import query_tokens, with_source_mask
 
@@ -30,19 +30,19 @@ class Hooked(nn.Module):
         """Calls ``hook(record)`` with an ``AttentionRecord`` of every call from now on.
 
         The outputs stay bit-identical. While a gradient is being recorded the log-sum-exp takes a
-        second, gradient-free call, so that the first can use the kernel it would have used.
+        second, gradient-free call, so that the first can use the kernel it would have used. The
+        hook sees the calls of the thread or task that registers it, and of no other.
 
         Returns:
             A handle; ``handle.remove()`` ends it, and so does leaving ``with handle:``.
         """
-        handle = HookHandle(self._hooks)
-        self._hooks[handle] = hook
-        return handle
+        return HookHandle(self._hooks, hook)
 
     @property
     def is_shown(self) -> bool:
-        """Whether anybody watches or edits the calls."""
-        return bool(self._hooks or self._edits)
+        """Whether anybody watches or edits the calls of this thread or task."""
+        watched = bool(self._hooks or self._edits)
+        return watched and bool(hooks_here(self._hooks) or hooks_here(self._edits))
 
     def register_head_edit(self, edit: HeadEdit) -> HookHandle[HeadEdit]:
         """Puts ``edit(out)`` in the place of the heads' outputs ``[B, H, T, V]`` from now on.
@@ -54,9 +54,7 @@ class Hooked(nn.Module):
         Returns:
             A handle, as ``register_attention_hook`` does.
         """
-        handle = HookHandle(self._edits)
-        self._edits[handle] = edit
-        return handle
+        return HookHandle(self._edits, edit)
 
     def _attend(
         self,
@@ -83,14 +81,14 @@ class Hooked(nn.Module):
             "dropout_p": dropout_p,
             "kernel": kernel,
         }
-        if self._hooks:
-            return shown_attention(self, self._hooks.values(), q, source, **call)
+        if self._hooks and (hooks := hooks_here(self._hooks)):
+            return shown_attention(self, hooks, q, source, **call)
         out: Tensor = attention(q, source, **call)
         return out
 
     def _edited(self, out: Tensor) -> Tensor:
         """The heads' outputs as the output projection reads them, ``[B, H, T, V]``."""
-        for edit in tuple(self._edits.values()):
+        for edit in hooks_here(self._edits):
             out = edit(out)
         return out
 

@@ -8,6 +8,7 @@ from typing import Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
+from polyhead.layers.scope import Scope
 from polyhead.semantics import Bias, Mask, Tokens
 
 
@@ -57,15 +58,28 @@ _Hook = TypeVar("_Hook")
 class HookHandle(Generic[_Hook]):
     """Removes a hook; also a context manager that removes it at the end of the block."""
 
-    def __init__(self, hooks: dict[HookHandle[_Hook], _Hook]) -> None:
-        self._hooks = hooks
+    def __init__(self, hooks: dict[HookHandle[_Hook], _Hook], hook: _Hook) -> None:
+        self._hooks, self._scope = hooks, Scope()
+        hooks[self] = hook
 
     def remove(self) -> None:
         """Removes the hook; a second call does nothing."""
         self._hooks.pop(self, None)
+        self._scope.close()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the hook was registered by this thread or task, or one that started the task."""
+        return self._scope.is_here
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.remove()
+
+
+def hooks_here(hooks: dict[HookHandle[_Hook], _Hook]) -> tuple[_Hook, ...]:
+    """The hooks that this thread or task registered, in order."""
+    # All at once: another thread may register or remove one meanwhile.
+    return tuple(hook for handle, hook in tuple(hooks.items()) if handle.is_here)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polyhead.caches import ModelCache
 from polyhead.errors import ContextLengthError, InputError
 from polyhead.semantics.tokens import is_traced
 
@@ -31,6 +32,13 @@ def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
             f"{name} must be 0 to {vocab_size - 1} (vocab_size={vocab_size}): got "
             f"{low if low < 0 else high}"
         )
+
+
+def check_cache(cache: object) -> None:
+    """Raises TypeError unless ``cache`` is the cache of a model."""
+    if not isinstance(cache, ModelCache):
+        got = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
+        raise TypeError(f"cache must be what new_cache() gives, or None: got {got}")
 
 
 def check_positions(

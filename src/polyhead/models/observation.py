@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyhead.layers.scope import Scope
+
 
 class LayerOutput(NamedTuple):
     """One layer's output.
@@ -67,7 +69,10 @@ class Observation(list[LayerOutput]):
 def observe(
     model: nn.Module, layers: nn.ModuleList, encoder_layers: nn.ModuleList
 ) -> Iterator[Observation]:
-    """Collects the outputs of layers, by hooks that live as long as the block."""
+    """Collects the outputs of layers, by hooks that live as long as the block.
+
+    They see the calls of the thread or task that opens it.
+    """
     seen = Observation()
 
     def watch(outputs: list[LayerOutput], index: int) -> Any:
@@ -81,9 +86,13 @@ def observe(
     def finished(module: nn.Module, inputs: Any, out: Tensor) -> None:
         seen.final_shape = out.shape
 
+    here = Scope()
     with ExitStack() as handles:
+        handles.callback(here.close)
         for outputs, stack in ((seen.encoder, encoder_layers), (seen, layers)):
             for index, layer in enumerate(stack):
-                handles.callback(layer.register_forward_hook(watch(outputs, index)).remove)
-        handles.callback(model.register_forward_hook(finished).remove)
+                handles.callback(
+                    layer.register_forward_hook(here.only(watch(outputs, index))).remove
+                )
+        handles.callback(model.register_forward_hook(here.only(finished)).remove)
         yield seen

@@ -26,7 +26,7 @@ from polyhead.layers.positions import RoPE
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
-from polyhead.models.inputs import check_ids, check_positions
+from polyhead.models.inputs import check_cache, check_ids, check_positions
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import relative_table, stack
 from polyhead.semantics import Causal, Mask
@@ -183,6 +183,7 @@ class Transformer(nn.Module):
         """What ``logits`` is applied to, ``[B, T or last, E]``; takes the arguments of a call."""
         start, before = 0, []
         if cache is not None:
+            check_cache(cache)
             start, before = cache.length, cache.lengths
             if positions is None:
                 positions = ragged_positions(cache.layers[0], ids)

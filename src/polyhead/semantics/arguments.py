@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from polyhead.checks import flag, number, share
 from polyhead.semantics.biases import Bias, TensorBias
 from polyhead.semantics.call import Call, Specification, decisive
 from polyhead.semantics.masks import (
@@ -17,6 +18,7 @@ from polyhead.semantics.masks import (
     Mask,
     bare_tensor_message,
 )
+from polyhead.semantics.masks.algebra import called
 from polyhead.semantics.scores import autocast_enabled
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.tokens import Tokens
@@ -48,26 +50,27 @@ def call_of(
     S = source.tokens.length
     if mask is not None:
         if not isinstance(mask, Mask):
-            raise TypeError(
-                bare_tensor_message("mask is a bare tensor")
-                if isinstance(mask, Tensor)
-                else f"mask must be a mask expression or None: got {type(mask).__name__}"
-            )
+            raise TypeError(_no_mask(mask))
         mask.check(B, H, T, S)
     if bias is not None:
         if isinstance(bias, Tensor):
             bias = TensorBias(bias)
         elif not isinstance(bias, Bias):
-            raise TypeError(f"bias must be a Bias, a tensor or None: got {type(bias).__name__}")
+            raise TypeError(f"bias must be a Bias, a tensor or None: got {_named(bias)}")
         bias.check(B, H, T, S)
     if scale is None:
         scale = 1.0 / math.sqrt(D)
-    elif not math.isfinite(scale):
-        raise ValueError(f"scale must be finite: got {scale}")
-    if softcap is not None and not 0.0 < softcap < math.inf:
-        raise ValueError(f"softcap must be positive and finite, or None for off: got {softcap}")
-    if sinks is not None and sinks.shape != (H,):
-        raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
+    elif type(scale) is not float or not math.isfinite(scale):
+        number("scale", scale)
+    if softcap is not None:
+        number("softcap", softcap, above=0, hint=", or None for off")
+    if sinks is not None:
+        if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+            raise TypeError(f"sinks must be a floating-point tensor or None: got {_named(sinks)}")
+        if sinks.shape != (H,):
+            raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
+    if return_lse is not False:
+        flag("return_lse", return_lse)
     mask = with_source_mask(mask, source)
     positional = mask is not source.mask or bias is not None
     if source.mask is not None and q_positions is None and positional:
@@ -90,6 +93,22 @@ def call_of(
     return Call(
         q, source, spec, q_tokens, return_lse or sinks is not None, visibility, requires_grad
     )
+
+
+def _no_mask(mask: object) -> str:
+    if isinstance(mask, Tensor):
+        return bare_tensor_message("mask is a bare tensor")
+    said = "mask must be a mask expression or None"
+    if isinstance(mask, type) and issubclass(mask, Mask):
+        return f"{said}: got the class {mask.__name__}; {called(mask)}"
+    return f"{said}: got {type(mask).__name__}"
+
+
+def _named(value: object) -> str:
+    """What came, by its type."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype}"
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def with_source_mask(mask: Mask | None, source: KeyValueSource) -> Mask | None:
@@ -225,8 +244,10 @@ def query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) ->
 
 
 def dropout_seed(q: Tensor, dropout_p: float, generator: torch.Generator | None) -> Tensor | None:
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be at least 0 and below 1: got {dropout_p}")
+    if type(dropout_p) is not float or not 0.0 <= dropout_p < 1.0:
+        share("dropout_p", dropout_p)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator or None: got {_named(generator)}")
     if dropout_p == 0.0:
         return None
     device = generator.device if generator is not None else q.device

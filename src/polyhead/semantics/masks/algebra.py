@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.errors import UnsupportedError
 from polyhead.semantics.tokens import Tokens
 
 
@@ -66,6 +67,17 @@ class Mask(ABC):
         """The mask of some query heads alone: what a head sees, where heads differ."""
         return self
 
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        """The mask of a batch whose row i is row ``rows[i]`` of this one's (beam search).
+
+        Raises:
+            UnsupportedError: A mask of somebody's own class that does not define it.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} does not say what its batch rows are: define of_rows(rows), "
+            "which returns the mask of a batch with those rows"
+        )
+
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raises ValueError if this mask cannot belong to such a call."""
         for part in self.parts():
@@ -95,7 +107,14 @@ def _operand(other: object) -> Mask:
         return other
     if isinstance(other, Tensor):
         raise TypeError(bare_tensor_message("a tensor cannot be combined with a mask"))
+    if isinstance(other, type) and issubclass(other, Mask):
+        raise TypeError(f"a mask combines with another mask: got the class; {called(other)}")
     raise TypeError(f"a mask combines with another mask: got {type(other).__name__}")
+
+
+def called(kind: type) -> str:
+    """What to write instead of a class where one of its objects is meant."""
+    return f"call it: {kind.__name__}()"
 
 
 def bare_tensor_message(what: str) -> str:
@@ -147,6 +166,9 @@ class And(Mask):
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return self.left.of_heads(heads) & self.right.of_heads(heads)
 
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return self.left.of_rows(rows) & self.right.of_rows(rows)
+
     def __repr__(self) -> str:
         return f"{_inside(self.left, Or)} & {_inside(self.right, Or)}"
 
@@ -187,6 +209,9 @@ class Or(Mask):
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return self.left.of_heads(heads) | self.right.of_heads(heads)
 
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return self.left.of_rows(rows) | self.right.of_rows(rows)
+
     def __repr__(self) -> str:
         return f"{self.left!r} | {self.right!r}"
 
@@ -206,6 +231,9 @@ class Not(Mask):
 
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return ~self.inner.of_heads(heads)
+
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return ~self.inner.of_rows(rows)
 
     def __repr__(self) -> str:
         return f"~{_inside(self.inner, And, Or)}"

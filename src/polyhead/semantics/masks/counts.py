@@ -56,6 +56,14 @@ class PerRow:
         values = torch.as_tensor(self.values, device=device)
         return values.reshape(-1, 1, 1, 1)
 
+    def of_rows(self, rows: Sequence[int]) -> Tensor | list[int]:
+        """The numbers of some batch rows, for a ``PerRow`` of them."""
+        if len(self.values) == 1:
+            return self.values
+        if isinstance(self.values, Tensor):
+            return self.values[list(rows)]
+        return [self.values[row] for row in rows]
+
     def check(self, batch: int) -> None:
         if len(self.values) not in (1, batch):
             raise ValueError(

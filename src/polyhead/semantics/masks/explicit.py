@@ -47,6 +47,9 @@ class Keep(Mask):
     def of_heads(self, heads: Sequence[int]) -> Keep:
         return type(self)(of_heads(self.allowed, heads))
 
+    def of_rows(self, rows: Sequence[int]) -> Keep:
+        return self if len(self.allowed) == 1 else type(self)(self.allowed[list(rows)])
+
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         check_broadcast(type(self).__name__, self.allowed, (batch, heads, queries, keys))
 

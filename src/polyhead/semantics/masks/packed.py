@@ -37,6 +37,14 @@ class KeyLengths(Mask):
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         self.length.check(batch)
+        if self.length.span is not None and self.length.span.high > keys:
+            raise ValueError(
+                f"KeyLengths length must be at most the number of keys, S = {keys}: got "
+                f"{self.length.span.high}"
+            )
+
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return KeyLengths(self.length.of_rows(rows))
 
     def __repr__(self) -> str:
         return f"KeyLengths({self.length})"
@@ -120,6 +128,11 @@ class Documents(Mask):
                     f"Documents lengths must add up to the number of keys: row {row} adds up to "
                     f"{ends[-1]}, there are {keys} keys"
                 )
+
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        if len(self.lengths) == 1:
+            return self
+        return Documents([self.lengths[row] for row in rows])
 
     def __repr__(self) -> str:
         rows = [short(row) for row in self.lengths]

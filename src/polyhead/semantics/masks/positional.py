@@ -29,6 +29,9 @@ class Causal(Mask):
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         return Range(None, _at_rows(q, device) + 1)
 
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return self
+
     def __repr__(self) -> str:
         return "Causal()"
 
@@ -66,6 +69,9 @@ class Window(Mask):
         at = _at_rows(q, device)
         return Range(at - self.size + 1, None if self.ahead is None else at + self.ahead + 1)
 
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return self
+
     def __repr__(self) -> str:
         return f"Window({self.size}{'' if self.ahead is None else f', ahead={self.ahead}'})"
 
@@ -93,6 +99,9 @@ class Chunk(Mask):
         first = _at_rows(q, device) // self.size * self.size
         return Range(first, first + self.size)
 
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return self
+
     def __repr__(self) -> str:
         return f"Chunk({self.size})"
 
@@ -114,6 +123,9 @@ class Prefix(Mask):
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         self.length.check(batch)
+
+    def of_rows(self, rows: Sequence[int]) -> Mask:
+        return Prefix(self.length.of_rows(rows))
 
     def __repr__(self) -> str:
         return f"Prefix({self.length})"
