@@ -1,8 +1,10 @@
-"""Removes one feature's line at a time from each kernel and shows that the tests fail.
+"""Removes one feature's line at a time from each kernel and room and shows that the tests fail.
 
-    python tests/mutation.py [--only WORD] [--write]
+    python tests/mutation.py [--only WORD | --room ROOM] [--write]
 
-Prints a table; exit code 1 if a mutant survives. ``--write`` puts it into docs/capabilities.md.
+Prints a table; exit code 1 if a mutant survives. ``--write`` puts that of the kernels into
+docs/capabilities.md. The mutants of the kernels are listed here, those of the rooms in
+``mutants.py`` with the test files that must notice; these run in a fork of a process with torch.
 
 The tree is not touched: every mutant is a copy of the package in a temporary directory. Mutants of
 the C++ are compiled there, and run without the test at first use, which would switch them off.
@@ -11,6 +13,7 @@ the C++ are compiled there, and run without the test at first use, which would s
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import subprocess
@@ -19,7 +22,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyhead import native
+from mutants import ROOMS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ["src", "csrc", "setup.py", "pyproject.toml", "README.md", "LICENSE"]
@@ -54,11 +57,18 @@ class Mutation:
     file: str
     line: str
     instead: str
+    tests: str = ""
+    """The test files that must notice; empty: those of the kernels, ``TESTS``."""
 
     @property
     def path(self) -> Path:
-        """Where the file lies in the tree."""
-        return Path("" if self.file.startswith("csrc/") else "src/polyhead") / self.file
+        """Where the file lies in the tree; of a room, the file that holds the line."""
+        path = Path("" if self.file.startswith("csrc/") else "src/polyhead") / self.file
+        if not (ROOT / path).is_dir():
+            return path
+        files = sorted((ROOT / path).rglob("*.py"))
+        found = [file for file in files if self.line in file.read_text(encoding="utf-8")]
+        return found[0].relative_to(ROOT) if len(found) == 1 else path
 
 
 def _m(feature: str, file: str, line: str, instead: str) -> Mutation:
@@ -102,7 +112,7 @@ MUTATIONS = [
     _m("rescaled sum", TILED, "total * rescale + tile_total", "total + tile_total"),
     _m("rescaled values", TILED, "acc * rescale[..., None] + tile_acc", "acc + tile_acc"),
     _m("empty row: peak", TILED, "new_peak.masked_fill(new_peak.isneginf(), 0.0)", "new_peak"),
-    _m("empty row: sum", TILED, "torch.where(total == 0, 1.0, total)", "total"),
+    _m("empty row: sum", TILED, "some = total.masked_fill(total == 0, 1.0)", "some = total"),
     _m("lse", TILED, "peak + torch.log(some)", "peak"),
     _m("dropout", TILED, "weights = weights * keep_weights(", "keep_weights("),
     _m("dropout's factor", TILED, "(some * (1.0 - spec.dropout_p))", "some"),
@@ -175,8 +185,8 @@ MUTATIONS = [
     _m("sinks", "functional.py", "if call.spec.sinks is not None:", "if False:"),
     _m("sinks: share", STATE, "state.out * share[..., None]", "state.out"),
     _m("sinks: lse", STATE, "torch.logaddexp(lse, sink)", "lse"),
-    _m("sinks: empty row", STATE, "torch.where(empty, 0.0, state.lse)", "state.lse"),
-    _m("merge: empty row", STATE, "torch.where(peak.isneginf(), 0.0, peak)", "peak"),
+    _m("sinks: empty row", STATE, "state.lse.masked_fill(empty, 0.0)", "state.lse"),
+    _m("merge: empty row", STATE, "peak.masked_fill(peak.isneginf(), 0.0)", "peak"),
     _m("mask's rules", NATIVE, "bounds = _bounds(ranged, call)", "pass"),
     _m("mask's tensors", NATIVE, "for part in explicit:", "for part in ():"),
     _m("both of two tensors", NATIVE, "else keep & visible", "else keep"),
@@ -380,6 +390,13 @@ MUTATIONS = [
     _m("a seen NaN shows", STATISTICS_CPP, "strange ? total : peak", "peak"),
 ]
 
+MUTATIONS_OF_ROOMS = [
+    Mutation(feature, room, line, instead, tests)
+    for room, groups in ROOMS.items()
+    for tests, changes in groups.items()
+    for feature, line, instead in changes
+]
+
 
 def run(mutation: Mutation | None) -> tuple[bool, str]:
     """Whether the tests fail on a copy with this line changed, and the first failure."""
@@ -394,19 +411,45 @@ def run(mutation: Mutation | None) -> tuple[bool, str]:
             replace_once(folder / mutation.path, mutation.line, mutation.instead)
             if mutation.file.startswith("csrc/"):
                 compile_untested(folder)
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no"]
-        done = subprocess.run(
-            [*command, "-m", "not slow", "-k", KEYWORDS, *TESTS],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(folder / "src")},
-            capture_output=True,
-            text=True,
-        )
-        failures = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-        if done.returncode not in (0, 1):
-            raise SystemExit(done.stdout + done.stderr)
+        options = ["-x", "-p", "no:cacheprovider", "--tb=no", "-m", "not slow"]
+        if mutation is not None and mutation.tests:
+            code, told = forked([*options, *mutation.tests.split()], folder)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *options, "-k", KEYWORDS, *TESTS],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(folder / "src")},
+                capture_output=True,
+                text=True,
+            )
+            code, told = done.returncode, done.stdout + done.stderr
+        failures = [line for line in told.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        if code not in (0, 1) and not (mutation is not None and failures):
+            raise SystemExit(told)
         first = failures[0].split("::")[-1].split(" - ")[0] if failures else ""
-        return done.returncode == 1, first
+        return code != 0, first
+
+
+def forked(arguments: list[str], folder: Path) -> tuple[int, str]:
+    """Exit code and output of pytest on the package in ``folder``; torch is imported once."""
+    for name in ("torch", "pytest", "hypothesis", "safetensors.torch", "transformers", "rich"):
+        importlib.import_module(name)
+    output = folder / "output.txt"
+    child = os.fork()
+    if child == 0:
+        import pytest
+
+        file = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.chdir(ROOT)
+        sys.path.insert(0, str(folder / "src"))
+        os.environ["PYTHONPATH"] = str(folder / "src")
+        code = pytest.main(["--timeout=120", *arguments])
+        sys.stdout.flush()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), output.read_text(encoding="utf-8", errors="replace")
 
 
 def replace_once(path: Path, line: str, instead: str) -> None:
@@ -429,8 +472,11 @@ def compile_untested(folder: Path) -> None:
 
 def can_run(mutation: Mutation) -> bool:
     """Mutants of native code need a compiler, and that the tree's own code was compiled."""
-    if mutation.file not in (NATIVE, OPERATOR) and not mutation.file.startswith("csrc/"):
+    needs = mutation.file in (NATIVE, OPERATOR, "native") or mutation.file.startswith("csrc/")
+    if not needs:
         return True
+    from polyhead import native
+
     return native.unavailable() is None and shutil.which("g++") is not None
 
 
@@ -438,11 +484,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutations whose feature or file has this word")
     parser.add_argument("--write", action="store_true", help="write docs/capabilities.md")
+    parser.add_argument("--room", choices=["kernels", "rooms", *ROOMS], help="only one's mutations")
     asked = parser.parse_args()
-    failed, first = run(None)
-    if failed:
-        raise SystemExit(f"the tests fail without a mutation: {first}")
-    chosen = [m for m in MUTATIONS if asked.only in m.feature or asked.only in m.file]
+    everything = [*MUTATIONS, *MUTATIONS_OF_ROOMS]
+    if asked.room is not None:
+        everything = MUTATIONS if asked.room == "kernels" else MUTATIONS_OF_ROOMS
+    if asked.room in ROOMS:
+        everything = [m for m in everything if m.file == asked.room]
+    if any(not m.tests for m in everything):
+        failed, first = run(None)
+        if failed:
+            raise SystemExit(f"the tests fail without a mutation: {first}")
+    chosen = [m for m in everything if asked.only in m.feature or asked.only in m.file]
     if left_out := [m for m in chosen if not can_run(m)]:
         print(f"{len(left_out)} mutants of native code are left out: no compiled code here\n")
         chosen = [m for m in chosen if can_run(m)]

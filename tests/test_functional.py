@@ -220,3 +220,31 @@ def test_a_mask_draws_itself():
     assert "<title>Causal()</title>" in image
     with pytest.raises(ValueError, match="at least one"):
         draw(ph.Causal(), 0)
+
+
+def test_explain_counts_bytes_names_the_layout_and_draws_no_number():
+    before = torch.get_rng_state()
+    found = ph.explain(Q, K, V, dropout_p=0.1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.bytes_read == 4 * (Q.numel() + K.numel() + V.numel())
+    assert found.bytes_written == 4 * Q.numel()
+    assert found.call.startswith("GQA 4 query / 2 kv heads × 8;")
+    assert ph.explain(Q, K[:, :1], V[:, :1]).call.startswith("MQA 4 query")
+
+
+def test_sinks_take_their_share_of_every_row():
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    out, lse = ph.attention(Q, K, V, return_lse=True)
+    share = (lse - sinks[:, None]).sigmoid()[..., None]
+    torch.testing.assert_close(ph.attention(Q, K, V, sinks=sinks), out * share)
+
+
+@torch.no_grad()
+def test_without_native_code_a_kernel_that_copies_no_past_comes_before_those_that_do(monkeypatch):
+    monkeypatch.setattr(type(KERNELS["native"]), "unavailable", lambda self: "not compiled")
+    q, k, v = qkv(T=20, S=20)
+    cache = PagedCache(4)
+    cache.append(k, v)
+    source = cache.append(k[:, :, :1], v[:, :, :1])
+    assert ph.explain(q[:, :, :1], source, mask=ph.Causal()).kernel == "tiled"
+    assert ph.explain(q[:, :, :1], k, v).kernel == "sdpa"

@@ -113,7 +113,6 @@ class TestTransformers:
     @pytest.fixture(scope="class")
     def model(self):
         import families
-
         from polyhead.integrations import transformers as integration
 
         torch.manual_seed(0)

@@ -9,13 +9,13 @@ import copy
 import pytest
 import torch
 import transformers as hf
-from families import ALL, DECODERS, ENCODER_DECODERS, build, inputs, real_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import masking_utils
 
 import polyhead as ph
+from families import ALL, DECODERS, ENCODER_DECODERS, build, inputs, real_tokens
 from polyhead import UnsupportedError, native
 from polyhead.integrations import transformers as integration
 from polyhead.integrations._transformers_masks import (

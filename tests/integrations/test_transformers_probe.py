@@ -2,10 +2,10 @@
 
 import copy
 
-import families
 import pytest
 import torch
 
+import families
 import polyhead as ph
 from polyhead.integrations import transformers as integration
 
