@@ -235,3 +235,11 @@ def test_what_no_family_can_say_is_named(
     )
     with pytest.raises(ConfigError, match=f"cannot be written for Hugging Face.*{words}"):
         write_config(config)
+
+
+def test_the_trained_length_may_stand_at_the_top_of_the_file() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    inside = _read(rope_scaling={**yarn, "original_max_position_embeddings": 32})
+    at_top = _read(rope_scaling=yarn, original_max_position_embeddings=32)
+    assert at_top == inside
+    assert at_top != _read(rope_scaling=yarn)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.checkpoints import Checkpoint, save_checkpoint
-from polyhead.config import QKNormConfig
+from polyhead.config import ALiBiConfig, QKNormConfig
 from polyhead.errors import ConfigError, InputError, UnsupportedError
 from polyhead.inspection.ablation import leave_one_out, logit_difference, patch_heads
 from polyhead.inspection.pruning import head_importance
@@ -183,6 +183,27 @@ def test_pruned_model_equals_the_ablated_one_and_is_smaller(
         assert pruned.layers[layer].attention.num_heads == 4 - len(dropped)
 
 
+def of_attention(model: ph.Transformer, **changes: object) -> ph.Transformer:
+    """A new model whose attentions differ from those of another in some fields."""
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, **changes))
+        for layer in model.config.layers
+    )
+    return ph.Transformer(replace(model.config, layers=layers)).eval()
+
+
+@pytest.mark.parametrize("heads", [{0: [0, 1]}, {1: [1, 2]}], ids=str)
+@torch.no_grad()
+def test_pruned_heads_take_their_sinks_with_them(
+    model: ph.Transformer, ids: Tensor, heads: dict[int, list[int]]
+) -> None:
+    model = of_attention(model, sinks=True)
+    for layer in model.layers:
+        layer.attention.sinks.copy_(torch.tensor([3.0, -2.0, 1.0, 0.5]))
+    with ph.ablate(model, heads):
+        torch.testing.assert_close(ph.prune(model, heads)(ids), model(ids), atol=1e-4, rtol=1e-4)
+
+
 @torch.no_grad()
 def test_pruned_model_saves_and_loads(ids: Tensor, tmp_path: Path) -> None:
     model = ph.LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
@@ -216,9 +237,7 @@ def test_what_would_break_a_model_is_refused(model: ph.Transformer, ids: Tensor)
         patch_heads(model, ids[:1], ids[1:, :5], logit_difference(0, 1))
     with pytest.raises(InputError, match="at least two tokens"):
         head_importance(model, ids[:, :1])
-    layers = tuple(
-        replace(layer, attention=replace(layer.attention, qk_norm=QKNormConfig(place="full_width")))
-        for layer in model.config.layers
-    )
     with pytest.raises(UnsupportedError, match="normalises all heads together"):
-        ph.prune(ph.Transformer(replace(model.config, layers=layers)), {0: [0, 1]})
+        ph.prune(of_attention(model, qk_norm=QKNormConfig(place="full_width")), {0: [0, 1]})
+    with pytest.raises(UnsupportedError, match="slopes follow from the number of heads"):
+        ph.prune(of_attention(model, alibi=ALiBiConfig(), rope=None), {0: [0, 1]})
