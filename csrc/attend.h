@@ -11,6 +11,9 @@
 
 #include "codes.h"
 #include "plan.h"
+#include "few_products.h"
+#include "few_codes.h"
+#include "few_integers.h"
 #include "few_rows.h"
 #include "many_rows.h"
 
@@ -69,44 +72,49 @@ inline int64_t state_bytes(const Plan& p) {
     return up_to(p.rows * 4, 64) * 2 + up_to(p.rows, 64) + up_to(p.rows * p.width * 4, 64);
 }
 
-template <class T> void attend_of(const Attention& c, int threads) {
+template <class T> Outcome attend_of(const Attention& c, int threads) {
+    if (!c.batch || !c.queries) return Outcome::done;
     const Plan p = plan_of(c, threads);
-    if (p.blocks == 0) return;
-    const int64_t own = state_bytes(p) + (p.few ? few_bytes(c) : many_bytes<T>(c, p)) + 64;
+    int lacking = 0;  // whether a thread found no memory
+    auto outcome = [&] {
+        return lacking ? Outcome::no_memory : stopped(c) ? Outcome::stopped : Outcome::done;
+    };
+    const int64_t own = state_bytes(p) + (p.few ? few_bytes(c) : many_bytes<T>(c, p));
     if (!p.split) {
         int64_t next = 0;
         const int team = p.blocks < threads ? (int)p.blocks : threads;
         in_team(team, [&](int, int) {
-            char* memory = (char*)__builtin_malloc(own);
-            for (;;) {
+            const Memory memory(own);
+            if (!memory) __atomic_store_n(&lacking, 1, __ATOMIC_RELAXED);
+            while (memory && !stopped(c)) {
                 const int64_t block = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
                 if (block >= p.blocks) break;
-                Arena arena{(char*)up_to((int64_t)memory, 64)};
+                Arena arena{memory.aligned()};
                 State state = state_of(arena, p);
                 const Rows rows = rows_of(c, p, block);
                 run_rows<T>(c, p, rows, 0, c.keys, state, arena);
                 finish<T>(c, rows, state, p.width);
             }
-            __builtin_free(memory);
         });
-        return;
+        return outcome();
     }
     // Thread i has keys [i, i + 1) · total / threads of the range of all blocks after each other.
     // It keeps a state for every block that it touches: at most blocks + threads in all.
     const int64_t total = p.blocks * c.keys, each = up_to(state_bytes(p), 64);
     if (total / threads < 2 * kFewKeys) threads = (int)(total / (2 * kFewKeys));
     int next = 0;
-    char* shared = (char*)__builtin_malloc(each * (p.blocks + threads) + 64);
-    char* states = (char*)up_to((int64_t)shared, 64);
+    const Memory states(each * (p.blocks + threads));
+    if (!states) return Outcome::no_memory;
     auto state_at = [&](int64_t number) {
-        Arena arena{states + number * each};
+        Arena arena{states.aligned() + number * each};
         return state_of(arena, p);
     };
     auto begin_of = [&](int share) { return total * share / threads / kFewKeys * kFewKeys; };
     in_team(threads, [&](int, int) {
-        char* memory = (char*)__builtin_malloc(own);
+        const Memory memory(own);
+        if (!memory) __atomic_store_n(&lacking, 1, __ATOMIC_RELAXED);
         // A team may come out smaller than asked for: threads then take several shares.
-        for (;;) {
+        while (memory && !stopped(c)) {
             const int share = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (share >= threads) break;
             int64_t at = begin_of(share);
@@ -114,14 +122,14 @@ template <class T> void attend_of(const Attention& c, int threads) {
             while (at < end) {
                 const int64_t block = at / c.keys, from = at % c.keys;
                 const int64_t to = end - block * c.keys < c.keys ? end - block * c.keys : c.keys;
-                Arena arena{(char*)up_to((int64_t)memory, 64)};
+                Arena arena{memory.aligned()};
                 State state = state_at(block + share);
                 run_rows<T>(c, p, rows_of(c, p, block), from, to, state, arena);
                 at = block * c.keys + to;
             }
         }
-        __builtin_free(memory);
     });
+    if (outcome() != Outcome::done) return outcome();
     for (int64_t block = 0; block < p.blocks; ++block) {
         int first = 0;
         while (first + 1 < threads && begin_of(first + 1) <= block * c.keys) ++first;
@@ -131,4 +139,5 @@ template <class T> void attend_of(const Attention& c, int threads) {
             merge(state, state_at(block + share), rows.count, p.width, late_scale(c));
         finish<T>(c, rows, state, p.width);
     }
+    return Outcome::done;
 }

@@ -56,7 +56,7 @@ inline void add_bias_gradient(const Attention& c, const Rows& rows, int64_t i, c
         const int64_t last = 2 * c.farthest, query = query_position(c, rows, i);
         if (keys.positions) {
             for (int64_t j = 0; j < keys.length; ++j)
-                to[held(keys.positions[j] - query + c.farthest, last)] += changes[j];
+                to[column_of(c, query, keys.positions[j])] += changes[j];
         } else {
             const Columns at = columns_of(c, query, keys);
             to[0] += sum_of(changes, at.near);

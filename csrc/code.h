@@ -62,24 +62,24 @@ void rotate(const Rotation& r, int threads) {
     });
 }
 
-void attend(const Attention& c, int threads) {
-    if (c.dtype == kFloat32) attend_of<float>(c, threads);
-    else if (c.dtype == kBFloat16) attend_of<BFloat16>(c, threads);
-    else attend_of<Half>(c, threads);
+Outcome attend(const Attention& c, int threads) {
+    if (c.dtype == kFloat32) return attend_of<float>(c, threads);
+    if (c.dtype == kBFloat16) return attend_of<BFloat16>(c, threads);
+    return attend_of<Half>(c, threads);
 }
 
-void gradients(const Gradients& g, int threads) {
-    if (g.call.dtype == kFloat32) gradients_for<float>(g, threads);
-    else if (g.call.dtype == kBFloat16) gradients_for<BFloat16>(g, threads);
-    else gradients_for<Half>(g, threads);
+Outcome gradients(const Gradients& g, int threads) {
+    if (g.call.dtype == kFloat32) return gradients_for<float>(g, threads);
+    if (g.call.dtype == kBFloat16) return gradients_for<BFloat16>(g, threads);
+    return gradients_for<Half>(g, threads);
 }
 
 #include "step.h"
 
-void step(const Step& s, int threads) {
-    if (s.dtype == kFloat32) step_of<float>(s, threads);
-    else if (s.dtype == kBFloat16) step_of<BFloat16>(s, threads);
-    else step_of<Half>(s, threads);
+Outcome step(const Step& s, int threads) {
+    if (s.dtype == kFloat32) return step_of<float>(s, threads);
+    if (s.dtype == kBFloat16) return step_of<BFloat16>(s, threads);
+    return step_of<Half>(s, threads);
 }
 
 void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to) {

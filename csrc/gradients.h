@@ -279,7 +279,7 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     const Attention& c = g.call;
     const int64_t D = c.key_dim, V = c.value_dim, group = c.heads / c.kv_heads, rows_most = up_to(p.rows, 2);
     const int64_t split = task % p.splits, head = task / p.splits;
-    Arena arena{(char*)up_to((int64_t)memory, 64)};
+    Arena arena{memory};
     const PackingRoom<T, E> packing{
         arena.take<T>(rows_most * D), arena.take<T>(rows_most * V),
         arena.take<E>(rows_most * steps_of(D, pairs)), arena.take<E>(rows_most * steps_of(V, pairs)),
@@ -329,6 +329,7 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
             rows.t0 = number % p.token_blocks * p.tokens;
             rows.t1 = rows.t0 + p.tokens < c.queries ? rows.t0 + p.tokens : c.queries;
             rows.count = heads * (rows.t1 - rows.t0);
+            if (stopped(c)) return;
             const Visible visible = visible_of(c, rows, keys);
             if (visible == Visible::none) continue;
             const Packed<E> packed = pack_rows(g, rows, packing);
@@ -357,24 +358,30 @@ void gradients_of_turns(const Gradients& g, const GradientPlan& p, int64_t numbe
         }
 }
 
-template <class T> void gradients_for(const Gradients& g, int threads) {
+template <class T> Outcome gradients_for(const Gradients& g, int threads) {
     const Attention& c = g.call;
+    if (!c.batch) return Outcome::done;
     const GradientPlan p = gradient_plan_of(g);
     const int64_t group = c.heads / c.kv_heads, tasks = c.batch * c.kv_heads * p.splits;
     const int64_t turns = p.batch_turns * p.head_turns;
-    char* const shared = (char*)__builtin_malloc(room_for_sums(c, p) * 4 + 64);
-    float* const room = (float*)up_to((int64_t)shared, 64);
+    const Memory sums(room_for_sums(c, p) * 4);
+    if (!sums) return Outcome::no_memory;
+    float* const room = (float*)sums.aligned();
     int64_t next = 0;
+    int unfinished = 0, lacking = 0;  // tasks that were stopped, threads that found no memory
     in_team(threads, [&](int64_t thread, int64_t team) {
-        char* memory = (char*)__builtin_malloc(gradient_bytes(c, p));
-        for (;;) {
-            const int64_t number = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-            if (number >= tasks / turns) break;
-            gradients_of_turns<T>(g, p, number, room, memory);
+        {
+            const Memory memory(gradient_bytes(c, p));
+            if (!memory) __atomic_store_n(&lacking, 1, __ATOMIC_RELAXED);
+            while (memory) {
+                const int64_t number = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+                if (number >= tasks / turns) break;
+                if (!stopped(c)) gradients_of_turns<T>(g, p, number, room, memory.aligned());
+                if (stopped(c)) __atomic_store_n(&unfinished, 1, __ATOMIC_RELAXED);
+            }
         }
-        __builtin_free(memory);
         wait_for_team();
-        const int64_t rows = c.batch * c.heads * c.queries;
+        const int64_t rows = lacking || unfinished ? 0 : c.batch * c.heads * c.queries;
         for (int64_t row = rows * thread / team; row < rows * (thread + 1) / team; ++row) {
             const int64_t head = row / (group * c.queries), inside = row % (group * c.queries);
             float* sum = sums_of(g, p, head * p.splits, room).grad_q + inside * p.key_width;
@@ -387,7 +394,9 @@ template <class T> void gradients_for(const Gradients& g, int threads) {
             store_row(sum, c.key_dim, to);
         }
     });
+    if (lacking) return Outcome::no_memory;
+    if (unfinished) return Outcome::stopped;
     for (int64_t task = 0; p.bias.part && task < tasks; ++task)
         add_to(bias_of_group(g, task / p.splits), sums_of(g, p, task, room).bias.to, p.bias.part);
-    __builtin_free(shared);
+    return Outcome::done;
 }

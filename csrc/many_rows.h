@@ -104,8 +104,8 @@ inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t cou
         low = c.low[at] < low ? c.low[at] : low;
         high = c.high[at] > high ? c.high[at] : high;
     }
-    int64_t from = low - keys.first, to = high - keys.first;
-    from = from < 0 ? 0 : from / (2 * W) * (2 * W);
+    int64_t from = difference(low, keys.first), to = difference(high, keys.first);
+    from = held(from, keys.length) / (2 * W) * (2 * W);
     to = to > keys.length ? keys.length : to;
     Keys part = keys;
     part.start += from, part.index += from, part.first += from;

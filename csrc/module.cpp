@@ -1,13 +1,15 @@
-// The Python module: plain numbers and addresses in, computed in place. Tensors, shapes and strides
-// are checked by the Python side (polyhead/native), which is the only caller.
+// The Python module: tensors and numbers in, results computed into tensors that the caller made. What
+// crosses is listed in interface.h; every tensor passes the gate (gate.h), and shapes that do not go
+// together are refused here, whatever the Python side has checked before.
 
-#define Py_LIMITED_API 0x030b0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "gate.h"
 
-#include <vector>
+#include <stdlib.h>
+#include <time.h>
 
-#include "native.h"
+#include <initializer_list>
+
+#include "interface.h"
 
 using namespace polyhead;
 
@@ -20,42 +22,656 @@ const Code* const kCodes[] = {
     &portable_code,
 };
 
-// Whole numbers, floats and sequences of numbers, read one after the other.
-class Arguments {
+// Nobody else may run Python while one exists; a computation that is watched lets signals in.
+class Unlocked : public Watch {
   public:
-    Arguments(PyObject* const* args, Py_ssize_t count) : args_(args), left_(count) {}
-    int64_t whole() {
-        PyObject* next = take();
-        return next ? PyLong_AsLongLong(next) : 0;
-    }
-    template <class T> T* address() { return reinterpret_cast<T*>(whole()); }
-    float real() {
-        PyObject* next = take();
-        return next ? (float)PyFloat_AsDouble(next) : 0.0f;
-    }
-    bool more() const { return left_ > 0; }
-    bool failed() const { return PyErr_Occurred() != nullptr; }
+    Unlocked() : Watch{look}, state_(PyEval_SaveThread()), last_(now()) {}
+    ~Unlocked() { PyEval_RestoreThread(state_); }
 
   private:
-    PyObject* take() {
-        if (left_ <= 0) {
-            PyErr_SetString(PyExc_TypeError, "too few arguments");
-            return nullptr;
-        }
-        --left_;
-        return *args_++;
+    static constexpr int64_t kEvery = 100;  // milliseconds
+    static int64_t now() {
+        timespec time;
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        return time.tv_sec * 1000 + time.tv_nsec / 1000000;
     }
-    PyObject* const* args_;
-    Py_ssize_t left_;
+    // Whether a handler of a signal raised: KeyboardInterrupt, most often.
+    static bool look(Watch& watch) {
+        Unlocked& self = static_cast<Unlocked&>(watch);
+        const int64_t time = now();
+        if (time - self.last_ < kEvery) return false;
+        PyEval_RestoreThread(self.state_);
+        const bool raised = PyErr_CheckSignals() != 0;
+        self.state_ = PyEval_SaveThread();
+        self.last_ = now();
+        return raised;
+    }
+    PyThreadState* state_;
+    int64_t last_;
 };
 
-const Code* code_at(int64_t i) {
-    const int64_t count = sizeof kCodes / sizeof *kCodes;
-    if (i < 0 || i >= count || !kCodes[i]->runs_here()) {
-        PyErr_Format(PyExc_ValueError, "no code %lld for this processor", (long long)i);
+// Memory to work in, aligned to a cache line; null where there is none left.
+template <class T> class Room {
+  public:
+    explicit Room(int64_t count) : start_((char*)malloc(count * sizeof(T) + 64)) {}
+    Room(const Room&) = delete;
+    ~Room() { free(start_); }
+    T* get() const { return start_ ? (T*)(((uintptr_t)start_ + 63) / 64 * 64) : nullptr; }
+    void clear(int64_t count) { if (start_) __builtin_memset(get(), 0, count * sizeof(T)); }
+
+  private:
+    char* start_;
+};
+
+PyObject* answer_to(Outcome outcome) {
+    if (outcome == Outcome::no_memory) return PyErr_NoMemory();
+    if (PyErr_Occurred()) return nullptr;  // what a signal raised
+    Py_RETURN_NONE;
+}
+
+// An exception, for functions that return an object and for those that return whether all is well.
+struct Wrong {
+    operator PyObject*() const { return nullptr; }
+    operator bool() const { return false; }
+};
+Wrong wrong(const char* what) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, what);
+    return {};
+}
+
+// The fields of a tuple, borrowed.
+template <class Group> class Fields {
+  public:
+    Fields(PyObject* tuple, const char* name) : tuple_(tuple) {
+        good_ = tuple && PyTuple_Check(tuple) && PyTuple_Size(tuple) == Group::size;
+        if (!good_ && !PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "%s must be a tuple of %d fields", name, (int)Group::size);
+    }
+    explicit operator bool() const { return good_; }
+    PyObject* operator[](int field) const { return PyTuple_GetItem(tuple_, field); }
+    int64_t whole(int field) const { return PyLong_AsLongLong((*this)[field]); }
+    float real(int field) const { return (float)PyFloat_AsDouble((*this)[field]); }
+
+  private:
+    PyObject* tuple_;
+    bool good_;
+};
+
+// The arguments of a function, borrowed, of which the first two are the code and the threads.
+template <class Call> class Arguments {
+  public:
+    Arguments(const char* function, PyObject* const* args, Py_ssize_t count) : args_(args) {
+        if (count != Call::size) {
+            PyErr_Format(PyExc_TypeError, "%s takes %d arguments: got %zd", function, (int)Call::size, count);
+            return;
+        }
+        const int64_t i = whole(0), codes = sizeof kCodes / sizeof *kCodes;
+        if (i < 0 || i >= codes || !kCodes[i]->runs_here()) {
+            if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "no code %lld for this processor", (long long)i);
+            return;
+        }
+        code = kCodes[i];
+        const int64_t wanted = whole(1);
+        threads = wanted < 1 ? 1 : wanted > 1024 ? 1024 : (int)wanted;
+    }
+    PyObject* operator[](int field) const { return args_[field]; }
+    int64_t whole(int field) const { return PyLong_AsLongLong(args_[field]); }
+    float real(int field) const { return (float)PyFloat_AsDouble(args_[field]); }
+    const Code* code = nullptr;  // null: an exception is set
+    int threads = 1;
+
+  private:
+    PyObject* const* args_;
+};
+
+// None leaves the view empty.
+bool optional_view_of(PyObject* x, const char* name, View& v) { return x == Py_None || view_of(x, name, v); }
+
+// A pair of tensors, or None.
+bool pair_of(PyObject* pair, const char* name, View& a, View& b) {
+    if (pair == Py_None) return true;
+    if (!pair || !PyTuple_Check(pair) || PyTuple_Size(pair) != 2) {
+        PyErr_Format(PyExc_TypeError, "%s must be a pair of tensors or None", name);
+        return false;
+    }
+    return view_of(PyTuple_GetItem(pair, 0), name, a) && view_of(PyTuple_GetItem(pair, 1), name, b);
+}
+
+// x as rows of `width` numbers without gaps inside; false: an exception is set.
+bool rows_of(PyObject* x, View& v) {
+    return view_of(x, "x", v) && ((v.dims == 2 && v.kind <= kOfFloat16 && v.is_dense_from(1)) ||
+                                  wrong("x must be [rows, features] of floating point, its rows without gaps"));
+}
+
+// A weight [out, in] and its bias [out], without gaps, in the dtype of x.
+bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Factor& f) {
+    const Fields<Group_Weight> fields(tuple, name);
+    View weight, bias;
+    if (!fields || !view_of(fields[Group_Weight::weight], name, weight) ||
+        !optional_view_of(fields[Group_Weight::bias], name, bias))
+        return false;
+    if (weight.dims != 2 || weight.kind != kind || weight.size[1] != inputs || !weight.is_dense_from(0) ||
+        (bias && (bias.dims != 1 || bias.kind != kind || bias.size[0] != weight.size[0] || !bias.is_dense_from(0)))) {
+        PyErr_Format(PyExc_ValueError, "%s must be a weight [out, %lld] and a bias [out] in the dtype of x, without gaps",
+                     name, (long long)inputs);
+        return false;
+    }
+    f = Factor{weight.at, bias.at, weight.size[0]};
+    return true;
+}
+
+bool norm_from(PyObject* tuple, const char* name, int kind, int64_t features, NormWeight& n) {
+    const Fields<Group_NormWeight> fields(tuple, name);
+    View weight;
+    if (!fields || !view_of(fields[Group_NormWeight::weight], name, weight)) return false;
+    if (weight.dims != 1 || weight.kind != kind || weight.size[0] != features || !weight.is_dense_from(0)) {
+        PyErr_Format(PyExc_ValueError, "%s must be a weight [%lld] in the dtype of x, without gaps", name, (long long)features);
+        return false;
+    }
+    n = NormWeight{weight.at, fields.real(Group_NormWeight::eps), fields.real(Group_NormWeight::offset)};
+    return !PyErr_Occurred();
+}
+
+PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_product;
+    const Arguments<A> a("product", args, count);
+    View x;
+    if (!a.code || !rows_of(a[A::x], x)) return nullptr;
+    PyObject* weights = a[A::weights];
+    const Py_ssize_t number = PySequence_Size(weights);
+    if (x.size[0] < 1 || x.size[0] > kMostRows || number < 1 || number > kMostFactors) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "product takes up to %d weights and %d rows", kMostFactors, kMostRows);
         return nullptr;
     }
-    return kCodes[i];
+    Product p{};
+    p.dtype = (Dtype)x.kind, p.rows = x.size[0], p.in_features = x.size[1];
+    for (; p.count < number; ++p.count) {
+        PyObject* pair = PySequence_GetItem(weights, p.count);
+        const bool good = factor_from(pair, "a weight", x.kind, p.in_features, p.factors[p.count]);
+        Py_XDECREF(pair);  // the caller's sequence holds it
+        if (!good) return nullptr;
+        p.y_stride += p.factors[p.count].out_features;
+    }
+    p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const Room<float> wide(p.rows * p.in_features);
+    if (!(p.x = wide.get())) return PyErr_NoMemory();
+    const Unlocked unlocked;
+    a.code->widen(p.dtype, x.at, x.stride[0], p.rows, p.in_features, wide.get());
+    a.code->product(p, a.threads);
+    Py_RETURN_NONE;
+}
+
+Activation activation_from(int64_t number) {
+    if (number < 0 || number >= (int64_t)(sizeof kActivations / sizeof *kActivations)) wrong("an unknown activation");
+    return (Activation)number;
+}
+
+PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_feed_forward;
+    const Arguments<A> a("feed_forward", args, count);
+    View x;
+    if (!a.code || !rows_of(a[A::x], x)) return nullptr;
+    FeedForward f{};
+    f.dtype = (Dtype)x.kind, f.activation = activation_from(a.whole(A::activation));
+    f.rows = x.size[0], f.in_features = x.size[1];
+    if (PyErr_Occurred()) return nullptr;
+    if (f.rows < 1 || f.rows > kMostRows) {
+        PyErr_Format(PyExc_ValueError, "feed_forward takes up to %d rows", kMostRows);
+        return nullptr;
+    }
+    if (!factor_from(a[A::up], "up", x.kind, f.in_features, f.up) ||
+        !factor_from(a[A::down], "down", x.kind, f.up.out_features, f.down) ||
+        (a[A::gate] != Py_None && !factor_from(a[A::gate], "gate", x.kind, f.in_features, f.gate)))
+        return nullptr;
+    if (f.gate.weight && f.gate.out_features != f.up.out_features) return wrong("gate and up must be alike");
+    f.y = made_for(a[A::y], "y", f.rows * f.down.out_features, x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const Room<float> room(f.rows * (f.in_features + f.up.out_features));
+    if (!(f.x = room.get())) return PyErr_NoMemory();
+    f.hidden = room.get() + f.rows * f.in_features;
+    const Unlocked unlocked;
+    a.code->widen(f.dtype, x.at, x.stride[0], f.rows, f.in_features, room.get());
+    a.code->feed_forward(f, a.threads);
+    Py_RETURN_NONE;
+}
+
+PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_norm;
+    const Arguments<A> a("norm", args, count);
+    View x;
+    NormWeight n{};
+    if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::norm], "norm", x.kind, x.size[1], n)) return nullptr;
+    void* y = made_for(a[A::y], "y", x.size[0] * x.size[1], x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const Unlocked unlocked;
+    a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y}, a.threads);
+    Py_RETURN_NONE;
+}
+
+PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_rotate;
+    const Arguments<A> a("rotate", args, count);
+    View x, cos, sin;
+    if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::cos], "cos", cos) || !view_of(a[A::sin], "sin", sin))
+        return nullptr;
+    auto is_table = [&](const View& v) {
+        int64_t numbers = 1;
+        for (int d = 0; d < v.dims; ++d) numbers *= v.size[d];
+        return v.kind == x.kind && v.is_dense_from(0) && numbers == x.size[1] * x.size[3];
+    };
+    if (x.dims != 4 || x.kind > kOfFloat16 || !x.is_dense_from(3) || !is_table(cos) || !is_table(sin))
+        return wrong("x must be [B, T, N, D], its last dimension without gaps, and cos and sin T · D numbers of its dtype");
+    Rotation r{};
+    r.dtype = (Dtype)x.kind, r.x = x.at;
+    r.batch = x.size[0], r.tokens = x.size[1], r.heads = x.size[2], r.dim = x.size[3];
+    r.x_batch = x.stride[0], r.x_token = x.stride[1], r.x_head = x.stride[2];
+    r.cos = cos.at, r.sin = sin.at;
+    r.y = made_for(a[A::y], "y", r.batch * r.tokens * r.heads * r.dim, x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const Unlocked unlocked;
+    a.code->rotate(r, a.threads);
+    Py_RETURN_NONE;
+}
+
+// Rows [n], [1, n] or [B, n] of whole numbers for at least `length` tokens.
+bool is_table(const View& v, int64_t batch, int64_t length) {
+    const int last = v.dims - 1;
+    return v.kind == kOfInt64 && v.dims <= 2 && v.size[last] >= length && v.is_dense_from(last) &&
+           (last == 0 || v.is_or_one(0, batch));
+}
+
+int64_t table_stride(const View& v) { return v.dims == 2 ? v.step(0) : 0; }
+
+// Scales and zeros [.., G, units, width] beside codes.
+bool scales_from(const Fields<Group_Coding>& fields, int scale_field, int zero_field, const View& codes, int64_t width,
+                 const uint16_t*& scale_at, const uint16_t*& zero_at, int64_t* strides) {
+    View scale, zero;
+    if (!view_of(fields[scale_field], k_Coding[scale_field].name, scale) ||
+        !view_of(fields[zero_field], k_Coding[zero_field].name, zero))
+        return false;
+    for (const View* v : {&scale, &zero}) {
+        bool good = v->kind == kOfBFloat16 && v->dims == 4 && v->is(3, width) && v->is_dense_from(3);
+        for (int d = 0; d < 3; ++d) good = good && v->is(d, codes.size[d]) && v->stride[d] == scale.stride[d];
+        if (!good) {
+            PyErr_Format(PyExc_ValueError, "%s must be bfloat16, as many as there are codes, and alike", k_Coding[scale_field].name);
+            return false;
+        }
+    }
+    scale_at = (const uint16_t*)scale.at, zero_at = (const uint16_t*)zero.at;
+    for (int d = 0; d < 3; ++d) strides[d] = scale.stride[d];
+    return true;
+}
+
+bool coding_from(PyObject* tuple, const View& k, const View& v, Attention& c, Piece& p) {
+    using F = Group_Coding;
+    const Fields<F> f(tuple, "coding");
+    if (!f) return false;
+    Coding& g = p.coding;
+    g.group = f.whole(F::group), g.k_bits = f.whole(F::k_bits), g.v_bits = f.whole(F::v_bits);
+    g.v_share = f.whole(F::value_group);
+    const int64_t D = f.whole(F::key_dim), V = f.whole(F::value_dim);
+    auto is_codes = [&](const View& codes, int64_t width, int64_t bits) {
+        return codes.kind == kOfUint8 && codes.dims == 4 && (bits == 4 || bits == 8) &&
+               codes.size[3] == g.group * width * bits / 8 && codes.is_dense_from(3);
+    };
+    if (PyErr_Occurred()) return false;
+    if (g.group < 2 || g.group > 1 << 20 || g.group % 2 || g.v_share < 1 || D != c.key_dim || V < 1 || V % g.v_share ||
+        V > 1 << 24 || (g.v_bits ? !is_codes(v, V, g.v_bits) : V > D) || !is_codes(k, D, g.k_bits))
+        return wrong("codes that are not of the sizes that their coding says");
+    c.value_dim = V;
+    int64_t strides[3];
+    if (!scales_from(f, F::k_scale, F::k_zero, k, D, g.k_scale, g.k_zero, strides)) return false;
+    g.k_batch = strides[0], g.k_head = strides[1], g.k_unit = strides[2];
+    if (!g.v_bits) return true;
+    if (!scales_from(f, F::v_scale, F::v_zero, v, g.group * (V / g.v_share), g.v_scale, g.v_zero, strides)) return false;
+    g.v_batch = strides[0], g.v_head = strides[1], g.v_unit = strides[2];
+    return true;
+}
+
+// Whether every page that a batch row's tokens lie in is one of `held`.
+bool pages_are_held(const View& pages, int64_t batch, int64_t used, int64_t held) {
+    for (int64_t b = 0; b < (pages.size[0] == 1 ? 1 : batch); ++b)
+        for (int64_t i = 0; i < used; ++i) {
+            const int64_t page = ((const int64_t*)pages.at)[b * pages.stride[0] + i];
+            if (page < 0 || page >= held) {
+                PyErr_Format(PyExc_ValueError, "pages holds page %lld of %lld", (long long)page, (long long)held);
+                return false;
+            }
+        }
+    return true;
+}
+
+bool piece_from(PyObject* tuple, Attention& c, Piece& p, bool is_first) {
+    using F = Group_Piece;
+    const Fields<F> f(tuple, "a piece");
+    View k, v, positions, pages;
+    if (!f || !view_of(f[F::k], "k", k) || !view_of(f[F::v], "v", v) ||
+        !optional_view_of(f[F::positions], "positions", positions) || !optional_view_of(f[F::pages], "pages", pages))
+        return false;
+    const bool coded = f[F::coding] != Py_None;
+    const int64_t value_dim = c.value_dim;
+    if (k.dims != 4 || v.dims != 4) return wrong("k and v must have four dimensions");
+    if (!coded && (k.kind != (int)c.dtype || v.kind != (int)c.dtype || !k.is(3, c.key_dim)))
+        return wrong("k and v must be of the dtype of q, and k of its head size");
+    if (!coded && (!k.is_dense_from(3) || !v.is_dense_from(3))) return refuse("k or v", "one with gaps in its last dimension");
+    if (coded ? !coding_from(f[F::coding], k, v, c, p) : ((c.value_dim = v.size[3]), false)) return false;
+    const int64_t unit = coded ? p.coding.group : 1;
+    for (int d = 0; d < 3; ++d)
+        if (k.size[d] != v.size[d]) return wrong("k and v must hold as many tokens");
+    if (is_first) c.kv_heads = k.size[1];
+    else if (value_dim != c.value_dim) return wrong("pieces must share a value size");
+    if (c.value_dim < 1 || c.kv_heads < 1 || !k.is(1, c.kv_heads)) return wrong("pieces must share their kv heads and a value size");
+    p.k = k.at, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
+    p.v = v.at, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
+    p.position = f.whole(F::first);
+    int64_t skipped = 0, held = k.size[2];
+    if (pages) {
+        skipped = f.whole(F::skipped), held = f.whole(F::paged);
+        const int64_t each = k.size[2];
+        if (PyErr_Occurred()) return false;
+        if (pages.kind != kOfInt64 || pages.dims != 2 || !pages.is_dense_from(1) || !pages.is_or_one(0, c.batch) || each < 1 ||
+            skipped < 0 || held < 0 || skipped > INT64_MAX / 4 || held > INT64_MAX / 4 ||
+            (skipped + held + each - 1) / each > pages.size[1])
+            return wrong("pages must be [B, m] int64, enough for the tokens");
+        if (!pages_are_held(pages, c.batch, (skipped + held + each - 1) / each, k.size[0])) return false;
+        p.pages = (const int64_t*)pages.at, p.pages_batch = pages.step(0);
+        p.page_length = each * unit;
+    } else if (!k.is(0, c.batch)) {
+        return wrong("q and k must share the batch");
+    }
+    if (held > INT64_MAX / 4 / unit) return wrong("more tokens than numbers can count");
+    p.skipped = skipped * unit, p.length = held * unit;
+    if (positions) {
+        if (!is_table(positions, c.batch, p.length)) return wrong("positions must be [n] or [B, n] int64, without gaps");
+        p.positions = (const int64_t*)positions.at, p.positions_batch = table_stride(positions);
+    }
+    return !PyErr_Occurred();
+}
+
+bool extras_from(PyObject* tuple, Attention& c) {
+    using F = Group_Extras;
+    const Fields<F> f(tuple, "extras");
+    if (!f) return false;
+    c.softcap = f.real(F::softcap);
+    View low, high, keep, q_positions, slopes, by_distance, bias;
+    if (!pair_of(f[F::bounds], "bounds", low, high) || !optional_view_of(f[F::keep], "keep", keep) ||
+        !optional_view_of(f[F::q_positions], "q_positions", q_positions) ||
+        !optional_view_of(f[F::slopes], "slopes", slopes) ||
+        !optional_view_of(f[F::by_distance], "by_distance", by_distance) || !optional_view_of(f[F::bias], "bias", bias))
+        return false;
+    if (low) {
+        if (!is_table(low, c.batch, c.queries) || !is_table(high, c.batch, c.queries) ||
+            table_stride(low) != table_stride(high))
+            return wrong("bounds must be two of [1 or B, T] int64, alike");
+        c.low = (const int64_t*)low.at, c.high = (const int64_t*)high.at, c.bounds_batch = table_stride(low);
+    }
+    if (keep) {
+        if (keep.kind != kOfBool || keep.dims != 4 || !keep.is_or_one(0, c.batch) || !keep.is_or_one(1, c.heads) ||
+            !keep.is(2, c.queries) || !keep.is(3, c.keys) || !keep.is_dense_from(3))
+            return wrong("keep must be [1 or B, 1 or H, T, S] bool, its keys without gaps");
+        c.keep = (const uint8_t*)keep.at;
+        c.keep_batch = keep.step(0), c.keep_head = keep.step(1), c.keep_query = keep.step(2);
+    }
+    if (slopes) {
+        if (slopes.kind != kOfFloat32 || slopes.dims != 1 || !slopes.is(0, c.heads) || !slopes.is_dense_from(0))
+            return wrong("slopes must be [H] float32, without gaps");
+        c.slopes = (const float*)slopes.at;
+    }
+    if (by_distance) {
+        if (by_distance.kind != kOfFloat32 || by_distance.dims != 2 || !by_distance.is(0, c.heads) ||
+            by_distance.size[1] % 2 != 1 || !by_distance.is_dense_from(0))
+            return wrong("by_distance must be [H, 2 n + 1] float32, without gaps");
+        c.by_distance = (const float*)by_distance.at, c.farthest = by_distance.size[1] / 2;
+    }
+    if (q_positions) {
+        if (!is_table(q_positions, c.batch, c.queries)) return wrong("q_positions must be [T], [1, T] or [B, T] int64, without gaps");
+        c.q_positions = (const int64_t*)q_positions.at, c.q_positions_batch = table_stride(q_positions);
+    } else if (slopes || by_distance) {
+        return wrong("a bias by distance needs q_positions");
+    }
+    if (bias) {
+        if (bias.kind != kOfFloat32 || bias.dims != 4 || !bias.is_or_one(0, c.batch) || !bias.is_or_one(1, c.heads) ||
+            !bias.is_or_one(2, c.queries) || !bias.is_or_one(3, c.keys))
+            return wrong("bias must be [1 or B, 1 or H, 1 or T, 1 or S] float32");
+        c.bias = (const float*)bias.at;
+        c.bias_batch = bias.step(0), c.bias_head = bias.step(1), c.bias_query = bias.step(2), c.bias_key = bias.step(3);
+    }
+    return !PyErr_Occurred();
+}
+
+// All of an attention but its results.
+bool attention_from(PyObject* queries, PyObject* pieces, PyObject* extras, Attention& c) {
+    View q;
+    if (!view_of(queries, "q", q)) return false;
+    if (q.dims != 4 || q.kind > kOfFloat16 || q.size[3] < 1) return wrong("q must be [B, H, T, D] of floating point");
+    if (!q.is_dense_from(3)) return refuse("q", "one with gaps in its last dimension");
+    c.dtype = (Dtype)q.kind;
+    c.batch = q.size[0], c.heads = q.size[1], c.queries = q.size[2], c.key_dim = q.size[3];
+    c.q = q.at, c.q_batch = q.stride[0], c.q_head = q.stride[1], c.q_token = q.stride[2];
+    const Py_ssize_t number = PySequence_Size(pieces);
+    if (number < 1 || number > kMostPieces) return wrong("pieces of keys and values must be 1 to 16");
+    for (; c.count < number; ++c.count) {
+        PyObject* piece = PySequence_GetItem(pieces, c.count);
+        const bool good = piece_from(piece, c, c.pieces[c.count], c.count == 0);
+        Py_XDECREF(piece);  // the caller's sequence holds it
+        if (!good) return false;
+        c.keys += c.pieces[c.count].length;
+    }
+    if (c.heads < 1 || c.heads % c.kv_heads) return wrong("kv heads must divide query heads");
+    return extras_from(extras, c);
+}
+
+// out and lse as a call makes them.
+bool results_into(PyObject* out, PyObject* lse, Attention& c) {
+    const int64_t rows = c.batch * c.heads * c.queries;
+    c.out = made_for(out, "out", rows * c.value_dim, (int)c.dtype);
+    c.out_query = c.value_dim, c.out_head = c.queries * c.out_query, c.out_batch = c.heads * c.out_head;
+    if (lse != Py_None) c.lse = (float*)made_for(lse, "lse", rows, kOfFloat32);
+    return !PyErr_Occurred();
+}
+
+PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_attend;
+    const Arguments<A> a("attend", args, count);
+    Attention c{};
+    if (!a.code || !attention_from(a[A::q], a[A::pieces], a[A::extras], c) || !results_into(a[A::out], a[A::lse], c))
+        return nullptr;
+    c.scale = a.real(A::scale);
+    if (PyErr_Occurred()) return nullptr;
+    Outcome outcome;
+    {
+        Unlocked unlocked;
+        c.watch = &unlocked;
+        outcome = a.code->attend(c, a.threads);
+    }
+    return answer_to(outcome);
+}
+
+// Where the gradient of a bias is added up: of slopes, by_distance or bias, in its own shape.
+bool bias_gradient_into(PyObject* tensor, Gradients& g) {
+    View v;
+    if (!view_of(tensor, "grad_bias", v)) return false;
+    const Attention& c = g.call;
+    bool good = v.kind == kOfFloat32 && v.is_dense_from(0);
+    if (c.slopes) {
+        good = good && v.dims == 1 && v.is(0, c.heads);
+        g.bias_head = v.step(0);
+    } else if (c.by_distance) {
+        good = good && v.dims == 2 && v.is(0, c.heads) && v.is(1, 2 * c.farthest + 1);
+        g.bias_head = v.step(0), g.bias_key = v.step(1);
+    } else if (c.bias) {
+        good = good && v.dims == 4 && v.is(0, c.bias_batch ? c.batch : v.size[0]) && v.is_or_one(0, c.batch) &&
+               v.is_or_one(1, c.heads) && v.is_or_one(2, c.queries) && v.is_or_one(3, c.keys);
+        g.bias_batch = v.step(0), g.bias_head = v.step(1), g.bias_query = v.step(2), g.bias_key = v.step(3);
+    } else {
+        good = false;
+    }
+    g.grad_bias = (float*)v.at;
+    return good || wrong("grad_bias must be float32 in the shape of the bias, without gaps");
+}
+
+PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_gradients;
+    const Arguments<A> a("gradients", args, count);
+    Gradients g{};
+    Attention& c = g.call;
+    View out, lse, grad_out, grad_lse;
+    if (!a.code || !attention_from(a[A::q], a[A::pieces], a[A::extras], c) || !view_of(a[A::out], "out", out) ||
+        !view_of(a[A::lse], "lse", lse) || !view_of(a[A::grad_out], "grad_out", grad_out) ||
+        !view_of(a[A::grad_lse], "grad_lse", grad_lse))
+        return nullptr;
+    if (c.count != 1 || c.pieces[0].pages || c.pieces[0].coding.group) return wrong("gradients takes keys in one piece");
+    if (c.queries < 1 || c.keys < 1) return wrong("gradients takes queries and keys: got none");
+    auto are_rows = [&](const View& v, int dims) {
+        bool good = v.dims == dims && v.is(0, c.batch) && v.is(1, c.heads) && v.is(2, c.queries);
+        return good && (dims == 3 ? v.kind == kOfFloat32 && v.is_dense_from(0)
+                                  : v.kind == (int)c.dtype && v.is(3, c.value_dim) && v.is_dense_from(3));
+    };
+    if (!are_rows(out, 4) || !are_rows(grad_out, 4) || !are_rows(lse, 3) || !are_rows(grad_lse, 3))
+        return wrong("out and lse, and their gradients, must be as attend gives them");
+    c.scale = a.real(A::scale);
+    c.out = out.at, c.out_batch = out.stride[0], c.out_head = out.stride[1], c.out_query = out.stride[2];
+    c.lse = (float*)lse.at;
+    g.grad_out = grad_out.at, g.grad_batch = grad_out.stride[0], g.grad_head = grad_out.stride[1];
+    g.grad_query = grad_out.stride[2], g.grad_lse = (const float*)grad_lse.at;
+    const int64_t keys = c.batch * c.kv_heads * c.keys;
+    g.grad_q = made_for(a[A::grad_q], "grad_q", c.batch * c.heads * c.queries * c.key_dim, (int)c.dtype);
+    g.grad_k = made_for(a[A::grad_k], "grad_k", keys * c.key_dim, (int)c.dtype);
+    g.grad_v = made_for(a[A::grad_v], "grad_v", keys * c.value_dim, (int)c.dtype);
+    if (PyErr_Occurred() || (a[A::grad_bias] != Py_None && !bias_gradient_into(a[A::grad_bias], g))) return nullptr;
+    Outcome outcome;
+    {
+        Unlocked unlocked;
+        c.watch = &unlocked;
+        outcome = a.code->gradients(g, a.threads);
+    }
+    return answer_to(outcome);
+}
+
+// Sums over rows [B, T] or [B, T, n] of a tile, all with one batch stride, and rows without gaps.
+bool sums_from(const View& v, const char* name, int kind, const Tile& t, int dims, int64_t& row_batch) {
+    const int64_t each = dims == 3 ? v.size[2] : 1;
+    if (v.kind != kind || v.dims != dims || !v.is(0, t.batch) || v.size[1] < t.rows || !v.is_dense_from(1) || each < 1 ||
+        v.step(0) % each || (row_batch >= 0 && t.batch > 1 && row_batch != v.step(0) / each)) {
+        PyErr_Format(PyExc_ValueError, "%s must hold the rows of the tile, with one batch stride for all sums", name);
+        return false;
+    }
+    row_batch = v.step(0) / each;
+    return true;
+}
+
+PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_tile_sums;
+    using F = Group_TileSums;
+    const Arguments<A> a("tile_sums", args, count);
+    View logs, entropy, squares, most, most_keys, top, top_keys, received;
+    if (!a.code || !view_of(a[A::logs], "logs", logs)) return nullptr;
+    const Fields<F> f(a[A::sums], "sums");
+    if (!f || !optional_view_of(f[F::entropy], "entropy", entropy) ||
+        !optional_view_of(f[F::squares], "squares", squares) || !pair_of(f[F::largest], "largest", most, most_keys) ||
+        !pair_of(f[F::top], "top", top, top_keys) || !optional_view_of(f[F::received], "received", received))
+        return nullptr;
+    if (logs.dims != 3 || logs.kind != kOfFloat32 || !logs.is_dense_from(0))
+        return wrong("logs must be [B, rows, columns] float32, without gaps");
+    Tile t{};
+    t.weights = (float*)logs.at, t.batch = logs.size[0], t.rows = logs.size[1], t.columns = logs.size[2];
+    t.first = a.whole(A::first);
+    int64_t stride = -1;
+    if ((entropy && !sums_from(entropy, "entropy", kOfFloat32, t, 2, stride)) ||
+        (squares && !sums_from(squares, "squares", kOfFloat32, t, 2, stride)) ||
+        (most && (!sums_from(most, "largest", kOfFloat32, t, 2, stride) ||
+                  !sums_from(most_keys, "largest", kOfInt64, t, 2, stride))) ||
+        (top && (!sums_from(top, "top", kOfFloat32, t, 3, stride) ||
+                 !sums_from(top_keys, "top", kOfInt64, t, 3, stride))))
+        return nullptr;
+    if (top && top.size[2] != top_keys.size[2]) return wrong("top must be weights and as many keys");
+    if (received && (received.kind != kOfFloat32 || received.dims != 2 || !received.is(0, t.batch) ||
+                     received.size[1] < t.columns || !received.is_dense_from(1)))
+        return wrong("received must hold the columns of the tile");
+    t.entropy = (float*)entropy.at, t.squares = (float*)squares.at;
+    t.most = (float*)most.at, t.most_keys = (int64_t*)most_keys.at, t.row_batch = stride < 0 ? 0 : stride;
+    t.top = (float*)top.at, t.top_keys = (int64_t*)top_keys.at, t.top_count = top ? top.size[2] : 0;
+    t.received = (float*)received.at, t.received_batch = received ? received.step(0) : 0;
+    const int64_t room_size = t.received ? t.batch * ((t.rows + kTileRun - 1) / kTileRun) * t.columns : 0;
+    Room<float> room(room_size);
+    if (PyErr_Occurred()) return nullptr;
+    if (!(t.room = room.get())) return PyErr_NoMemory();
+    const Unlocked unlocked;
+    room.clear(room_size);
+    a.code->tile_sums(t, a.threads);
+    Py_RETURN_NONE;
+}
+
+PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_step;
+    using L = Group_LayerWeights;
+    using H = Group_Heads;
+    const Arguments<A> a("step", args, count);
+    const Fields<L> weights(a.code ? a[A::weights] : nullptr, "weights");
+    const Fields<H> heads(a.code ? a[A::heads] : nullptr, "heads");
+    View x, k, v, cos, sin;
+    if (!a.code || !weights || !heads || !view_of(a[A::x], "x", x) || !view_of(a[A::k], "k", k) ||
+        !view_of(a[A::v], "v", v) || !pair_of(heads[H::rotation], "rotation", cos, sin))
+        return nullptr;
+    Step s{};
+    s.heads = heads.whole(H::heads), s.kv_heads = heads.whole(H::kv_heads);
+    s.key_dim = heads.whole(H::key_dim), s.value_dim = heads.whole(H::value_dim);
+    s.scale = heads.real(H::scale), s.softcap = heads.real(H::softcap);
+    s.activation = activation_from(a.whole(A::activation));
+    if (PyErr_Occurred()) return nullptr;
+    if (x.dims != 3 || x.kind > kOfFloat16 || !x.is(1, 1) || !x.is_dense_from(0) || x.size[0] < 1 || x.size[0] > kMostRows) {
+        PyErr_Format(PyExc_ValueError, "step takes one token of up to %d batch rows", kMostRows);
+        return nullptr;
+    }
+    s.dtype = (Dtype)x.kind, s.batch = x.size[0], s.embed_dim = x.size[2], s.x = x.at;
+    auto are_held = [&](const View& held, int64_t width) {
+        return held.dims == 4 && held.kind == x.kind && held.is(0, s.batch) && held.is(1, s.kv_heads) &&
+               held.size[2] >= 1 && held.is(2, k.size[2]) && held.is(3, width) && held.is_dense_from(3);
+    };
+    auto is_row = [&](const View& table) {
+        int64_t numbers = 1;
+        for (int d = 0; d < table.dims; ++d) numbers *= table.size[d];
+        return !table || (table.kind == x.kind && numbers == s.key_dim && table.is_dense_from(0));
+    };
+    const int64_t most = 1 << 24;
+    if (s.kv_heads < 1 || s.heads < 1 || s.heads > most || s.heads % s.kv_heads || s.key_dim < 1 || s.key_dim > most ||
+        s.value_dim < 1 || s.value_dim > most || !are_held(k, s.key_dim) || !are_held(v, s.value_dim) || !is_row(cos) || !is_row(sin))
+        return wrong("step: sizes that do not go together");
+    s.cos = cos.at, s.sin = sin.at;
+    Piece& p = s.cache;
+    p.k = k.at, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
+    p.v = v.at, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
+    p.length = k.size[2];
+
+    auto norm = [&](int field, int64_t features, NormWeight& to) {
+        return weights[field] == Py_None || norm_from(weights[field], k_LayerWeights[field].name, x.kind, features, to);
+    };
+    auto factor = [&](int field, int64_t inputs, int64_t outputs, Factor& to) {
+        if (!factor_from(weights[field], k_LayerWeights[field].name, x.kind, inputs, to)) return false;
+        return outputs == 0 || to.out_features == outputs || wrong("a projection of another size");
+    };
+    const int64_t E = s.embed_dim, D = s.key_dim, V = s.value_dim;
+    if (!norm(L::attention_norm, E, s.attention_norm) || !factor(L::q, E, s.heads * D, s.qkv[0]) ||
+        !factor(L::k, E, s.kv_heads * D, s.qkv[1]) || !factor(L::v, E, s.kv_heads * V, s.qkv[2]) ||
+        !norm(L::q_norm, D, s.q_norm) || !norm(L::k_norm, D, s.k_norm) || !factor(L::out, s.heads * V, E, s.out) ||
+        !norm(L::attention_out_norm, E, s.attention_out_norm) || !norm(L::feed_forward_norm, E, s.feed_forward_norm) ||
+        !factor(L::up, E, 0, s.up) || !factor(L::down, s.up.out_features, E, s.down) ||
+        (weights[L::gate] != Py_None && !factor(L::gate, E, s.up.out_features, s.gate)) ||
+        !norm(L::feed_forward_out_norm, E, s.feed_forward_out_norm))
+        return nullptr;
+    if (!s.attention_norm.weight || !s.feed_forward_norm.weight) return wrong("step needs both norms");
+    s.y = made_for(a[A::y], "y", s.batch * E, x.kind);
+    const Room<char> room(step_bytes(s));
+    if (PyErr_Occurred()) return nullptr;
+    if (!(s.room = room.get())) return PyErr_NoMemory();
+    Outcome outcome;
+    {
+        const Unlocked unlocked;
+        outcome = a.code->step(s, a.threads);
+    }
+    return answer_to(outcome);
 }
 
 // codes() -> [(name, runs here)] in the order of preference.
@@ -74,272 +690,68 @@ PyObject* codes(PyObject*, PyObject*) {
     return list;
 }
 
-// product(code, threads, dtype, x, x_stride, rows, in_features, y, y_stride,
-//         weight, bias, out_features, …)
-PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    Product p{};
-    p.dtype = (Dtype)a.whole();
-    const void* x = a.address<void>();
-    const int64_t x_stride = a.whole();
-    p.rows = a.whole();
-    p.in_features = a.whole();
-    p.y = a.address<void>();
-    p.y_stride = a.whole();
-    while (a.more() && p.count < kMostFactors) {
-        Factor& f = p.factors[p.count++];
-        f.weight = a.address<void>();
-        f.bias = a.address<void>();
-        f.out_features = a.whole();
+// stranger(*tensors) -> what kind of tensor among these has no memory that is its value, or None.
+PyObject* stranger(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    char words[128];
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        const char* why = strangeness(args[i], words, sizeof words);
+        if (PyErr_Occurred()) return nullptr;
+        if (why) return PyUnicode_FromString(why);
     }
-    if (a.failed()) return nullptr;
-    if (a.more() || p.rows < 1 || p.rows > kMostRows || threads < 1) {
-        PyErr_Format(PyExc_ValueError, "product takes up to %d weights and %d rows", kMostFactors, kMostRows);
-        return nullptr;
+    Py_RETURN_NONE;
+}
+
+bool put(PyObject* into, const char* key, PyObject* value) {
+    const bool good = value && PyDict_SetItemString(into, key, value) == 0;
+    Py_XDECREF(value);
+    return good;
+}
+
+PyObject* table_of(const FieldName* fields, int count) {
+    PyObject* found = PyDict_New();
+    for (int i = 0; found && i < count; ++i)
+        if (!put(found, fields[i].name, PyUnicode_FromString(fields[i].type))) Py_CLEAR(found);
+    return found;
+}
+
+template <int N> PyObject* names_of(const char* const (&names)[N]) {
+    PyObject* found = PyList_New(0);
+    for (int i = 0; found && i < N; ++i) {
+        PyObject* name = PyUnicode_FromString(names[i]);
+        if (!name || PyList_Append(found, name) < 0) Py_CLEAR(found);
+        Py_XDECREF(name);
     }
-    PyThreadState* state = PyEval_SaveThread();
-    std::vector<float> wide(p.rows * p.in_features);
-    code->widen(p.dtype, x, x_stride, p.rows, p.in_features, wide.data());
-    p.x = wide.data();
-    code->product(p, threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
+    return found;
 }
 
-// feed_forward(code, threads, dtype, activation, x, x_stride, rows, in_features, y,
-//              gate or 0, its bias or 0, up, bias, hidden_features, down, bias, out_features)
-PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    FeedForward f{};
-    f.dtype = (Dtype)a.whole(), f.activation = (Activation)a.whole();
-    const void* x = a.address<void>();
-    const int64_t x_stride = a.whole();
-    f.rows = a.whole(), f.in_features = a.whole();
-    f.y = a.address<void>();
-    f.gate.weight = a.address<void>(), f.gate.bias = a.address<void>();
-    f.up.weight = a.address<void>(), f.up.bias = a.address<void>();
-    f.gate.out_features = f.up.out_features = a.whole();
-    f.down.weight = a.address<void>(), f.down.bias = a.address<void>(), f.down.out_features = a.whole();
-    if (a.failed()) return nullptr;
-    if (a.more() || f.rows < 1 || f.rows > kMostRows || threads < 1) {
-        PyErr_Format(PyExc_ValueError, "feed_forward takes up to %d rows", kMostRows);
-        return nullptr;
-    }
-    PyThreadState* state = PyEval_SaveThread();
-    std::vector<float> room(f.rows * (f.in_features + f.up.out_features));
-    code->widen(f.dtype, x, x_stride, f.rows, f.in_features, room.data());
-    f.x = room.data();
-    f.hidden = room.data() + f.rows * f.in_features;
-    code->feed_forward(f, threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
+// interface() -> what crosses: groups and functions with their fields, dtypes, activations and limits.
+PyObject* interface(PyObject*, PyObject*) {
+    PyObject* found = PyDict_New();
+    bool good = found;
+#define PH_PUT_GROUP(group, fields) good = good && put(found, #group, table_of(k_##group, Group_##group::size));
+#define PH_PUT_FUNCTION(function, fields) \
+    good = good && put(found, #function, table_of(kCall_##function, Call_##function::size));
+    PH_GROUPS(PH_PUT_GROUP)
+    PH_FUNCTIONS(PH_PUT_FUNCTION)
+    good = good && put(found, "dtypes", names_of(kDtypes)) && put(found, "activations", names_of(kActivations)) &&
+           put(found, "limits", Py_BuildValue("{s:i,s:i,s:i}", "rows", kMostRows, "weights", kMostFactors, "pieces", kMostPieces));
+    if (!good) Py_CLEAR(found);
+    return found;
 }
 
-// norm(code, threads, dtype, x, x_stride, rows, dim, weight, eps, offset, y)
-PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    Norm p{};
-    p.dtype = (Dtype)a.whole();
-    p.x = a.address<void>(), p.x_stride = a.whole(), p.rows = a.whole(), p.dim = a.whole();
-    p.weight = a.address<void>(), p.eps = a.real(), p.offset = a.real(), p.y = a.address<void>();
-    if (a.failed()) return nullptr;
-    PyThreadState* state = PyEval_SaveThread();
-    code->norm(p, threads < 1 ? 1 : threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
-}
-
-// rotate(code, threads, dtype, x, batch, tokens, heads, dim, its 3 strides, cos, sin, y)
-PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    Rotation r{};
-    r.dtype = (Dtype)a.whole();
-    r.x = a.address<void>(), r.batch = a.whole(), r.tokens = a.whole(), r.heads = a.whole();
-    r.dim = a.whole(), r.x_batch = a.whole(), r.x_token = a.whole(), r.x_head = a.whole();
-    r.cos = a.address<void>(), r.sin = a.address<void>(), r.y = a.address<void>();
-    if (a.failed()) return nullptr;
-    PyThreadState* state = PyEval_SaveThread();
-    code->rotate(r, threads < 1 ? 1 : threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
-}
-
-// dtype, batch, heads, kv_heads, queries, key_dim, value_dim, scale, softcap,
-// q, its 3 strides, out, its 3 strides, lse, low, high, bounds_batch,
-// keep, its 3 strides, slopes, by_distance, farthest, q_positions, q_positions_batch, bias, its 4 strides,
-// then for every piece: k, 3 strides, v, 3 strides, pages, their stride, page length, skipped, length, position, positions, their stride, group
-// and, unless group is 0: k bits, v bits, columns of a shared scale, and of k and of v: scale, zero, 3 strides
-Attention attention_from(Arguments& a) {
-    Attention c{};
-    c.dtype = (Dtype)a.whole();
-    c.batch = a.whole(), c.heads = a.whole(), c.kv_heads = a.whole(), c.queries = a.whole();
-    c.key_dim = a.whole(), c.value_dim = a.whole();
-    c.scale = a.real(), c.softcap = a.real();
-    c.q = a.address<char>(), c.q_batch = a.whole(), c.q_head = a.whole(), c.q_token = a.whole();
-    c.out = a.address<char>(), c.out_batch = a.whole(), c.out_head = a.whole(), c.out_query = a.whole();
-    c.lse = a.address<float>();
-    c.low = a.address<int64_t>(), c.high = a.address<int64_t>(), c.bounds_batch = a.whole();
-    c.keep = a.address<uint8_t>(), c.keep_batch = a.whole(), c.keep_head = a.whole(), c.keep_query = a.whole();
-    c.slopes = a.address<float>(), c.by_distance = a.address<float>(), c.farthest = a.whole();
-    c.q_positions = a.address<int64_t>(), c.q_positions_batch = a.whole();
-    c.bias = a.address<float>(), c.bias_batch = a.whole(), c.bias_head = a.whole();
-    c.bias_query = a.whole(), c.bias_key = a.whole();
-    while (a.more() && c.count < kMostPieces) {
-        Piece& p = c.pieces[c.count++];
-        p.k = a.address<char>(), p.k_batch = a.whole(), p.k_head = a.whole(), p.k_token = a.whole();
-        p.v = a.address<char>(), p.v_batch = a.whole(), p.v_head = a.whole(), p.v_token = a.whole();
-        p.pages = a.address<int64_t>(), p.pages_batch = a.whole(), p.page_length = a.whole();
-        p.skipped = a.whole(), p.length = a.whole(), p.position = a.whole();
-        p.positions = a.address<int64_t>(), p.positions_batch = a.whole();
-        Coding& g = p.coding;
-        if ((g.group = a.whole())) {
-            g.k_bits = a.whole(), g.v_bits = a.whole(), g.v_share = a.whole();
-            g.k_scale = a.address<uint16_t>(), g.k_zero = a.address<uint16_t>();
-            g.k_batch = a.whole(), g.k_head = a.whole(), g.k_unit = a.whole();
-            g.v_scale = a.address<uint16_t>(), g.v_zero = a.address<uint16_t>();
-            g.v_batch = a.whole(), g.v_head = a.whole(), g.v_unit = a.whole();
-        }
-        c.keys += p.length;
-    }
-    if (!a.failed() && (a.more() || c.kv_heads < 1 || c.heads % c.kv_heads || c.key_dim < 1 || c.value_dim < 1))
-        PyErr_SetString(PyExc_ValueError, "attention: sizes that do not go together");
-    return c;
-}
-
-// attend(code, threads, then what attention_from reads)
-PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    const Attention c = attention_from(a);
-    if (a.failed()) return nullptr;
-    PyThreadState* state = PyEval_SaveThread();
-    code->attend(c, threads < 1 ? 1 : threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
-}
-
-// gradients(code, threads, grad_out, its 3 strides, grad_lse, grad_q, grad_k, grad_v,
-//           grad_bias or 0, its 4 strides, then what attention_from reads)
-PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    Gradients g{};
-    g.grad_out = a.address<char>(), g.grad_batch = a.whole(), g.grad_head = a.whole();
-    g.grad_query = a.whole(), g.grad_lse = a.address<float>();
-    g.grad_q = a.address<char>(), g.grad_k = a.address<char>(), g.grad_v = a.address<char>();
-    g.grad_bias = a.address<float>(), g.bias_batch = a.whole(), g.bias_head = a.whole();
-    g.bias_query = a.whole(), g.bias_key = a.whole();
-    g.call = attention_from(a);
-    if (a.failed()) return nullptr;
-    if (g.call.count != 1 || g.call.pieces[0].pages || g.call.pieces[0].coding.group || !g.call.lse) {
-        PyErr_SetString(PyExc_ValueError, "gradients takes keys in one piece, and lse");
-        return nullptr;
-    }
-    PyThreadState* state = PyEval_SaveThread();
-    code->gradients(g, threads < 1 ? 1 : threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
-}
-
-// tile_sums(code, threads, weights, batch, rows, columns, first, entropy or 0, squares or 0,
-//           most or 0, most_keys, row_batch, top or 0, top_keys, top_count, received or 0, its stride)
-PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    Tile t{};
-    t.weights = a.address<float>(), t.batch = a.whole(), t.rows = a.whole(), t.columns = a.whole();
-    t.first = a.whole();
-    t.entropy = a.address<float>(), t.squares = a.address<float>();
-    t.most = a.address<float>(), t.most_keys = a.address<int64_t>(), t.row_batch = a.whole();
-    t.top = a.address<float>(), t.top_keys = a.address<int64_t>(), t.top_count = a.whole();
-    t.received = a.address<float>(), t.received_batch = a.whole();
-    if (a.failed()) return nullptr;
-    PyThreadState* state = PyEval_SaveThread();
-    std::vector<float> room(t.received ? t.batch * ((t.rows + kTileRun - 1) / kTileRun) * t.columns : 0);
-    t.room = room.data();
-    code->tile_sums(t, threads < 1 ? 1 : threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
-}
-
-NormWeight norm_from(Arguments& a) {
-    NormWeight n{};
-    n.weight = a.address<void>(), n.eps = a.real(), n.offset = a.real();
-    return n;
-}
-
-Factor factor_from(Arguments& a) {
-    Factor f{};
-    f.weight = a.address<void>(), f.bias = a.address<void>(), f.out_features = a.whole();
-    return f;
-}
-
-// step(code, threads, dtype, batch, embed_dim, heads, kv_heads, key_dim, value_dim, scale, softcap,
-//      activation, x, y, cos, sin, k held, its 3 strides, v held, its 3 strides, length,
-//      then attention_norm, q, k, v, q_norm, k_norm, out, attention_out_norm, feed_forward_norm,
-//      gate, up, down, feed_forward_out_norm: a norm is weight or 0, eps, offset; the others are
-//      weight or 0, bias or 0, out_features)
-PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    Arguments a(args, count);
-    const Code* code = code_at(a.whole());
-    if (!code) return nullptr;
-    const int threads = (int)a.whole();
-    Step s{};
-    s.dtype = (Dtype)a.whole(), s.batch = a.whole(), s.embed_dim = a.whole();
-    s.heads = a.whole(), s.kv_heads = a.whole(), s.key_dim = a.whole(), s.value_dim = a.whole();
-    s.scale = a.real(), s.softcap = a.real(), s.activation = (Activation)a.whole();
-    s.x = a.address<void>(), s.y = a.address<void>(), s.cos = a.address<void>(), s.sin = a.address<void>();
-    Piece& p = s.cache;
-    p.k = a.address<char>(), p.k_batch = a.whole(), p.k_head = a.whole(), p.k_token = a.whole();
-    p.v = a.address<char>(), p.v_batch = a.whole(), p.v_head = a.whole(), p.v_token = a.whole();
-    p.length = a.whole();
-    s.attention_norm = norm_from(a);
-    for (Factor& f : s.qkv) f = factor_from(a);
-    s.q_norm = norm_from(a), s.k_norm = norm_from(a), s.out = factor_from(a);
-    s.attention_out_norm = norm_from(a), s.feed_forward_norm = norm_from(a);
-    s.gate = factor_from(a), s.up = factor_from(a), s.down = factor_from(a);
-    s.feed_forward_out_norm = norm_from(a);
-    if (a.failed()) return nullptr;
-    if (a.more() || s.batch < 1 || s.batch > kMostRows || p.length < 1 || s.kv_heads < 1) {
-        PyErr_Format(PyExc_ValueError, "step takes one token of up to %d batch rows", kMostRows);
-        return nullptr;
-    }
-    PyThreadState* state = PyEval_SaveThread();
-    std::vector<char> room(step_bytes(s) + 64);
-    s.room = room.data() + 64 - (uintptr_t)room.data() % 64;
-    code->step(s, threads < 1 ? 1 : threads);
-    PyEval_RestoreThread(state);
-    Py_RETURN_NONE;
-}
-
+#define PH_METHOD(name, words) {#name, (PyCFunction)(void (*)())name, METH_FASTCALL, words}
 PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
-    {"product", (PyCFunction)(void (*)())product, METH_FASTCALL, "Few rows of x times weights."},
-    {"feed_forward", (PyCFunction)(void (*)())feed_forward, METH_FASTCALL, "A feed-forward network of few rows."},
-    {"norm", (PyCFunction)(void (*)())norm, METH_FASTCALL, "RMS norm of rows."},
-    {"rotate", (PyCFunction)(void (*)())rotate, METH_FASTCALL, "Rotary positions."},
-    {"attend", (PyCFunction)(void (*)())attend, METH_FASTCALL, "Attention, forward."},
-    {"gradients", (PyCFunction)(void (*)())gradients, METH_FASTCALL, "Attention, backward."},
-    {"tile_sums", (PyCFunction)(void (*)())tile_sums, METH_FASTCALL, "Statistics of attention weights."},
-    {"step", (PyCFunction)(void (*)())step, METH_FASTCALL, "One token of every batch row through a layer."},
+    {"interface", interface, METH_NOARGS, "What crosses: groups and functions, dtypes, activations, limits."},
+    PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
+    PH_METHOD(product, "Few rows of x times weights."),
+    PH_METHOD(feed_forward, "A feed-forward network of few rows."),
+    PH_METHOD(norm, "RMS norm of rows."),
+    PH_METHOD(rotate, "Rotary positions."),
+    PH_METHOD(attend, "Attention, forward."),
+    PH_METHOD(gradients, "Attention, backward."),
+    PH_METHOD(tile_sums, "Statistics of attention weights."),
+    PH_METHOD(step, "One token of every batch row through a layer."),
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -347,4 +759,8 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_native", nullptr, 0, kMethods, n
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__native() { return PyModule_Create(&kModule); }
+PyMODINIT_FUNC PyInit__native() {
+    PyObject* module = PyModule_Create(&kModule);
+    if (module && !find_torch()) Py_CLEAR(module);
+    return module;
+}

@@ -4,6 +4,21 @@
 
 namespace polyhead {
 
+// What became of a call: out of memory and stopped ones leave their results unfinished.
+enum class Outcome { done, no_memory, stopped };
+
+// Asked at every few blocks of work. The thread that called finds out whether there is a reason to stop,
+// the others hear of it.
+struct Watch {
+    bool (*ask)(Watch&);  // by the thread that called
+    int stop = 0;         // read and written atomically
+    bool stopped(bool calling) {
+        if (!__atomic_load_n(&stop, __ATOMIC_RELAXED) && calling && ask(*this))
+            __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+        return __atomic_load_n(&stop, __ATOMIC_RELAXED);
+    }
+};
+
 enum Dtype { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 // Rows of a weight [out_features, in_features] without gaps, and a bias [out_features] or null.
@@ -115,6 +130,7 @@ struct Attention {
     char* out;                          // [B, H, T, V]
     int64_t out_batch, out_head, out_query;
     float* lse;                         // [B, H, T] without gaps, or null
+    Watch* watch;                       // or null: never stopped
 };
 
 struct NormWeight {
@@ -188,10 +204,10 @@ struct Code {
     void (*norm)(const Norm&, int threads);
     void (*rotate)(const Rotation&, int threads);
     void (*widen)(Dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to);
-    void (*attend)(const Attention&, int threads);
-    void (*gradients)(const Gradients&, int threads);
+    Outcome (*attend)(const Attention&, int threads);
+    Outcome (*gradients)(const Gradients&, int threads);
     void (*tile_sums)(const Tile&, int threads);
-    void (*step)(const Step&, int threads);
+    Outcome (*step)(const Step&, int threads);
 };
 
 #if defined(__x86_64__)

@@ -4,6 +4,7 @@ constexpr int64_t kFewRows = 16;
 constexpr int64_t kFewKeys = 64;       // keys of a block, few rows
 constexpr int64_t kManyKeys = 128;     // many rows
 constexpr int64_t kManyRows = 192;
+constexpr int64_t kBlocksUnwatched = 16;  // blocks of keys between two looks at whether to stop
 
 inline int64_t up_to(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -68,6 +69,21 @@ struct Arena {
         return p;
     }
 };
+
+// Memory of a call, or null where there is none left.
+class Memory {
+  public:
+    explicit Memory(int64_t bytes) : start_((char*)__builtin_malloc(bytes + 64)) {}
+    Memory(const Memory&) = delete;
+    ~Memory() { __builtin_free(start_); }
+    explicit operator bool() const { return start_; }
+    char* aligned() const { return (char*)up_to((int64_t)start_, 64); }
+
+  private:
+    char* start_;
+};
+
+inline bool stopped(const Attention& c) { return c.watch && c.watch->stopped(omp_get_thread_num() == 0); }
 
 inline void start(State& state, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows; ++i) {
@@ -190,7 +206,7 @@ template <class T> inline bool all_finite(const Attention& c, const Keys& keys, 
 // are cut between units where that can be.
 template <class Block>
 void over_blocks(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, Block&& block) {
-    int64_t first = 0;
+    int64_t first = 0, visited = 0;
     for (int i = 0; i < c.count; ++i) {
         const Piece& piece = c.pieces[i];
         const int64_t begin = from > first ? from - first : 0;
@@ -200,6 +216,7 @@ void over_blocks(const Attention& c, const Rows& rows, int64_t from, int64_t to,
             length = end - at < size ? end - at : size;
             const int64_t beyond = (at + length) % unit;
             if (beyond < length && at + length < end) length -= beyond;
+            if (++visited % kBlocksUnwatched == 0 && stopped(c)) return;
             const Keys keys = keys_at(piece, rows.batch, at, length, first + at);
             const Visible visible = visible_of(c, rows, keys);
             if (visible != Visible::none) block(keys, visible);

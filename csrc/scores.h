@@ -86,6 +86,13 @@ struct State {
     uint8_t* poisoned;      // [rows]: sees a key with content that is not finite
 };
 
+// a − b, or the end of the range on whose side it lies: positions may be any whole numbers.
+inline int64_t difference(int64_t a, int64_t b) {
+    int64_t found;
+    if (!__builtin_sub_overflow(a, b, &found)) return found;
+    return a < b ? INT64_MIN : INT64_MAX;
+}
+
 // −∞ where row i may not look, `count` scores padded to `padded`.
 inline void hide(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, float* s) {
     if (c.low) {
@@ -95,7 +102,7 @@ inline void hide(const Attention& c, const Rows& rows, int64_t i, const Keys& ke
             for (int64_t j = 0; j < keys.length; ++j)
                 if (keys.positions[j] < low || keys.positions[j] >= high) s[j] = kMinusInfinity;
         } else {
-            const int64_t from = low - keys.first, to = high - keys.first;
+            const int64_t from = difference(low, keys.first), to = difference(high, keys.first);
             for (int64_t j = 0; j < keys.length && j < from; ++j) s[j] = kMinusInfinity;
             for (int64_t j = to > 0 ? to : 0; j < keys.length; ++j) s[j] = kMinusInfinity;
         }
@@ -112,14 +119,22 @@ inline int64_t query_position(const Attention& c, const Rows& rows, int64_t i) {
     return c.q_positions[rows.batch * c.q_positions_batch + rows.token(i)];
 }
 
+inline float distance(int64_t a, int64_t b) {
+    const int64_t apart = difference(a, b);
+    return apart < 0 ? -(float)apart : (float)apart;
+}
+
+// Whether distances between a query and keys in a row can be counted in 32 bits.
+inline bool is_near(int64_t query, const Keys& keys) {
+    const int64_t apart = difference(query, keys.first);
+    return apart > INT32_MIN / 2 && apart < INT32_MAX / 2;
+}
+
 // Calls use(j, |query − key|) for every key.
 template <class Use>
 inline void with_distances(int64_t query, const Keys& keys, Use&& use) {
-    if (keys.positions) {
-        for (int64_t j = 0; j < keys.length; ++j) {
-            const int64_t apart = query - keys.positions[j];
-            use(j, (float)(apart < 0 ? -apart : apart));
-        }
+    if (keys.positions || !is_near(query, keys)) {
+        for (int64_t j = 0; j < keys.length; ++j) use(j, distance(query, keys.position(j)));
     } else {
         const int32_t apart = (int32_t)(query - keys.first);
         for (int32_t j = 0; j < (int32_t)keys.length; ++j) {
@@ -136,8 +151,16 @@ inline int64_t held(int64_t x, int64_t most) { return x < 0 ? 0 : x > most ? mos
 struct Columns { int64_t near, far, column; };
 
 inline Columns columns_of(const Attention& c, int64_t query, const Keys& keys) {
-    const int64_t column = keys.first - query + c.farthest;
+    const int64_t apart = difference(keys.first, query), beyond = c.farthest + keys.length;
+    // Farther away than the table and the block are long, one place is as another.
+    const int64_t column = (apart < -beyond ? -beyond : apart > beyond ? beyond : apart) + c.farthest;
     return {held(-column, keys.length), held(2 * c.farthest + 1 - column, keys.length), column};
+}
+
+// The column of by_distance that a key has.
+inline int64_t column_of(const Attention& c, int64_t query, int64_t key) {
+    const int64_t apart = difference(key, query);
+    return (apart < -c.farthest ? -c.farthest : apart > c.farthest ? c.farthest : apart) + c.farthest;
 }
 
 inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, float* s) {
@@ -145,7 +168,7 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
     if (c.slopes) {
         const float slope = c.slopes[h];
         const int64_t query = query_position(c, rows, i);
-        if (keys.positions) {
+        if (keys.positions || !is_near(query, keys)) {
             with_distances(query, keys, [&](int64_t j, float apart) { s[j] -= slope * apart; });
         } else {
             VecInt apart = splat_int((int32_t)(query - keys.first)) - counted();
@@ -160,7 +183,7 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
         const float* numbers = c.by_distance + h * (last + 1);
         if (keys.positions) {
             for (int64_t j = 0; j < keys.length; ++j)
-                s[j] += numbers[held(keys.positions[j] - query + c.farthest, last)];
+                s[j] += numbers[column_of(c, query, keys.positions[j])];
         } else {
             const Columns at = columns_of(c, query, keys);
             for (int64_t j = 0; j < at.near; ++j) s[j] += numbers[0];

@@ -68,7 +68,7 @@ const T* project(const Step& s, const T* x, float* wide, Room& room, int64_t& q_
     return qk;
 }
 
-template <class T> void step_of(const Step& s, int threads) {
+template <class T> Outcome step_of(const Step& s, int threads) {
     Room room{s.room};
     const int64_t E = s.embed_dim, features = s.batch * E, heads = s.heads * s.value_dim;
     const T* x = (const T*)s.x;
@@ -82,7 +82,7 @@ template <class T> void step_of(const Step& s, int threads) {
     c.q = (const char*)project(s, h, wide, room, c.q_batch, threads), c.q_head = c.q_token = s.key_dim;
     c.pieces[0] = s.cache, c.count = 1, c.keys = s.cache.length;
     c.out = (char*)out, c.out_batch = heads, c.out_head = c.out_query = s.value_dim;
-    attend(c, threads);
+    if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
     product_with(s, out, heads, &s.out, 1, wide, h, threads);
     if (s.attention_out_norm.weight) norm_with(s, s.attention_out_norm, h, s.batch, E, h, threads);
     add_rows(x, h, features, sum);
@@ -96,4 +96,5 @@ template <class T> void step_of(const Step& s, int threads) {
     feed_forward(f, threads);
     if (s.feed_forward_out_norm.weight) norm_with(s, s.feed_forward_out_norm, h, s.batch, E, h, threads);
     add_rows(sum, h, features, (T*)s.y);
+    return Outcome::done;
 }

@@ -39,6 +39,10 @@ class DisagreementError(PolyheadError, ArithmeticError):
     """Two ways of computing the same thing gave different results; nothing was timed."""
 
 
+class NotPlainError(PolyheadError, ValueError):
+    """A tensor for native code whose memory is not its value, or that its storage does not hold."""
+
+
 class InputError(PolyheadError, ValueError):
     """A text or file that cannot be used: empty, not UTF-8, not readable."""
 

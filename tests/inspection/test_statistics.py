@@ -276,6 +276,6 @@ def test_sums_that_do_not_lie_alike_are_refused() -> None:
     code = native.code()
     if code is None:
         pytest.skip("no native code was compiled here")
-    sums = replace(_sums(2, 3, 5, 4), entropy=torch.zeros(2, 7)[:, :3])
+    sums = _sums(2, 3, 5, 4)._replace(entropy=torch.zeros(2, 7)[:, :3])
     with pytest.raises(ValueError, match="one batch stride"):
         code.weigh(_tile(2, 3, 5), 0, sums)

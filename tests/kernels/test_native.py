@@ -16,6 +16,7 @@ from polyhead import native
 from polyhead.caches import DenseCache, PagedCache, RingCache
 from polyhead.cli.app import app
 from polyhead.kernels import KERNELS
+from polyhead.native import gate
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -283,6 +284,8 @@ def test_the_test_at_first_use_finds_a_wrong_result():
 def test_without_native_code_everything_else_works(monkeypatch):
     monkeypatch.setattr(module, "_chosen", lambda: None)
     monkeypatch.setattr(module, "_module", lambda: None)
+    assert "compiled from other sources; build again" in KERNELS["native"].unavailable()
+    monkeypatch.setattr(gate, "MODULE", None)
     assert "install g++ 12 or newer" in KERNELS["native"].unavailable()
     q = torch.randn(1, 2, 1, 8)
     assert ph.explain(q, q, q).kernel == "sdpa"

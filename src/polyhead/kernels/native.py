@@ -8,20 +8,23 @@ distance and head.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
 from polyhead import native
+from polyhead.errors import NotPlainError
 from polyhead.kernels.base import Kernel
-from polyhead.kernels.native_operator import differentiable
+from polyhead.kernels.native_operator import dense, differentiable
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.native.gate import is_fake, stranger
 from polyhead.semantics import ALiBi, Call, DenseSource, RelativeBias, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
 
-_FAR = 1 << 62
-"""Beyond any position."""
+_NOWHERE = torch.iinfo(torch.int64)
+"""The range of positions; a bound at its ends hides nothing but the last of them."""
 
 _BIASES = (ALiBi, RelativeBias, TensorBias)
 
@@ -85,18 +88,18 @@ class NativeKernel(Kernel):
         code = native.code()
         if code is None:
             raise RuntimeError(native.unavailable())
-        q = call.q if call.q.stride(-1) == 1 else call.q.contiguous()
-        return State(*code.attend(q, pieces, spec.scale, extras, lse=call.needs_lse))
+        with suppress(NotPlainError):  # gaps in a last dimension: too rare to be looked for first
+            return State(*code.attend(call.q, pieces, spec.scale, extras, lse=call.needs_lse))
+        pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
+        return State(*code.attend(dense(call.q), pieces, spec.scale, extras, lse=call.needs_lse))
 
 
 def _pieces(call: Call) -> list[Piece]:
     found = []
     for tokens, k, v, table, coding in call.source.strips():
-        if k.stride(-1) != 1 or v.stride(-1) != 1:
-            k, v = k.contiguous(), v.contiguous()
         positions = None
         if tokens.positions is not None:
-            positions = tokens.positions.long().contiguous()
+            positions = dense(tokens.positions.long()).contiguous()
         pages, skipped, paged = table or (None, 0, 0)
         first = tokens.places.low
         found.append(Piece(k, v, first, positions, pages, skipped, paged, coding))
@@ -117,14 +120,14 @@ def _extras(call: Call) -> Extras:
             keep = keep.expand(*keep.shape[:2], T, S)
             keep = keep if keep.stride(-1) == 1 else keep.contiguous()
     if isinstance(spec.bias, TensorBias):
-        bias = spec.bias.tensor.float()
+        bias = spec.bias.tensor.float().resolve_neg()
     elif spec.bias is not None:
-        positions = call.q_tokens.position_tensor(q.device).long().contiguous()
+        positions = dense(call.q_tokens.position_tensor(q.device).long())
         if isinstance(spec.bias, RelativeBias):
             by_distance = spec.bias.by_distance(positions.new_empty(0, dtype=torch.float32))
-            by_distance = by_distance.contiguous()
+            by_distance = dense(by_distance)
         else:
-            slopes = spec.bias.tensor.float().contiguous()
+            slopes = dense(spec.bias.tensor.float())
     return Extras(spec.softcap or 0.0, bounds, keep, positions, slopes, by_distance, bias)
 
 
@@ -157,11 +160,11 @@ def _bounds(mask: Mask | None, call: Call) -> tuple[Tensor, Tensor]:
     low = high = None
     if found is not None:
         low, high = found
-    low = torch.full((1, T), -_FAR) if low is None else low
-    high = torch.full((1, T), _FAR) if high is None else high
+    low = torch.full((1, T), _NOWHERE.min) if low is None else low
+    high = torch.full((1, T), _NOWHERE.max) if high is None else high
     rows = max(len(low), len(high))
     return _rows(low, rows), _rows(high, rows)
 
 
 def _rows(bound: Tensor, rows: int) -> Tensor:
-    return bound.expand(rows, -1).long().contiguous()
+    return bound.expand(rows, -1).long().resolve_neg().contiguous()

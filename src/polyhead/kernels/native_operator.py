@@ -43,7 +43,7 @@ def attention_operator(
 ) -> tuple[Tensor, Tensor]:
     """out ``[B, H, T, V]`` and lse ``[B, H, T]``; ``extras`` as ``differentiable`` lists them."""
     piece, parts = _as_given(k, v, bias, softcap, first, extras)
-    out, lse = _code().attend(_dense(q), [piece], scale, parts, lse=True)
+    out, lse = _code().attend(dense(q), [piece], scale, parts, lse=True)
     assert lse is not None
     return out, lse
 
@@ -72,8 +72,8 @@ def gradients_operator(
     piece, parts = _as_given(k, v, bias, softcap, first, extras)
     out, lse = result
     grad_out, grad_lse = grads
-    both = _dense(grad_out), grad_lse.contiguous()
-    return _code().gradients(_dense(q), piece, scale, parts, (out, lse), both, of_bias=of_bias)
+    both = dense(grad_out), grad_lse.contiguous()
+    return _code().gradients(dense(q), piece, scale, parts, (out, lse), both, of_bias=of_bias)
 
 
 @gradients_operator.register_fake
@@ -130,12 +130,13 @@ def _as_given(
     positions, low, high, keep, q_positions = extras
     bounds = None if low is None or high is None else (low, high)
     learned = {} if bias is None else {_KINDS[bias.ndim]: bias}
-    piece = Piece(_dense(k), _dense(v), first, positions)
+    piece = Piece(dense(k), dense(v), first, positions)
     return piece, Extras(softcap, bounds, keep, q_positions, **learned)
 
 
-def _dense(x: Tensor) -> Tensor:
-    """x, its last dimension dense."""
+def dense(x: Tensor) -> Tensor:
+    """x as native code reads it: its last dimension dense, and no negated view."""
+    x = x.resolve_neg()
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

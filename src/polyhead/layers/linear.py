@@ -60,9 +60,9 @@ def linear(x: Tensor, module: nn.Module | None) -> Tensor:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x Wᵀ + b`` for a weight ``[out, in]`` and bias ``[out]`` that stand in no module."""
     code = code_for_rows(x)
-    if code is None or not _fits((weight, bias), x):
+    if code is None or not _fits(Weight(weight, bias), x):
         return nn.functional.linear(x, weight, bias)
-    return code.product(_rows(x), [(weight, bias)]).view(*x.shape[:-1], -1)
+    return code.product(_rows(x), [Weight(weight, bias)]).view(*x.shape[:-1], -1)
 
 
 def feed_forward(
@@ -103,15 +103,16 @@ def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -
     if module is None or not PLAIN_LINEAR.is_unwatched(module):
         return None
     parameters = module._parameters
-    weight = parameters["weight"], parameters["bias"]
-    return weight if _fits(weight, x, inputs) else None  # type: ignore[return-value]
+    weight, bias = parameters["weight"], parameters["bias"]
+    if weight is None or not _fits(Weight(weight, bias), x, inputs):
+        return None
+    return Weight(weight, bias)
 
 
-def _fits(pair: tuple[Tensor | None, Tensor | None], x: Tensor, inputs: int | None = None) -> bool:
+def _fits(pair: Weight, x: Tensor, inputs: int | None = None) -> bool:
     weight, bias = pair
     return (
-        weight is not None
-        and native.is_plain(weight, x)
+        native.is_plain(weight, x)
         and weight.shape[1] == (x.shape[-1] if inputs is None else inputs)
         and (bias is None or native.is_plain(bias, x))
     )

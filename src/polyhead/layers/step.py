@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from polyhead.caches import DenseCache, KeyValueCache, StoredCache
@@ -31,8 +30,8 @@ from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.linear import PLAIN_LINEAR, code_for_rows
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.positions import RoPE
-from polyhead.native import Heads, LayerWeights
-from polyhead.native.arguments import ACTIVATIONS, Factor, Norm
+from polyhead.native import Heads, LayerWeights, is_plain
+from polyhead.native.arguments import ACTIVATIONS, NormWeight, Weight
 from polyhead.semantics import Causal, Mask
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _weights(
     feed_forward: FeedForward,
     x: Tensor,
 ) -> LayerWeights:
-    attend, feed, E, dtype = attention._modules, feed_forward._modules, x.shape[2], x.dtype
+    attend, feed, E = attention._modules, feed_forward._modules, x.shape[2]
     H, G = attention.num_heads, attention.num_kv_heads
     D, V = attention.head_dim, attention.v_head_dim
     hidden = feed_forward.hidden_dim
@@ -156,50 +155,39 @@ def _weights(
     sandwich = parts["attention_out_norm"] is not None
     gated = feed["gate_proj"] is not None
     return LayerWeights(
-        attention_norm=_norm(parts["attention_norm"], E, dtype),
-        q=_linear(attend["q_proj"], E, H * D, dtype),
-        k=_linear(attend["k_proj"], E, G * D, dtype),
-        v=_linear(attend["v_proj"], E, G * V, dtype),
-        q_norm=_norm(attend["q_norm"], D, dtype) if qk_norm else _NONE,
-        k_norm=_norm(attend["k_norm"], D, dtype) if qk_norm else _NONE,
-        out=_linear(attend["o_proj"], H * V, E, dtype),
-        attention_out_norm=_norm(parts["attention_out_norm"], E, dtype) if sandwich else _NONE,
-        feed_forward_norm=_norm(parts["feed_forward_norm"], E, dtype),
-        gate=_linear(feed["gate_proj"], E, hidden, dtype) if gated else _NONE,
-        up=_linear(feed["up_proj"], E, hidden, dtype),
-        down=_linear(feed["down_proj"], hidden, E, dtype),
-        feed_forward_out_norm=_norm(parts["feed_forward_out_norm"], E, dtype)
-        if sandwich
-        else _NONE,
+        attention_norm=_norm(parts["attention_norm"], E, x),
+        q=_linear(attend["q_proj"], E, H * D, x),
+        k=_linear(attend["k_proj"], E, G * D, x),
+        v=_linear(attend["v_proj"], E, G * V, x),
+        q_norm=_norm(attend["q_norm"], D, x) if qk_norm else None,
+        k_norm=_norm(attend["k_norm"], D, x) if qk_norm else None,
+        out=_linear(attend["o_proj"], H * V, E, x),
+        attention_out_norm=_norm(parts["attention_out_norm"], E, x) if sandwich else None,
+        feed_forward_norm=_norm(parts["feed_forward_norm"], E, x),
+        gate=_linear(feed["gate_proj"], E, hidden, x) if gated else None,
+        up=_linear(feed["up_proj"], E, hidden, x),
+        down=_linear(feed["down_proj"], hidden, E, x),
+        feed_forward_out_norm=_norm(parts["feed_forward_out_norm"], E, x) if sandwich else None,
     )
 
 
-_NONE = (0, 0, 0)
-
-
-def _linear(module: nn.Module | None, inputs: int, outputs: int, dtype: torch.dtype) -> Factor:
+def _linear(module: nn.Module | None, inputs: int, outputs: int, x: Tensor) -> Weight:
     if not PLAIN_LINEAR.is_unwatched(module):
         raise _CannotBeReadError
     weight, bias = module._parameters["weight"], module._parameters["bias"]
-    at = _address(weight, (outputs, inputs), dtype)
-    return at, 0 if bias is None else _address(bias, (outputs,), dtype), outputs
+    return Weight(
+        _read(weight, (outputs, inputs), x), bias if bias is None else _read(bias, (outputs,), x)
+    )
 
 
-def _norm(module: nn.Module | None, features: int, dtype: torch.dtype) -> Norm:
+def _norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:
     if not _NORM.is_unwatched(module) or not _KNOWN.cover(module.config):
         raise _CannotBeReadError
-    weight = module._parameters["weight"]
-    return _address(weight, (features,), dtype), module.eps, module.weight_offset
+    weight = _read(module._parameters["weight"], (features,), x)
+    return NormWeight(weight, module.eps, module.weight_offset)
 
 
-def _address(weight: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    if (
-        weight is None
-        or type(weight) not in (nn.Parameter, Tensor)
-        or weight.shape != shape
-        or weight.dtype is not dtype
-        or not weight.is_cpu
-        or not weight.is_contiguous()
-    ):
+def _read(weight: Tensor | None, shape: tuple[int, ...], x: Tensor) -> Tensor:
+    if weight is None or weight.shape != shape or not is_plain(weight, x):
         raise _CannotBeReadError
-    return weight.data_ptr()
+    return weight

@@ -1,12 +1,12 @@
-"""What native code is handed: tensors with what they mean, and the numbers that the module reads.
+"""What native code is handed: tensors with what they mean.
+
+The tuples here are those of csrc/interface.h; ``interface.py`` compares them when the module loads.
 
 Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size, V value size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,11 +18,17 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_ROWS = 8
 """Rows of x that ``Code.product`` takes."""
 MOST_WEIGHTS = 4
+"""Weights of one ``Code.product``."""
 MOST_PIECES = 16
+"""Pieces of keys and values of one attention."""
 ACTIVATIONS = {"relu": 0, "silu": 1, "gelu_tanh": 2}
 
-Weight = tuple[Tensor, Tensor | None]
-"""A weight and its bias."""
+
+class Weight(NamedTuple):
+    """A weight ``[out, in]`` and its bias ``[out]`` or None, dense."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 class Piece(NamedTuple):
@@ -63,8 +69,7 @@ class Piece(NamedTuple):
         return (self.k.shape[2] if self.pages is None else self.paged) * self.unit
 
 
-@dataclass(frozen=True)
-class Extras:
+class Extras(NamedTuple):
     """What joins the plain softmax(Q Kᵀ · scale) V.
 
     Attributes:
@@ -95,29 +100,31 @@ class Extras:
 
 NO_EXTRAS = Extras()
 
-Factor = tuple[int, int, int]
-"""Address of a weight ``[out, in]`` and of its bias or 0, and out; without gaps."""
 
-Norm = tuple[int, float, float]
-"""Address of the weight of an RMS norm, its eps and its offset."""
+class NormWeight(NamedTuple):
+    """The weight ``[features]`` of an RMS norm, its eps and its offset."""
+
+    weight: Tensor
+    eps: float
+    offset: float
 
 
 class LayerWeights(NamedTuple):
-    """What a pre-norm layer computes with, in one dtype; address 0 where it has no such part."""
+    """What a pre-norm layer computes with, in one dtype; None where it has no such part."""
 
-    attention_norm: Norm
-    q: Factor
-    k: Factor
-    v: Factor
-    q_norm: Norm
-    k_norm: Norm
-    out: Factor
-    attention_out_norm: Norm
-    feed_forward_norm: Norm
-    gate: Factor
-    up: Factor
-    down: Factor
-    feed_forward_out_norm: Norm
+    attention_norm: NormWeight
+    q: Weight
+    k: Weight
+    v: Weight
+    q_norm: NormWeight | None
+    k_norm: NormWeight | None
+    out: Weight
+    attention_out_norm: NormWeight | None
+    feed_forward_norm: NormWeight
+    gate: Weight | None
+    up: Weight
+    down: Weight
+    feed_forward_out_norm: NormWeight | None
 
 
 class Heads(NamedTuple):
@@ -136,8 +143,7 @@ class Heads(NamedTuple):
     rotation: tuple[Tensor, Tensor] | None
 
 
-@dataclass(frozen=True)
-class TileSums:
+class TileSums(NamedTuple):
     """Sums over the rows ``[B, T]`` and columns ``[B, S]`` of attention weights; None: not wanted.
 
     All but ``received`` have one batch stride, and rows without gaps.
@@ -155,80 +161,3 @@ class TileSums:
     largest: tuple[Tensor, Tensor] | None = None
     top: tuple[Tensor, Tensor] | None = None
     received: Tensor | None = None
-
-
-def attention_numbers(
-    q: Tensor,
-    pieces: Sequence[Piece],
-    scale: float,
-    extras: Extras,
-    out: Tensor,
-    lse: Tensor | None,
-) -> list[float]:
-    """The numbers that describe an attention to the module."""
-    B, H, T, D = q.shape
-    arguments = [
-        DTYPES[q.dtype], B, H, pieces[0].k.shape[1], T, D, out.shape[-1], scale, extras.softcap,
-        q.data_ptr(), *q.stride()[:3], out.data_ptr(), *out.stride()[:3],
-        0 if lse is None else lse.data_ptr(),
-    ]  # fmt: skip
-    arguments += _NONE if extras is NO_EXTRAS else _extras(extras)
-    for piece in pieces:
-        k, v, positions = piece.k, piece.v, piece.positions
-        arguments += k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]
-        if piece.pages is None:
-            arguments += _IN_ONE_PIECE
-        else:
-            unit = piece.unit
-            arguments += *table(piece.pages), k.shape[2] * unit, piece.skipped * unit
-        arguments += piece.length, piece.first, *table(positions)
-        if piece.coding is None:
-            arguments.append(0)
-        else:
-            arguments += piece.coding.numbers(k, v)
-    return arguments
-
-
-def addresses(weight: Weight) -> tuple[int, int]:
-    return weight[0].data_ptr(), 0 if weight[1] is None else weight[1].data_ptr()
-
-
-def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-_NONE = [0] * 17
-_IN_ONE_PIECE = [0] * 4
-
-
-def _extras(extras: Extras) -> list[int]:
-    found = [0, 0, 0] if extras.bounds is None else [
-        extras.bounds[0].data_ptr(), *table(extras.bounds[1])
-    ]  # fmt: skip
-    found += strided(extras.keep, 3)
-    found.append(0 if extras.slopes is None else extras.slopes.data_ptr())
-    if extras.by_distance is None:
-        found += [0, 0]
-    else:
-        found += [extras.by_distance.data_ptr(), extras.by_distance.shape[1] // 2]
-    return [*found, *table(extras.q_positions), *strided(extras.bias, 4)]
-
-
-def of_heads(x: Tensor) -> Tensor:
-    """``[H]`` or ``[H, n]`` as ``[1, H, 1, 1]`` or ``[1, H, 1, n]``."""
-    return x.view(1, len(x), 1, -1)
-
-
-def table(rows: Tensor | None) -> tuple[int, int]:
-    """Address and batch stride of ``[n]``, ``[1, n]`` or ``[B, n]``."""
-    if rows is None:
-        return 0, 0
-    return rows.data_ptr(), rows.stride(0) if rows.ndim == 2 and len(rows) > 1 else 0
-
-
-def strided(tensor: Tensor | None, dimensions: int) -> list[int]:
-    """Address and strides, 0 along dimensions that broadcast."""
-    if tensor is None:
-        return [0] * (dimensions + 1)
-    sizes = zip(tensor.shape[:dimensions], tensor.stride()[:dimensions], strict=True)
-    return [tensor.data_ptr(), *(0 if size == 1 else stride for size, stride in sizes)]

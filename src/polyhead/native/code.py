@@ -1,4 +1,4 @@
-"""Calls the compiled code of one instruction set with addresses.
+"""Calls the compiled code of one instruction set.
 
 Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size, V value size.
 """
@@ -6,7 +6,6 @@ Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from types import ModuleType
 
 import torch
@@ -14,25 +13,25 @@ from torch import Tensor
 
 from polyhead.native.arguments import (
     ACTIVATIONS,
-    DTYPES,
     NO_EXTRAS,
     Extras,
     Heads,
     LayerWeights,
+    NormWeight,
     Piece,
     TileSums,
     Weight,
-    address,
-    addresses,
-    attention_numbers,
-    of_heads,
-    strided,
-    table,
 )
+from polyhead.native.threads import threads
 
 
 class Code:
-    """One instruction set's code. Callers have checked dtypes, shapes and strides."""
+    """One instruction set's code.
+
+    The module checks what it is given: dtypes, shapes, strides, and that tensors are plain. What
+    does not go together is a ValueError, what is not plain (or has gaps where none may be) a
+    ``polyhead.errors.NotPlainError``, too little memory a MemoryError.
+    """
 
     def __init__(self, module: ModuleType, index: int, name: str) -> None:
         self.name = name
@@ -50,15 +49,8 @@ class Code:
             weights: At most ``MOST_WEIGHTS`` of ``[out, in]`` and ``[out]`` or None, dense, in the
                 dtype of x.
         """
-        rows, inputs = x.shape
-        y = x.new_empty(rows, sum(weight.shape[0] for weight, _ in weights))
-        arguments = [
-            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), x.stride(0),
-            rows, inputs, y.data_ptr(), y.shape[1],
-        ]  # fmt: skip
-        for weight in weights:
-            arguments += *addresses(weight), weight[0].shape[0]
-        self._product(*arguments)
+        y = x.new_empty(len(x), sum(weight.shape[0] for weight, _ in weights))
+        self._product(self._index, threads(), x, weights, y)
         return y
 
     def feed_forward(
@@ -74,21 +66,14 @@ class Code:
             activation: One of ``ACTIVATIONS``.
         """
         y = x.new_empty(x.shape[0], down[0].shape[0])
-        self._feed_forward(
-            self._index, torch.get_num_threads(), DTYPES[x.dtype], ACTIVATIONS[activation],
-            x.data_ptr(), x.stride(0), *x.shape, y.data_ptr(),
-            *((0, 0) if gate is None else addresses(gate)),
-            *addresses(up), up[0].shape[0], *addresses(down), down[0].shape[0],
-        )  # fmt: skip
+        number = ACTIVATIONS[activation]
+        self._feed_forward(self._index, threads(), x, gate, up, down, number, y)
         return y
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
         """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``."""
         y = x.new_empty(x.shape)
-        self._norm(
-            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), x.stride(0),
-            *x.shape, weight.data_ptr(), eps, offset, y.data_ptr(),
-        )  # fmt: skip
+        self._norm(self._index, threads(), x, NormWeight(weight, eps, offset), y)
         return y
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -100,10 +85,7 @@ class Code:
             sin: Likewise, the first half of D negative.
         """
         y = x.new_empty(x.shape)
-        self._rotate(
-            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.data_ptr(), *x.shape,
-            *x.stride()[:3], cos.data_ptr(), sin.data_ptr(), y.data_ptr(),
-        )  # fmt: skip
+        self._rotate(self._index, threads(), x, cos, sin, y)
         return y
 
     def attend(
@@ -124,10 +106,13 @@ class Code:
             extras: Mask, bias, softcap.
             lse: Whether to return ``[B, H, T]`` float32.
         """
-        out = q.new_empty(*q.shape[:3], pieces[0].value_dim)
-        found = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
-        arguments = attention_numbers(q, pieces, scale, extras, out, found)
-        self._attend(self._index, torch.get_num_threads(), *arguments)
+        for piece in pieces:
+            if piece.coding is not None:
+                piece.coding.check(piece.k, piece.v)
+        B, H, T, _ = q.shape
+        out = q.new_empty(B, H, T, pieces[0].value_dim)
+        found = q.new_empty((B, H, T), dtype=torch.float32) if lse else None
+        self._attend(self._index, threads(), q, pieces, scale, extras, out, found)
         return out, found
 
     def gradients(
@@ -152,18 +137,14 @@ class Code:
             grads: Of out, the last dimension dense, and of lse ``[B, H, T]`` float32, dense.
             of_bias: Whether to return the gradient of ``extras.learned`` too.
         """
-        grad_out, grad_lse = grads
         found = [q.new_empty(x.shape) for x in (q, piece.k, piece.v)]
-        strides = [0] * 5
+        of_extras = None
         if of_bias and extras.learned is not None:
-            found.append(torch.zeros(extras.learned.shape))
-            strides = strided(found[3] if extras.bias is not None else of_heads(found[3]), 4)
+            of_extras = torch.zeros(extras.learned.shape)
         self._gradients(
-            self._index, torch.get_num_threads(), grad_out.data_ptr(), *grad_out.stride()[:3],
-            grad_lse.data_ptr(), *(x.data_ptr() for x in found[:3]), *strides,
-            *attention_numbers(q, [piece], scale, extras, *result),
-        )  # fmt: skip
-        return found
+            self._index, threads(), q, (piece,), scale, extras, *result, *grads, *found, of_extras
+        )
+        return found if of_extras is None else [*found, of_extras]
 
     def step(
         self,
@@ -183,14 +164,9 @@ class Code:
                 the last token are written here.
             activation: One of ``ACTIVATIONS``.
         """
-        y, (k, v) = x.new_empty(x.shape), held
-        cos, sin = heads.rotation or (None, None)
-        self._step(
-            self._index, torch.get_num_threads(), DTYPES[x.dtype], x.shape[0], x.shape[2],
-            *heads[:6], ACTIVATIONS[activation], x.data_ptr(), y.data_ptr(), address(cos),
-            address(sin), k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3], k.shape[2],
-            *chain.from_iterable(weights),
-        )  # fmt: skip
+        y = x.new_empty(x.shape)
+        number = ACTIVATIONS[activation]
+        self._step(self._index, threads(), x, weights, heads, *held, number, y)
         return y
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
@@ -201,15 +177,4 @@ class Code:
             first: Index of the first column's key.
             sums: Of these rows and these columns.
         """
-        largest, top = sums.largest or (None, None), sums.top or (None, None)
-        of_rows = (sums.entropy, sums.squares, *largest)
-        strides = [x.stride(0) for x in of_rows if x is not None]
-        strides += [x.stride(0) // x.shape[-1] for x in top if x is not None]
-        if len(set(strides)) > 1:
-            raise ValueError(f"sums of rows must have one batch stride: got {strides}")
-        self._tile_sums(
-            self._index, torch.get_num_threads(), logs.data_ptr(), *logs.shape, first,
-            *map(address, of_rows), strides[0] if strides else 0,
-            *map(address, top), 0 if top[0] is None else top[0].shape[-1],
-            *table(sums.received),
-        )  # fmt: skip
+        self._tile_sums(self._index, threads(), logs, first, sums)

@@ -43,8 +43,8 @@ class Coding(NamedTuple):
     v_scale: Tensor | None
     v_zero: Tensor | None
 
-    def numbers(self, k: Tensor, v: Tensor) -> list[int]:
-        """What the module is told beside the codes, which are checked for their sizes here.
+    def check(self, k: Tensor, v: Tensor) -> None:
+        """Compares the sizes of codes and scales.
 
         Args:
             k: Codes ``[B, G, u, group · D · k_bits / 8]`` uint8, last dimension dense.
@@ -59,24 +59,22 @@ class Coding(NamedTuple):
                 f"group must be even and value_group divide V={V}: got {self.group} and "
                 f"{self.value_group}"
             )
-        found = [self.group, self.k_bits, self.v_bits, self.value_group]
-        found += _scales("k", k, (self.k_scale, self.k_zero), (self.group * D, self.k_bits), D)
+        _check_scales("k", k, (self.k_scale, self.k_zero), (self.group * D, self.k_bits), D)
         if self.v_scale is None or self.v_zero is None:
             if self.v_bits or V > D:
                 raise ValueError(f"v needs scales: got v_bits={self.v_bits}, V={V} and D={D}")
-            return found + [0] * 5
+            return
         scales = self.group * (V // self.value_group)
         pair = self.v_scale, self.v_zero
-        found += _scales("v", v, pair, (self.group * V, self.v_bits), scales)
+        _check_scales("v", v, pair, (self.group * V, self.v_bits), scales)
         if k.shape[:3] != v.shape[:3]:
             raise ValueError(f"k and v must have as many units: got {[*k.shape]}, {[*v.shape]}")
-        return found
 
 
-def _scales(
+def _check_scales(
     name: str, codes: Tensor, pair: tuple[Tensor, Tensor], unit: tuple[int, int], width: int
-) -> list[int]:
-    """Addresses and strides of scale and zero.
+) -> None:
+    """Raises ValueError unless scale and zero are as large as the codes say.
 
     Args:
         name: Of the codes.
@@ -85,7 +83,7 @@ def _scales(
         unit: Codes in a unit, and bits of each.
         width: Scales in a unit.
     """
-    scale, zero = pair
+    scale, _ = pair
     count, bits = unit
     if bits not in (4, 8) or codes.dtype != torch.uint8 or codes.shape[3] * 8 != count * bits:
         raise ValueError(
@@ -103,4 +101,3 @@ def _scales(
                 f"scale and zero of {name} must be bfloat16 {[*codes.shape[:3], width]}, dense and "
                 f"alike: got {x.dtype} {[*x.shape]} with strides {x.stride()}"
             )
-    return [scale.data_ptr(), zero.data_ptr(), *scale.stride()[:3]]

@@ -1,19 +1,27 @@
-"""Which tensors native code may be given: those that lie in memory as they say.
+"""Which tensors native code may be given: those whose memory is their value.
 
-A DTensor, a FakeTensor or any other subclass has no address of its own, or one whose content is
-not its value; a negated view holds the opposite of its value.
+The gate itself is csrc/gate.h: every tensor that native code is handed passes it, and one that is
+not plain raises ``NotPlainError``. What is here asks it beforehand, to choose another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+try:
+    from polyhead.native import _native  # type: ignore[attr-defined]
+except ImportError:
+    _native = None
+MODULE: ModuleType | None = _native
+"""The compiled code, whatever it was compiled from; None where nothing was."""
+
 PLAIN = (Tensor, torch.nn.Parameter)
-"""Exact types of tensors whose memory is their value."""
+"""Exact types of tensors whose memory may be their value."""
 
 
 def stranger(tensors: Iterable[Tensor]) -> str | None:
@@ -21,13 +29,17 @@ def stranger(tensors: Iterable[Tensor]) -> str | None:
 
     A FakeTensor is none: torch's operators, of which native code is one, take those.
     """
-    for x in tensors:
-        kind = type(x)
-        if kind not in PLAIN and kind is not FakeTensor:
-            return f"a {kind.__name__}"
-        if kind is not FakeTensor and (x.is_neg() or x.is_conj()):
-            return "a tensor that is a negated or conjugated view"
-    return None
+    if MODULE is None:
+        return None
+    why: str | None = MODULE.stranger(*tensors)
+    if why is not None and any(type(x) is FakeTensor for x in tensors):
+        why = MODULE.stranger(*(x for x in tensors if type(x) is not FakeTensor))
+    return why
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether the memory of x is its value."""
+    return MODULE is not None and MODULE.stranger(x) is None
 
 
 def is_fake(tensors: Iterable[Tensor]) -> bool:

@@ -13,19 +13,17 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from polyhead.native import gate
 from polyhead.native.arguments import DTYPES
 from polyhead.native.code import Code
-from polyhead.native.gate import PLAIN
+from polyhead.native.interface import differences
 from polyhead.native.self_test import disagreement
 
 
+@cache
 def _module() -> ModuleType | None:
-    try:
-        from polyhead.native import _native  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    module: ModuleType = _native
-    return module
+    """The compiled module, if there is one and it reads what these files give it."""
+    return None if gate.MODULE is None or differences(gate.MODULE) else gate.MODULE
 
 
 @cache
@@ -81,11 +79,11 @@ def code_for(x: Tensor) -> Code | None:
         or type(x) is not Tensor
         or not x.is_cpu
         or x.dtype not in DTYPES
-        or x.is_neg()
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.is_autocast_enabled("cpu")
+        or not gate.is_plain(x)
     ):
         return None
     return code()
@@ -93,13 +91,7 @@ def code_for(x: Tensor) -> Code | None:
 
 def is_plain(parameter: Tensor, x: Tensor) -> bool:
     """Whether a parameter can be read beside x as it lies in memory."""
-    return (
-        type(parameter) in PLAIN
-        and parameter.is_cpu
-        and parameter.dtype is x.dtype
-        and parameter.is_contiguous()
-        and not parameter.is_neg()
-    )
+    return parameter.dtype is x.dtype and parameter.is_contiguous() and gate.is_plain(parameter)
 
 
 @contextmanager
@@ -124,6 +116,8 @@ def unavailable() -> str | None:
     """Why there is no native code here and what would bring it, or None."""
     if code() is not None:
         return None
+    if gate.MODULE is not None and _module() is None:
+        return "compiled from other sources; build again (python setup.py build_ext --inplace)"
     if _module() is None:
         return f"not compiled: {_why_not_compiled()}, then install polyhead again"
     return "no code compiled for this processor gave right results"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyhead.native.arguments import DTYPES, Extras, Piece
+from polyhead.native.arguments import DTYPES, Extras, Piece, Weight
 from polyhead.native.code import Code
 from polyhead.native.samples import samples
 
@@ -20,7 +20,7 @@ def disagreement(candidate: Code) -> str | None:
             return torch.randn(*shape, generator=generator).to(dtype)
 
         x, weight, bias = random(3, 80), random(37, 80), random(37)
-        y = candidate.product(x, [(weight, bias)])
+        y = candidate.product(x, [Weight(weight, bias)])
         exact = x.double() @ weight.double().mT + bias.double()
         if not torch.allclose(y.double(), exact, atol=16 * close, rtol=close):
             return f"a product in {dtype} differs from float64"

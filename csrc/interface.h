@@ -1,0 +1,106 @@
+// What crosses from Python into this module, written once: Python's tuples have these fields in this
+// order and of these types (polyhead/native/interface.py compares them when it loads), and the module
+// reads them by name.
+#pragma once
+
+#define PH_PIECE(FIELD) \
+    FIELD(k, "Tensor") FIELD(v, "Tensor") FIELD(first, "int") FIELD(positions, "Tensor | None") \
+    FIELD(pages, "Tensor | None") FIELD(skipped, "int") FIELD(paged, "int") FIELD(coding, "Coding | None")
+
+#define PH_CODING(FIELD) \
+    FIELD(group, "int") FIELD(key_dim, "int") FIELD(value_dim, "int") FIELD(k_bits, "int") \
+    FIELD(v_bits, "int") FIELD(value_group, "int") FIELD(k_scale, "Tensor") FIELD(k_zero, "Tensor") \
+    FIELD(v_scale, "Tensor | None") FIELD(v_zero, "Tensor | None")
+
+#define PH_EXTRAS(FIELD) \
+    FIELD(softcap, "float") FIELD(bounds, "tuple[Tensor, Tensor] | None") FIELD(keep, "Tensor | None") \
+    FIELD(q_positions, "Tensor | None") FIELD(slopes, "Tensor | None") \
+    FIELD(by_distance, "Tensor | None") FIELD(bias, "Tensor | None")
+
+#define PH_HEADS(FIELD) \
+    FIELD(heads, "int") FIELD(kv_heads, "int") FIELD(key_dim, "int") FIELD(value_dim, "int") \
+    FIELD(scale, "float") FIELD(softcap, "float") FIELD(rotation, "tuple[Tensor, Tensor] | None")
+
+#define PH_WEIGHT(FIELD) FIELD(weight, "Tensor") FIELD(bias, "Tensor | None")
+
+#define PH_NORM(FIELD) FIELD(weight, "Tensor") FIELD(eps, "float") FIELD(offset, "float")
+
+#define PH_LAYER(FIELD) \
+    FIELD(attention_norm, "NormWeight") FIELD(q, "Weight") FIELD(k, "Weight") FIELD(v, "Weight") \
+    FIELD(q_norm, "NormWeight | None") FIELD(k_norm, "NormWeight | None") FIELD(out, "Weight") \
+    FIELD(attention_out_norm, "NormWeight | None") FIELD(feed_forward_norm, "NormWeight") \
+    FIELD(gate, "Weight | None") FIELD(up, "Weight") FIELD(down, "Weight") \
+    FIELD(feed_forward_out_norm, "NormWeight | None")
+
+#define PH_TILE_SUMS(FIELD) \
+    FIELD(entropy, "Tensor | None") FIELD(squares, "Tensor | None") \
+    FIELD(largest, "tuple[Tensor, Tensor] | None") FIELD(top, "tuple[Tensor, Tensor] | None") \
+    FIELD(received, "Tensor | None")
+
+// The tuples, by their names in Python.
+#define PH_GROUPS(GROUP) \
+    GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Heads, PH_HEADS) \
+    GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(LayerWeights, PH_LAYER) \
+    GROUP(TileSums, PH_TILE_SUMS)
+
+// The arguments of the module's functions. Those that the caller makes for results come last.
+#define PH_PRODUCT_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "Sequence[Weight]") FIELD(y, "Tensor")
+
+#define PH_FEED_FORWARD_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(gate, "Weight | None") \
+    FIELD(up, "Weight") FIELD(down, "Weight") FIELD(activation, "int") FIELD(y, "Tensor")
+
+#define PH_NORM_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(norm, "NormWeight") FIELD(y, "Tensor")
+
+#define PH_ROTATE_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(cos, "Tensor") FIELD(sin, "Tensor") \
+    FIELD(y, "Tensor")
+
+#define PH_ATTEND_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(q, "Tensor") FIELD(pieces, "Sequence[Piece]") \
+    FIELD(scale, "float") FIELD(extras, "Extras") FIELD(out, "Tensor") FIELD(lse, "Tensor | None")
+
+#define PH_GRADIENTS_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(q, "Tensor") FIELD(pieces, "Sequence[Piece]") \
+    FIELD(scale, "float") FIELD(extras, "Extras") FIELD(out, "Tensor") FIELD(lse, "Tensor") \
+    FIELD(grad_out, "Tensor") FIELD(grad_lse, "Tensor") FIELD(grad_q, "Tensor") FIELD(grad_k, "Tensor") \
+    FIELD(grad_v, "Tensor") FIELD(grad_bias, "Tensor | None")
+
+#define PH_TILE_SUMS_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(logs, "Tensor") FIELD(first, "int") FIELD(sums, "TileSums")
+
+#define PH_STEP_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "LayerWeights") \
+    FIELD(heads, "Heads") FIELD(k, "Tensor") FIELD(v, "Tensor") FIELD(activation, "int") FIELD(y, "Tensor")
+
+#define PH_FUNCTIONS(GROUP) \
+    GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \
+    GROUP(norm, PH_NORM_ARGUMENTS) GROUP(rotate, PH_ROTATE_ARGUMENTS) GROUP(attend, PH_ATTEND_ARGUMENTS) \
+    GROUP(gradients, PH_GRADIENTS_ARGUMENTS) GROUP(tile_sums, PH_TILE_SUMS_ARGUMENTS) \
+    GROUP(step, PH_STEP_ARGUMENTS)
+
+namespace polyhead {
+
+struct FieldName {
+    const char *name, *type;
+};
+
+// GroupPiece::k is the index of the field k of Piece, and kPiece[GroupPiece::k] its name and type.
+#define PH_INDEX(name, type) name,
+#define PH_NAME_AND_TYPE(name, type) {#name, type},
+#define PH_DECLARE(group, fields) \
+    struct Group_##group { enum { fields(PH_INDEX) size }; }; \
+    constexpr FieldName k_##group[] = {fields(PH_NAME_AND_TYPE)};
+PH_GROUPS(PH_DECLARE)
+
+#define PH_DECLARE_FUNCTION(function, fields) \
+    struct Call_##function { enum { fields(PH_INDEX) size }; }; \
+    constexpr FieldName kCall_##function[] = {fields(PH_NAME_AND_TYPE)};
+PH_FUNCTIONS(PH_DECLARE_FUNCTION)
+
+constexpr const char* kDtypes[] = {"float32", "bfloat16", "float16"};     // in the order of Dtype
+constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh"};     // in the order of Activation
+
+}  // namespace polyhead

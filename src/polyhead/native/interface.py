@@ -1,0 +1,44 @@
+"""Compares what crosses into the compiled module with what it reads: csrc/interface.h."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from polyhead.native import arguments, coding
+from polyhead.native.arguments import ACTIVATIONS, DTYPES, MOST_PIECES, MOST_ROWS, MOST_WEIGHTS
+
+_GROUPS: tuple[type[Any], ...] = (
+    arguments.Piece,
+    coding.Coding,
+    arguments.Extras,
+    arguments.Heads,
+    arguments.Weight,
+    arguments.NormWeight,
+    arguments.LayerWeights,
+    arguments.TileSums,
+)
+
+
+def differences(module: ModuleType) -> list[str]:
+    """In what a compiled module and these files disagree; none where they belong together."""
+    theirs: dict[str, Any] = module.interface() if hasattr(module, "interface") else {}
+    ours: dict[str, Any] = {group.__name__: _fields(group) for group in _GROUPS}
+    ours["dtypes"] = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
+    ours["activations"] = [*ACTIVATIONS]
+    ours["limits"] = {"rows": MOST_ROWS, "weights": MOST_WEIGHTS, "pieces": MOST_PIECES}
+    return [
+        f"{name}: {theirs.get(name)} where {want} is given"
+        for name, want in ours.items()
+        if _in_order(theirs.get(name)) != _in_order(want)
+    ]
+
+
+def _fields(group: type[Any]) -> dict[str, str]:
+    """Names and types as they are written, in their order."""
+    kinds = group.__annotations__.items()
+    return {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in kinds}
+
+
+def _in_order(table: Any) -> Any:
+    return [*table.items()] if isinstance(table, dict) else table

@@ -1,0 +1,43 @@
+"""How many threads native code computes on: as many as torch, and one in a forked child.
+
+The threads of OpenMP do not survive a fork, and the runtime (GNU's, which torch brings) waits for
+them for ever. torch's own operations hang in such a child likewise; processes that are spawned,
+or a child that calls ``torch.set_num_threads(1)`` first, have no such trouble.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+
+_in_child = False
+_warned = False
+
+
+def _forked() -> None:
+    global _in_child, _warned
+    _in_child, _warned = True, False
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def threads() -> int:
+    """torch's number of threads; 1 in a process that was forked, with a warning once."""
+    global _warned
+    count = torch.get_num_threads()
+    if not _in_child or count == 1:
+        return count
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "this process was forked, and threads do not survive that: polyhead's native code "
+            f"computes on 1 thread instead of {count}, and torch's own operations may hang; start "
+            'processes with multiprocessing.get_context("spawn"), or call '
+            "torch.set_num_threads(1) first",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return 1

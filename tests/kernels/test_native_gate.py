@@ -1,0 +1,218 @@
+"""What native code is handed: the gate, the table of the interface, and far positions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import polyhead as ph
+from polyhead import native
+from polyhead.errors import NotPlainError
+from polyhead.layers import TransformerLayer
+from polyhead.native import gate, interface
+from polyhead.native.arguments import NO_EXTRAS, Piece, TileSums, Weight
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
+)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def cut_short(x):
+    """x, most of its storage given back."""
+    x.untyped_storage().resize_(16)
+    return x
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_storage_that_was_given_back_is_an_error(index):
+    tensors = [draw(1, 2, 64, 64) for _ in range(3)]
+    cut_short(tensors[index])
+    with pytest.raises(ValueError, match=rf"storage of {'qkv'[index]} holds 16 bytes.* 32768"):
+        ph.attention(*tensors)
+
+
+def test_every_tensor_of_a_call_passes_the_gate():
+    q, k, v = draw(1, 2, 3, 8), draw(1, 2, 5, 8), draw(1, 2, 5, 8)
+    code, at = native.code(), torch.arange(3)[None]
+
+    def attend(**extras):
+        code.attend(q, [Piece(k, v)], 1.0, NO_EXTRAS._replace(**extras))
+
+    with pytest.raises(ValueError, match="storage of bias"):
+        attend(bias=cut_short(draw(1, 2, 3, 5)))
+    with pytest.raises(ValueError, match="storage of slopes"):
+        attend(slopes=cut_short(draw(12)[10:]), q_positions=at)
+    with pytest.raises(NotPlainError, match="keep must be a plain tensor"):
+        attend(keep=torch.ones(1, 1, 3, 5, dtype=torch.bool, device="meta"))
+    with pytest.raises(NotPlainError, match=r"slopes .* a Strange"):
+        attend(slopes=draw(2).as_subclass(Strange), q_positions=at)
+    with pytest.raises(NotPlainError, match=r"bounds .* negated view"):
+        attend(bounds=(torch._neg_view(at), at))
+    with pytest.raises(ValueError, match="storage of x"):
+        code.norm(cut_short(draw(4, 64)), draw(64), 1e-5, 0.0)
+    with pytest.raises(ValueError, match="storage of up"):
+        code.feed_forward(
+            draw(1, 64),
+            None,
+            Weight(cut_short(draw(8, 64)), None),
+            Weight(draw(64, 8), None),
+            "relu",
+        )
+    with pytest.raises(ValueError, match="storage of a weight"):
+        code.product(draw(1, 64), [Weight(cut_short(draw(8, 64)), None)])
+    with pytest.raises(ValueError, match="storage of cos"):
+        code.rotate(draw(1, 3, 2, 8), cut_short(draw(3, 8)), draw(3, 8))
+    with pytest.raises(ValueError, match="storage of entropy"):
+        code.weigh(draw(1, 30, 5), 0, TileSums(entropy=cut_short(draw(1, 30))))
+
+
+class Strange(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("extras", "words"),
+    [
+        ({"bias": draw(1, 2, 3, 4)}, "bias must be"),
+        ({"bias": draw(1, 2, 3, 5).double()}, "dtype that native code does not read"),
+        ({"keep": torch.ones(1, 1, 3, 4, dtype=torch.bool)}, "keep must be"),
+        ({"slopes": draw(3)}, "slopes must be"),
+        ({"slopes": draw(2)}, "needs q_positions"),
+        ({"by_distance": draw(2, 4)}, "by_distance must be"),
+        ({"bounds": (torch.zeros(1, 2).long(), torch.zeros(1, 3).long())}, "bounds must be"),
+        ({"q_positions": torch.zeros(2).long()}, "q_positions must be"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(extras, words):
+    q, k, v = draw(1, 2, 3, 8), draw(1, 2, 5, 8), draw(1, 2, 5, 8)
+    with pytest.raises((ValueError, TypeError), match=words):
+        native.code().attend(q, [Piece(k, v)], 1.0, NO_EXTRAS._replace(**extras))
+
+
+@pytest.mark.parametrize("page", [-1, 4, 1 << 40])
+def test_a_page_that_is_not_there_is_an_error(page):
+    q, k, v = draw(1, 2, 1, 16), draw(4, 2, 8, 16), draw(4, 2, 8, 16)
+    piece = Piece(k, v, pages=torch.tensor([[0, page]]), skipped=3, paged=10)
+    with pytest.raises(ValueError, match=f"page {page} of 4"):
+        native.code().attend(q, [piece], 1.0)
+    few = piece._replace(pages=torch.tensor([[0]]))
+    with pytest.raises(ValueError, match="enough for the tokens"):
+        native.code().attend(q, [few], 1.0)
+    # A page that no token lies in is not read.
+    piece = piece._replace(paged=5)
+    native.code().attend(q, [piece], 1.0)
+
+
+def test_weights_that_were_given_back_do_not_end_a_step():
+    layer = TransformerLayer(16, 2, 32).eval()
+    cache = ph.DenseCache()
+    layer(draw(1, 3, 16), cache=cache, mask=ph.Causal())
+    layer.feed_forward.up_proj.weight = nn.Parameter(cut_short(draw(32, 16)))
+    with pytest.raises(ValueError, match="storage of up"):
+        layer(draw(1, 1, 16), cache=cache, mask=ph.Causal())
+
+
+FAR = [1 << 31, 1 << 33, (1 << 53) + 8, (1 << 62) + 5, -(1 << 33)]
+
+
+@pytest.mark.parametrize("far", FAR)
+@pytest.mark.parametrize("T", [1, 40])
+@pytest.mark.parametrize("listed", [False, True])
+def test_positions_beyond_32_bits_count(far, T, listed):
+    q, k, v = draw(1, 4, T, 16), draw(1, 2, 70, 16), draw(1, 2, 70, 16)
+    q_positions, at = torch.arange(far, far + T), torch.arange(70)
+    slopes = torch.tensor([4.0, 1.0, 0.1, 0.0]) / abs(far)  # float32 has no digits for more
+    for arguments in (
+        {"bias": ph.ALiBi(slopes)},
+        {"bias": ph.RelativeBias(draw(12, 4), max_distance=20)},
+        {"mask": ph.Causal()},
+        {"mask": ph.Causal() & ph.Window(30)},
+        {"mask": ph.Window(abs(far) - 50 + T, ahead=3)},
+        {"mask": ph.Window(30, ahead=abs(far))},
+        {"mask": ph.Prefix(40) & ph.Causal()},
+    ):
+        arguments |= {"q_positions": q_positions, "kv_positions": at if listed else None}
+        arguments["return_lse"] = True
+        found = ph.attention(q, k, v, kernel="native", **arguments)
+        exact = ph.attention(q.double(), k.double(), v.double(), kernel="reference", **arguments)
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one.double(), other.double(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("far", [1 << 33, (1 << 62) + 5])
+def test_gradients_of_biases_know_far_positions(far):
+    arguments = {"q_positions": torch.arange(far, far + 3)}
+    tensors = draw(1, 4, 3, 16), draw(1, 2, 70, 16), draw(1, 2, 70, 16)
+    with torch.enable_grad():
+        for make, learned in (
+            (ph.ALiBi, torch.full((4,), 4.0 / far)),
+            (ph.RelativeBias, draw(12, 4)),
+        ):
+            found = []
+            for kernel in ("native", "reference"):
+                leaf = learned.clone().requires_grad_()
+                # Of out itself they are differences of numbers of this size.
+                _, lse = ph.attention(
+                    *tensors, bias=make(leaf), kernel=kernel, return_lse=True, **arguments
+                )
+                lse.sum().backward()
+                found.append(leaf.grad)
+            assert found[0].abs().amax() >= 1
+            torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+def test_the_compiled_table_of_the_interface_is_that_of_the_tuples():
+    assert gate.MODULE is not None
+    assert interface.differences(gate.MODULE) == []
+    table = gate.MODULE.interface()
+    table["Heads"] = dict(reversed(table["Heads"].items()))
+    table["limits"]["rows"] = 9
+    other = SimpleNamespace(interface=lambda: table)
+    assert [words.split(":")[0] for words in interface.differences(other)] == ["Heads", "limits"]
+    assert len(interface.differences(SimpleNamespace())) == 11
+
+
+def test_functions_take_the_arguments_that_the_table_lists():
+    table = gate.MODULE.interface()
+    for name in (
+        "product",
+        "feed_forward",
+        "norm",
+        "rotate",
+        "attend",
+        "gradients",
+        "tile_sums",
+        "step",
+    ):
+        with pytest.raises(TypeError, match=f"{name} takes {len(table[name])} arguments: got 0"):
+            getattr(gate.MODULE, name)()
+        with pytest.raises(ValueError, match="no code 99"):
+            getattr(gate.MODULE, name)(99, *[None] * (len(table[name]) - 1))
+
+
+def test_no_other_python_code_asks_for_an_address():
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if re.search(r"\bdata_ptr\(", line)
+    ]
+    # A cache compares them, to see whether values are part of the keys.
+    assert all("==" in line for line in found), found
+    assert len(found) <= 1
