@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.checkpoints import block_float8
+from polyhead.checkpoints import adapters, block_float8
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import read_tensors
@@ -30,8 +30,12 @@ def own_config(config: TransformerConfig) -> dict[str, Any]:
     return {"model_type": OWN, "transformer": config.to_dict()}
 
 
-def read_directory(directory: Path) -> Parts:
+def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
     """Reads a Hugging Face directory; its tensors stay memory-mapped.
+
+    Args:
+        directory: with config.json.
+        adapter: the directory of a LoRA adapter to merge into the weights.
 
     Raises:
         CheckpointError: a file is missing, truncated or corrupt, or a tied head differs.
@@ -44,6 +48,8 @@ def read_directory(directory: Path) -> Parts:
         Tokenizer.from_directory(directory) if (directory / "tokenizer.json").is_file() else None
     )
     if values.get("model_type") == OWN:
+        if adapter is not None:
+            raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
         config = TransformerConfig.from_dict(values.get("transformer", {}))
         return Parts(config, tensors, tokenizer)
     config = read_config(values, path)
@@ -51,6 +57,8 @@ def read_directory(directory: Path) -> Parts:
     if blocks is not None:
         tensors = block_float8.widened(tensors, blocks, directory)
     table = find_family(values["model_type"], path).tensors_of(values)
+    if adapter is not None:
+        tensors = adapters.merged(tensors, adapter, table.prefix)
     state, file_names = table.to_ours(tensors, config, directory)
     if config.head == "tied":
         _drop_tied_copy(state, file_names, directory)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from polyhead.checkpoints import adapters
 from polyhead.checkpoints.catalogue import find
 from polyhead.checkpoints.converted import read_copy, write_copy
 from polyhead.checkpoints.gguf import read_gguf
@@ -77,6 +78,7 @@ def load_checkpoint(
     progress: Progress | None = None,
     cache: bool = True,
     device: torch.device | str = "cpu",
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Checkpoint:
     """Loads a trained model.
 
@@ -88,6 +90,8 @@ def load_checkpoint(
         cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
             that is there. Hugging Face directories need none: their tensors are memory-mapped.
         device: where the weights go, one tensor after the other.
+        adapter: the directory of a LoRA adapter (PEFT), merged into the weights. Given as
+            ``source``, the base is the one that it names.
 
     Raises:
         ValueError: an unknown dtype, or a device that is not here.
@@ -101,11 +105,15 @@ def load_checkpoint(
             f"got {dtype!r}"
         )
     where = _device(device)
+    if adapter is None and (Path(source) / adapters.CONFIG).is_file():
+        adapter, source = source, adapters.base_of(Path(source))
     resolved = find(source)
     if resolved.format == "gguf":
+        if adapter is not None:
+            raise ValueError(f"adapter is merged into a Hugging Face directory: got {source}")
         parts = _gguf(resolved.path, progress or no_progress, cache)
     else:
-        parts = read_directory(resolved.path)
+        parts = read_directory(resolved.path, None if adapter is None else Path(adapter))
     if dtype == "auto":
         dtype = _commonest_dtype(parts)
     model = build(parts, resolved.path, dtype, where)

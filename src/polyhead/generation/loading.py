@@ -20,6 +20,7 @@ def load(
     dtype: str | torch.dtype = "float32",
     *,
     device: str | torch.device = "cpu",
+    adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel | TextEncoder:
     """Loads a model with its tokenizer.
@@ -30,6 +31,8 @@ def load(
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"auto"`` (that of
             most of the file's numbers) or a ``torch.dtype``.
         device: where the model runs: ``"cpu"``, ``"cuda"``, ...
+        adapter: the directory of a LoRA adapter (PEFT), merged into the weights. Given as
+            ``source``, the base is the one that it names.
         progress: called with what is being done, how much is done, and how much there is.
 
     Returns:
@@ -56,7 +59,7 @@ def load(
         raise TypeError(f"dtype must be floating-point: got {dtype!r}")
     if not isinstance(chosen, str | torch.dtype):
         raise TypeError(f"dtype must be text or a torch.dtype: got {type(dtype).__name__}")
-    checkpoint = load_checkpoint(source, chosen, progress, device=device)
+    checkpoint = load_checkpoint(source, chosen, progress, device=device, adapter=adapter)
     kind = checkpoint.config.kind
     if kind == "encoder-decoder":
         raise UnsupportedError(
