@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.families import families
+from polyhead.planning.weights import counts, pieces
 from polyhead.semantics import KeyLengths
 
 SIZES: dict[str, Any] = {
@@ -247,6 +248,7 @@ def _same_number_of_parameters(theirs: Any, ours: Checkpoint, folder: Path) -> N
     written = load_file(folder / "theirs" / "model.safetensors")
     wanted = sum(tensor.numel() for name, tensor in written.items() if not table.is_dropped(name))
     assert ours.model.parameter_counts().total == wanted
+    assert counts(pieces(ours.config)) == ours.model.parameter_counts()
 
 
 def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:

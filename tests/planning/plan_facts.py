@@ -81,4 +81,6 @@ TINY_LATENT: dict[str, Any] = TINY | {
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
 }

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead.caches import LatentCache, StoredCache
-from polyhead.config import TransformerConfig
+from polyhead.config import HeadLayout, LatentAttentionConfig, TransformerConfig
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
@@ -23,7 +23,6 @@ from polyhead.layers import (
     TransformerLayer,
 )
 from polyhead.planning import plan, tiled_pairs, visible_pairs
-from polyhead.planning.architecture import Architecture, FeedForwardShape, LayerShape
 from polyhead.planning.flops import flops
 from polyhead.planning.memory import caches
 from polyhead.semantics.tokens import Tokens
@@ -90,10 +89,10 @@ def test_linear_operations_equal_those_that_run(window: int | None, layer: str) 
     config = TransformerConfig("encoder", 50, 64, 32, (shape,), head=None)
     x = torch.randn(3, 12, 64)
     if shape.attention.window is None:
-        planned = flops(Architecture.of(config), queries=12, cached=0, batch=3)
+        planned = flops(config, queries=12, cached=0, batch=3)
         ran = counted(lambda: module(x, kernel="reference"))
         assert planned.model == ran
-    decoder = Architecture.of(TransformerConfig("decoder", 50, 64, 32, (shape,), head=None))
+    decoder = TransformerConfig("decoder", 50, 64, 32, (shape,), head=None)
     step = flops(decoder, queries=1, cached=0, batch=3)
     assert step.model == counted(lambda: module(x[:, :1], kernel="reference"))
 
@@ -109,9 +108,8 @@ def test_operations_of_latent_attention_equal_those_that_run(
         64, 4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
         q_lora_rank=24,
     )  # fmt: skip
-    model = Architecture(
-        "one layer", "decoder", 50, 64, (LayerShape(layer.config, FeedForwardShape(1)),), head=None
-    )
+    shape = LayerConfig(layer.config, FeedForwardConfig(1))
+    model = TransformerConfig("decoder", 50, 64, 64, (shape,), head=None)
     planned = flops(model, queries=queries, cached=cached, batch=2)
     cache = LatentCache(32, 8)
     with torch.no_grad():
@@ -164,11 +162,16 @@ def test_a_mixture_counts_the_experts_that_a_token_visits() -> None:
 
 
 def test_steps_of_an_encoder_decoder_do_not_run_the_encoder() -> None:
-    config = {
-        "model_type": "marian", "vocab_size": 100, "d_model": 32, "encoder_layers": 2,
-        "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48, "decoder_ffn_dim": 40,
-    }  # fmt: skip
+    heads = AttentionConfig(4, 4, 8)
+    wide, narrow = (FeedForwardConfig(hidden, gated=False) for hidden in (48, 40))
+    config = TransformerConfig(
+        "encoder-decoder",
+        100,
+        32,
+        64,
+        layers=(LayerConfig(heads, narrow, cross_attention=heads),) * 3,
+        encoder_layers=(LayerConfig(heads, wide),) * 2,
+    )
     made = plan(config, tokens=20)
     assert made.decode is not None
     assert made.prefill.feed_forward == 2 * 20 * 2 * 32 * (2 * 48 + 3 * 40)
@@ -189,23 +192,17 @@ def random_configs() -> list[Any]:
     """30 configurations: windows, latents, heads per layer, pages, precisions, ranks."""
     draw, made = random.Random(7), []
     for number in range(30):
-        layers = draw.randint(1, 4)
-        config = dict(TINY_LATENT if number % 5 == 4 else TINY, num_hidden_layers=layers)
-        if "kv_lora_rank" in config:
-            config["kv_lora_rank"] = draw.choice([8, 16, 32])
-            config["qk_rope_head_dim"] = draw.choice([2, 4, 8])
-            heads = 4
-        else:
-            heads = draw.choice([4, 8])
-            config |= {
-                "head_dim": draw.choice([4, 8, 40]),
-                "num_attention_heads": heads,
-                "num_key_value_heads": [draw.choice([1, 2, 4]) for _ in range(layers)],
-                "sliding_window": draw.choice([1, 33, 100]),
-                "layer_types": [
-                    draw.choice(["full_attention", "sliding_attention"]) for _ in range(layers)
-                ],
-            }
+        attentions: list[HeadLayout] = []
+        heads = draw.choice([4, 8])
+        for _ in range(draw.randint(1, 4)):
+            if number % 5 == 4:
+                rank, rotated = draw.choice([8, 16, 32]), draw.choice([2, 4, 8])
+                attentions.append(LatentAttentionConfig(4, rank, 8, rotated, 8))
+            else:
+                groups, size = draw.choice([1, 2, 4]), draw.choice([4, 8, 40])
+                window = draw.choice([None, 1, 33, 100])
+                attentions.append(AttentionConfig(heads, groups, size, window=window))
+        layers = tuple(LayerConfig(each, FeedForwardConfig(48)) for each in attentions)
         kv_dtype = draw.choice(["float32", "bfloat16", "float16", "int8", "int4"])
         page = draw.choice([None, 32, 64]) if kv_dtype.startswith("int") else None
         if not kv_dtype.startswith("int"):
@@ -217,17 +214,18 @@ def random_configs() -> list[Any]:
             "page": page,
             "tensor_parallel": draw.choice([1, 2, 4]),
         }
+        config = TransformerConfig("decoder", 100, 32, 256, layers)
         made.append(pytest.param(config, arguments, id=f"{number}"))
     return made
 
 
 @pytest.mark.parametrize(("config", "arguments"), random_configs())
 def test_planned_bytes_are_allocated_bytes(
-    config: dict[str, Any], arguments: dict[str, Any]
+    config: TransformerConfig, arguments: dict[str, Any]
 ) -> None:
     made = plan(config, **arguments)
     ranks, batch, tokens = (arguments[name] for name in ("tensor_parallel", "batch", "tokens"))
-    model = made.architecture
+    model = made.config
     allocated = 0
     for shape, cache in zip(
         model.layers,
@@ -235,20 +233,16 @@ def test_planned_bytes_are_allocated_bytes(
         strict=True,
     ):
         real = StoredCache(cache.layout, cache.storage)
-        attention = shape.attention
-        if isinstance(attention, AttentionConfig):
-            heads = max(1, attention.num_kv_heads // ranks)
-            k = torch.zeros(batch, heads, tokens, attention.head_dim, dtype=cache.dtype)
-            v = k
-        else:
-            k = torch.zeros(batch, 1, tokens, attention.latent_dim, dtype=cache.dtype)
-            v = k[..., : attention.kv_lora_rank]
+        held = shape.attention.cache_shape
+        heads = max(1, held.kv_heads // ranks)
+        k = torch.zeros(batch, heads, tokens, held.key_dim, dtype=cache.dtype)
+        v = k[..., : held.value_dim]
         real.append(k, v)
         allocated += real.bytes
         parts = {store.name: store for store in cache._stores()}
         read = cache.read_units(tokens)
-        held = sum(count * parts[name].tokens for name, count in read.items())
-        assert held == real.source().tokens.length
+        seen = sum(count * parts[name].tokens for name, count in read.items())
+        assert seen == real.source().tokens.length
         if arguments["kv_dtype"].startswith("int") or arguments["page"] is not None:
             # Used is the whole of a page, and the room of the exact tail.
             assert cache.read_bytes(tokens, batch) <= real.used_bytes
@@ -260,7 +254,7 @@ def test_planned_bytes_are_allocated_bytes(
 
 def test_planned_bytes_are_those_of_a_latent_layer_that_ran() -> None:
     made = plan(TINY_LATENT, tokens=70, batch=2, kv_dtype="float32")
-    layer = MultiHeadLatentAttention.from_config(32, made.architecture.layers[0].attention)
+    layer = MultiHeadLatentAttention.from_config(32, made.config.layers[0].attention)
     cache = LatentCache(16, 4)
     with torch.no_grad():
         layer(torch.randn(2, 70, 32), mask=ph.Causal(), cache=cache)

@@ -101,7 +101,7 @@ def test_public_sizes_of_other_families() -> None:
 
 
 def test_saving_of_deepseek_v2_with_its_baselines() -> None:
-    v2, dense = presets()["deepseek-v2"].architecture, presets()["deepseek-67b"].architecture
+    v2, dense = presets()["deepseek-v2"].model, presets()["deepseek-67b"].model
     # The published 93.3 %: another model, and 6 bits against 16.
     assert round(cache_saving(v2, dense, bits=6), 3) == 0.933
     assert cache_saving(v2, dense, bits=6) == pytest.approx(

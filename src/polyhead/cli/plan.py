@@ -56,7 +56,7 @@ def plan(
     Example: polyhead plan llama-3-8b --tokens 8192 --memory 24GiB
     """
     from polyhead.cli.terminal import console, print_json
-    from polyhead.errors import ConfigError, InputError
+    from polyhead.errors import InputError
     from polyhead.planning import plan as plan_model
     from polyhead.planning.presets import presets as known
     from polyhead.planning.presets import subject
@@ -70,16 +70,14 @@ def plan(
             print_json(listed)
             return
         for name, preset in known().items():
-            screen.print(f"{name:<18}{shapes(preset.architecture)}")
+            screen.print(f"{name:<18}{shapes(preset.model)}")
         return
     if not config:
         raise InputError(f"no model: give a config.json or a preset: {', '.join(known())}")
     if tokens is not None:
         context = token_count("--tokens", tokens)
-    elif (limit := subject(config).architecture.max_positions) is not None:
-        context = limit
     else:
-        raise ConfigError(f"{config} has no max_position_embeddings: give --tokens")
+        context = subject(config).config.max_positions
     made = plan_model(
         config,
         tokens=context,

@@ -23,7 +23,7 @@ from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
-from polyhead.config.layout import CacheShape, CallCost, HeadLayout, Network
+from polyhead.config.layout import CacheShape, CallCost, HeadLayout, Network, Reach
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.pieces import Piece
@@ -53,6 +53,7 @@ __all__ = [
     "Piece",
     "QKNormConfig",
     "QueryTemperatureConfig",
+    "Reach",
     "RelativeBiasConfig",
     "RopeConfig",
     "RopeType",

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from polyhead.config.data import Data, check_choice, check_positive, check_whole
-from polyhead.config.layout import NORMED_HALF, ROTATED, CacheShape, CallCost, HeadLayout, shared
+from polyhead.config.layout import (
+    NORMED_HALF,
+    ROTATED,
+    CacheShape,
+    CallCost,
+    HeadLayout,
+    Reach,
+    shared,
+)
 from polyhead.config.norm import NormConfig
 from polyhead.config.pieces import Piece
 from polyhead.errors import ConfigError
@@ -170,20 +178,26 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return CacheShape(self.num_kv_heads, self.head_dim, self.value_dim)
 
     @property
+    def reach(self) -> Reach:
+        return Reach(self.window, self.window_ahead, self.chunk)
+
+    @property
     def visible_window(self) -> int | None:
         if self.chunk is not None:
             return self.chunk
         return None if self.window is None else self.window + (self.window_ahead or 0)
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def pieces(self, embed_dim: int, context_dim: int | None = None) -> Iterator[Piece]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
+        C = embed_dim if context_dim is None else context_dim
         made, held = self.output_heads, self.cache_shape
-        keys, values = (held.kv_heads, held.key_dim), (held.kv_heads, held.value_dim)
-        biases = self.qkv_bias, self.has_k_bias, self.qkv_bias
-        sizes = (made, H // made * D), keys, values
-        for (units, size), biased in zip(sizes, biases, strict=True):
-            yield Piece("attention", units, size * E)
-            if biased:
+        for units, size, features, bias in (
+            (made, H // made * D, E, self.qkv_bias),
+            (held.kv_heads, held.key_dim, C, self.has_k_bias),
+            (held.kv_heads, held.value_dim, C, self.qkv_bias),
+        ):
+            yield Piece("attention", units, size * features)
+            if bias:
                 yield Piece("attention", units, size, multiplied=False)
         yield Piece("attention", made, self.value_dim * E)
         if self.out_bias:
@@ -191,10 +205,10 @@ class AttentionConfig(HeadLayout, kind="heads"):
         if self.sinks:
             yield Piece("attention", H, 1, multiplied=False)
         if self.qk_norm is not None:
-            full = self.qk_norm.place == "full_width" or self.qk_norm.per_head
+            size = self.qk_norm.norm.parameters(D)
+            each = self.qk_norm.place == "full_width" or self.qk_norm.per_head
             for units in (H, G):
-                size = self.qk_norm.norm.parameters(D)
-                yield Piece("norms", units if full else 1, size, multiplied=False)
+                yield Piece("norms", units if each else 1, size, multiplied=False)
 
     def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * (self.head_dim + self.value_dim))

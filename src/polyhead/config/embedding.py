@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from polyhead.config.data import Data, OneOfSeveral, check_choice, check_positive, check_whole
 from polyhead.config.norm import NormConfig
+from polyhead.config.pieces import Piece
 from polyhead.errors import ConfigError
 
 
@@ -48,13 +50,17 @@ class EmbeddingProjectionConfig(Data):
 
 
 @dataclass(frozen=True)
-class Frontend(OneOfSeveral):
+class Frontend(OneOfSeveral, ABC):
     """What a model reads in place of token ids."""
 
     where: ClassVar[Mapping[str, str]] = {
         "patches": "polyhead.config.embedding",
         "audio": "polyhead.config.embedding",
     }
+
+    @abstractmethod
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        """All parameters."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,13 @@ class PatchConfig(Frontend, kind="patches"):
         (height, width), (h, w) = self.image_size, self.patch_size
         return height // h * (width // w) + self.class_token
 
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        height, width = self.patch_size
+        yield Piece("embedding", 1, self.channels * height * width * embed_dim, multiplied=False)
+        for vector in (self.bias, self.class_token):
+            if vector:
+                yield Piece("embedding", 1, embed_dim, multiplied=False)
+
 
 @dataclass(frozen=True)
 class AudioConfig(Frontend, kind="audio"):
@@ -101,6 +114,10 @@ class AudioConfig(Frontend, kind="audio"):
 
     def __post_init__(self) -> None:
         check_whole("num_mel_bins", self.num_mel_bins)
+
+    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+        for features in (self.num_mel_bins, embed_dim):
+            yield Piece("embedding", 1, (3 * features + 1) * embed_dim, multiplied=False)
 
 
 @dataclass(frozen=True)
@@ -139,3 +156,31 @@ class EmbeddingConfig(Data):
         check_positive("embedding scale", self.scale)
         if self.frontend is not None and (self.num_segments or self.projection is not None):
             raise ConfigError("an embedding of patches or sound has no segments and no projection")
+
+    def pieces(
+        self, vocab_size: int, embed_dim: int, max_positions: int, *, read_whole: bool
+    ) -> Iterator[Piece]:
+        """All parameters.
+
+        Args:
+            vocab_size: Rows of the table of tokens; 0: there is none, or it is another's.
+            embed_dim: E.
+            max_positions: Tokens that there are positions for.
+            read_whole: Whether a step reads the whole table: where logits are made with it.
+        """
+        E, dim, summed = embed_dim, embed_dim, embed_dim
+        if self.projection is not None:
+            dim = self.projection.dim
+            summed = dim if self.projection.of == "sum" else E
+            yield Piece("embedding", 1, (dim + self.projection.bias) * E, multiplied=False)
+        if self.frontend is not None:
+            yield from self.frontend.pieces(E)
+        elif vocab_size:
+            looked_up = not read_whole
+            yield Piece("embedding", vocab_size, dim, multiplied=False, looked_up=looked_up)
+        rows = max_positions + self.position_offset if self.positions == "learned" else 0
+        for count in (rows, self.num_segments):
+            if count:
+                yield Piece("embedding", 1, count * summed, multiplied=False)
+        if self.norm is not None:
+            yield Piece("norms", 1, self.norm.parameters(summed), multiplied=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.feed_forward import ACTIVATIONS, Activation
 from polyhead.config.norm import NormConfig
+from polyhead.config.pieces import Piece
 from polyhead.errors import ConfigError
 
 
@@ -37,6 +39,15 @@ class HeadTransformConfig(Data):
         if self.activation == "xielu":
             raise ConfigError("a head transform has no learned activation: got 'xielu'")
 
+    def pieces(self, features: int) -> Iterator[Piece]:
+        """All parameters, for states of so many features."""
+        dim = features if self.dim is None else self.dim
+        yield Piece("head", 1, dim * features, multiplied=False)
+        if self.bias:
+            yield Piece("head", 1, dim, multiplied=False)
+        if self.norm is not None:
+            yield Piece("norms", 1, self.norm.parameters(dim), multiplied=False)
+
 
 @dataclass(frozen=True)
 class TaskHeadConfig(Data):
@@ -63,3 +74,12 @@ class TaskHeadConfig(Data):
         check_whole("num_labels", self.num_labels, least=0)
         if not (self.pooling or self.num_labels or self.transforms):
             raise ConfigError("a task head needs a pooling, labels or a transform: got none")
+
+    def pieces(self, features: int) -> Iterator[Piece]:
+        """All parameters, for states of so many features."""
+        for transform in self.transforms:
+            yield from transform.pieces(features)
+            features = features if transform.dim is None else transform.dim
+        if self.num_labels:
+            size = features + self.bias
+            yield Piece("head", 1, self.num_labels * size, multiplied=False)

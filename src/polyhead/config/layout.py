@@ -42,6 +42,21 @@ class CacheShape:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """Which keys a query sees, by their distance; None: no limit.
+
+    Attributes:
+        window: Keys behind a query, itself included.
+        ahead: Keys ahead of it.
+        chunk: Positions are cut into runs of so many, and a query sees its own run.
+    """
+
+    window: int | None = None
+    ahead: int | None = None
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
 class CallCost:
     """What a call multiplies besides its projections.
 
@@ -108,9 +123,14 @@ class HeadLayout(OneOfSeveral, ABC):
         return self.num_heads
 
     @property
+    def reach(self) -> Reach:
+        """Which keys a query sees of those that a mask shows it."""
+        return Reach()
+
+    @property
     def visible_window(self) -> int | None:
-        """Keys that a query sees at most, itself included; None: all."""
-        return None
+        """Keys behind a query that it sees at most, itself included; None: all."""
+        return self.reach.window
 
     @abstractmethod
     def pieces(self, embed_dim: int) -> Iterator[Piece]:

@@ -109,13 +109,13 @@ class MixtureConfig(Network, kind="mixture"):
         for piece in self.expert.pieces(embed_dim):
             yield replace(piece, size=X * piece.size, experts=X, visited=self.experts_per_token)
         yield Piece("feed_forward", 1, X * embed_dim)
-        for biased in (self.router_bias, self.choice_bias):
-            if biased:
+        for bias in (self.choice_bias, self.router_bias):
+            if bias:
                 yield Piece("feed_forward", 1, X, multiplied=False)
-        if self.shared_gate:
-            yield Piece("feed_forward", 1, embed_dim)
         if self.shared is not None:
             yield from self.shared.pieces(embed_dim)
+            if self.shared_gate:
+                yield Piece("feed_forward", 1, embed_dim)
 
     def alive_elements(self, embed_dim: int, ranks: int) -> int:
         # At worst every token visits the same expert. Beside one at work lie its input, the sum so

@@ -42,6 +42,7 @@ _LAYERS_OF_27B = 62
 
 
 DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262_208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,

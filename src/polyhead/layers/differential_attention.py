@@ -86,8 +86,8 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
     def cache_shape(self) -> CacheShape:
         return CacheShape(self.num_kv_heads // 2, 2 * self.head_dim, 2 * self.head_dim)
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
-        yield from super().pieces(embed_dim)
+    def pieces(self, embed_dim: int, context_dim: int | None = None) -> Iterator[Piece]:
+        yield from super().pieces(embed_dim, context_dim)
         yield Piece("attention", 1, 4 * self.head_dim, multiplied=False)
 
     def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:

@@ -33,8 +33,8 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
     def layout(self) -> str:
         return f"gated {super().layout}"
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
-        yield from super().pieces(embed_dim)
+    def pieces(self, embed_dim: int, context_dim: int | None = None) -> Iterator[Piece]:
+        yield from super().pieces(embed_dim, context_dim)
         yield Piece("attention", self.num_heads, self.value_dim * embed_dim)
         if self.qkv_bias:
             yield Piece("attention", self.num_heads, self.value_dim, multiplied=False)

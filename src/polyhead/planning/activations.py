@@ -23,33 +23,33 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.config.layout import NORMED_HALF
-from polyhead.planning.architecture import Architecture, FeedForwardShape, LayerShape
+from polyhead.planning.weights import encoder_dim
 
 
 def activation_elements(
-    model: Architecture, *, tokens: int, batch: int, ranks: int = 1, half: bool = True
+    model: TransformerConfig, *, tokens: int, batch: int, ranks: int = 1, half: bool = True
 ) -> int:
     """Elements alive at a time on one rank, at most.
 
     Args:
-        model: The shapes.
+        model: Its configuration.
         tokens: Of each sequence's prompt; of an encoder-decoder, of both sides.
         batch: Sequences.
         ranks: That share heads and hidden features.
         half: Of 16 bits: without native code, norms then go through float32.
     """
-    E = model.embed_dim
-    layers = [
-        _layer(shape, E, tokens, batch, ranks, half)
-        for shape in {*model.layers, *model.encoder_layers}
-    ]
-    stream = E if model.encoder_layers else 0  # the encoder's output waits for the decoder
+    E, context = model.embed_dim, encoder_dim(model)
+    stacks = [(E, shape) for shape in {*model.layers}]
+    stacks += [(context, shape) for shape in {*model.encoder_layers}]
+    layers = [_layer(shape, dim, tokens, batch, ranks, half) for dim, shape in stacks]
+    stream = context if model.encoder_layers else 0  # the encoder's output waits for the decoder
     head = 0 if model.head is None else -(-model.vocab_size // ranks)
     return batch * max(tokens * (max(layers) + stream), tokens * 2 * E + head)
 
 
-def _layer(shape: LayerShape, E: int, tokens: int, batch: int, ranks: int, half: bool) -> int:
+def _layer(shape: LayerConfig, E: int, tokens: int, batch: int, ranks: int, half: bool) -> int:
     given: Any = {"tokens": tokens, "batch": batch, "ranks": ranks, "half": half}
     attention = shape.attention.alive_elements(E, **given)
     if shape.cross_attention is not None:
@@ -58,19 +58,4 @@ def _layer(shape: LayerShape, E: int, tokens: int, batch: int, ranks: int, half:
         attention = max(attention, E + crossing.alive_elements(E, **given))
     # What came in, what goes on, the attention's output, and the norm of the sum.
     normed = 3 * E + (NORMED_HALF if half else 1) * E
-    return max(2 * E + attention, normed, 3 * E + _network(shape.feed_forward, E, ranks))
-
-
-def _network(f: FeedForwardShape, E: int, ranks: int) -> int:
-    plain = _of_width(f.hidden_dim, f.gated, E, ranks)
-    if f.experts == 1:
-        return plain
-    # At worst every token visits the same expert. Beside one at work lie its input, the sum so far
-    # and the last expert's output; the next sum takes that output twice more, once in float32.
-    shared = 2 * E + _of_width(f.shared_hidden_dim, f.gated, E, ranks)
-    return max(3 * E + plain, 5 * E, shared)
-
-
-def _of_width(hidden_dim: int, gated: bool, E: int, ranks: int) -> int:
-    F = -(-hidden_dim // ranks)
-    return 2 * F + E if gated else max(2 * F, F + E)
+    return max(2 * E + attention, normed, 3 * E + shape.feed_forward.alive_elements(E, ranks))

@@ -1,9 +1,9 @@
 """Floating-point operations, exact in visible pairs.
 
 A causal query at position p sees min(p + 1, w) keys, w its window. So T queries after S₀ cached
-tokens see
+tokens, S in all, see
 
-    Σ_{i=1..T} min(S₀ + i, w) = n · S₀ + n(n + 1)/2 + (T − n) · w,      n = clamp(w − S₀, 0, T)
+    T · S − Δ(T − 1) − (Δ(S − w) − Δ(S₀ − w)),      Δ(n) = n(n + 1)/2 for n > 0, else 0
 
 pairs: half of T² for a prompt, and never the square that a mask then throws away. *Model* FLOPs
 count those pairs. *Hardware* FLOPs count what a tiled kernel multiplies: every tile of ``TILE``
@@ -16,11 +16,18 @@ they grow with the width, not with its square.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from polyhead.config import AttentionConfig, Piece
-from polyhead.planning.architecture import Architecture, AttentionShape, LayerShape
-from polyhead.planning.weights import of_attention, of_feed_forward
+from polyhead.config import (
+    AttentionConfig,
+    HeadLayout,
+    LayerConfig,
+    Piece,
+    TransformerConfig,
+)
+from polyhead.planning.weights import encoder_dim
 
 TILE = 128
 
@@ -54,45 +61,85 @@ class Flops:
         return self.model - self.scores + self.hardware_scores
 
 
-def visible_pairs(queries: int, cached: int = 0, window: int | None = None) -> int:
-    """Pairs that ``queries`` causal queries after ``cached`` tokens see."""
-    widest = cached + queries if window is None else window
-    growing = min(max(widest - cached, 0), queries)
-    return growing * cached + growing * (growing + 1) // 2 + (queries - growing) * widest
+def visible_pairs(
+    queries: int,
+    cached: int = 0,
+    window: int | None = None,
+    *,
+    ahead: int | None = 0,
+    chunk: int | None = None,
+) -> int:
+    """Pairs that ``queries`` queries after ``cached`` tokens see.
+
+    Args:
+        queries: T.
+        cached: Tokens before them.
+        window: Keys behind a query that it sees, itself included; None: all.
+        ahead: Keys ahead of it; 0: causal, None: all.
+        chunk: Causal queries see their own run of so many positions alone.
+    """
+    keys = cached + queries
+    if chunk is not None:
+        (last, rest), (first, rest_before) = divmod(keys, chunk), divmod(cached, chunk)
+        return (last - first) * _triangle(chunk) + _triangle(rest) - _triangle(rest_before)
+    pairs = queries * keys
+    if ahead is not None:  # the first query has T - 1 keys ahead of it, the last one none
+        pairs -= _triangle(queries - 1 - ahead)
+    if window is not None:  # a query at position p has p + 1 keys behind it
+        pairs -= _triangle(keys - window) - _triangle(cached - window)
+    return pairs
 
 
-def tiled_pairs(queries: int, cached: int = 0, window: int | None = None, tile: int = TILE) -> int:
-    """Pairs of the tiles that hold a visible pair of a causal mask, tiles cut at the ends."""
+def _triangle(n: int) -> int:
+    """1 + 2 + … + n, and 0 below 1."""
+    return n * (n + 1) // 2 if n > 0 else 0
+
+
+def tiled_pairs(
+    queries: int,
+    cached: int = 0,
+    window: int | None = None,
+    tile: int = TILE,
+    *,
+    ahead: int | None = 0,
+    chunk: int | None = None,
+) -> int:
+    """Pairs of the tiles that hold a visible pair, tiles cut at the ends; see ``visible_pairs``."""
     keys, total = cached + queries, 0
     for start in range(0, queries, tile):
         stop = min(start + tile, queries)
-        first = 0 if window is None else max(0, cached + start - window + 1)
-        low, high = first // tile * tile, min(-(-(cached + stop) // tile) * tile, keys)
+        low = 0 if window is None else max(0, cached + start - window + 1)
+        if chunk is not None:
+            low = (cached + start) // chunk * chunk
+        high = keys if ahead is None else min(cached + stop + ahead, keys)
+        low, high = low // tile * tile, min(-(-high // tile) * tile, keys)
         total += (stop - start) * (high - low)
     return total
 
 
-def flops(model: Architecture, *, queries: int, cached: int, batch: int, context: int = 0) -> Flops:
+def flops(
+    model: TransformerConfig, *, queries: int, cached: int, batch: int, context: int = 0
+) -> Flops:
     """Operations of a pass over ``queries`` new tokens after ``cached`` ones.
 
     Args:
-        model: The shapes.
+        model: Its configuration.
         queries: New tokens of each sequence.
         cached: Tokens of each sequence that the cache holds.
         batch: Sequences.
         context: Of an encoder-decoder: tokens of the encoder's output. The encoder itself is part
             of the pass where nothing is cached.
     """
-    E, causal = model.embed_dim, model.kind != "encoder"
+    E, C, causal = model.embed_dim, encoder_dim(model), model.kind != "encoder"
     sums: Counter[str] = Counter()
     for shape, times in Counter(model.layers).items():
         _add_layer(sums, shape, E, times, queries, cached, batch, causal=causal)
         if shape.cross_attention is not None:
-            _add_cross(sums, shape.cross_attention, E, times, queries, cached, batch, context)
+            _add_cross(sums, shape.cross_attention, E, C, times, queries, cached, batch, context)
     if model.encoder_layers and not cached:
         for shape, times in Counter(model.encoder_layers).items():
-            _add_layer(sums, shape, E, times, context, 0, batch, causal=False)
-    head = 0 if model.head is None else 2 * batch * E * model.vocab_size
+            _add_layer(sums, shape, C, times, context, 0, batch, causal=False)
+    head = 0 if model.head is None else 2 * batch * _logits(model)
     return Flops(
         projections=sums["projections"],
         scores=sums["scores"],
@@ -102,14 +149,14 @@ def flops(model: Architecture, *, queries: int, cached: int, batch: int, context
     )
 
 
-def attention_flops(shape: AttentionShape, queries: int, cached: int, batch: int) -> int:
+def attention_flops(shape: HeadLayout, queries: int, cached: int, batch: int) -> int:
     """Operations of the scores and weighted values of one causal layer, over visible pairs."""
     return _scores(shape, queries, cached, batch, causal=True)[0]
 
 
 def _add_layer(
     sums: Counter[str],
-    shape: LayerShape,
+    shape: LayerConfig,
     E: int,
     times: int,
     queries: int,
@@ -119,11 +166,11 @@ def _add_layer(
     causal: bool,
 ) -> None:
     model, hardware, extra = _scores(shape.attention, queries, cached, batch, causal=causal)
-    per_token = _multiplied(of_attention(shape.attention, E))
+    per_token = _multiplied(shape.attention.pieces(E))
     sums["projections"] += times * (2 * batch * queries * per_token + extra)
     sums["scores"] += times * model
     sums["hardware"] += times * hardware
-    hidden = _multiplied(of_feed_forward(shape.feed_forward, E))
+    hidden = _multiplied(shape.feed_forward.pieces(E))
     sums["feed_forward"] += times * 2 * batch * queries * hidden
 
 
@@ -131,6 +178,7 @@ def _add_cross(
     sums: Counter[str],
     shape: AttentionConfig,
     E: int,
+    C: int,
     times: int,
     queries: int,
     cached: int,
@@ -139,7 +187,7 @@ def _add_cross(
 ) -> None:
     H, G, D = shape.num_heads, shape.num_kv_heads, shape.head_dim
     V = shape.value_dim
-    remembered = 0 if cached else context * G * (D + V) * E
+    remembered = 0 if cached else context * G * (D + V) * C
     projected = queries * H * (D + V) * E + remembered
     pairs = 2 * batch * queries * context * H * (D + V)
     sums["projections"] += times * 2 * batch * projected
@@ -148,18 +196,24 @@ def _add_cross(
 
 
 def _scores(
-    shape: AttentionShape, queries: int, cached: int, batch: int, *, causal: bool
+    shape: HeadLayout, queries: int, cached: int, batch: int, *, causal: bool
 ) -> tuple[int, int, int]:
     """Over visible pairs, over pairs of tiles, and what making keys of the past takes besides."""
-    keys = cached + queries
-    cost, window = shape.call_cost(batch, queries, cached), shape.visible_window
-    if causal:
-        seen = visible_pairs(queries, cached, window), tiled_pairs(queries, cached, window)
-    else:
-        seen = (queries * keys,) * 2
+    cost, reach = shape.call_cost(batch, queries, cached), shape.reach
+    seen: Any = {"ahead": 0 if causal else reach.ahead, "chunk": reach.chunk}
     each = 2 * batch * cost.per_pair
-    return each * seen[0], each * seen[1], cost.remade
+    model = each * visible_pairs(queries, cached, reach.window, **seen)
+    return model, each * tiled_pairs(queries, cached, reach.window, **seen), cost.remade
 
 
-def _multiplied(found: list[Piece]) -> int:
+def _logits(model: TransformerConfig) -> int:
+    """Multiply-adds of the logits of one token."""
+    transform, E = model.head_transform, model.embed_dim
+    if transform is None:
+        return E * model.vocab_size
+    dim = transform.dim or E
+    return dim * (E + model.vocab_size)
+
+
+def _multiplied(found: Iterator[Piece]) -> int:
     return sum(piece.active for piece in found if piece.multiplied)

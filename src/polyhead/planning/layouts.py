@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polyhead.config import LatentAttentionConfig
-from polyhead.planning.architecture import Architecture, AttentionShape
+from polyhead.config import HeadLayout, LatentAttentionConfig, TransformerConfig
 from polyhead.planning.flops import attention_flops
 from polyhead.planning.memory import layer_cache, total_bytes
-from polyhead.planning.weights import of_attention
 
 EXAMPLES = {
     "MHA": "BERT, GPT-2, GPT-3",
@@ -57,14 +55,14 @@ class LayoutRow:
 
 
 def layouts(
-    model: Architecture, *, tokens: int, batch: int, kv_dtype: str, page: int | None
+    model: TransformerConfig, *, tokens: int, batch: int, kv_dtype: str, page: int | None
 ) -> tuple[LayoutRow, ...]:
     """MHA, GQA, MQA and MLA in place of the self-attention of every layer of a decoder."""
     if model.kind == "encoder":
         return ()
     first = model.layers[0].attention
     groups = _groups(first)
-    variants: list[tuple[str, Callable[[AttentionShape], AttentionShape]]] = [
+    variants: list[tuple[str, Callable[[HeadLayout], HeadLayout]]] = [
         ("MHA", lambda shape: shape.with_kv_heads(shape.num_heads))
     ]
     if groups is not None:
@@ -87,7 +85,7 @@ def layouts(
                 cache_bytes=held,
                 share=held / rows[0].cache_bytes if rows else 1.0,
                 parameters=sum(
-                    times * sum(piece.count for piece in of_attention(shape, model.embed_dim))
+                    times * sum(piece.count for piece in shape.pieces(model.embed_dim))
                     for shape, times in kinds.items()
                 ),
                 decode_flops=sum(
@@ -100,7 +98,7 @@ def layouts(
     return tuple(rows)
 
 
-def as_latent(shape: AttentionShape) -> AttentionShape:
+def as_latent(shape: HeadLayout) -> HeadLayout:
     """DeepSeek's proportions at the same heads: R = 4 · D, P = D / 2, no window."""
     held = shape.cache_shape
     if held.latent:
@@ -127,7 +125,11 @@ class Saving:
 
 
 def cache_saving(
-    model: Architecture, baseline: Architecture, *, bits: float = 16, baseline_bits: float = 16
+    model: TransformerConfig,
+    baseline: TransformerConfig,
+    *,
+    bits: float = 16,
+    baseline_bits: float = 16,
 ) -> float:
     """1 − (bits per token of ``model``'s cache) / (bits per token of ``baseline``'s), all layers.
 
@@ -140,7 +142,7 @@ def cache_saving(
     return 1 - ours * bits / (theirs * baseline_bits)
 
 
-def with_mha(model: Architecture) -> Architecture:
+def with_mha(model: TransformerConfig) -> TransformerConfig:
     """The same model with keys and values for every head."""
     return replace(
         model,
@@ -151,7 +153,7 @@ def with_mha(model: Architecture) -> Architecture:
     )
 
 
-def _groups(shape: AttentionShape) -> int | None:
+def _groups(shape: HeadLayout) -> int | None:
     """The model's own number of groups where it has some, or 8, or the nearest divisor."""
     H, G = shape.num_heads, shape.cache_shape.kv_heads
     if 1 < G < H:
@@ -160,6 +162,6 @@ def _groups(shape: AttentionShape) -> int | None:
     return min(divisors, key=lambda g: (abs(g - 8), g)) if divisors else None
 
 
-def _kv_heads(shape: AttentionShape) -> int | None:
+def _kv_heads(shape: HeadLayout) -> int | None:
     held = shape.cache_shape
     return None if held.latent else held.kv_heads

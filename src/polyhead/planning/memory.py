@@ -25,8 +25,8 @@ from polyhead.caches.sizes import (
     stores,
     units,
 )
+from polyhead.config import HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError
-from polyhead.planning.architecture import Architecture, AttentionShape
 
 CACHE_TYPES: dict[str, torch.dtype | int] = {
     "float32": torch.float32,
@@ -104,7 +104,7 @@ class LayerCache:
 
 
 def layer_cache(
-    shape: AttentionShape, kv_dtype: str, page: int | None = None, ranks: int = 1
+    shape: HeadLayout, kv_dtype: str, page: int | None = None, ranks: int = 1
 ) -> LayerCache:
     """The cache that one attention needs on each rank.
 
@@ -130,12 +130,12 @@ def layer_cache(
 
 
 def caches(
-    model: Architecture, kv_dtype: str, page: int | None = None, ranks: int = 1
+    model: TransformerConfig, kv_dtype: str, page: int | None = None, ranks: int = 1
 ) -> tuple[LayerCache, ...]:
     """One per decoder layer, then one per cross-attention; an encoder remembers nothing."""
     if model.kind == "encoder":
         return ()
-    shapes: list[AttentionShape] = [layer.attention for layer in model.layers]
+    shapes: list[HeadLayout] = [layer.attention for layer in model.layers]
     shapes += [layer.cross_attention for layer in model.layers if layer.cross_attention]
     return tuple(layer_cache(shape, kv_dtype, page, ranks) for shape in shapes)
 

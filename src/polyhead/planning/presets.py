@@ -1,7 +1,8 @@
 """Models known by name, with the sources of their numbers, and where a description comes from.
 
 ``presets.json`` holds a config.json per model, as its authors published it or as their paper says
-it, and the number of parameters that is public.
+it, and the number of parameters that is public. Models that no config.json can say are a
+``TransformerConfig`` of equal layers, of which one is written.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,9 +19,8 @@ from typing import Any
 from polyhead.checkpoints.json_file import read_json
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
-from polyhead.planning.architecture import Architecture
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
-from polyhead.planning.reading import read_architecture
+from polyhead.planning.reading import read_config
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Preset:
         source: Where the configuration is from.
         parameters: The public count, or None where the paper's is rounded beyond use.
         parameters_source: Where that is from.
-        config: As a config.json.
+        config: As a config.json, or as a ``TransformerConfig`` with ``layer`` and ``num_layers``.
         baselines: Other presets that its cache is compared with in public, and how many bits a
             number were counted with.
     """
@@ -47,8 +47,15 @@ class Preset:
     baselines: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def architecture(self) -> Architecture:
-        return read_architecture(self.config, f"preset {self.name}", self.title)[0]
+    def model(self) -> TransformerConfig:
+        """What ``config`` describes."""
+        if "layer" not in self.config:
+            return read_config(self.config, f"preset {self.name}")[0]
+        values = dict(self.config)
+        for layer in ("layer", "encoder_layer"):
+            if layer in values:
+                values[f"{layer}s"] = [values.pop(layer)] * values.pop(f"num_{layer}s")
+        return TransformerConfig.from_dict(values)
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,14 @@ class Subject:
     """What is to be planned.
 
     Attributes:
-        architecture: Its shapes.
+        name: For people.
+        config: All of it.
         notes: What had to be assumed.
         savings: Its cache beside others that it is compared with.
     """
 
-    architecture: Architecture
+    name: str
+    config: TransformerConfig
     notes: tuple[str, ...] = ()
     savings: tuple[Saving, ...] = ()
 
@@ -80,7 +89,7 @@ def subject(config: Any) -> Subject:
     """Finds out what a caller means.
 
     Args:
-        config: An ``Architecture``, a ``TransformerConfig``, the object of a config.json (or
+        config: A ``TransformerConfig``, the object of a config.json (or
             anything with ``to_dict()`` that gives one, such as transformers' configurations), a
             path to a config.json or its directory, or a preset's name.
 
@@ -89,18 +98,16 @@ def subject(config: Any) -> Subject:
         ModelNotFoundError: A string that is neither a preset nor a path.
         TypeError: Anything else.
     """
-    if isinstance(config, Architecture):
-        return _subject(config)
     if isinstance(config, TransformerConfig):
-        return _subject(Architecture.of(config))
+        return _subject("TransformerConfig", config)
     if isinstance(config, str) and config.lower() in presets():
         preset = presets()[config.lower()]
-        made = _subject(preset.architecture)
+        made = _subject(preset.title, preset.model)
         named = tuple(
             Saving(
                 cache_saving(
-                    preset.architecture,
-                    presets()[each["preset"]].architecture,
+                    made.config,
+                    presets()[each["preset"]].model,
                     bits=each["bits"],
                     baseline_bits=each["baseline_bits"],
                 ),
@@ -108,27 +115,29 @@ def subject(config: Any) -> Subject:
             )
             for each in preset.baselines
         )
-        return Subject(made.architecture, made.notes, named + made.savings)
+        return replace(made, savings=named + made.savings)
     if isinstance(config, str | os.PathLike):
         path = _path(config)
-        return _subject(*read_architecture(read_json(path), str(path), _title(path)))
+        return _subject(_title(path), *read_config(read_json(path), str(path)))
     if hasattr(config, "to_dict"):
         config = config.to_dict()
     if isinstance(config, Mapping):
-        return _subject(*read_architecture(config, "config"))
+        name = str(config.get("_name_or_path") or config.get("model_type"))
+        return _subject(name, *read_config(config, "config"))
     raise TypeError(
         f"config must be a preset's name, a path to config.json, its object, or a "
         f"TransformerConfig: got {type(config).__name__}"
     )
 
 
-def _subject(model: Architecture, notes: tuple[str, ...] = ()) -> Subject:
+def _subject(name: str, model: TransformerConfig, notes: tuple[str, ...] = ()) -> Subject:
+    found = Subject(name, model, notes)
     if model.kind == "encoder":
-        return Subject(model, notes)
+        return found
     saving = cache_saving(model, with_mha(model))
     if saving <= 0:
-        return Subject(model, notes)
-    return Subject(model, notes, (Saving(saving, "MHA of the same heads, like for like"),))
+        return found
+    return replace(found, savings=(Saving(saving, "MHA of the same heads, like for like"),))
 
 
 def _path(given: str | os.PathLike[str]) -> Path:

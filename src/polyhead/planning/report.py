@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from polyhead.planning.architecture import Architecture
-from polyhead.planning.plan import Plan
+from polyhead.config import TransformerConfig
+from polyhead.planning.figures import Figures
 from polyhead.planning.units import binary, decimal
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 
 
-def text(plan: Plan) -> str:
+def text(plan: Figures) -> str:
     """The tables as plain text."""
     import io
 
@@ -32,12 +32,12 @@ def text(plan: Plan) -> str:
     return "\n".join(line.rstrip() for line in stream.read().splitlines())
 
 
-def render(plan: Plan) -> Iterator[RenderableType]:
+def render(plan: Figures) -> Iterator[RenderableType]:
     """The tables and sentences of a plan, in order."""
     from rich.text import Text
 
-    model = plan.architecture
-    yield Text(f"{model.name}: {model.kind}, {shapes(model)}", style="bold")
+    model = plan.config
+    yield Text(f"{plan.name}: {model.kind}, {shapes(model)}", style="bold")
     yield Text(_setting(plan))
     yield _parameters(plan)
     if plan.cache_layers:
@@ -55,7 +55,7 @@ def render(plan: Plan) -> Iterator[RenderableType]:
         yield Text(f"! {note}", style="yellow")
 
 
-def shapes(model: Architecture) -> str:
+def shapes(model: TransformerConfig) -> str:
     """Layers, width and heads of the first layer, in words."""
     first = model.layers[0].attention
     layers = f"{len(model.layers)}"
@@ -64,7 +64,7 @@ def shapes(model: Architecture) -> str:
     return f"{layers} layers × {model.embed_dim:,}, {first.described}"
 
 
-def _setting(plan: Plan) -> str:
+def _setting(plan: Figures) -> str:
     words = [f"{plan.tokens:,} tokens × batch {plan.batch:,}", f"weights {plan.dtype}"]
     if plan.cache_layers:
         words.append(f"cache {plan.kv_dtype}")
@@ -93,7 +93,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _parameters(plan: Plan) -> Table:
+def _parameters(plan: Figures) -> Table:
     table = _table("parameters", "part", "parameters", "share")
     total = plan.parameters.total
     for name, count in vars(plan.parameters).items():
@@ -106,7 +106,7 @@ def _parameters(plan: Plan) -> Table:
     return table
 
 
-def _cache(plan: Plan) -> Table:
+def _cache(plan: Figures) -> Table:
     where = "cache" if plan.tensor_parallel == 1 else "cache on each rank"
     table = _table(where, "layers", "kv heads", "per token", "each layer", "all of them")
     for row in plan.cache_layers:
@@ -123,7 +123,7 @@ def _cache(plan: Plan) -> Table:
     return table
 
 
-def _operations(plan: Plan) -> Table:
+def _operations(plan: Figures) -> Table:
     passes = [("prompt" if plan.decode is not None else "forward pass", plan.prefill)]
     if plan.decode is not None:
         passes.append(("decode step", plan.decode))
@@ -141,7 +141,7 @@ def _operations(plan: Plan) -> Table:
     return table
 
 
-def _memory(plan: Plan) -> Table:
+def _memory(plan: Figures) -> Table:
     ranks = plan.tensor_parallel
     table = _table("memory" if ranks == 1 else "memory of each rank", "what", "bytes", "")
     table.add_row("weights", binary(plan.rank_weight_bytes), f"{plan.rank_weight_bytes:,}")
@@ -171,7 +171,7 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
-def _decode(plan: Plan) -> Table:
+def _decode(plan: Figures) -> Table:
     read = plan.decode_weight_bytes + plan.decode_cache_bytes
     ranks = "" if plan.tensor_parallel == 1 else " on each rank"
     table = _table(f"a decode step{ranks}", "what", "", "")
@@ -196,7 +196,7 @@ def _decode(plan: Plan) -> Table:
     return table
 
 
-def _layouts(plan: Plan) -> Table:
+def _layouts(plan: Figures) -> Table:
     table = _table(
         "head layouts at the same width", "", "q", "kv", "numbers", "cache", "of MHA", "weights",
         "scores",

@@ -1,52 +1,79 @@
 """Every weight of a model as a piece of data: how many, of which part, how ranks share it.
 
-A piece is ``units × size`` parameters. Tensor parallelism shares the units among the ranks (query
-heads, kv heads, hidden features, rows of the vocabulary); one unit is on every rank. A kv head
-is copied where there are more ranks than kv heads, and the latent projections of MLA always are.
+The parts of a configuration say which pieces they are made of; here they are put together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
-from polyhead.config import Piece
+from polyhead.config import EncoderConfig, LayerConfig, Piece, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.models.counts import ParameterCounts
-from polyhead.planning.architecture import (
-    Architecture,
-    AttentionShape,
-    FeedForwardShape,
-    LayerShape,
-)
 
 
-def pieces(model: Architecture) -> Counter[Piece]:
+def pieces(config: TransformerConfig) -> Counter[Piece]:
     """All pieces of a model, each with how often it occurs."""
-    E, found = model.embed_dim, Counter[Piece]()
-    # A tied embedding is the head too, and a step reads all of it.
-    looked_up = model.head != "tied"
-    table = Piece("embedding", model.vocab_size, E, multiplied=False, looked_up=looked_up)
-    found[table] += 1
-    for rows in (model.learned_positions, model.segments):
-        if rows:
-            found[Piece("embedding", 1, rows * E, multiplied=False)] += 1
-    norm = Piece("norms", 1, E * (1 + model.norm_bias), multiplied=False)
-    found[norm] += model.embedding_norms + model.final_norms
-    for shape, times in Counter((*model.layers, *model.encoder_layers)).items():
-        found[norm] += times * shape.norms
-        for piece in _of_layer(E, shape):
-            found[piece] += times
-    if model.head == "untied":
-        found[Piece("head", model.vocab_size, E, multiplied=False)] += 1
-    if model.head_bias:
-        found[Piece("head", model.vocab_size, 1, multiplied=False)] += 1
-    if model.pooler:
-        found[Piece("head", 1, E * E + E, multiplied=False)] += 1
-    if model.extra_attention:
-        found[Piece("attention", 1, model.extra_attention, multiplied=False)] += 1
-    return Counter({piece: times for piece, times in found.items() if times and piece.count})
+    E, encoder = config.embed_dim, config.encoder
+    found = Counter(_around(config))
+    if config.encoder_layers:
+        found.update(_around_encoder(config))
+    context = encoder_dim(config)
+    stacks = (
+        (config.layers, config.weights_of, E, context),
+        (config.encoder_layers, encoder.weights_of, context, None),
+    )
+    for layers, weights_of, dim, context_dim in stacks:
+        for layer, times in Counter(_owners(layers, weights_of)).items():
+            for piece in layer.pieces(dim, context_dim):
+                found[piece] += times
+    return Counter({piece: times for piece, times in found.items() if piece.count})
+
+
+def encoder_dim(config: TransformerConfig) -> int:
+    """Features of the encoder's output."""
+    return config.encoder.embed_dim or config.embed_dim
+
+
+def _owners(layers: tuple[LayerConfig, ...], weights_of: tuple[int, ...]) -> list[LayerConfig]:
+    """The layers that have weights of their own."""
+    return [layer for i, layer in enumerate(layers) if not weights_of or weights_of[i] == i]
+
+
+def _around(config: TransformerConfig) -> Iterator[Piece]:
+    """What stands around the layers of a stack, the encoder's excepted."""
+    E, W, tied = config.embed_dim, config.vocab_size, config.head == "tied"
+    yield from config.embedding.pieces(W, E, config.max_positions, read_whole=tied)
+    if config.final_norm is not None:
+        yield Piece("norms", 1, config.final_norm.parameters(E), multiplied=False)
+    if config.relative_bias is not None:
+        heads = config.layers[0].attention.num_heads
+        yield Piece("attention", heads, config.relative_bias.num_buckets, multiplied=False)
+    size = E
+    if config.head_transform is not None:
+        yield from config.head_transform.pieces(E)
+        size = config.head_transform.dim or E
+    if config.head == "untied":
+        yield Piece("head", W, size, multiplied=False)
+    if config.head_bias:
+        yield Piece("head", W, 1, multiplied=False)
+    if config.task is not None:
+        yield from config.task.pieces(E)
+
+
+def _around_encoder(config: TransformerConfig) -> Iterator[Piece]:
+    own: EncoderConfig = config.encoder
+    E = encoder_dim(config)
+    if own.embedding is not None:
+        vocab_size = (own.vocab_size or config.vocab_size) if own.own_tokens else 0
+        positions = own.max_positions or config.max_positions
+        yield from own.embedding.pieces(vocab_size, E, positions, read_whole=False)
+    if config.final_norm is not None:
+        yield Piece("norms", 1, config.final_norm.parameters(E), multiplied=False)
+    if own.relative_bias is not None:
+        heads = config.encoder_layers[0].attention.num_heads
+        yield Piece("attention", heads, own.relative_bias.num_buckets, multiplied=False)
 
 
 def counts(found: Counter[Piece]) -> ParameterCounts:
@@ -58,64 +85,22 @@ def counts(found: Counter[Piece]) -> ParameterCounts:
     return ParameterCounts(**{name: parts[name] for name in names})
 
 
-def of_attention(shape: AttentionShape, embed_dim: int) -> list[Piece]:
-    """The pieces of one attention, its own norms included."""
-    return list(shape.pieces(embed_dim))
-
-
-def of_feed_forward(shape: FeedForwardShape, embed_dim: int) -> list[Piece]:
-    """The pieces of one feed-forward network or mixture."""
-    return list(_feed_forward(shape, embed_dim))
-
-
-def check_ranks(model: Architecture, ranks: int) -> None:
+def check_ranks(config: TransformerConfig, ranks: int) -> None:
     """Raises ConfigError where ``ranks`` cannot share the heads or the hidden features evenly."""
-    for shape in {*model.layers, *model.encoder_layers}:
-        for attention in (shape.attention, shape.cross_attention):
+    for layer in {*config.layers, *config.encoder_layers}:
+        for attention in (layer.attention, layer.cross_attention):
             if attention is None:
                 continue
-            H = attention.output_heads
+            H, G = attention.output_heads, attention.cache_shape.kv_heads
             if H % ranks:
                 raise ConfigError(f"tensor_parallel must divide num_heads={H}: got {ranks}")
-            G = attention.cache_shape.kv_heads
             if G % ranks and ranks % G:
                 raise ConfigError(
                     f"tensor_parallel must divide num_kv_heads={G} or be a multiple of it: got "
                     f"{ranks}"
                 )
-        hidden = shape.feed_forward
-        for name, width in (
-            ("hidden_dim", hidden.hidden_dim),
-            ("shared_hidden_dim", hidden.shared_hidden_dim),
-        ):
+        for name, width in layer.feed_forward.widths().items():
             if width % ranks:
                 raise ConfigError(
                     f"tensor_parallel must divide the feed-forward {name}={width}: got {ranks}"
                 )
-
-
-def _of_layer(E: int, shape: LayerShape) -> Iterator[Piece]:
-    yield from of_attention(shape.attention, E)
-    if shape.cross_attention is not None:
-        yield from of_attention(shape.cross_attention, E)
-    yield from _feed_forward(shape.feed_forward, E)
-
-
-def _feed_forward(f: FeedForwardShape, E: int) -> Iterator[Piece]:
-    n, k, into = f.experts, f.experts_per_token, 2 if f.gated else 1
-    weight = Piece("feed_forward", f.hidden_dim, n * (into + 1) * E, experts=n, visited=k)
-    yield weight
-    if f.bias:
-        yield replace(weight, size=n * into, multiplied=False)
-        yield replace(weight, units=1, size=n * E, multiplied=False)
-    if n > 1:
-        yield Piece("feed_forward", 1, n * E)
-        if f.router_bias:
-            yield Piece("feed_forward", 1, n, multiplied=False)
-    if f.shared_hidden_dim:
-        yield Piece("feed_forward", f.shared_hidden_dim, (into + 1) * E)
-        if f.shared_bias:
-            yield Piece("feed_forward", f.shared_hidden_dim, into, multiplied=False)
-            yield Piece("feed_forward", 1, E, multiplied=False)
-        if f.shared_gate:
-            yield Piece("feed_forward", 1, E)

@@ -12,18 +12,19 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from polyhead.checks import whole
+from polyhead.config import HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError, ContextLengthError
-from polyhead.models.counts import ParameterCounts
 from polyhead.planning.activations import activation_elements
-from polyhead.planning.architecture import Architecture, AttentionShape
+from polyhead.planning.figures import DecodeBound, Figures, LayerCachePlan
 from polyhead.planning.flops import Flops
 from polyhead.planning.flops import flops as count_flops
-from polyhead.planning.layouts import LayoutRow, Saving, layouts
-from polyhead.planning.memory import CACHE_TYPES, Fit, LayerCache, caches, fit
+from polyhead.planning.layouts import layouts
+from polyhead.planning.memory import CACHE_TYPES, LayerCache, caches, fit
 from polyhead.planning.presets import subject
+from polyhead.planning.report import text
 from polyhead.planning.units import quantity
 from polyhead.planning.weights import check_ranks, counts, pieces
 
@@ -32,109 +33,12 @@ WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8"
 
 
 @dataclass(frozen=True)
-class LayerCachePlan:
-    """One layer's cache on one rank.
-
-    Attributes:
-        layers: Numbers of the layers that have this cache, from 0.
-        attention: ``"GQA-8"``, and the window where there is one.
-        kv_heads: On this rank.
-        token_bytes: Of one more token in one layer, while no window is full.
-        bytes: Of one layer, allocated for the plan's tokens and batch.
-        cross: Whether it is that of a cross-attention.
-    """
-
-    layers: tuple[int, ...]
-    attention: str
-    kv_heads: int
-    token_bytes: float
-    bytes: int
-    cross: bool = False
-
-
-@dataclass(frozen=True)
-class DecodeBound:
-    """The least that one decode step of one rank takes.
-
-    Attributes:
-        memory_seconds: Bytes read at the bandwidth, or None where none was given.
-        compute_seconds: Operations at the rate, or None.
-        seconds: The greater one.
-        bound: Which one that is.
-        tokens_per_second: Of all sequences of the batch.
-    """
-
-    memory_seconds: float | None
-    compute_seconds: float | None
-    seconds: float
-    bound: Literal["memory", "compute"]
-    tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a model costs; print it, or take its fields.
-
-    Attributes:
-        architecture: The shapes.
-        tokens: Context, of each sequence.
-        batch: Sequences.
-        dtype: Of weights.
-        kv_dtype: Of the cache.
-        page: Tokens of a page, or None.
-        tensor_parallel: Ranks that share heads and hidden features.
-        parameters: By part.
-        active_parameters: That one token meets, embedding and head included.
-        weight_bytes: Of all weights once.
-        rank_weight_bytes: On one rank, copies included.
-        cache_token_bytes: Of one more token on one rank, all layers, while no window is full.
-        cache_bytes: On one rank, all layers: what the caches allocate.
-        cache_layers: The same by layer.
-        prefill: Operations of a prompt of ``tokens`` (of the forward pass, of an encoder).
-        activation_bytes: Of a prompt in one piece on one rank, at most; see ``activations``.
-        decode: Operations of a step that makes token number ``tokens``; None for an encoder.
-        decode_weight_bytes: Of weights that such a step reads on one rank.
-        decode_cache_bytes: Of cache that it reads on one rank.
-        bound: The time that such a step takes at least, where a bandwidth or rate was given.
-        fit: What fits, where a memory was given.
-        layouts: MHA, GQA, MQA and MLA at this width.
-        savings: This cache beside others.
-        notes: What was assumed or deserves a warning.
-    """
-
-    architecture: Architecture
-    tokens: int
-    batch: int
-    dtype: str
-    kv_dtype: str
-    page: int | None
-    tensor_parallel: int
-    parameters: ParameterCounts
-    active_parameters: int
-    weight_bytes: int
-    rank_weight_bytes: int
-    cache_token_bytes: float
-    cache_bytes: int
-    cache_layers: tuple[LayerCachePlan, ...]
-    prefill: Flops
-    activation_bytes: int
-    decode: Flops | None
-    decode_weight_bytes: int
-    decode_cache_bytes: int
-    bound: DecodeBound | None
-    fit: Fit | None
-    layouts: tuple[LayoutRow, ...]
-    savings: tuple[Saving, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def rank_bytes(self) -> int:
-        """Weights and cache of one rank."""
-        return self.rank_weight_bytes + self.cache_bytes
+class Plan(Figures):
+    """What a model costs; print it, or take its fields, which are those of ``Figures``."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain dicts, lists, numbers, strings and None, sums included."""
-        data = dataclasses.asdict(self)
+        data = dataclasses.asdict(self) | {"config": self.config.to_dict()}
         data["parameters"]["total"] = self.parameters.total
         data["rank_bytes"] = self.rank_bytes
         for name, each in (("prefill", self.prefill), ("decode", self.decode)):
@@ -143,8 +47,6 @@ class Plan:
         return data
 
     def __str__(self) -> str:
-        from polyhead.planning.report import text
-
         return text(self)
 
 
@@ -165,7 +67,7 @@ def plan(
 
     Args:
         config: A preset's name (``"llama-3-8b"``), a path to a Hugging Face config.json or its
-            directory, the file's object, a ``TransformerConfig``, or an ``Architecture``.
+            directory, the file's object, or a ``TransformerConfig``.
         tokens: Context, of each sequence; of an encoder-decoder, of both sides.
         batch: Sequences.
         dtype: Of weights: float32, bfloat16, float16, float8, int8 or int4.
@@ -192,7 +94,7 @@ def plan(
         whole("page", page, least=1, error=ConfigError)
     kv_dtype = _cache_dtype(kv_dtype, dtype)
     found = subject(config)
-    model, ranks = found.architecture, tensor_parallel
+    model, ranks = found.config, tensor_parallel
     check_ranks(model, ranks)
     _check_context(model, tokens)
 
@@ -211,7 +113,8 @@ def plan(
         held = int(quantity("memory", memory, unit="B"))
         room = fit(layers, memory=held, weights=rank_weights, tokens=tokens, batch=batch)
     return Plan(
-        architecture=model,
+        name=found.name,
+        config=model,
         tokens=tokens,
         batch=batch,
         dtype=dtype,
@@ -249,11 +152,13 @@ def _cache_dtype(kv_dtype: str | None, dtype: str) -> str:
     return kv_dtype
 
 
-def _flops(model: Architecture, *, queries: int, cached: int, batch: int) -> Flops:
+def _flops(model: TransformerConfig, *, queries: int, cached: int, batch: int) -> Flops:
     return count_flops(model, queries=queries, cached=cached, batch=batch, context=cached + queries)
 
 
-def _activation_bytes(model: Architecture, tokens: int, batch: int, dtype: str, ranks: int) -> int:
+def _activation_bytes(
+    model: TransformerConfig, tokens: int, batch: int, dtype: str, ranks: int
+) -> int:
     """Weights of fewer bits are multiplied with activations of 16."""
     half = dtype != "float32"
     elements = activation_elements(model, tokens=tokens, batch=batch, ranks=ranks, half=half)
@@ -290,9 +195,9 @@ def _bound(
 
 
 def _by_layer(
-    model: Architecture, layers: tuple[LayerCache, ...], tokens: int, batch: int
+    model: TransformerConfig, layers: tuple[LayerCache, ...], tokens: int, batch: int
 ) -> tuple[LayerCachePlan, ...]:
-    shapes: list[tuple[int, AttentionShape, bool]] = []
+    shapes: list[tuple[int, HeadLayout, bool]] = []
     if model.kind != "encoder":
         shapes = [(i, layer.attention, False) for i, layer in enumerate(model.layers)]
         shapes += [
@@ -316,14 +221,14 @@ def _by_layer(
     )
 
 
-def _described(shape: AttentionShape) -> str:
+def _described(shape: HeadLayout) -> str:
     window = shape.visible_window
     return shape.layout if window is None else f"{shape.layout}, window {window:,}"
 
 
-def _check_context(model: Architecture, tokens: int) -> None:
+def _check_context(model: TransformerConfig, tokens: int) -> None:
     limit = model.max_positions
-    if limit is not None and tokens > limit:
+    if tokens > limit:
         raise ContextLengthError(
             f"tokens must be at most max_position_embeddings={limit:,}, the most that the model "
             f"reads: got {tokens:,}"
