@@ -82,6 +82,39 @@ def test_draw_writes_a_picture_of_the_heads_that_are_named(
     run("look", "a b c", "-m", tiny, "-n", "0", "--draw", "5.0").refused(2, "5")
 
 
+def test_what_is_known_of_the_tokens_is_said_before_the_model_runs(
+    tiny: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from polyhead.cli.look import look
+    from polyhead.inspection import page
+
+    def ran(*arguments: object, **options: object) -> None:
+        raise AssertionError("the model ran")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ph.Transformer, "forward", ran)
+    for options, words in (
+        ({"draw": "99.1"}, "0 to 1: got 99"),
+        ({"draw": "0.9"}, "0 to 3: got 9"),
+        ({"draw": "9" * 5_000 + ".1"}, "must look like"),
+        ({"ablate": "0.4"}, "0 to 3: got 4"),
+        ({"layers": "2"}, "0 to 1: got 2"),
+        ({"pair": ("nobody", "a")}, "nobody"),
+        ({"text": "word " * 99}, "the model's context holds 96"),
+    ):
+        with pytest.raises(ph.PolyheadError, match=words):
+            look(**{"text": "a b c", "models": [tiny]} | options)
+    monkeypatch.setattr(page, "FLOAT16_BYTES", 10)
+    with pytest.raises(AssertionError, match="the model ran"):
+        look("a b c", [tiny])
+    said = capsys.readouterr().out
+    assert "No page is written: 5 tokens × 2 layers × 4 heads are too many" in said
+    assert "--serve opens one" in said
+
+
 def test_one_model_at_a_time_unless_served(run: Run, tiny: str) -> None:
     run("look", DEMO, "-m", tiny, "-m", "smollm2").refused(2, "--serve", "smollm2")
     run("look", DEMO, "--serve", "-m", tiny, "-m", "no-such").refused(2, "no model 'no-such'")

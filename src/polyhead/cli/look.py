@@ -91,8 +91,8 @@ def look(
     Prints the continuation that the model writes, then the heads that look most strongly from one
     word to another, and writes a page with all heads that opens in any browser.
     """
-    from polyhead.cli.look_examine import examine
-    from polyhead.cli.look_files import check_writable
+    from polyhead.cli.look_examine import check, examine
+    from polyhead.cli.look_files import check_writable, reason_against_page
     from polyhead.cli.models import load_any
     from polyhead.cli.terminal import read_text
 
@@ -113,10 +113,18 @@ def look(
     out = out or Path("polyhead-look.svg" if drawn else "polyhead-look.html")
     if page or drawn:
         check_writable(out)
+    loaded = load_any(model, dtype)
+    from polyhead.inspection.heads import TokenizedText
+
+    tokens = TokenizedText.of(loaded.tokenizer, content)
+    check(loaded, tokens, pair=pair, heads=(ablated, drawn), layers=chosen)
+    refusal = reason_against_page(loaded, len(tokens.ids)) if page and not drawn else None
+    if refusal is not None and not json:
+        print(f"No page is written: {refusal}; --serve opens one for texts of any length\n")
     found = examine(
         model,
-        load_any(model, dtype),
-        content,
+        loaded,
+        tokens,
         pair=pair,
         ablated=ablated,
         layers=chosen,
@@ -124,29 +132,34 @@ def look(
         max_new_tokens=max_new_tokens,
         echo=not json,
     )
-    _present(found, out, drawn, page=page, json=json)
+    _present(found, out, drawn, page=page and refusal is None, refusal=refusal, json=json)
 
 
-def _present(found: Found, out: Path, drawn: HeadsByLayer, *, page: bool, json: bool) -> None:
+def _present(
+    found: Found,
+    out: Path,
+    drawn: HeadsByLayer,
+    *,
+    page: bool,
+    refusal: str | None,
+    json: bool,
+) -> None:
     """Writes the picture or the page, and says what was found as JSON or in the terminal."""
     from polyhead.cli.look_files import write_page, write_picture
     from polyhead.cli.look_table import as_data, show
     from polyhead.cli.terminal import print_json
 
-    refusal = None
     if drawn:
         write_picture(out, found, drawn)
     elif page:
-        refusal = write_page(out, found)
-    place = out.resolve() if (drawn or page) and refusal is None else None
+        write_page(out, found)
+    place = out.resolve() if drawn or page else None
     if json:
         print_json(as_data(found, place, refusal))
         return
     show(found)
     if place is not None:
         print(f"\nThe {'picture' if drawn else 'page with all heads'}: {place}")
-    elif refusal is not None:
-        print(f"\nNo page was written: {refusal}; --serve opens one for texts of any length")
 
 
 def _pair_of(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyhead.errors import InputError
+from polyhead.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
     from polyhead.generation import Generation, LanguageModel, TextEncoder
@@ -55,10 +55,41 @@ class Found:
     next_tokens: tuple[NextTokens, NextTokens] | None
 
 
+def check(
+    model: Model,
+    tokens: TokenizedText,
+    *,
+    pair: tuple[str, str] | None,
+    heads: Sequence[HeadsByLayer],
+    layers: Sequence[int] | None,
+) -> None:
+    """Says before the model runs, which may take minutes, what cannot be looked at.
+
+    Raises:
+        ContextLengthError: More tokens than the model's context.
+        InputError: A layer, a head or a word that is not there.
+    """
+    from polyhead.inspection.heads import find_pair
+    from polyhead.inspection.model import checked_heads
+
+    most, count = model.config.max_positions, len(model.config.layers)
+    if len(tokens.ids) > most:
+        raise ContextLengthError(
+            f"the text has {len(tokens.ids):,} tokens, the model's context holds {most:,}"
+        )
+    for chosen in heads:
+        checked_heads(model.transformer, chosen)
+    for layer in layers or ():
+        if not 0 <= layer < count:
+            raise InputError(f"--layers: the model's layers are 0 to {count - 1}: got {layer}")
+    if pair is not None:
+        find_pair(tokens, *pair, causal=model.config.kind == "decoder")
+
+
 def examine(
     name: str,
     model: Model,
-    text: str,
+    tokens: TokenizedText,
     *,
     pair: tuple[str, str] | None,
     ablated: HeadsByLayer,
@@ -72,31 +103,26 @@ def examine(
     Args:
         name: What the user calls the model.
         model: The model.
-        text: The text.
+        tokens: The text; with the other arguments ``check`` has passed it.
         pair: The word that looks and the word that is looked at; None: found in the text.
         ablated: Heads that are taken out.
         layers: Those whose heads are ranked; None: all.
         labelled: The texts over which heads are labelled; none: no labels.
         max_new_tokens: Tokens of continuation.
         echo: Whether the continuation is printed while it is written.
-
-    Raises:
-        InputError: A layer, a head or a word that is not there.
     """
     from polyhead.generation import LanguageModel
-    from polyhead.inspection.heads import TokenizedText, rank_heads
+    from polyhead.inspection.heads import rank_heads
 
-    tokens = TokenizedText.of(model.tokenizer, text)
     written = None
     next_tokens = _next_tokens(model, tokens, ablated)
     with _without(model, ablated):
         if isinstance(model, LanguageModel) and max_new_tokens != 0:
-            written = _continue(model, text, max_new_tokens, show=echo)
+            written = _continue(model, tokens.text, max_new_tokens, show=echo)
         seen = _run(model, tokens)
     found, remark = _choose_pair(seen, tokens, pair, model.config.kind == "decoder")
     looks = rank_heads(seen, found)
     if layers is not None:
-        _check_layers(layers, seen)
         looks = [entry for entry in looks if entry.layer in layers]
     scores = _scores(model, labelled, pair) if labelled else None
     return Found(name, model, tokens, written, seen, found, remark, looks, scores, next_tokens)
@@ -177,12 +203,6 @@ def _choose_pair(
         strongest,
         "Chosen by itself: where the last word looks most (--pair says).",
     )
-
-
-def _check_layers(layers: Sequence[int], seen: Probe) -> None:
-    for layer in layers:
-        if layer not in seen.layers:
-            raise InputError(f"--layers: the model's layers are 0 to {len(seen) - 1}: got {layer}")
 
 
 def _scores(model: Model, texts: Sequence[str], pair: tuple[str, str] | None) -> HeadScores:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polyhead.cli.look_examine import Found
+    from polyhead.cli.look_examine import Found, Model
     from polyhead.inspection.model import HeadsByLayer
 
 
@@ -47,8 +47,8 @@ def write_picture(out: Path, found: Found, heads: HeadsByLayer) -> None:
     draft.replace(out)
 
 
-def write_page(out: Path, found: Found) -> str | None:
-    """Writes the page with all heads; returns why not where the text is too long for one.
+def write_page(out: Path, found: Found) -> None:
+    """Writes the page with all heads, where there is no ``reason_against_page``.
 
     Raises:
         OSError: The file cannot be written.
@@ -58,8 +58,6 @@ def write_page(out: Path, found: Found) -> str | None:
     from polyhead.cli.terminal import progress
     from polyhead.inspection.page import PageData, write
 
-    if (why := _reason_against(found)) is not None:
-        return why
     views, tokens = list(found.seen), found.tokens
     length = len(tokens.ids)
     with progress("writing the page") as advance:
@@ -82,21 +80,21 @@ def write_page(out: Path, found: Found) -> str | None:
         except OSError as error:
             # The name in the error is that of a draft beside the page.
             raise OSError(error.errno, error.strerror or str(error), str(out)) from error
-    return None
 
 
-def _reason_against(found: Found) -> str | None:
-    """Why there can be no page of so many weights or of such heads."""
+def reason_against_page(model: Model, length: int) -> str | None:
+    """Why there can be no page of so many tokens or of such heads; known before the model runs."""
+    from polyhead.inspection.model import head_count
     from polyhead.inspection.page import FLOAT16_BYTES
 
-    views, length = list(found.seen), len(found.tokens.ids)
-    heads = views[0].q.shape[1]
-    stored = length * (length + 1) // 2 if found.model.config.kind == "decoder" else length**2
-    if any(view.q.shape[1] != heads for view in views):
+    layers = len(model.config.layers)
+    heads, *others = {head_count(model.transformer, layer) for layer in range(layers)}
+    if others:
         return "its layers differ in their number of heads"
-    if len(views) * heads * stored * 2 > FLOAT16_BYTES:
+    stored = length * (length + 1) // 2 if model.config.kind == "decoder" else length**2
+    if layers * heads * stored * 2 > FLOAT16_BYTES:
         return (
-            f"{length:,} tokens × {len(views)} layers × {heads} heads are too many weights for one "
+            f"{length:,} tokens × {layers} layers × {heads} heads are too many weights for one "
             "page; shorten the text"
         )
     return None

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from polyhead.errors import InputError, UnsupportedError
+from polyhead.errors import InputError, UnsupportedError, shortened
 from polyhead.layers import MultiHeadAttention, TransformerLayer
 from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
@@ -89,6 +89,9 @@ def checked_heads(model: Transformer, heads: HeadsByLayer) -> dict[int, list[int
     return chosen
 
 
+_LONGEST_PART = 24
+
+
 def parse_heads(text: str) -> dict[int, list[int]]:
     """``"3.1,7.4"`` as ``{3: [1], 7: [4]}``: layer, a point, head.
 
@@ -98,8 +101,8 @@ def parse_heads(text: str) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for part in text.split(","):
         layer, point, head = part.strip().partition(".")
-        if not (point and layer.isdecimal() and head.isdecimal()):
-            raise InputError(f"heads must look like 3.1,7.4 (layer.head): got {text!r}")
+        if not (point and layer.isdecimal() and head.isdecimal()) or len(part) > _LONGEST_PART:
+            raise InputError(f"heads must look like 3.1,7.4 (layer.head): got {shortened(text)}")
         found.setdefault(int(layer), []).append(int(head))
     return found
 
