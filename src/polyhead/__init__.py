@@ -21,6 +21,7 @@ from polyhead.errors import (
     InputError,
     ModelNotFoundError,
     PolyheadError,
+    SharedCacheError,
     UnsupportedError,
 )
 from polyhead.functional import Explanation, attention, explain
@@ -130,6 +131,7 @@ __all__ = [
     "RelativeBias",
     "RingCache",
     "RoPE",
+    "SharedCacheError",
     "TextEncoder",
     "Transformer",
     "TransformerConfig",

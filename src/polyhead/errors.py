@@ -51,3 +51,7 @@ def shortened(value: object) -> str:
     """A value as messages show it: its ``repr``, of at most 60 characters."""
     text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+class SharedCacheError(PolyheadError, RuntimeError):
+    """Two threads in the middle of using one cache."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from polyhead.caches import files
 from polyhead.caches.choice import Kind, layer_caches
 from polyhead.caches.dense import DenseCache
+from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.sizes import Quantized
 from polyhead.caches.stored import StoredCache
@@ -49,6 +50,7 @@ class ModelCache:
         if not layers:
             raise ValueError("a ModelCache needs at least one layer's cache: got none")
         self.layers, self.cross, self.owner = tuple(layers), tuple(cross), owner
+        self.in_use = InUse()
         self.context: Tensor | None = None
         self.context_mask: Mask | None = None
 
@@ -137,6 +139,7 @@ class ModelCache:
         """Positions ``[B, T]`` for a batch with padding; see ``KeyValueCache.next_positions``."""
         return self.layers[0].next_positions(real)
 
+    @alone
     def rollback(self, count: Counts) -> None:
         """Forgets the last ``count`` tokens of every layer; the encoder's stay.
 
@@ -157,6 +160,7 @@ class ModelCache:
         wanted = per_row("length", length, len(held))
         self.rollback([max(0, have - keep) for have, keep in zip(held, wanted, strict=True)])
 
+    @alone
     def truncate(self, length: Counts) -> None:
         """Makes layers equal again after a call that failed between two of them.
 
@@ -179,13 +183,16 @@ class ModelCache:
             for cache in touched:
                 cache.reset()
 
+    @alone
     def fork(self) -> Self:
         """An independent cache with the same content; paged layers share their pages."""
         other = copy.copy(self)
+        other.in_use = InUse()
         other.layers = tuple(cache.fork() for cache in self.layers)
         other.cross = tuple(cache.fork() for cache in self.cross)
         return other
 
+    @alone
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         """Row i becomes what row ``rows[i]`` was (beam search); the batch may grow or shrink.
 
@@ -204,6 +211,7 @@ class ModelCache:
             self.context = context[torch.tensor(chosen, device=context.device)]
         self.context_mask = mask
 
+    @alone
     def reset(self) -> None:
         """Forgets everything, the encoder's output too; memory is kept for the next sequence."""
         for cache in self.layers:
@@ -216,6 +224,7 @@ class ModelCache:
             cache.reset()
         self.context = self.context_mask = None
 
+    @alone
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything held to a safetensors file, whole or not at all.
 
@@ -230,6 +239,7 @@ class ModelCache:
         extra = {} if self.context is None else {"context": self.context.contiguous()}
         files.write(path, self.owner, (*self.layers, *self.cross), extra)
 
+    @alone
     def load(self, path: str | PathLike[str], device: torch.device | str = "cpu") -> None:
         """Becomes what ``save`` wrote from the cache of the same model.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from polyhead.caches.arrivals import Arrivals, arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape, latent_of
+from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.memory import Rows
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
@@ -58,6 +59,7 @@ class StoredCache(KeyValueCache):
             self.layout, self.storage
         )
         self._reserved = capacity
+        self.in_use = InUse()
         self._contents: Contents | None = None
         self._lengths: list[int] = []
         self._explicit = False
@@ -84,6 +86,7 @@ class StoredCache(KeyValueCache):
     def used_bytes(self) -> int:
         return sum(memory.used_bytes for memory in self._memories.values())
 
+    @alone
     def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
         contents = self._contents
         if positions is None and contents is not None and self._extended(contents, k, v):
@@ -148,28 +151,34 @@ class StoredCache(KeyValueCache):
                 )
         return counts
 
+    @alone
     def rollback(self, count: Counts) -> None:
         for row, back in enumerate(self.check_rollback(count)):
             if back:
                 self._cut(row, self._lengths[row] - back)
 
+    @alone
     def fork(self) -> Self:
         other = copy.copy(self)
+        other.in_use = InUse()
         other._lengths = [*self._lengths]
         other._contents = None if self._contents is None else self._contents.fork()
         return other
 
+    @alone
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         chosen = self.check_rows(rows)
         if self._contents is not None:
             self._contents.reorder(chosen)
         self._lengths = [self._lengths[row] for row in chosen]
 
+    @alone
     def reset(self) -> None:
         for row in range(len(self._lengths)):
             self._cut(row, 0)
         self._explicit = False
 
+    @alone
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, stores = {}, {}
         for name, memory in self._memories.items():
@@ -184,6 +193,7 @@ class StoredCache(KeyValueCache):
             "stores": stores,
         }
 
+    @alone
     def restore(
         self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], device: torch.device
     ) -> None:
@@ -240,6 +250,7 @@ class StoredCache(KeyValueCache):
             self._contents.cut(row, length)
         self._lengths[row] = length
 
+    @alone
     def grow(self, shape: Shape) -> tuple[Tensor, Tensor] | None:
         """One more token in every row, for who writes its keys and values where they belong.
 

@@ -107,10 +107,11 @@ def step(
         weights = _weights(parts, attention, feed_forward, x)
     except _CannotBeReadError:
         return None
-    held = cache.grow(Shape(x.shape[0], *heads[1:4], x.dtype, x.device))
-    if held is None:
-        return None
-    return code.step(x, weights, heads, held, feed_forward.activation)
+    with cache.in_use:
+        held = cache.grow(Shape(x.shape[0], *heads[1:4], x.dtype, x.device))
+        if held is None:
+            return None
+        return code.step(x, weights, heads, held, feed_forward.activation)
 
 
 def _heads(attention: MultiHeadAttention, x: Tensor, position: int) -> Heads | None:

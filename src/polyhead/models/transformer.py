@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
+from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.linear import product
@@ -166,6 +167,7 @@ class Transformer(nn.Module):
             return classes
         return x if self.head is None else self.logits(x)
 
+    @alone_with_cache
     def hidden_states(
         self,
         ids: Tensor,

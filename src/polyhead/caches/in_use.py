@@ -1,0 +1,74 @@
+"""A cache is used by one thread at a time: a second one is told so, before anything is lost.
+
+Threads may take turns. What is refused is a call that begins while another thread is in the middle
+of one: both would write to the same place, and tokens would be gone without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+
+from polyhead.errors import SharedCacheError
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class InUse:
+    """``with cache.in_use:`` around what no other thread may interrupt; it may be entered again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise SharedCacheError(
+                "this cache is in use by another thread: give every thread a cache of its own; "
+                "fork() copies one"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[InUse], tuple[()]]:
+        return InUse, ()  # a copy of a cache is another cache
+
+
+class _Used(Protocol):
+    @property
+    def in_use(self) -> InUse: ...
+
+
+_S = TypeVar("_S", bound=_Used)
+
+
+def alone(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """A cache's method that no two threads may be in at a time."""
+
+    @functools.wraps(method)
+    def guarded(self: _S, *arguments: _P.args, **options: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling():  # a lock is nothing to trace
+            return method(self, *arguments, **options)
+        with self.in_use:
+            return method(self, *arguments, **options)
+
+    return guarded  # type: ignore[return-value]  # mypy keeps the name "self" in its type
+
+
+def alone_with_cache(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that no other thread may interrupt in using what it is given as ``cache=``."""
+
+    @functools.wraps(method)
+    def guarded(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        in_use = getattr(options.get("cache"), "in_use", None)
+        if not isinstance(in_use, InUse) or torch.compiler.is_compiling():
+            return method(*arguments, **options)
+        with in_use:
+            return method(*arguments, **options)
+
+    return guarded
