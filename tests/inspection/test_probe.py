@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.caches import DenseCache, RingCache
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    TransformerConfig,
+)
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.statistics import ROW_STATISTICS
 from polyhead.inspection.view import AttentionView
@@ -295,3 +303,26 @@ def test_bias_is_part_of_the_weights(bias: ph.ALiBi | Tensor) -> None:
     view = _see(model, _input(), bias=bias)[0]
     v = records[0].v.repeat_interleave(HEADS // KV_HEADS, dim=1)
     torch.testing.assert_close(view.rows() @ v, records[0].out, atol=1e-5, rtol=0.0)
+
+
+@torch.no_grad()
+def test_the_layers_of_an_encoder_are_measured_on_the_encoders_tokens():
+    attention = AttentionConfig(num_heads=2, num_kv_heads=2, head_dim=8)
+    feed_forward, norm = FeedForwardConfig(hidden_dim=16), NormConfig("rmsnorm")
+    layer = LayerConfig(attention, feed_forward, norm)
+    torch.manual_seed(0)
+    model = ph.Transformer(
+        TransformerConfig(
+            kind="encoder-decoder", vocab_size=20, embed_dim=16, max_positions=32,
+            layers=(replace(layer, cross_attention=attention),), encoder_layers=(layer,),
+        )
+    ).eval()  # fmt: skip
+    ids, encoder_ids = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[7, 8, 7, 9, 7]])
+    with probe(model) as seen:
+        model(ids, encoder_ids=encoder_ids)
+    own, encoders = seen[0], seen[1]
+    assert not own.duplicate.any()  # no token of the decoder comes twice
+    copies = (encoder_ids[0, :, None] == encoder_ids[0]).tril(-1)
+    wanted = (encoders.rows() * copies).sum(-1)
+    torch.testing.assert_close(encoders.duplicate, wanted, rtol=1e-5, atol=1e-6)
+    assert encoders.duplicate[0, :, 4].gt(0).all()
