@@ -11,14 +11,14 @@ Change = tuple[str, str, str]
 ROOMS: dict[str, dict[str, list[Change]]] = {
     "semantics": {
         "tests/test_functional.py tests/semantics/test_mask_ranges.py tests/semantics/test_weights.py": [
-            ("a scale that is not finite", "elif not math.isfinite(scale):", "elif False:"),
-            ("a softcap of 0", "not 0.0 < softcap < math.inf:", "not 0.0 <= softcap < math.inf:"),
+            ("a scale that is not finite", 'number("scale", scale)', "pass"),
+            ("a softcap of 0", 'number("softcap", softcap, above=0, hint', 'number("softcap", softcap, least=0, hint'),
             ("sinks of another length", "sinks.shape != (H,):", "False:"),
             ("kv heads that do not divide", "if G == 0 or H % G:", "if G == 0:"),
             ("q of another dtype", "if q.dtype != source.dtype or q.", "if q."),
             ("more queries than keys", "if keys.length < T:", "if False:"),
             ("positions of another length", "if positions.shape not in ((length", "if not ((length"),
-            ("dropout of 1", "if not 0.0 <= dropout_p < 1.0:", "if not 0.0 <= dropout_p <= 1.0:"),
+            ("dropout of 1", 'share("dropout_p", dropout_p)', "pass"),
             ("a window of size w", "inside = columns > rows - self.size", "inside = columns >= rows - self.size"),
             ("a window's full tiles", "inside = farthest < self.size", "inside = farthest <= self.size"),
             ("Drop's polarity", "return ~super().visible(q, k, device)", "return super().visible(q, k, device)"),
@@ -247,7 +247,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
     },
     "planning": {
         "tests/planning": [
-            ("a window in visible pairs", "widest = cached + queries if window is None else window", "widest = cached + queries"),
+            ("a window in visible pairs", "pairs -= _triangle(keys - window) - _triangle(cached - window)", "pass"),
             ("keys before a window's tile", "max(0, cached + start - window + 1)", "0"),
             ("bytes of one rank", "heads = -(-held.kv_heads // ranks)", "heads = held.kv_heads"),
             ("a windowed layer keeps a ring", "layout = Ring(window)", "pass"),

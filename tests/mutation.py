@@ -453,6 +453,8 @@ def forked(arguments: list[str], folder: Path) -> tuple[int, str]:
 
 
 def replace_once(path: Path, line: str, instead: str) -> None:
+    if path.is_dir():
+        raise SystemExit(f"{path.name}: {line!r} is not in exactly one file of the room")
     text = path.read_text(encoding="utf-8")
     if text.count(line) != 1:
         raise SystemExit(f"{path.name}: {line!r} is there {text.count(line)} times")
