@@ -76,7 +76,9 @@ def prepare() -> None:
 
 def case(random: Random) -> None:
     generator = torch.Generator().manual_seed(random.randrange(1 << 30))
-    dtype = random.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64])
+    dtype = random.choice(
+        [torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64]
+    )
     B, G = random.choice([0, 1, 1, 2, 3]), random.choice([1, 1, 2, 3])
     H, T = G * random.choice([1, 1, 2, 4, 5]), random.choice([1, 1, 2, 7, 17, 40])
     S = random.choice([0, 1, 3, 8, 16, 33, 64, 65, 130, 200])
@@ -132,7 +134,9 @@ class _Meaning:
         if random.random() < 0.2:
             far = random.choice([0, 5, -3, 1 << 31, 1 << 40])
             rows = rows + far
-            self.arguments["q_positions"] = rows if random.random() < 0.5 else rows.expand(max(1, B), T)
+            self.arguments["q_positions"] = (
+                rows if random.random() < 0.5 else rows.expand(max(1, B), T)
+            )
             if random.random() < 0.5:
                 columns = torch.randperm(S, generator=generator) + far
                 self.arguments["kv_positions"] = columns
@@ -141,8 +145,13 @@ class _Meaning:
         self.bias: np.ndarray | None = None
         if random.random() < 0.6:
             window, ahead = random.choice([1, 4, 30, 1 << 34]), random.choice([0, 3, 1 << 34])
-            keep = torch.rand((random.choice([1, B]), random.choice([1, H]), random.choice([1, T]), S),
-                              generator=generator) < 0.6
+            keep = (
+                torch.rand(
+                    (random.choice([1, B]), random.choice([1, H]), random.choice([1, T]), S),
+                    generator=generator,
+                )
+                < 0.6
+            )
             mask, seen = random.choice(
                 [
                     (ph.Causal(), apart >= 0),
@@ -158,7 +167,9 @@ class _Meaning:
             self.visible = self.visible & seen.numpy()
         kind = random.choice([None, None, "alibi", "tensor"])
         if kind == "alibi":
-            slopes = torch.rand(H, generator=generator) / max(1, int(apart.abs().max()) if T * S else 1)
+            slopes = torch.rand(H, generator=generator) / max(
+                1, int(apart.abs().max()) if T * S else 1
+            )
             self.arguments["bias"] = ph.ALiBi(slopes)
             self.bias = -slopes.double().numpy()[:, None, None] * apart.abs().double().numpy()
         elif kind == "tensor":
@@ -241,4 +252,6 @@ def _compare(found: Tensor, wanted: np.ndarray, close: float, name: str) -> None
     exact = torch.from_numpy(wanted)
     mine = found.detach().as_subclass(Tensor).double().resolve_neg()
     fine = torch.isclose(mine, exact, atol=close, rtol=close, equal_nan=True)
-    assert fine.all(), f"{name}: {mine[~fine][:3].tolist()} where {exact[~fine][:3].tolist()} is right"
+    assert fine.all(), (
+        f"{name}: {mine[~fine][:3].tolist()} where {exact[~fine][:3].tolist()} is right"
+    )
