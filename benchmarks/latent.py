@@ -19,12 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from polyhead.layers.latent_layout import from_deepseek
 from torch import Tensor
 
 import polyhead as ph
 from polyhead.caches import LatentCache
 from polyhead.layers import LatentAttentionConfig, MultiHeadLatentAttention
-from polyhead.layers.latent_layout import from_deepseek
 
 EMBED = 2048  # V2-Lite's; the projections outside of attention are the same work for both
 

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from polyhead.checks import shown
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
 from polyhead.writing import write_tensors
@@ -90,7 +91,10 @@ def read(
     try:
         for fork, part, facts in zip(filled, parts, header["caches"], strict=True):
             fork.restore(part, facts, device)
-    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        _check_together(filled)
+    except KeyError as error:
+        raise CheckpointError(f"{path}: its header has no {error}") from error
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: its tensors do not fit its header: {error}") from error
     for cache, fork in zip(caches, filled, strict=True):
         cache.__dict__.update(fork.__dict__)
@@ -109,11 +113,23 @@ def _opened(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str,
     try:
         header = json.loads(text or "")
         version = header["version"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a file of caches: it has no {_KEY} header") from error
     if version != _VERSION:
-        raise CheckpointError(f"{path}: version must be {_VERSION}: got {version}")
+        raise CheckpointError(f"{path}: version must be {_VERSION}: got {shown(version)}")
+    caches = header.get("caches")
+    if not isinstance(header.get("owner"), str) or not isinstance(caches, list):
+        raise CheckpointError(f"{path}: its header must have an owner and a list of caches")
+    if not all(isinstance(facts, dict) for facts in caches):
+        raise CheckpointError(f"{path}: its header must say of every cache what it is")
     return header, tensors
+
+
+def _check_together(caches: Sequence[Saved]) -> None:
+    """Raises ValueError where caches that hold something are of different batches."""
+    batches = {facts["batch"] for cache in caches if "batch" in (facts := cache.description())}
+    if len(batches) > 1:
+        raise ValueError(f"its caches must have one batch: got {sorted(batches)}")
 
 
 def _check_owner(path: str | PathLike[str], got: str, want: str) -> None:
@@ -122,17 +138,18 @@ def _check_owner(path: str | PathLike[str], got: str, want: str) -> None:
     if not got or not want:
         have = "a model's caches" if got else "a cache without a model"
         raise CheckpointError(f"{path}: holds {have}: expected {'one' if got else 'a model'}")
-    raise CheckpointError(
-        f"{path}: is the cache of another model: "
-        f"{difference(json.loads(got), json.loads(want), 'config', 'in the file')}"
-    )
+    try:
+        said = difference(json.loads(got), json.loads(want), "config", "in the file")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its owner is no configuration") from error
+    raise CheckpointError(f"{path}: is the cache of another model: {said}")
 
 
 def _read_again(owner: str) -> str:
     """An owner as it would be written today: older configurations have fewer fields."""
     try:
         return TransformerConfig.from_json(owner).to_json()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return owner
 
 
@@ -155,4 +172,4 @@ def difference(got: Any, want: Any, name: str, where: str) -> str:
         for i, (have, wanted) in enumerate(zip(got, want, strict=True)):
             if have != wanted:
                 return difference(have, wanted, f"{name}[{i}]", where)
-    return f"{name} is {got!r} {where}, {want!r} here"
+    return f"{name} is {shown(got)} {where}, {shown(want)} here"

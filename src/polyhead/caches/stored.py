@@ -21,6 +21,7 @@ from polyhead.caches.contents import Contents, Shape, latent_of
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.memory import Rows
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
+from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import row_by_row, view, with_chunk
 from polyhead.checks import whole
@@ -200,26 +201,14 @@ class StoredCache(KeyValueCache):
         if not facts["stores"]:
             self._contents, self._lengths, self._explicit = None, [], False
             return
-        B, G, D, V = (facts[name] for name in ("batch", "kv_heads", "key_dim", "value_dim"))
-        shape = Shape(B, G, D, V, getattr(torch, facts["dtype"]), device)
-        contents = Contents(self.layout, self.storage, shape, self._reserved)
-        if any(name.endswith(".positions") for name in tensors):
+        found = checked(self.layout, self.storage, tensors, facts, device)
+        contents = Contents(self.layout, self.storage, found.shape, self._reserved)
+        if found.positions:
             contents.add_positions()
         for name, memory in contents.memories.items():
-            stops, firsts = (facts["stores"][name][end] for end in ("stops", "firsts"))
-            units = min(max(stops), memory.store.limit or max(stops))
-            records = []
-            for field in memory.store.fields:
-                records.append(record := tensors[f"{name}.{field.name}"])
-                wanted = (B, field.heads, units, field.width)
-                if record.shape != wanted or record.dtype != field.dtype:
-                    raise ValueError(
-                        f"{name}.{field.name} must be {field.dtype} {list(wanted)}: got "
-                        f"{record.dtype} {list(record.shape)}"
-                    )
-            memory.restore(records, stops, firsts)
-        self._contents, self._lengths = contents, [*facts["lengths"]]
-        self._explicit = bool(facts["explicit"])
+            memory.restore(found.records[name], found.stops[name], found.firsts[name])
+        self._contents, self._lengths = contents, found.lengths
+        self._explicit = found.explicit
 
     def description(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
