@@ -35,7 +35,7 @@ _TWO = _ONE.extended(*_TWO_NORMS)
 
 
 def read(keys: Keys) -> TransformerConfig:
-    sizes, norm = read_sizes(keys, own_head_dim=False), read_layer_norm(keys)
+    sizes, norm = read_sizes(keys, own_head_dim=False, max_positions=2048), read_layer_norm(keys)
     parallel, kv_heads = _read_form(keys, sizes.num_heads, sizes.num_kv_heads)
     sizes = replace(sizes, num_kv_heads=kv_heads)
     rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
@@ -138,6 +138,7 @@ FAMILIES = (
             "pad_token_id": None,
         },
         write=write,
+        harmless=frozenset(("ff_factor",)),  # ffn_hidden_size says it
         aliases={
             "num_key_value_heads": "num_kv_heads",
             "intermediate_size": "ffn_hidden_size",

@@ -52,6 +52,8 @@ DEFAULTS: dict[str, Any] = {
 SUMMARY = frozenset(
     (
         "n_ctx",
+        "n_special",
+        "predict_special_tokens",
         "summary_type",
         "summary_use_proj",
         "summary_activation",
@@ -59,7 +61,7 @@ SUMMARY = frozenset(
         "summary_first_dropout",
     )
 )
-"""Of the head for multiple choice, and a second name of n_positions."""
+"""Of the head for multiple choice, and what older files have."""
 NO_CROSS_ATTENTION = {"add_cross_attention": "decoders that read an encoder's states have one here"}
 
 _FIRST_ACTIVATIONS: Mapping[str, Activation] = {
@@ -230,7 +232,7 @@ FAMILIES = (
         write=write_first,
         aliases={key: name for key, name in ALIASES.items() if key != "intermediate_size"}
         | {"hidden_act": "afn"},
-        harmless=SUMMARY | {"n_special", "predict_special_tokens"},
+        harmless=SUMMARY,
         with_head="LMHeadModel",
     ),
 )

@@ -53,7 +53,7 @@ def read(keys: Keys) -> TransformerConfig:
     )
     tokens = keys.whole("word_embed_proj_dim", sizes.embed_dim)
     other = tokens != sizes.embed_dim
-    return read_decoder(
+    config = read_decoder(
         keys,
         [layer] * sizes.num_layers,
         max_positions=sizes.max_positions,
@@ -65,6 +65,10 @@ def read(keys: Keys) -> TransformerConfig:
         ),
         head_transform=HeadTransformConfig(tokens, bias=False) if other else None,
     )
+    if other and config.head is None:
+        wanted = f"{sizes.embed_dim} in a bare body, whose states it would project"
+        raise keys.refused("word_embed_proj_dim", tokens, wanted)
+    return config
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:

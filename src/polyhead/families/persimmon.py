@@ -66,5 +66,6 @@ FAMILIES = (
         },
         write=write_partial,
         aliases={"hidden_dropout_prob": "hidden_dropout"},
+        harmless=frozenset(("num_key_value_heads",)),  # the class has a key for every head
     ),
 )

@@ -23,6 +23,8 @@ def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_layer_norm(keys)
     rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
     biased = keys.flag("use_bias")
+    keys.expect("norm_type", "layer_norm")
+    keys.expect("mlp_type", "default")
     layer = LayerConfig(
         sizes.attention(
             qkv_bias=biased,
@@ -73,6 +75,16 @@ FAMILIES = (
             "pad_token_id": None,
         },
         write=write,
+        # The class reads hidden_act and norm_epsilon; released files have other names beside them.
+        harmless=frozenset(
+            (
+                "activation_function",
+                "layer_norm_epsilon",
+                "attention_softmax_in_fp32",
+                "scale_attention_softmax_in_fp32",
+                "scale_attn_weights",
+            )
+        ),
         aliases={"layer_norm_eps": "norm_epsilon", "hidden_dropout_prob": "residual_dropout"},
         gguf=Gguf("starcoder2", values=lambda values: {"use_bias": values["attention_bias"]}),
     ),

@@ -88,7 +88,12 @@ CASES = (
                 {"parallel_attn": False},
                 {"multi_query": False, "parallel_attn": False},
             ),
-            ({}, {"alibi": True}, {"alibi": True, "num_attention_heads": 8}, *ropes(8)[1:]),
+            (
+                {},
+                {"alibi": True},
+                {"alibi": True, "num_attention_heads": 6, "hidden_size": 48},
+                *ropes(8)[1:],
+            ),
             ({}, {"bias": True}, {"activation": "silu"}),
         ),
         gguf=GgufCase(

@@ -57,6 +57,7 @@ HARMLESS = frozenset(
         "id2label",
         "label2id",
         "num_labels",
+        "_num_labels",
         "classifier_dropout",
         "sep_token_id",
         "cls_token_id",

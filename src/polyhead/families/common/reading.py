@@ -40,6 +40,9 @@ FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 
 
+_OF_A_HEAD = ("head_bias", "head_transform")
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The numbers that every decoder has."""
@@ -56,7 +59,7 @@ class Sizes:
         return AttentionConfig(self.num_heads, self.num_kv_heads, self.head_dim, **options)
 
 
-def read_sizes(keys: Keys, *, own_head_dim: bool = True) -> Sizes:
+def read_sizes(keys: Keys, *, own_head_dim: bool = True, max_positions: int | None = None) -> Sizes:
     """``hidden_size``, ``num_attention_heads``, ``num_key_value_heads`` (null or absent without a
     default: as many as heads), ``head_dim`` (hidden_size / heads), ``num_hidden_layers``,
     ``max_position_embeddings``.
@@ -64,6 +67,7 @@ def read_sizes(keys: Keys, *, own_head_dim: bool = True) -> Sizes:
     Args:
         keys: of config.json.
         own_head_dim: whether the family has the key ``head_dim``.
+        max_positions: where the file may leave it out.
     """
     embed_dim, num_heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
     head_dim = keys.whole("head_dim", None) if own_head_dim else None
@@ -73,7 +77,7 @@ def read_sizes(keys: Keys, *, own_head_dim: bool = True) -> Sizes:
         num_heads=num_heads,
         num_kv_heads=keys.whole("num_key_value_heads", num_heads),
         head_dim=head_dim or divided(keys, embed_dim, num_heads),
-        max_positions=keys.whole("max_position_embeddings"),
+        max_positions=_max_positions(keys, max_positions),
     )
 
 
@@ -85,15 +89,19 @@ def read_mha_sizes(keys: Keys, *, max_positions: int | None = None) -> Sizes:
         max_positions: where the file may leave it out.
     """
     embed_dim, num_heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
-    key = "max_position_embeddings"
     return Sizes(
         embed_dim=embed_dim,
         num_layers=keys.num_layers("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=divided(keys, embed_dim, num_heads),
-        max_positions=keys.whole(key, max_positions) if max_positions else keys.whole(key),
+        max_positions=_max_positions(keys, max_positions),
     )
+
+
+def _max_positions(keys: Keys, default: int | None) -> int:
+    key = "max_position_embeddings"
+    return keys.whole(key) if default is None else keys.whole(key, default)
 
 
 def read_rms_norm(keys: Keys, key: str = "rms_norm_eps") -> NormConfig:
@@ -142,8 +150,12 @@ def read_decoder(
         max_positions: how many the model reads.
         norm: after the last layer.
         embedding: what enters the first layer.
-        **options: further fields of ``TransformerConfig``.
+        **options: further fields of ``TransformerConfig``; those of a head are left out of a bare
+            body.
     """
+    head = read_head(keys)
+    if head is None:
+        options = {key: option for key, option in options.items() if key not in _OF_A_HEAD}
     return TransformerConfig(
         kind="decoder",
         vocab_size=keys.whole("vocab_size"),
@@ -152,7 +164,7 @@ def read_decoder(
         layers=tuple(layers),
         embedding=embedding,
         final_norm=norm,
-        head=read_head(keys),
+        head=head,
         **read_token_ids(keys),
         **options,
     )

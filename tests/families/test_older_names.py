@@ -1,0 +1,82 @@
+"""Released files of the first years: without a prefix, with buffers, older names and keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from harness import all_cases
+from safetensors.torch import load_file, save_file
+
+from polyhead.checkpoints import load_checkpoint, save_checkpoint
+from polyhead.errors import ConfigError
+
+
+def _without_prefix(name: str) -> str:
+    return name.removeprefix("transformer.")
+
+
+def _embed_out(name: str) -> str:
+    return name.replace("lm_head.", "embed_out.")
+
+
+_CASES = {
+    "gpt2": (_without_prefix, "h.0.attn.bias", {"n_ctx": 64, "task_specific_params": {}}),
+    "gpt_neo": (
+        str,
+        "transformer.h.0.attn.attention.masked_bias",
+        {"gradient_checkpointing": False},
+    ),
+    "gpt_neox": (_embed_out, "gpt_neox.layers.0.attention.rotary_emb.inv_freq", {}),
+    "bloom": (_without_prefix, None, {"n_inner": None, "offset_alibi": 100, "seq_length": 64}),
+    "codegen": (str, "transformer.h.0.attn.causal_mask", {"rotary": True}),
+    "falcon": (str, None, {"apply_residual_connection_post_layernorm": False}),
+}
+
+
+@pytest.mark.parametrize("model_type", _CASES)
+def test_older_files_are_read(model_type: str, tmp_path: Path) -> None:
+    rename: Callable[[str], str]
+    rename, buffer, keys = _CASES[model_type]
+    case = all_cases()[model_type]
+    theirs = case.build()
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {rename(name): tensor for name, tensor in load_file(path).items()}
+    extra = {} if buffer is None else {buffer: torch.ones(1, 1, 4, 4)}
+    save_file(tensors | extra, path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    ours = load_checkpoint(tmp_path)
+    assert ours.ignored == tuple(extra)
+    ids = case.ids()
+    with torch.no_grad():
+        wanted = theirs(ids).logits
+        assert (ours.model(ids) - wanted).abs().max() < 5e-5 * wanted.std()
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gptj", "phi", "falcon", "bloom", "opt", "biogpt"])
+def test_bare_body_gives_hidden_states(model_type: str, tmp_path: Path) -> None:
+    case = all_cases()[model_type]
+    body = case.build().base_model
+    body.save_pretrained(tmp_path / "theirs")
+    save_checkpoint(load_checkpoint(tmp_path / "theirs"), tmp_path / "ours")
+    again = transformers.AutoModel.from_pretrained(
+        tmp_path / "ours", attn_implementation=case.attention
+    ).eval()
+    ids = case.ids()
+    with torch.no_grad():
+        wanted = body(ids).last_hidden_state
+        assert torch.equal(again(ids).last_hidden_state, wanted)
+        got = load_checkpoint(tmp_path / "ours").model(ids)
+        assert (got - wanted).abs().max() < 5e-5 * wanted.std()
+
+
+def test_bare_body_that_projects_its_states_is_refused(tmp_path: Path) -> None:
+    all_cases()["opt"].build({"word_embed_proj_dim": 20}).base_model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="word_embed_proj_dim is 20; supported is 32 in a bare"):
+        load_checkpoint(tmp_path)
