@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,28 @@ def test_ablating_heads_changes_the_next_token(visit: Visit, model: ph.LanguageM
     assert page.get_by_test_id("ablate").get_attribute("aria-pressed") == "true"
     page.get_by_test_id("ablate").click()
     assert "no head" in text_of(page, "ablated")
+
+
+def test_a_look_shows_how_far_it_is_and_is_cancelled(visit: Visit, model: ph.LanguageModel) -> None:
+    page = visit()
+    ran: list[int] = []
+    slow = model.transformer.layers[1].register_forward_pre_hook(lambda *call: time.sleep(2))
+    last = model.transformer.layers[1].register_forward_hook(lambda *call: ran.append(1))
+    try:
+        page.get_by_test_id("look").click()
+        page.wait_for_function("() => facts.textContent.includes('layer')")
+        assert " of 2…" in text_of(page, "facts")
+        page.get_by_test_id("cancel").click()
+        page.evaluate("polyhead.ready")
+        assert text_of(page, "status") == "cancelled"
+        assert page.get_by_test_id("cancel").is_hidden()
+        slow.remove()
+        page.get_by_test_id("look").click()
+        page.evaluate("polyhead.ready")
+        assert "30 tokens" in text_of(page, "facts")
+    finally:
+        slow.remove()
+        last.remove()
 
 
 def test_two_looks_stand_side_by_side(visit: Visit, model: ph.LanguageModel) -> None:
