@@ -30,7 +30,8 @@ CLOSE = {
     torch.float16: 6e-3,
 }
 KINDS = ("plain",) * 8 + (
-    "parameter", "negated", "imaginary", "resized", "fake", "meta", "wrapped", "subclass", "distributed",
+    "parameter", "negated", "imaginary", "resized", "fake", "meta", "wrapped", "subclass",
+    "distributed",
 )  # fmt: skip
 mesh: Any = None
 
@@ -38,16 +39,18 @@ mesh: Any = None
 class Wrapped(Tensor):
     """A tensor without memory around one that has some."""
 
+    inner: Any
+
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:
-        made: Wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
         return made
 
     def __init__(self, inner: Tensor) -> None:
         self.inner = inner
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
@@ -61,7 +64,7 @@ class Named(Tensor):
 def prepare() -> None:
     global mesh
     import torch.distributed as dist
-    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.set_num_threads(1)
@@ -195,7 +198,8 @@ class _Meaning:
             softcap=self.arguments.get("softcap"),
             sinks=None if sinks is None else sinks.double().numpy(),
         )
-        return oracle.attend(self.problem)
+        found: dict[str, Any] = oracle.attend(self.problem)
+        return found
 
 
 def _layout(random: Random, x: Tensor) -> Tensor:
@@ -244,7 +248,8 @@ MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 def _plain(x: Tensor) -> Tensor:
     if isinstance(x, Wrapped):
-        return x.inner
+        inner: Tensor = x.inner
+        return inner
     return x.to_local() if hasattr(x, "to_local") else x
 
 
