@@ -60,6 +60,11 @@ WRONG = [
     (ValueError, r"sinks must be \[H\]", lambda: ph.attention(Q, K, V, sinks=torch.ones(2))),
     (ValueError, "below 1", lambda: ph.attention(Q, K, V, dropout_p=1.0)),
     (ValueError, "q_positions must be", lambda: ph.attention(Q, K, V, q_positions=torch.arange(6))),
+    (
+        ValueError,
+        "q_positions is needed",
+        lambda: ph.attention(Q, K[:, :, :3], V[:, :, :3], kv_positions=torch.arange(3)),
+    ),
     (ValueError, "batch 2", lambda: ph.attention(Q, K, V, mask=ph.KeyLengths([1, 2, 3]))),
     (ValueError, "adds up to 5", lambda: ph.attention(Q, K, V, mask=ph.Documents([2, 3]))),
     (ValueError, "Window size", lambda: ph.Window(0)),
