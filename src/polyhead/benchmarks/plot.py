@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from xml.sax.saxutils import escape
 
 from polyhead.benchmarks.measure import OURS, Result
 from polyhead.benchmarks.report import dtype_name
+from polyhead.svg import element, image, words
 
 _WIDTH, _HEIGHT, _COLUMNS = 300, 210, 3
 _HEAD = 44  # two lines of names, five each
@@ -29,16 +29,17 @@ def plot(found: Mapping[str, Sequence[Result]]) -> str:
     names = list(dict.fromkeys(name for *_, lines in panels for name in lines if name != "limit"))
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
     drawn = [
-        f'<g transform="translate({i % _COLUMNS * _WIDTH},{_HEAD + i // _COLUMNS * _HEIGHT})">'
-        f"{_panel(title, group, unit, lines, colours)}</g>"
+        element(
+            "g",
+            _panel(title, group, unit, lines, colours),
+            transform=f"translate({i % _COLUMNS * _WIDTH},{_HEAD + i // _COLUMNS * _HEIGHT})",
+        )
         for i, (title, group, unit, lines) in enumerate(panels)
     ]
     width, height = _COLUMNS * _WIDTH, _HEAD + math.ceil(len(panels) / _COLUMNS) * _HEIGHT
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">'
-        f'<style>{_STYLE}</style><rect class="ground" width="{width}" height="{height}"/>'
-        f"{_legend(colours)}{''.join(drawn)}</svg>\n"
-    )
+    ground = element("rect", class_="ground", width=width, height=height)
+    style = element("style", _STYLE)
+    return image((0, 0, width, height), style, ground, _legend(colours), *drawn, width=width)
 
 
 def _panels(
@@ -77,36 +78,42 @@ def _panel(
         return _TOP + (1 - rate / top) * inner_height
 
     parts = [
-        f'<text class="title" x="{_LEFT}" y="14">{escape(title)}</text>',
-        f'<text x="{_LEFT}" y="28">{escape(group)} · {prefix}{unit}</text>',
+        element("text", words(title), class_="title", x=_LEFT, y=14),
+        element("text", words(f"{group} · {prefix}{unit}"), x=_LEFT, y=28),
     ]
     for share in (0.0, 0.5, 1.0):
         at, label = y(share * top), f"{share * top / scale:,.3g}"
-        parts.append(f'<path class="grid" d="M{_LEFT} {at:.1f}h{inner_width}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
+        parts.append(element("path", class_="grid", d=f"M{_LEFT} {at:.1f}h{inner_width}"))
+        parts.append(element("text", label, x=_LEFT - 6, y=f"{at + 4:.1f}", text_anchor="end"))
     parts += [
-        f'<text x="{x(length):.1f}" y="{_HEIGHT - 12}" text-anchor="middle">{length}</text>'
+        element("text", f"{length}", x=f"{x(length):.1f}", y=_HEIGHT - 12, text_anchor="middle")
         for length in lengths
     ]
     for name, points in lines.items():
         path = " L".join(f"{x(length):.1f} {y(rate):.1f}" for length, rate in sorted(points))
-        look = 'class="line limit"' if name == "limit" else f'class="line" stroke="{colours[name]}"'
-        parts.append(f'<path {look} d="M{path}"><title>{escape(name)}</title></path>')
+        parts.append(_line(name, f"M{path}", colours, element("title", words(name))))
         if name != "limit":
             parts += [
-                f'<circle cx="{x(length):.1f}" cy="{y(rate):.1f}" r="2.5" fill="{colours[name]}"/>'
+                element(
+                    "circle",
+                    cx=f"{x(length):.1f}",
+                    cy=f"{y(rate):.1f}",
+                    r=2.5,
+                    fill=colours[name],
+                )
                 for length, rate in points
             ]
     return "".join(parts)
 
 
 def _legend(colours: dict[str, str]) -> str:
-    entries = [
-        *((n, f'stroke="{c}"', "line") for n, c in colours.items()),
-        ("limit", "", "line limit"),
-    ]
     return "".join(
-        f'<path class="{kind}" {colour} d="M{12 + 176 * (i % 5)} {14 + 20 * (i // 5)}h24"/>'
-        f'<text x="{42 + 176 * (i % 5)}" y="{18 + 20 * (i // 5)}">{escape(name)}</text>'
-        for i, (name, colour, kind) in enumerate(entries)
+        _line(name, f"M{12 + 176 * (i % 5)} {14 + 20 * (i // 5)}h24", colours)
+        + element("text", words(name), x=42 + 176 * (i % 5), y=18 + 20 * (i // 5))
+        for i, name in enumerate([*colours, "limit"])
     )
+
+
+def _line(name: str, path: str, colours: dict[str, str], content: str = "") -> str:
+    kind = "line limit" if name == "limit" else "line"
+    return element("path", content, class_=kind, stroke=colours.get(name), d=path)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from torch import Tensor
 
 from polyhead.errors import InputError
 from polyhead.inspection.model import HeadsByLayer
 from polyhead.inspection.probe import Probe
+from polyhead.svg import element, image, squares, words
 
 MOST = 96
 """Cells along each side of a map: longer texts share cells, the largest weight of each is shown."""
@@ -22,7 +22,7 @@ _GAP = 28
 _ACROSS = 3
 _SHADES = 24
 _INK, _PAPER, _ACCENT = "#1c2330", "#ffffff", "#12408f"
-_FONT = "font-family='ui-sans-serif,system-ui,sans-serif'"
+_FONT = "ui-sans-serif,system-ui,sans-serif"
 
 
 def draw_heads(
@@ -51,58 +51,51 @@ def draw_heads(
     across = min(_ACROSS, len(chosen))
     step_x, step_y = _SIDE + margin + _GAP, _SIDE + margin + _GAP + 22
     width, height = across * step_x + _GAP, -(-len(chosen) // across) * step_y + _GAP
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' "
-        f"role='img' shape-rendering='crispEdges' {_FONT}>",
-        f"<title>{escape(title)}</title><rect width='100%' height='100%' fill='{_PAPER}'/>",
-    ]
+    maps = []
     for number, (layer, head) in enumerate(chosen):
         weights = seen[layer].map(head, MOST)[row]
         x = _GAP + (number % across) * step_x + margin
         y = _GAP + (number // across) * step_y + 22
-        parts.append(f"<g transform='translate({x:.1f} {y:.1f})'>")
-        parts.append(
-            f"<text y='-8' font-size='14' font-weight='600' fill='{_INK}'>layer {layer}, head "
-            f"{head}</text>"
+        name = element(
+            "text", f"layer {layer}, head {head}", y=-8, font_size=14, font_weight=600, fill=_INK
         )
-        parts += _cells(weights)
-        if labelled:
-            parts += _labels(pieces, cell, size)
-        parts.append("</g>")
-    return "\n".join([*parts, "</svg>", ""])
+        drawn = name + _cells(weights) + (_labels(pieces, cell, size) if labelled else "")
+        maps.append(element("g", drawn, transform=f"translate({x:.1f} {y:.1f})"))
+    return image(
+        (0, 0, round(width), round(height)),
+        *maps,
+        title=title,
+        paper=_PAPER,
+        shape_rendering="crispEdges",
+        font_family=_FONT,
+    )
 
 
-def _cells(weights: Tensor) -> list[str]:
+def _cells(weights: Tensor) -> str:
     """A frame, and one path for each shade: 24 steps of the root of the weight."""
     rows, columns = weights.shape
     cell = _SIDE / max(rows, columns)
     shades = (weights.clamp(0, 1).sqrt() * _SHADES).round().long()
-    parts = [f"<rect width='{_SIDE}' height='{_SIDE}' fill='none' stroke='#c9d1dd'/>"]
+    parts = [element("rect", width=_SIDE, height=_SIDE, fill="none", stroke="#c9d1dd")]
     for shade in range(1, _SHADES + 1):
         places = (shades == shade).nonzero().tolist()
         if places:
-            squares = "".join(
-                f"M{cell * j:.2f} {cell * i:.2f}h{cell:.2f}v{cell:.2f}h-{cell:.2f}z"
-                for i, j in places
-            )
             opacity = f"{shade / _SHADES:.3f}"
-            parts.append(f"<path d='{squares}' fill='{_ACCENT}' fill-opacity='{opacity}'/>")
-    return parts
+            path = squares([(i, j) for i, j in places], cell)
+            parts.append(element("path", d=path, fill=_ACCENT, fill_opacity=opacity))
+    return "".join(parts)
 
 
-def _labels(pieces: Sequence[str], cell: float, size: float) -> list[str]:
+def _labels(pieces: Sequence[str], cell: float, size: float) -> str:
     """Queries on the left, keys below."""
-    parts = [f"<g font-size='{size:.1f}' fill='{_INK}' text-anchor='end'>"]
+    parts = []
     for i, piece in enumerate(pieces):
-        middle = (i + 0.5) * cell
-        word = escape(_shown(piece))
-        below = _SIDE + 5
-        parts.append(f"<text x='-5' y='{middle + 0.35 * size:.1f}'>{word}</text>")
-        parts.append(
-            f"<text transform='translate({middle + 0.35 * size:.1f} {below}) rotate(-90)'>"
-            f"{word}</text>"
-        )
-    return [*parts, "</g>"]
+        word, at = words(_shown(piece)), f"{(i + 0.5) * cell + 0.35 * size:.1f}"
+        parts.append(element("text", word, x=-5, y=at))
+        turned = f"translate({at} {_SIDE + 5}) rotate(-90)"
+        parts.append(element("text", word, transform=turned))
+    labels = "".join(parts)
+    return element("g", labels, font_size=f"{size:.1f}", fill=_INK, text_anchor="end")
 
 
 def _shown(piece: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import torch
 
 from polyhead.semantics.masks import Mask
 from polyhead.semantics.tokens import Tokens
+from polyhead.svg import element, image, squares
 
 MOST = 64
 """Larger sides are thinned out to this many rows and columns."""
@@ -59,20 +58,15 @@ def _svg(picture: list[list[bool]], title: str) -> str:
     """A square for each pair, dark where it is visible."""
     rows, columns = len(picture), len(picture[0])
     width, height = columns * _SIDE, rows * _SIDE
-    squares = "".join(
-        f"M{x * _SIDE} {y * _SIDE}h{_SIDE}v{_SIDE}h-{_SIDE}z"
-        for y, row in enumerate(picture)
-        for x, seen in enumerate(row)
-        if seen
-    )
+    seen = [(y, x) for y, row in enumerate(picture) for x, value in enumerate(row) if value]
     lines = "".join(f"M{x * _SIDE} 0v{height}" for x in range(1, columns))
     lines += "".join(f"M0 {y * _SIDE}h{width}" for y in range(1, rows))
-    full_width, full_height = width + 2 * _EDGE, height + 2 * _EDGE
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full_width}" height="{full_height}" '
-        f'viewBox="{-_EDGE} {-_EDGE} {full_width} {full_height}" role="img">'
-        f"<title>{escape(title)}</title>"
-        f'<rect x="{-_EDGE}" y="{-_EDGE}" width="100%" height="100%" fill="{_PAPER}"/>'
-        f'<rect width="{width}" height="{height}" fill="{_HIDDEN}"/>'
-        f'<path d="{squares}" fill="{_SEEN}"/><path d="{lines}" stroke="{_PAPER}"/></svg>\n'
+    return image(
+        (-_EDGE, -_EDGE, width + 2 * _EDGE, height + 2 * _EDGE),
+        element("rect", width=width, height=height, fill=_HIDDEN),
+        element("path", d=squares(seen, _SIDE), fill=_SEEN),
+        element("path", d=lines, stroke=_PAPER),
+        title=title,
+        paper=_PAPER,
+        sized=True,
     )
