@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 WATCHED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
 TILES = "-DPH_TILE_MODEL"
 TESTS = [
+    "tests/kernels/test_native_gate.py",
     "tests/kernels/test_native.py",
     "tests/kernels/test_native_codes.py",
     "tests/kernels/test_native_gradients.py",

@@ -19,7 +19,8 @@ from polyhead.kernels import KERNELS, Kernel
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.foreign import refuse
-from polyhead.semantics.scores import autocast_enabled, full_precision, reproducibly
+from polyhead.semantics.scores import autocast_enabled, beside, full_precision, reproducibly
+from polyhead.semantics.storage import check_storage
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -125,13 +126,17 @@ def attention(
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
     )  # fmt: skip
     chosen = _choose(call, kernel)
+    if not chosen.checks_storage:
+        for name, x in call.tensors().items():
+            check_storage(name, x)
     if autocast_enabled(q) or call.spec.deterministic:
         with full_precision(q), reproducibly(call.spec, q):
             state = chosen.run(call)
     else:
         state = chosen.run(call)
     if call.spec.sinks is not None:
-        state = add_sinks(state, call.spec.sinks)
+        with beside(state.out, call.spec.sinks):
+            state = add_sinks(state, call.spec.sinks)
     if not return_lse:
         return state.out
     if state.lse is None:

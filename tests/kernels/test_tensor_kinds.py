@@ -175,3 +175,28 @@ def test_an_empty_batch_gives_an_empty_result_and_empty_gradients(kernel, grad):
     if grad:
         out.sum().backward()
         assert [x.grad.shape for x in tensors] == [x.shape for x in tensors]
+
+
+def test_an_empty_dtensor_is_refused_because_torch_would_not_return(mesh):
+    from torch.distributed.tensor import DTensor, Replicate
+
+    q, k, v = (DTensor.from_local(x[:0], mesh, [Replicate()], run_check=False) for x in problem())
+    with pytest.raises(ph.UnsupportedError, match="DTensor without elements"):
+        ph.attention(q, k, v)
+
+
+def test_no_keys_may_have_positions():
+    q, k, v = problem()
+    none = torch.zeros(0, dtype=torch.int64)
+    for kernel in ("tiled", "reference"):
+        out = ph.attention(
+            q, k[:, :, :0], v[:, :, :0], mask=ph.Causal(), kernel=kernel,
+            q_positions=torch.arange(5), kv_positions=none,
+        )  # fmt: skip
+        assert (out == 0).all()
+
+
+def test_sinks_lie_on_the_device_of_q():
+    q, k, v = problem()
+    with pytest.raises(ValueError, match="sinks must be on the device of q"):
+        ph.attention(q.to("meta"), k.to("meta"), v.to("meta"), sinks=torch.zeros(4))

@@ -17,6 +17,9 @@ class Kernel(ABC):
     gathers: ClassVar[bool] = False
     """Whether it takes all keys and values in one piece each, so that some sources are copied."""
 
+    checks_storage: ClassVar[bool] = False
+    """Whether it looks itself whether storage holds what it reads."""
+
     def unavailable(self) -> str | None:
         """Why this kernel cannot run here and the command that would change it, or None."""
         return None

@@ -34,6 +34,7 @@ FARTHEST = 1 << 14
 
 class NativeKernel(Kernel):
     name = "native"
+    checks_storage = True
     summary = "C++ for CPUs: K and V read once per kv head, where they lie; no double derivatives"
 
     def unavailable(self) -> str | None:
@@ -51,7 +52,7 @@ class NativeKernel(Kernel):
         if compiling:
             if is_differentiated():
                 return "torch.func"
-        elif (strange := stranger(call.tensors())) is not None:
+        elif (strange := stranger(call.tensors().values())) is not None:
             return strange
         elif is_traced(q) and not is_fake((q,)):
             return "torch.func"
@@ -82,7 +83,7 @@ class NativeKernel(Kernel):
         if spec.mask is not None or spec.bias is not None or spec.softcap is not None:
             extras = _extras(call)
         pieces = _pieces(call)
-        if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors()):
+        if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors().values()):
             (piece,) = pieces
             return differentiable(piece, call.q, spec.scale, extras)
         code = native.code()

@@ -17,10 +17,10 @@ class ReferenceKernel(Kernel):
         if call.spec.deterministic and call.requires_grad:
             return "deterministic gradients (torch computes them on all threads)"
         masked = call.spec.mask is not None
-        if masked and call.requires_grad and is_distributed(*call.tensors()):
+        if masked and call.requires_grad and is_distributed(*call.tensors().values()):
             return "gradients of DTensors beside a mask (torch mixes it with them afterwards)"
         return None
 
     def run(self, call: Call) -> State:
-        with beside(*call.tensors()):
+        with beside(*call.tensors().values()):
             return attend(call)

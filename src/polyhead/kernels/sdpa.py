@@ -46,7 +46,7 @@ class SdpaKernel(Kernel):
             return "a gradient through lse"
         if spec.deterministic and call.requires_grad:
             return "deterministic gradients (torch computes them on all threads)"
-        if call.q.is_cpu and is_distributed(*call.tensors()):
+        if call.q.is_cpu and is_distributed(*call.tensors().values()):
             return "DTensors on a CPU (torch knows no sharding of its fused operator there)"
         return None
 

@@ -68,7 +68,7 @@ class TiledKernel(Kernel):
         return None
 
     def run(self, call: Call) -> State:
-        with beside(*call.tensors()):
+        with beside(*call.tensors().values()):
             return self._run(call)
 
     def _run(self, call: Call) -> State:
@@ -110,7 +110,7 @@ def _forward(
     row_size, tile_size = _tile_sizes(q, source.tokens.length)
     if row_size < 16 and source.dtype != accumulation_dtype(q.dtype):
         per_key = source.batch * source.num_kv_heads * max(source.key_dim, source.value_dim)
-        tile_size = min(tile_size, max(64, WIDENED_PER_TILE // per_key))
+        tile_size = min(tile_size, max(64, WIDENED_PER_TILE // max(1, per_key)))
     tiles = source.tiles(tile_size)
     blocks = q_tokens.split(row_size)
     if len(blocks) == 1:

@@ -69,6 +69,8 @@ def call_of(
             raise TypeError(f"sinks must be a floating-point tensor or None: got {_named(sinks)}")
         if sinks.shape != (H,):
             raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
+        if sinks.device != q.device:
+            raise ValueError(f"sinks must be on the device of q, {q.device}: got {sinks.device}")
     if return_lse is not False:
         flag("return_lse", return_lse)
     mask = with_source_mask(mask, source)

@@ -80,14 +80,14 @@ class Call:
         """Query heads per kv head, H // G."""
         return self.q.shape[1] // self.source.num_kv_heads
 
-    def tensors(self) -> list[Tensor]:
-        """q, and keys, values and bias where these are plain arguments."""
+    def tensors(self) -> dict[str, Tensor]:
+        """q, and keys, values and bias where these are plain arguments, by name."""
         source, bias = self.source, self.spec.bias
-        found = [self.q]
+        found = {"q": self.q}
         if isinstance(source, DenseSource):
-            found += source.k, source.v
+            found["k"], found["v"] = source.k, source.v
         if bias is not None:
-            found.append(bias.tensor)
+            found["bias"] = bias.tensor
         return found
 
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from polyhead.errors import UnsupportedError
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Visibility
 from polyhead.semantics.tokens import Tokens, is_traced
@@ -117,9 +118,15 @@ def is_distributed(*tensors: Tensor | None) -> bool:
 
 
 def beside(*tensors: Tensor | None) -> AbstractContextManager[None]:
-    """Where one of these is a DTensor, plain tensors beside it count as replicated."""
+    """Where one of these is a DTensor, plain tensors beside it count as replicated.
+
+    Raises:
+        UnsupportedError: One has no elements: torch's reshape of an empty DTensor never returns.
+    """
     if not is_distributed(*tensors):
         return nullcontext()
+    if not all(x is None or x.numel() for x in tensors):
+        raise UnsupportedError("a DTensor without elements cannot be reshaped by torch: got one")
     from torch.distributed.tensor.experimental import implicit_replication
 
     together: AbstractContextManager[None] = implicit_replication()

@@ -82,7 +82,7 @@ class Tokens:
             ]
             positions: list[Tensor | None] = [None] * len(lengths)
         else:
-            spans = _spans(self.positions, size)
+            spans = _spans(self.positions, size)[: len(starts)]
             positions = [self.positions[..., start : start + size] for start in starts]
         return [
             Tokens(length, self.start + start, self.shift, position, span)
@@ -145,7 +145,7 @@ is_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _spans(positions: Tensor, size: int) -> list[Span | None]:
     """The span of every run of ``size``, with one transfer from the device for all of them."""
     length = positions.shape[-1]
-    count = max(1, -(-length // size))
+    count = max(1, -(-length // max(1, size)))
     if is_traced(positions):
         return [None] * count
     if positions.numel() == 0:
