@@ -129,7 +129,8 @@ def _change(random: Random, holder: Any, key: Any) -> None:
     elif kind == 1 and isinstance(old, int | float) and not isinstance(old, bool):
         holder[key] = random.choice((old + 1, old - 1, -old, old * 2, old * 10**9, [old] * 3))
     elif kind == 2:
-        holder[key] = [old] * random.choice((1, 3, 12, 1000))
+        size = len(json.dumps(old))
+        holder[key] = [old] * min(random.choice((1, 3, 12, 1000)), 1 + 10**6 // size)
     elif kind == 3 and isinstance(holder, dict):
         holder[random.choice((*_TEXTS, str(key).upper(), f"{key}_"))] = holder.pop(key)
     else:

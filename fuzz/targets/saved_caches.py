@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -39,6 +41,14 @@ VALUES: tuple[Any, ...] = (
 )
 
 
+path = Path()
+
+
+def prepare() -> None:
+    global path
+    path = Path(tempfile.mkdtemp()) / "cache"
+
+
 @torch.no_grad()
 def case(random: Random) -> None:
     layout, storage = random.choice(KINDS)
@@ -47,8 +57,8 @@ def case(random: Random) -> None:
     k = torch.randn(2, 1 if latent else 2, random.randint(1, 17), 8)
     positions = torch.arange(k.shape[2]) + 3 if random.random() < 0.3 else None
     cache.append(k, k[..., :6] if latent else k, positions)
-    cache.save("cache")
-    with safe_open("cache", "pt") as file:
+    cache.save(path)
+    with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["polyhead.cache"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for _ in range(random.randint(1, 3)):
@@ -56,9 +66,9 @@ def case(random: Random) -> None:
             _lie(random, header)
         else:
             _cut(random, tensors)
-    save_file(tensors, "cache", {"polyhead.cache": json.dumps(header)})
+    save_file(tensors, path, {"polyhead.cache": json.dumps(header)})
     loaded = StoredCache(layout, storage)
-    loaded.load("cache")
+    loaded.load(path)
     if not loaded.lengths:
         return
     source = loaded.source()

@@ -9,6 +9,8 @@ from typing import Any
 
 from polyhead.errors import CheckpointError, shortened
 
+_MOST_BYTES = 32 << 20
+"""The longest index of a model's tensors takes a tenth; the objects take some eight times as much."""
 _MOST_DIGITS = 1_000
 """Python converts more than 4,300 only where it is told to. Files hold some of 31 digits."""
 
@@ -20,6 +22,10 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is unreadable, empty, not UTF-8, not JSON, or not an object.
     """
     try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise CheckpointError(
+                f"{path} has {size:,} bytes: at most {_MOST_BYTES:,} of JSON are read"
+            )
         raw = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
