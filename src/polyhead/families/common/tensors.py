@@ -75,6 +75,7 @@ class Tensors:
         leaves: Other spellings of the last part of a name.
         dropped: Patterns (full match, without the prefix) of tensors that no output depends on, and
             why.
+        constants: Numbers that transformers wants to find in the file of every layer.
     """
 
     rules: tuple[Rule, ...]
@@ -82,6 +83,7 @@ class Tensors:
     outside: tuple[Rule, ...] = (Rule("lm_head", "head"),)
     leaves: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)
 
     def to_ours(
         self, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object
@@ -155,6 +157,10 @@ class Tensors:
                 continue
             theirs = prefix + rule.theirs.format(**numbers) + found.leaf
             written[theirs] = backward(rule.steps, [state[each] for each in names], at)
+        kind = next(iter(state.values())).dtype
+        for name, number in self.constants.items():
+            for i in range(len(config.layers)):
+                written[self.prefix + name.format(i=i)] = torch.tensor(number, dtype=kind)
         return written
 
     def is_dropped(self, name: str) -> bool:

@@ -1,0 +1,42 @@
+from harness import TIED, Case, rope, ropes
+
+_BIAS = ({}, {"attention_bias": True}, {"mlp_bias": True})
+_KINDS = ["sliding_attention", "full_attention"]
+
+CASES = (
+    Case("arcee", axes=(TIED, _BIAS, ({}, {"hidden_act": "gelu"}), ropes(8))),
+    Case(
+        "seed_oss",
+        {"head_dim": 12},
+        axes=(TIED, _BIAS, ({}, {"attention_out_bias": True}), ropes(12)),
+    ),
+    Case("helium", {"head_dim": 8}, axes=(TIED, _BIAS, ropes(8))),
+    Case(
+        "nemotron",
+        {"head_dim": 8},
+        axes=(TIED, _BIAS, ({}, rope("default", partial_rotary_factor=1.0))),
+    ),
+    Case("ernie4_5", {"head_dim": 12}, axes=(TIED, ({}, {"use_bias": True}), ropes(12))),
+    Case("hunyuan_v1_dense", {"head_dim": 8}, axes=(TIED, ({}, {"attention_bias": True}))),
+    Case(
+        "ministral",
+        {"head_dim": 12, "sliding_window": 7},
+        axes=(TIED, ({}, {"layer_types": _KINDS}, {"num_key_value_heads": 4})),
+    ),
+    Case(
+        "smollm3",
+        {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]},
+        axes=(
+            TIED,
+            _BIAS,
+            ({}, {"no_rope_layers": None, "no_rope_layer_interval": 2}),
+            ({}, {"use_sliding_window": True, "sliding_window": 7}),
+        ),
+    ),
+    Case(
+        "exaone4",
+        {"sliding_window": 7},
+        axes=(TIED, ({}, {"layer_types": _KINDS}), ropes(8)),
+    ),
+    Case("apertus", axes=(TIED, ({}, {"attention_bias": True}), ropes(8)[1:])),
+)
