@@ -10,7 +10,7 @@ from typing import Any
 from polyhead.errors import CheckpointError, shortened
 
 _MOST_BYTES = 32 << 20
-"""The longest index of a model's tensors takes a tenth; the objects take some eight times as much."""
+"""The longest index of tensors has a tenth; as objects it takes some eight times as much."""
 _MOST_DIGITS = 1_000
 """Python converts more than 4,300 only where it is told to. Files hold some of 31 digits."""
 
