@@ -145,7 +145,7 @@ def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfi
     num_layers = keys.num_layers("num_hidden_layers")
     max_positions = keys.whole("max_position_embeddings")
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"))
-    attention = _read_attention(keys, max_positions)
+    attention = read_attention(keys, max_positions)
     if not keys.flag("rope_interleave") and scoring == "softmax":
         raise keys.refused("rope_interleave", False, "True: this family has no other order")
     dense = FeedForwardConfig(
@@ -173,15 +173,22 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     networks: list[Any] = [layer.feed_forward for layer in config.layers]
     mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
     values = {
+        **write_attention(attention),
+        "first_k_dense_replace": mixtures[0] if mixtures else len(networks),
+    }
+    return values | (_write_mixture(networks[mixtures[0]]) if mixtures else {})
+
+
+def write_attention(attention: Any) -> dict[str, Any]:
+    """The inverse of ``read_attention``, beyond the shared keys."""
+    return {
         "head_dim": attention.qk_rope_head_dim,
         "q_lora_rank": attention.q_lora_rank,
         "kv_lora_rank": attention.kv_lora_rank,
         "qk_nope_head_dim": attention.qk_nope_head_dim,
         "qk_rope_head_dim": attention.qk_rope_head_dim,
         "v_head_dim": attention.v_head_dim,
-        "first_k_dense_replace": mixtures[0] if mixtures else len(networks),
     }
-    return values | (_write_mixture(networks[mixtures[0]]) if mixtures else {})
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
@@ -221,7 +228,8 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     )
 
 
-def _read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
+def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
+    """Latent attention in DeepSeek's keys."""
     num_heads, rotated = keys.whole("num_attention_heads"), keys.whole("qk_rope_head_dim")
     attention = LatentAttentionConfig(
         num_heads=num_heads,
