@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 import polyhead as ph
 from polyhead import native
 from polyhead.layers import linear as linear_layer
-from polyhead.layers.norms import RMSNorm
+from polyhead.layers.norms import RMSNorm, normalise
 from polyhead.layers.positions import RoPE
 
 needs_native = pytest.mark.skipif(native.unavailable() is not None, reason="no native code here")
@@ -200,3 +200,14 @@ def test_sinks_lie_on_the_device_of_q():
     q, k, v = problem()
     with pytest.raises(ValueError, match="sinks must be on the device of q"):
         ph.attention(q.to("meta"), k.to("meta"), v.to("meta"), sinks=torch.zeros(4))
+
+
+def test_nothing_that_a_mode_made_is_kept_for_later():
+    norm, rope, x, q = RMSNorm(13), RoPE(), draw(2, 13), draw(1, 5, 2, 8)
+    with torch.no_grad():
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert isinstance(norm(x), FakeTensor)
+            assert isinstance(rope.apply(q, head_axis=2), FakeTensor)
+        for eps in (1e-5, 1e-6):
+            assert type(normalise(x, eps)) is Tensor
+        assert type(rope.apply(q, head_axis=2)) is Tensor

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.checks import whole
 from polyhead.config import NormConfig
+from polyhead.semantics.tokens import nothing_lasts
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -119,7 +120,8 @@ class RMSNorm(nn.Module):
 
 def normalise(x: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + ε) over the last dimension, a new tensor."""
-    if torch.is_grad_enabled() or type(x) is not Tensor or not x.is_cpu:
+    plain = type(x) is Tensor and x.is_cpu
+    if torch.is_grad_enabled() or not plain or nothing_lasts():
         return F.rms_norm(x, list(x.shape[-1:]), None, eps)
     # On CPUs F.rms_norm is many small kernels, and slower than these four on one token or many.
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -23,7 +23,7 @@ from polyhead.checks import whole
 from polyhead.config import RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.layers.frequencies import inverse_frequencies, regime
-from polyhead.semantics.tokens import is_traced
+from polyhead.semantics.tokens import is_traced, nothing_lasts
 
 
 class _Rotation(NamedTuple):
@@ -152,7 +152,7 @@ class RoPE:
         if isinstance(positions, Tensor):
             axis = head_axis if positions.ndim == 2 else head_axis - 1
             return self._computed(positions, dim, x.dtype).with_heads(axis)
-        if torch.compiler.is_compiling():  # a comparison would fix the length that is traced
+        if nothing_lasts():  # and a comparison would fix a length that is traced
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
             return rotation.with_heads(head_axis - 1)
         # All layers of a model ask for the same tokens one after another.
@@ -182,7 +182,7 @@ class RoPE:
         length = first + count
         regime_ = regime(self.config, length)
         own_frequencies = self.config.type == "dynamic" and regime_ == length
-        if own_frequencies or torch.compiler.is_compiling():
+        if own_frequencies or nothing_lasts():
             # A table would never be read again, or would fix the length that is being traced.
             return self._computed_span(first, length, dim, length, dtype, device)
         key = (regime_, dim, dtype, device)

@@ -119,6 +119,11 @@ def is_traced(tensor: Tensor) -> bool:
     )
 
 
+def nothing_lasts() -> bool:
+    """Whether tensors made here belong to a graph or a mode, so that none may be kept for later."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_transformed() -> bool:
     """Whether torch.func is at work beyond a single derivative: vmap, forward mode, nesting."""
     if torch.compiler.is_compiling():
