@@ -287,6 +287,7 @@ def test_json_of_any_length_is_not_read(llama: Path) -> None:
         ("hidden_act", [], r"hidden_act is \[\]; supported is silu"),
         ("intermediate_size", 10**40, "intermediate_size must be a whole number of 64 bits"),
         ("rms_norm_eps", float("nan"), "rms_norm_eps must be a number up to 1e"),
+        ("rope_scaling", {"rope_type": {}}, "rope type must be one of default"),
         ("rope_theta", 1e308, "rope_theta must be a number up to 1e"),
         ("attention_bias", "y" * 9_999, r"attention_bias must be true or false: got '\S{,60}$"),
         ("z" * 9_999, 1, r"key '\S{,60} \(value 1\) is not understood"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyhead.config.data import Data
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, shortened
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -58,9 +58,9 @@ class RopeConfig(Data):
     long_factor: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.type not in _ROPE_FIELDS:
+        if not isinstance(self.type, str) or self.type not in _ROPE_FIELDS:
             raise ConfigError(
-                f"rope type must be one of {', '.join(_ROPE_FIELDS)}: got {self.type!r}"
+                f"rope type must be one of {', '.join(_ROPE_FIELDS)}: got {shortened(self.type)}"
             )
         if not self.theta > 0:
             raise ConfigError(f"rope theta must be positive: got {self.theta!r}")
