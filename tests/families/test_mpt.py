@@ -13,7 +13,7 @@ from transformers.models.mpt import modeling_mpt
 from polyhead.checkpoints import load_checkpoint
 
 
-@pytest.mark.parametrize("heads", [4, 6])
+@pytest.mark.parametrize("heads", [4, 12])
 def test_steepest_slope_is_read(
     heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

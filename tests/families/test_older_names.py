@@ -80,3 +80,23 @@ def test_bare_body_that_projects_its_states_is_refused(tmp_path: Path) -> None:
     all_cases()["opt"].build({"word_embed_proj_dim": 20}).base_model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="word_embed_proj_dim is 20; supported is 32 in a bare"):
         load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["phi", "persimmon", "stablelm", "gpt_neox", "gpt_neox_japanese", "starcoder2"]
+)
+def test_absent_rotary_settings_mean_what_transformers_means(
+    model_type: str, tmp_path: Path
+) -> None:
+    case = all_cases()[model_type]
+    theirs = case.build()
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    del values["rope_parameters"]
+    path.write_text(json.dumps(values))
+    ids = case.ids()
+    with torch.no_grad():
+        wanted = theirs(ids).logits
+        got = load_checkpoint(tmp_path).model(ids)
+        assert (got - wanted).abs().max() < 5e-5 * wanted.std()

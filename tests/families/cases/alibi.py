@@ -47,7 +47,7 @@ CASES = (
             "n_layer": 2,
             "n_head": 4,
         },
-        axes=(TIED, ({}, {"n_head": 6, "hidden_size": 48})),
+        axes=(TIED, ({}, {"n_head": 12, "hidden_size": 48})),
         gguf=GgufCase("bloom", _bloom, separated("query_key_value", drop="transformer.")),
     ),
     Case(
@@ -66,7 +66,7 @@ CASES = (
         },
         axes=(
             TIED,
-            ({}, {"n_heads": 6, "d_model": 48}),
+            ({}, {"n_heads": 12, "d_model": 48}),
             ({}, *({"attn_config": each} for each in ({"clip_qkv": 0.5}, {"softmax_scale": 0.5}))),
         ),
         gguf=GgufCase("mpt", _mpt, options={"attn_config": {"clip_qkv": 0.5}}),
@@ -91,7 +91,7 @@ CASES = (
             (
                 {},
                 {"alibi": True},
-                {"alibi": True, "num_attention_heads": 6, "hidden_size": 48},
+                {"alibi": True, "num_attention_heads": 12, "hidden_size": 48},
                 *ropes(8)[1:],
             ),
             ({}, {"bias": True}, {"activation": "silu"}),
