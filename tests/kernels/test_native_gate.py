@@ -184,9 +184,18 @@ def test_the_compiled_table_of_the_interface_is_that_of_the_tuples():
     table = gate.MODULE.interface()
     table["Heads"] = dict(reversed(table["Heads"].items()))
     table["limits"]["rows"] = 9
-    other = SimpleNamespace(interface=lambda: table)
-    assert [words.split(":")[0] for words in interface.differences(other)] == ["Heads", "limits"]
-    assert len(interface.differences(SimpleNamespace())) == 11
+    table["step"].pop("activation")
+
+    def module(**instead):
+        functions = dict.fromkeys(dir(gate.MODULE), print)
+        return SimpleNamespace(**functions | {"interface": lambda: table} | instead)
+
+    found = [words.split(":")[0] for words in interface.differences(module())]
+    assert found == ["step", "Heads", "limits"]
+    assert interface.differences(SimpleNamespace())[0] == "codes: there is none"
+    for nothing in (None, []):
+        said = interface.differences(module(interface=lambda nothing=nothing: nothing))
+        assert said == ["interface: there is none"]
 
 
 def test_functions_take_the_arguments_that_the_table_lists():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from polyhead import native
-from polyhead.native import selection
+from polyhead.native import gate, selection
 
 ROOT = Path(__file__).parents[2]
 OLD = """#!/bin/sh
@@ -79,7 +79,8 @@ def test_the_compiler_is_tried_with_what_the_code_needs(tmp_path):
 
 def test_the_reason_is_what_the_kernel_and_doctor_say(tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "__file__", str(tmp_path / "selection.py"))
-    monkeypatch.setattr(selection, "_module", lambda: None)
+    monkeypatch.setattr(gate, "MODULE", None)
+    monkeypatch.setattr(gate, "DIFFERENCES", [])
     monkeypatch.setattr(selection, "code", lambda: None)
     assert native.unavailable() == (
         "not compiled: install g++ 12 or newer, or clang 14 or newer, then install polyhead again"
@@ -88,3 +89,31 @@ def test_the_reason_is_what_the_kernel_and_doctor_say(tmp_path, monkeypatch):
     assert native.unavailable() == (
         "not compiled: g++ 11 cannot; it takes g++ 12, then install polyhead again"
     )
+
+
+@pytest.mark.parametrize("lacking", ["stranger", None])
+def test_a_module_compiled_from_other_sources_is_not_used_and_doctor_says_so(lacking):
+    """A module without a function, or with nothing in it (None), in place of the compiled one."""
+    script = f"""
+import importlib.util, sys, types
+import polyhead.native._native as theirs
+other = types.ModuleType("polyhead.native._native")
+if {lacking!r}:
+    vars(other).update({{name: getattr(theirs, name) for name in dir(theirs)}})
+    delattr(other, {lacking!r})
+for name in [name for name in sys.modules if name.startswith("polyhead")]:
+    del sys.modules[name]
+sys.modules["polyhead.native._native"] = other
+import torch, polyhead as ph
+layer = ph.MultiHeadAttention(16, 2).eval()
+with torch.no_grad():
+    layer(torch.randn(1, 1, 16), cache=ph.DenseCache())
+assert ph.native.code() is None
+from polyhead.cli import main
+sys.argv = ["polyhead", "doctor"]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    why = f"compiled from other sources ({lacking or 'codes'}: there is none); build again"
+    assert why in done.stdout

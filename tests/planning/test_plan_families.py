@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from polyhead.config import EmbeddingConfig, TransformerConfig
+from polyhead.config import (
+    EmbeddingConfig,
+    EncoderConfig,
+    HeadTransformConfig,
+    TaskHeadConfig,
+    TransformerConfig,
+)
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
@@ -82,6 +88,18 @@ def our_configs() -> list[TransformerConfig]:
             final_norm=layer_norm,
             head="untied",
             head_bias=True,
+        ),
+        TransformerConfig(
+            "encoder-decoder",
+            50,
+            32,
+            64,
+            (LayerConfig(plain, wide, layer_norm, cross_attention=plain),),
+            encoder_layers=(LayerConfig(plain, wide, layer_norm),),
+            embedding=EmbeddingConfig("learned"),
+            encoder=EncoderConfig(embedding=EmbeddingConfig("learned", norm=layer_norm)),
+            head=None,
+            task=TaskHeadConfig("mean", 3, (HeadTransformConfig(norm=layer_norm),)),
         ),
     ]
 

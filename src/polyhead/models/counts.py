@@ -12,11 +12,11 @@ class ParameterCounts:
     """Parameters per part; a tensor that two parts share is counted once, in the first.
 
     Attributes:
-        embedding: Tokens, learned positions, segments.
+        embedding: Tokens, learned positions, segments, frontends; an encoder's own too.
         attention: All projections and sinks; 4 · E² per layer of plain MHA without biases.
         feed_forward: All projections, routers and their choice biases (which are not trained).
         norms: Every norm, those of queries and keys and of the embedding included.
-        head: An untied output matrix, and the output bias.
+        head: An untied output matrix, the output bias, a task's transforms and classifier.
         total: All of them.
     """
 
@@ -35,6 +35,15 @@ class ParameterCounts:
         return "\n".join(f"{name:<14}{count:>16,}" for name, count in rows)
 
 
+_PARTS = {
+    "embedding": "embedding",
+    "encoder_embedding": "embedding",
+    "head": "head",
+    "task": "head",
+}
+"""The part of what stands outside the layers, by the first place of its name."""
+
+
 def count_parameters(model: nn.Module) -> ParameterCounts:
     """Sorts the parameters of a Transformer by the name of the part they stand in."""
     counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
@@ -47,6 +56,6 @@ def _part(name: str) -> str:
     places = name.split(".")
     if any(place == "norm" or place.endswith("_norm") for place in places):
         return "norms"
-    if places[0] in ("embedding", "head"):
-        return places[0]
+    if places[0] in _PARTS:
+        return _PARTS[places[0]]
     return "feed_forward" if "feed_forward" in places else "attention"

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from polyhead.native.interface import differences
+
 try:
     from polyhead.native import _native  # type: ignore[attr-defined]
 except ImportError:
     _native = None
-MODULE: ModuleType | None = _native
-"""The compiled code, whatever it was compiled from; None where nothing was."""
+DIFFERENCES: list[str] = [] if _native is None else differences(_native)
+"""Why a compiled module that is there is not used: it was compiled from other sources."""
+MODULE: ModuleType | None = None if DIFFERENCES else _native
+"""The compiled code that reads what these files give it, or None."""
 
 PLAIN = (Tensor, torch.nn.Parameter)
 """Exact types of tensors whose memory may be their value."""

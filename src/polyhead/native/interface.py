@@ -18,16 +18,38 @@ _GROUPS: tuple[type[Any], ...] = (
     arguments.LayerWeights,
     arguments.TileSums,
 )
+_FUNCTIONS = {
+    "codes": "",
+    "stranger": "",
+    "product": "code threads x weights y",
+    "feed_forward": "code threads x gate up down activation y",
+    "norm": "code threads x norm y",
+    "rotate": "code threads x cos sin y",
+    "attend": "code threads q pieces scale extras out lse",
+    "gradients": "code threads q pieces scale extras out lse grad_out grad_lse grad_q grad_k "
+    "grad_v grad_bias",
+    "tile_sums": "code threads logs first sums",
+    "step": "code threads x weights heads k v activation y",
+}
+"""Arguments in the order in which ``Code`` gives them; the first two take any tensors, or none."""
 
 
 def differences(module: ModuleType) -> list[str]:
     """In what a compiled module and these files disagree; none where they belong together."""
-    theirs: dict[str, Any] = module.interface() if hasattr(module, "interface") else {}
+    missing = [f"{name}: there is none" for name in _FUNCTIONS if not hasattr(module, name)]
+    theirs: Any = module.interface() if hasattr(module, "interface") else None
+    if missing or not isinstance(theirs, dict):
+        return missing or ["interface: there is none"]
     ours: dict[str, Any] = {group.__name__: _fields(group) for group in _GROUPS}
     ours["dtypes"] = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     ours["activations"] = [*ACTIVATIONS]
     ours["limits"] = {"rows": MOST_ROWS, "weights": MOST_WEIGHTS, "pieces": MOST_PIECES}
+    read = {name: " ".join(theirs.get(name, ())) for name in _FUNCTIONS}
     return [
+        f"{name}: {read[name]!r} where {want!r} is given"
+        for name, want in _FUNCTIONS.items()
+        if read[name] != want
+    ] + [
         f"{name}: {theirs.get(name)} where {want} is given"
         for name, want in ours.items()
         if _in_order(theirs.get(name)) != _in_order(want)

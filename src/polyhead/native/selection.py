@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,20 +15,13 @@ from torch import Tensor
 from polyhead.native import gate
 from polyhead.native.arguments import DTYPES
 from polyhead.native.code import Code
-from polyhead.native.interface import differences
 from polyhead.native.self_test import disagreement
-
-
-@cache
-def _module() -> ModuleType | None:
-    """The compiled module, if there is one and it reads what these files give it."""
-    return None if gate.MODULE is None or differences(gate.MODULE) else gate.MODULE
 
 
 @cache
 def all_codes() -> tuple[Code, ...]:
     """The codes that this processor can run, best first, tested or not."""
-    module = _module()
+    module = gate.MODULE
     if module is None:
         return ()
     return tuple(
@@ -116,9 +108,12 @@ def unavailable() -> str | None:
     """Why there is no native code here and what would bring it, or None."""
     if code() is not None:
         return None
-    if gate.MODULE is not None and _module() is None:
-        return "compiled from other sources; build again (python setup.py build_ext --inplace)"
-    if _module() is None:
+    if gate.DIFFERENCES:
+        return (
+            f"compiled from other sources ({gate.DIFFERENCES[0]}); build again "
+            "(python setup.py build_ext --inplace)"
+        )
+    if gate.MODULE is None:
         return f"not compiled: {_why_not_compiled()}, then install polyhead again"
     return "no code compiled for this processor gave right results"
 
