@@ -21,6 +21,7 @@ from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.native.gate import is_fake, stranger
 from polyhead.semantics import ALiBi, Call, DenseSource, RelativeBias, State, TensorBias
 from polyhead.semantics.masks import And, Keep, Mask
+from polyhead.semantics.storage import check_storage
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
 
 _NOWHERE = torch.iinfo(torch.int64)
@@ -120,6 +121,8 @@ def _extras(call: Call) -> Extras:
         if keep is not None:
             keep = keep.expand(*keep.shape[:2], T, S)
             keep = keep if keep.stride(-1) == 1 else keep.contiguous()
+    if spec.bias is not None and not torch.compiler.is_compiling():
+        check_storage("bias", spec.bias.tensor)  # it may be copied below
     if isinstance(spec.bias, TensorBias):
         bias = spec.bias.tensor.float().resolve_neg()
     elif spec.bias is not None:

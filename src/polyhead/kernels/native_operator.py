@@ -16,6 +16,7 @@ from polyhead import native
 from polyhead.native.arguments import Extras, Piece
 from polyhead.native.code import Code
 from polyhead.semantics import State
+from polyhead.semantics.storage import check_storage
 
 _KINDS = {1: "slopes", 2: "by_distance", 4: "bias"}
 """What a bias of so many dimensions is in ``Extras``."""
@@ -136,8 +137,10 @@ def _as_given(
 
 def dense(x: Tensor) -> Tensor:
     """x as native code reads it: its last dimension dense, and no negated view."""
-    x = x.resolve_neg()
-    return x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1 and not x.is_neg():
+        return x
+    check_storage("a tensor that must be copied", x)  # torch would copy what was given back
+    return x.resolve_neg().contiguous()
 
 
 def _code() -> Code:
