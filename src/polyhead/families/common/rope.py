@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import RopeConfig
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, shortened
 from polyhead.families.common.keys import Keys
 
 # Keys of the file that are fields of RopeConfig, under which name.
@@ -70,8 +70,8 @@ def read_rope(
     stated_type = inner.take("rope_type", None)
     legacy_type = inner.take("type", stated_type)
     if stated_type is not None and stated_type != legacy_type:
-        raise inner.refused("type", legacy_type, f"the same as rope_type, {stated_type!r}")
-    rope_type: Any = legacy_type or "default"
+        raise inner.refused("type", legacy_type, f"the same as rope_type, {shortened(stated_type)}")
+    rope_type: Any = "default" if legacy_type is None else legacy_type
 
     fields = {
         ours: _value(inner, theirs) for theirs, ours in ROPE_FIELDS.items() if inner.has(theirs)
