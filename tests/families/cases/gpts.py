@@ -105,4 +105,5 @@ CASES = (
         _NO_GROUPS | {"intermediate_size": None, "intermediate_multiple_size": 2},
         axes=(TIED, ({}, rope("default", partial_rotary_factor=0.5)), ({}, {"hidden_act": "silu"})),
     ),
+    Case("ctrl", _OWN_NAMES | {"dff": 40}, axes=(TIED, ({}, {"layer_norm_epsilon": 0.01}))),
 )
