@@ -49,11 +49,13 @@ def test_storage_that_was_given_back_is_an_error(kernel, index):
 
 
 def test_what_must_be_copied_first_is_looked_at_before():
-    q, k, v = (draw(1, 2, 64, 64) for _ in range(3))
+    q, v = draw(1, 2, 64, 64), draw(1, 2, 64, 64)
     with pytest.raises(NotPlainError, match="storage of a tensor that must be copied"):
         ph.attention(q, cut_short(draw(1, 2, 64, 64).mT), v, kernel="native")
+    slopes = cut_short(draw(12).bfloat16())
+    many = draw(1, 12, 2, 8)
     with pytest.raises(NotPlainError, match="storage of bias"):
-        ph.attention(q, k, v, bias=cut_short(draw(64, 64).bfloat16()), kernel="native")
+        ph.attention(many, many, many, bias=ph.ALiBi(slopes), kernel="native")
 
 
 def test_every_tensor_of_a_call_passes_the_gate():
