@@ -193,8 +193,15 @@ class ModelCache:
         return other
 
     @alone
-    def reorder(self, rows: Sequence[int] | Tensor) -> None:
+    def reorder(
+        self, rows: Sequence[int] | Tensor, context_rows: Sequence[int] | None = None
+    ) -> None:
         """Row i becomes what row ``rows[i]`` was (beam search); the batch may grow or shrink.
+
+        Args:
+            rows: Which rows of tokens stay, in which order.
+            context_rows: The same for the encoder's output, where several rows of tokens share one
+                of it: B of them for B · K rows, those of a sentence side by side. Default ``rows``.
 
         Raises:
             ValueError: A row that is not there.
@@ -203,12 +210,14 @@ class ModelCache:
         chosen = per_row("rows", rows if isinstance(rows, Tensor) else [*rows], len(rows))
         context = self.context
         self.layers[0].check_rows(chosen)
-        mask = None if self.context_mask is None else self.context_mask.of_rows(chosen)
-        for cache in (*self.layers, *self.cross):
-            if cache.lengths:
-                cache.reorder(chosen)
+        kept = chosen if context_rows is None else [*context_rows]
+        mask = None if self.context_mask is None else self.context_mask.of_rows(kept)
+        for caches, moved in ((self.layers, chosen), (self.cross, kept)):
+            for cache in caches:
+                if cache.lengths and moved != [*range(len(cache.lengths))]:
+                    cache.reorder(moved)
         if context is not None:
-            self.context = context[torch.tensor(chosen, device=context.device)]
+            self.context = context[torch.tensor(kept, device=context.device)]
         self.context_mask = mask
 
     @alone

@@ -35,8 +35,10 @@ class Steps(Protocol):
         """Logits ``[N, V]`` after one more token in each row."""
         ...
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        """Row i becomes what row ``rows[i]`` was; there may be more or fewer."""
+    def reorder(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
+        """Row i becomes what row ``rows[i]`` was, of the sentences that stay; there may be more or
+        fewer rows, as many for each sentence, side by side.
+        """
         ...
 
 
@@ -111,7 +113,7 @@ class BeamSearch:
         running = [_Sentence(b, [()] * K, alone) for b in range(len(prompts))]
         done: list[_Sentence] = []
         logits, new = first.repeat_interleave(K, dim=0), 0
-        steps.reorder([b for b in range(len(prompts)) for _ in range(K)])
+        steps.reorder([b for b in range(len(prompts)) for _ in range(K)], range(len(prompts)))
         while True:
             rows = Rows(
                 [[*prompts[s.number], *beam] for s in running for beam in s.beams],
@@ -126,21 +128,21 @@ class BeamSearch:
                 scores = sampler.restricted(scores)
             chosen: list[int] = []
             tokens: list[int] = []
-            left = []
+            left: list[int] = []
             for n, sentence in enumerate(running):
                 parents, going_on = self._advance(sentence, scores[n * K : n * K + K], new, sampler)
                 if going_on:
                     chosen += [n * K + parent for parent in parents]
                     tokens += [beam[-1] for beam in sentence.beams]
-                    left.append(sentence)
+                    left.append(n)
                 else:
                     done.append(sentence)
             new += 1
             # A sentence whose texts are all there waits for nobody: it leaves the batch.
-            running = left
+            running = [running[n] for n in left]
             if not running:
                 break
-            steps.reorder(chosen)
+            steps.reorder(chosen, left)
             logits = steps.step(tokens)
         best = {sentence.number: sentence.finished for sentence in done}
         wanted = self.options.num_return_sequences
@@ -225,7 +227,7 @@ def draw(
     logits = steps.start()
     of = [row // R for row in rows]
     if of != [*range(len(prompts))]:
-        steps.reorder(of)
+        steps.reorder(of, of)
         logits = logits[of]
     samplers = {row: Sampler(options.sampling, logits.device, sample=row % R) for row in rows}
     ids: dict[int, list[int]] = {row: [] for row in rows}
@@ -253,6 +255,6 @@ def draw(
         if not left:
             return
         if len(left) < len(rows):
-            steps.reorder(left)
+            steps.reorder(left, left)
             rows = [rows[n] for n in left]
         logits = steps.step([ids[row][-1] for row in rows])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from polyhead.semantics import KeyLengths
+
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
     from polyhead.models import Transformer
@@ -49,8 +51,46 @@ class DecoderSteps:
             ids = torch.tensor(tokens, device=self._device)[:, None]
         return self._last(self.model(ids, cache=self.cache, last=1))
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        self.cache.reorder(rows)
+    def reorder(self, rows: Sequence[int], sentences: Sequence[int]) -> None:
+        self.cache.reorder(rows, sentences)
 
     def _last(self, logits: Tensor) -> Tensor:
         return logits[:, -1]
+
+
+class TranslationSteps(DecoderSteps):
+    """An encoder-decoder: sources of uneven length are read once, however many beams there are.
+
+    Args:
+        model: The encoder-decoder, in evaluation mode.
+        sources: Tokens of each source, at least one.
+        prompts: Tokens that each text begins with, equally many: the start token, and what a
+            family puts behind it.
+        cache: Empty.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        sources: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]],
+        cache: ModelCache,
+    ) -> None:
+        super().__init__(model, prompts, cache)
+        self.sources = sources
+
+    @torch.inference_mode()
+    def start(self) -> Tensor:
+        lengths = torch.tensor([len(source) for source in self.sources], device=self._device)
+        longest = int(lengths.max())
+        rows = [[*source, *[0] * (longest - len(source))] for source in self.sources]
+        mask = KeyLengths(lengths) if int(lengths.min()) < longest else None
+        return self._last(
+            self.model(
+                torch.tensor([*self.prompts], device=self._device),
+                encoder_ids=torch.tensor(rows, device=self._device),
+                encoder_mask=mask,
+                cache=self.cache,
+                last=1,
+            )
+        )

@@ -205,7 +205,8 @@ class MultiHeadAttention(Hooked):
 
         With a cache, self-attention appends the keys and values of ``x`` and attends to all that
         are held. Cross-attention fills an empty cache from ``context`` and afterwards reads the
-        cache alone: for another context, reset it.
+        cache alone: for another context, reset it. A filled cache of B rows serves a batch of
+        B · K: rows b · K to b · K + K − 1 share row b (the beams of a sentence).
 
         Args:
             x: ``[B, T, E]``.
@@ -232,6 +233,16 @@ class MultiHeadAttention(Hooked):
             check_cache(cache)
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        if context is not None and cache is not None and 0 < len(cache.lengths) < x.shape[0]:
+            if x.shape[0] % len(cache.lengths) or bias is not None or positions is not None:
+                raise ValueError(
+                    f"rows that share a context are a multiple of its {len(cache.lengths)}, "
+                    f"without bias and positions: got {x.shape[0]} rows"
+                )
+            folded = x.reshape(len(cache.lengths), -1, self.embed_dim)
+            y = self(folded, context, mask=mask, cache=cache, kernel=kernel)
+            shared: Tensor = y.reshape(x.shape)
+            return shared
         if context is None:
             if context_positions is not None:
                 raise ValueError("context_positions need a context: got none")
