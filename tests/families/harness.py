@@ -96,6 +96,8 @@ class Case:
         spread: Standard deviation of the matrices.
         attention: How transformers computes it: ``"sdpa"`` where ``"eager"`` is not what it means.
         gguf: How a GGUF file of it is written; None: none is read.
+        alter: Changes transformers' model, for what no option says.
+        features: Of an encoder of sound, mel features and frames; None: it reads ids.
     """
 
     model_type: str
@@ -106,6 +108,8 @@ class Case:
     spread: float = 0.15
     attention: str = "eager"
     gguf: GgufCase | None = None
+    alter: Callable[[Any, Mapping[str, Any]], None] | None = None
+    features: tuple[int, int] | None = None
 
     def config(self, *options: Mapping[str, Any]) -> Any:
         """transformers' config with some options."""
@@ -125,19 +129,27 @@ class Case:
         config = self.config(*options)
         model = kind.from_config(config, attn_implementation=self.attention).eval()
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "final_logits_bias")):
                 torch.nn.init.normal_(tensor, std=0.3)
-            elif isinstance(tensor, torch.nn.Parameter):
+            elif tensor.requires_grad:  # sinusoids are parameters that are not trained
                 # Biases start at 0 and norms at 1, where nothing would notice their loss.
                 norm = tensor.ndim == 1 and name.endswith("weight")
                 std = 0.4 if tensor.ndim < 2 else self.spread
                 torch.nn.init.normal_(tensor, mean=float(norm), std=std)
+        if self.alter is not None:
+            self.alter(model, {key: value for each in options for key, value in each.items()})
         return model
 
     def ids(self, batch: int = 2) -> Tensor:
         generator = torch.Generator().manual_seed(7)
         vocab = {**SIZES, **self.sizes}["vocab_size"]
         return torch.randint(3, vocab, (batch, self.tokens), generator=generator)
+
+    def source(self) -> Tensor:
+        """What the encoder of an encoder-decoder reads: ids, or mel features of two sounds."""
+        if self.features is None:
+            return self.ids()[:, : self.tokens // 2]
+        return torch.randn(2, *self.features, generator=torch.Generator().manual_seed(5))
 
 
 def all_cases() -> dict[str, Case]:
@@ -213,15 +225,19 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
 
 
 def _encoder_decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
-    source, ids = case.ids()[:, : case.tokens // 2], case.ids()
-    lengths = torch.tensor([source.shape[1], 3])
-    keep = torch.arange(source.shape[1]) < lengths[:, None]
+    source, ids = case.source(), case.ids()
+    context: dict[str, Any] = {"encoder_ids": source}
+    their_context = {"input_features": source}
+    if case.features is None:
+        lengths = torch.tensor([source.shape[1], 3])
+        keep = torch.arange(source.shape[1]) < lengths[:, None]
+        context["encoder_mask"] = KeyLengths(lengths)
+        their_context = {"input_ids": source, "attention_mask": keep.long()}
     with torch.no_grad():
-        wanted = theirs(input_ids=source, attention_mask=keep.long(), decoder_input_ids=ids).logits
-        mask = KeyLengths(lengths)
-        _close(ours.model(ids, encoder_ids=source, encoder_mask=mask), wanted)
-        cache = ours.model.new_cache()
-        steps, context = [], {"encoder_ids": source, "encoder_mask": mask}
+        made = theirs(decoder_input_ids=ids, **their_context)
+        wanted = made.logits if ours.config.head else made.last_hidden_state
+        _close(ours.model(ids, **context), wanted)
+        cache, steps = ours.model.new_cache(), []
         for chunk in ids.split([*CHUNKS, case.tokens - sum(CHUNKS)], dim=1):
             steps.append(ours.model(chunk, cache=cache, **context))
             context = {}
@@ -255,11 +271,12 @@ def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
     """A number that depends on every parameter, in the same way for both models."""
     ids = case.ids()
     if kind == "encoder-decoder":
-        source = ids[:, :7]
+        source = case.source()
+        called = "input_ids" if case.features is None else "input_features"
         made = (
             model(ids, encoder_ids=source)
             if is_ours
-            else model(input_ids=source, decoder_input_ids=ids)
+            else model(**{called: source, "decoder_input_ids": ids})
         )
     else:
         made = model(ids)
@@ -276,6 +293,9 @@ def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> 
     written = copy.deepcopy(theirs)
     for tensor, source in zip(written.parameters(), theirs.parameters(), strict=True):
         tensor.data = torch.zeros_like(tensor) if source.grad is None else source.grad.clone()
+    for tensor in (*written.buffers(), *written.parameters()):
+        if tensor.is_floating_point() and not tensor.requires_grad:
+            tensor.data = torch.full_like(tensor, torch.nan)
     written.save_pretrained(folder / "gradients")
     values = json.loads((folder / "theirs" / "config.json").read_text())
     table = families()[values["model_type"]].tensors_of(values)
@@ -285,6 +305,8 @@ def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> 
     _loss(ours.model, case, ours.config.kind, is_ours=True).backward()
     seen = 0
     for name, tensor in ours.model.named_parameters():
+        if wanted[name].isnan().all():  # transformers does not train it
+            continue
         grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         scale = wanted[name].abs().max()
         assert (grad - wanted[name]).abs().max() <= 1e-4 * scale + 1e-7, name

@@ -52,11 +52,13 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
         config = TransformerConfig.from_dict(values.get("transformer", {}))
         return Parts(config, tensors, tokenizer)
+    family = find_family(values.get("model_type"), path)
+    values |= family.observed(values, tensors)
     config = read_config(values, path)
     blocks = read_blocks(values, path)
     if blocks is not None:
         tensors = block_float8.widened(tensors, blocks, directory)
-    table = find_family(values["model_type"], path).tensors_of(values)
+    table = family.tensors_of(values)
     if adapter is not None:
         tensors = adapters.merged(tensors, adapter, table.prefix)
     state, file_names = table.to_ours(tensors, config, directory)
@@ -68,7 +70,7 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
         tokenizer,
         ignored=tuple(name for name in tensors if table.is_dropped(name)),
         file_names=file_names,
-        family=values["model_type"],
+        family=family.model_type,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from polyhead.config import TransformerConfig
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
@@ -14,6 +16,11 @@ from polyhead.families.common.tensors import Tensors
 
 def nothing_more(config: TransformerConfig) -> Mapping[str, Any]:
     """For families whose keys are all among the shared ones."""
+    return {}
+
+
+def as_stated(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    """For families whose config.json says all."""
     return {}
 
 
@@ -36,6 +43,7 @@ class Family:
         harmless: Keys beyond ``config_json.HARMLESS`` that change no number in evaluation.
         with_head, bare: What follows ``class_name`` in the classes with a head and without.
         gguf: How GGUF files of the family are read; None: they are not.
+        observed: From config.json's object and the file's tensors, keys that the tensors decide.
     """
 
     model_type: str
@@ -50,6 +58,7 @@ class Family:
     with_head: str = "ForCausalLM"
     bare: str = "Model"
     gguf: Gguf | None = None
+    observed: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, Any]] = as_stated
 
     def tensors_of(self, values: Mapping[str, Any]) -> Tensors:
         """The table of names for a config.json."""

@@ -140,6 +140,7 @@ def read_decoder(
     max_positions: int,
     norm: NormConfig | None,
     embedding: EmbeddingConfig = EmbeddingConfig(),  # noqa: B008  # frozen
+    kind: Literal["decoder", "encoder-decoder"] = "decoder",
     **options: Any,
 ) -> TransformerConfig:
     """The decoder around some layers; the other keys are taken from the file.
@@ -150,6 +151,7 @@ def read_decoder(
         max_positions: how many the model reads.
         norm: after the last layer.
         embedding: what enters the first layer.
+        kind: of an encoder-decoder ``options`` have the encoder.
         **options: further fields of ``TransformerConfig``; those of a head are left out of a bare
             body.
     """
@@ -157,7 +159,7 @@ def read_decoder(
     if head is None:
         options = {key: option for key, option in options.items() if key not in _OF_A_HEAD}
     return TransformerConfig(
-        kind="decoder",
+        kind=kind,
         vocab_size=keys.whole("vocab_size"),
         embed_dim=keys.whole("hidden_size"),
         max_positions=max_positions,

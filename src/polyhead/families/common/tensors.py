@@ -20,7 +20,7 @@ from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families.common.steps import At, Each, Step, backward, forward
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_NUMBER = re.compile(r"(?<=[._])\d+(?=\.|$)")
 _LETTER = re.compile(r"\{[ij]\}")
 
 

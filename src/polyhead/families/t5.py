@@ -1,0 +1,257 @@
+"""T5 (Raffel et al. 2020) and mT5: a learned bias by distance, no scale of the scores.
+
+The first T5 has one matrix for tokens and logits and scales what it multiplies by 1/√E; version 1.1
+and mT5 have a matrix for the logits alone and scale nothing. config.json does not tell them apart
+reliably (mT5's says "tied" where transformers 5 wrote it), so the file's tensors do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    RelativeBiasConfig,
+    TransformerConfig,
+)
+from polyhead.config.feed_forward import Activation
+from polyhead.config.layout import Network
+from polyhead.families.common.family import Family
+from polyhead.families.common.keys import Keys
+from polyhead.families.common.reading import ACTIVATIONS, read_decoder, read_rms_norm
+from polyhead.families.common.tensors import Rule, Tensors, under
+from polyhead.families.common.writing import write_activation
+
+UNLIMITED = 1 << 20
+"""Positions of a model that knows distances alone, all far ones alike."""
+
+# "gated-gelu" has always been the approximation by tanh.
+_FORMS: Mapping[str, tuple[Activation, bool]] = {
+    **{name: (ours, False) for name, ours in ACTIVATIONS.items()},
+    **{f"gated-{name}": (ours, True) for name, ours in ACTIVATIONS.items()},
+    "gated-gelu": ("gelu_tanh", True),
+}
+
+
+def read_stacks(
+    keys: Keys, networks: tuple[list[Network], list[Network]], *, scaled: bool
+) -> TransformerConfig:
+    """T5 around the networks of the encoder's and of the decoder's layers.
+
+    Args:
+        keys: Of config.json.
+        networks: One for each layer.
+        scaled: Whether what makes the logits is multiplied by 1/√E.
+    """
+    heads, dropout = keys.whole("num_attention_heads"), keys.number("hidden_dropout_prob")
+    norm = read_rms_norm(keys)
+    attention = AttentionConfig(heads, heads, keys.whole("head_dim"), scale=1.0, dropout=dropout)
+    bias = RelativeBiasConfig(
+        keys.whole("relative_attention_num_buckets"), keys.whole("relative_attention_max_distance")
+    )
+    encoder, decoder = (
+        tuple(
+            LayerConfig(attention, network, norm, cross_attention=cross, dropout=dropout)
+            for network in stack
+        )
+        for stack, cross in zip(networks, (None, attention), strict=True)
+    )
+    return read_decoder(
+        keys,
+        decoder,
+        kind="encoder-decoder",
+        max_positions=keys.whole("max_position_embeddings", UNLIMITED),
+        norm=norm,
+        embedding=EmbeddingConfig(dropout=dropout),
+        encoder_layers=encoder,
+        encoder=EncoderConfig(relative_bias=bias),
+        relative_bias=bias,
+        logit_scale=keys.whole("hidden_size") ** -0.5 if scaled else 1.0,
+    )
+
+
+def depths(keys: Keys) -> tuple[int, int]:
+    """Layers of the encoder and of the decoder, which has as many where the file does not say."""
+    layers = keys.num_layers("num_hidden_layers")
+    said = keys.take("num_decoder_layers", None) is not None
+    return layers, keys.num_layers("num_decoder_layers") if said else layers
+
+
+def read(keys: Keys, *, scales: bool) -> TransformerConfig:
+    activation, gated = keys.choice("feed_forward_proj", _FORMS)
+    if keys.has("dense_act_fn"):
+        activation = keys.choice("dense_act_fn", ACTIVATIONS)
+    network = FeedForwardConfig(
+        keys.whole("intermediate_size"),
+        activation,
+        gated=keys.flag("is_gated_act", gated),
+        dropout=keys.number("hidden_dropout_prob"),
+    )
+    encoder, decoder = depths(keys)
+    tied = keys.flag("tie_word_embeddings")
+    return read_stacks(
+        keys,
+        ([network] * encoder, [network] * decoder),
+        scaled=scales and keys.flag("scale_decoder_outputs", tied),
+    )
+
+
+def write_stacks(config: TransformerConfig) -> dict[str, Any]:
+    bias = config.relative_bias
+    if bias is None:
+        return {}
+    return {
+        "num_layers": len(config.encoder_layers),
+        "num_decoder_layers": len(config.layers),
+        "relative_attention_num_buckets": bias.num_buckets,
+        "relative_attention_max_distance": bias.max_distance,
+    }
+
+
+def write(config: TransformerConfig) -> dict[str, Any]:
+    network: Any = config.layers[0].feed_forward
+    name = write_activation(network.activation)
+    return {
+        **write_stacks(config),
+        "feed_forward_proj": f"gated-{name}" if network.gated else name,
+        "dense_act_fn": name,
+        "is_gated_act": network.gated,
+    }
+
+
+def observed(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A head that stands in the file and differs from the tokens is its own, another is theirs."""
+    head = tensors.get("lm_head.weight")
+    tokens = next((tensors[name] for name in _TOKENS if name in tensors), None)
+    own = head is not None and tokens is not None and not torch.equal(head, tokens)
+    said = values.get("tie_word_embeddings") is not False
+    return {
+        "tie_word_embeddings": not own,
+        "scale_decoder_outputs": values.get("scale_decoder_outputs", said),
+    }
+
+
+_TOKENS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
+    return under(f"{theirs}.", f"{ours}.", {each: f"{each}_proj" for each in "qkvo"})
+
+
+def tables(network: Mapping[str, str], name: str = "DenseReluDense") -> tuple[Rule, ...]:
+    """Rules of both stacks.
+
+    Args:
+        network: A layer's network: the file's names and polyhead's.
+        name: Of the module that has them.
+    """
+    rules: list[Rule] = []
+    for side, ours, last in (("encoder", "encoder_", 1), ("decoder", "", 2)):
+        layer = f"{side}.block.{{i}}.layer."
+        rules += [
+            Rule(f"{side}.final_layer_norm", f"{ours}final_norm"),
+            Rule(
+                f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias",
+                f"{ours}relative_bias",
+            ),
+            Rule(f"{layer}0.layer_norm", f"{ours}layers.{{i}}.attention_norm"),
+            Rule(f"{layer}{last}.layer_norm", f"{ours}layers.{{i}}.feed_forward_norm"),
+            *_attention(f"{layer}0.SelfAttention", f"{ours}layers.{{i}}.attention"),
+            *under(f"{layer}{last}.{name}.", f"{ours}layers.{{i}}.feed_forward.", network),
+        ]
+    cross = "decoder.block.{i}.layer.1"
+    return (
+        *rules,
+        Rule(f"{cross}.layer_norm", "layers.{i}.cross_attention_norm"),
+        *_attention(f"{cross}.EncDecAttention", "layers.{i}.cross_attention"),
+    )
+
+
+DROPPED = {
+    r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight": (
+        "no class reads it; the first releases wrote it"
+    )
+}
+_TABLES = {
+    gated: Tensors(
+        (
+            *(Rule(name.removesuffix(".weight"), "embedding.tokens") for name in _TOKENS),
+            *tables({**into, "wo": "down_proj"}),
+        ),
+        prefix="",
+        dropped=DROPPED,
+    )
+    for gated, into in (
+        (False, {"wi": "up_proj"}),
+        (True, {"wi_0": "gate_proj", "wi_1": "up_proj"}),
+    )
+}
+
+
+def _tensors(values: Mapping[str, Any], form: str) -> Tensors:
+    gated = str(values.get("feed_forward_proj", form)).startswith("gated-")
+    return _TABLES[bool(values.get("is_gated_act", gated))]
+
+
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+    "intermediate_size": "d_ff",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_dropout_prob": "dropout_rate",
+}
+DEFAULTS = {
+    "head_dim": 64,
+    "num_decoder_layers": None,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "hidden_dropout_prob": 0.1,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+NOT_SUPPORTED = {"is_decoder": "only encoder and decoder together are built"}
+HARMLESS = frozenset(("n_positions", "output_past", "is_training"))
+
+FAMILIES = (
+    Family(
+        "t5",
+        "T5",
+        lambda keys: read(keys, scales=True),
+        lambda values: _tensors(values, "relu"),
+        defaults=DEFAULTS | {"feed_forward_proj": "relu"},
+        write=lambda config: {
+            **write(config),
+            "scale_decoder_outputs": config.logit_scale != 1.0,
+        },
+        aliases=ALIASES,
+        not_supported=NOT_SUPPORTED,
+        harmless=HARMLESS,
+        with_head="ForConditionalGeneration",
+        observed=observed,
+    ),
+    Family(
+        "mt5",
+        "MT5",
+        lambda keys: read(keys, scales=False),
+        lambda values: _tensors(values, "gated-gelu"),
+        defaults=DEFAULTS | {"feed_forward_proj": "gated-gelu"},
+        write=write,
+        aliases=ALIASES,
+        not_supported=NOT_SUPPORTED,
+        harmless=HARMLESS | {"scale_decoder_outputs"},
+        with_head="ForConditionalGeneration",
+        observed=observed,
+    ),
+)

@@ -1,0 +1,49 @@
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from harness import Case
+
+_NO = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_SIZES = {
+    **dict.fromkeys((*_NO, "num_key_value_heads", "max_position_embeddings")),
+    "d_model": 32,
+    "d_ff": 40,
+    "d_kv": 12,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+}
+_FORMS = (
+    {},
+    {"feed_forward_proj": "gated-gelu"},
+    {"feed_forward_proj": "relu"},
+    {"feed_forward_proj": "gated-silu"},
+)
+_OWN_HEAD = {"tie_word_embeddings": False}
+
+
+def _apart(model: Any, options: Mapping[str, Any]) -> None:
+    """A head of its own, which transformers ties whatever the configuration says."""
+    if _OWN_HEAD.items() <= options.items():
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+        model.all_tied_weights_keys.pop("lm_head.weight", None)
+
+
+CASES = tuple(
+    Case(
+        name,
+        _SIZES,
+        axes=(
+            ({}, _OWN_HEAD),
+            _FORMS,
+            ({}, {"num_decoder_layers": None}),
+            ({}, {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}),
+        ),
+        auto="AutoModelForSeq2SeqLM",
+        alter=_apart,
+    )
+    for name in ("t5", "mt5")
+)
