@@ -214,9 +214,9 @@ def _architecture(model: Any) -> dict[str, list[str]]:
     [
         ({"softcap": 50.0}, {}, r"softcap=50\.0"),
         ({"sinks": True}, {}, "sinks=True"),
-        ({"scale": 0.5}, {}, r"scale=0\.5"),
-        ({"rope": None}, {}, "rope=None"),
-        ({}, {"norm_placement": "sandwich"}, "norm_placement='sandwich'"),
+        ({"window": 8, "window_ahead": 2}, {}, "window_ahead=2"),
+        ({}, {"parallel": "two norms"}, "parallel='two norms'"),
+        ({}, {"attention_norm": False}, "attention_norm=False"),
         ({"v_head_dim": 4}, {}, "v_head_dim=4"),
     ],
 )

@@ -132,16 +132,19 @@ def write_config(
         ConfigError: No family can say it; the message names what is lost.
     """
     losses: dict[str, list[str]] = {}
+    failed: dict[str, list[str]] = {}
     for family in sorted(families, key=lambda each: each.model_type != prefer):
         try:
             values = _written(config, family)
             again = read_config(family, values, f"as {family.model_type}")
         except Exception as error:  # a writer may stumble over foreign layers in any way
-            losses[family.model_type] = [str(error)]
+            failed[family.model_type] = [str(error)]
             continue
         if again == config:
             return values
         losses[family.model_type] = _differences(config.to_dict(), again.to_dict())
+    # A family that could write something down is nearer than one that could not.
+    losses = losses or failed
     nearest = min(losses, key=lambda name: len(losses[name]))
     raise ConfigError(
         f"this configuration cannot be written for Hugging Face: the nearest family, "
