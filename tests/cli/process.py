@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 _PRELOADED = (
@@ -45,7 +46,7 @@ class Result:
 
 
 Run = Callable[..., Result]
-"""The fixture ``run``: command-line arguments, ``stdin=`` bytes and environment variables."""
+"""The fixture ``run``: arguments, ``stdin=`` bytes, ``stdout=`` a pipe, environment variables."""
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -56,14 +57,23 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def run_forked(
-    arguments: Sequence[str], folder: Path, streams: Path, stdin: bytes, changes: Mapping[str, str]
+    arguments: Sequence[str],
+    folder: Path,
+    streams: Path,
+    stdin: bytes,
+    stdout: Connection | None,
+    changes: Mapping[str, str],
 ) -> Result:
-    """Runs ``polyhead`` in ``folder``; ``streams`` is where its standard streams are kept."""
+    """Runs ``polyhead`` in ``folder``; ``streams`` is where its standard streams are kept.
+
+    ``stdout`` is a pipe's end that takes the place of the file.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     (streams / "in").write_bytes(stdin)
     process = context.Process(
-        target=_child, args=(list(arguments), str(folder), str(streams), environment(**changes))
+        target=_child,
+        args=(list(arguments), str(folder), str(streams), stdout, environment(**changes)),
     )
     process.start()
     process.join(120)
@@ -72,7 +82,13 @@ def run_forked(
     return Result(process.exitcode, out, err)
 
 
-def _child(arguments: list[str], folder: str, streams: str, variables: dict[str, str]) -> None:
+def _child(
+    arguments: list[str],
+    folder: str,
+    streams: str,
+    stdout: Connection | None,
+    variables: dict[str, str],
+) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
@@ -83,6 +99,8 @@ def _child(arguments: list[str], folder: str, streams: str, variables: dict[str,
         file = os.open(os.path.join(streams, name), flags, 0o600)
         os.dup2(file, number)
         os.close(file)
+    if stdout is not None:
+        os.dup2(stdout.fileno(), 1)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     encoding = variables.get("PYTHONIOENCODING", "utf-8")
     sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process import environment
+from process import Run, environment
 
 COMMAND = [sys.executable, "-m", "polyhead.cli"]
 LONG = ("--max-new-tokens", "60", "--temperature", "1.5", "--seed", "1")
@@ -49,7 +50,7 @@ def test_interrupted_generation_keeps_what_was_written(smollm2: str) -> None:
 def test_interrupt_while_a_model_is_loaded_is_quiet(tiny: str) -> None:
     script = (
         "import sys, polyhead.cli, polyhead.generation.loading as loading, time\n"
-        "def load_checkpoint(*_): print('loading', flush=True); time.sleep(60)\n"
+        "def load_checkpoint(*_, **__): print('loading', flush=True); time.sleep(60)\n"
         "loading.load_checkpoint = load_checkpoint\n"
         f"sys.exit(polyhead.cli.main(['generate', 'Hello', '--model', {tiny!r}]))"
     )
@@ -66,18 +67,25 @@ def test_interrupt_while_a_model_is_loaded_is_quiet(tiny: str) -> None:
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-@pytest.mark.parametrize("verb", ["generate", "trace", "doctor", "look", "--version"])
-def test_closed_pipe_ends_quietly(tiny: str, tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("verb", ["generate", "doctor", "look", "--version"])
+def test_closed_pipe_ends_quietly(run: Run, tiny: str, tmp_path: Path, verb: str) -> None:
     arguments = {
         "generate": ("Hello", "--model", tiny, *LONG),
-        "trace": ("Hello " * 10, "--model", tiny, "--json"),
         "doctor": (),
         "--version": (),
         "look": ("one two", "--model", tiny, "--out", str(tmp_path / "page.html")),
     }[verb]
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    reader.close()
+    with writer:
+        done = run(verb, *arguments, stdout=writer)
+    assert (done.code, done.err) == (141, "")
+
+
+def test_closed_pipe_is_not_written_to_at_the_very_end(tiny: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = _start(verb, *arguments, stdout=writer)
+    process = _start("trace", "Hello " * 10, "--model", tiny, "--json", stdout=writer)
     os.close(writer)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 141
