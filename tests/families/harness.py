@@ -10,7 +10,7 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,19 @@ def ropes(head_dim: int, **options: Any) -> Axis:
     )
 
 
+def heads(*names: str) -> Axis:
+    """An axis with the class that builds the model; the first is the body alone."""
+    return ({}, *({"auto": f"AutoModelFor{name}"} for name in names))
+
+
+ENCODER_HEADS = heads(
+    "MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"
+)
+LABELS: Axis = (
+    {},
+    {"id2label": {0: "good", 1: "bad", 2: "neither"}, "label2id": {"good": 0, "bad": 1, "neither": 2}},
+    {"num_labels": 1},
+)
 TIED: Axis = ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False})
 
 
@@ -98,6 +111,7 @@ class Case:
         gguf: How a GGUF file of it is written; None: none is read.
         alter: Changes transformers' model, for what no option says.
         features: Of an encoder of sound, mel features and frames; None: it reads ids.
+        pixels: Channels, height and width, of a model that reads images in place of ids.
     """
 
     model_type: str
@@ -110,12 +124,20 @@ class Case:
     gguf: GgufCase | None = None
     alter: Callable[[Any, Mapping[str, Any]], None] | None = None
     features: tuple[int, int] | None = None
+    pixels: tuple[int, int, int] | None = None
+
+    def with_head(self, *options: Mapping[str, Any]) -> Case:
+        """With the class of the options that name one."""
+        return replace(self, auto=next((o["auto"] for o in options if "auto" in o), self.auto))
 
     def config(self, *options: Mapping[str, Any]) -> Any:
         """transformers' config with some options."""
         values = {**SIZES, **self.sizes}
         for each in options:
             values |= each
+        if values.pop("auto", "").endswith("QuestionAnswering"):
+            for key in ("num_labels", "id2label", "label2id"):
+                values.pop(key, None)
         said = {key for each in options for key in each}
         known = {key: value for key, value in values.items() if value is not None or key in said}
         made = transformers.AutoConfig.for_model(self.model_type, **known)
@@ -142,6 +164,8 @@ class Case:
 
     def ids(self, batch: int = 2) -> Tensor:
         generator = torch.Generator().manual_seed(7)
+        if self.pixels is not None:
+            return torch.randn(batch, *self.pixels, generator=generator)
         vocab = {**SIZES, **self.sizes}["vocab_size"]
         return torch.randint(3, vocab, (batch, self.tokens), generator=generator)
 
@@ -162,6 +186,7 @@ def all_cases() -> dict[str, Case]:
 
 def check(case: Case, folder: Path, *options: Mapping[str, Any]) -> None:
     """Everything that holds of a model that was loaded."""
+    case = case.with_head(*options)
     theirs = case.build(*options)
     theirs.save_pretrained(folder / "theirs")
     ours = load_checkpoint(folder / "theirs")
@@ -207,6 +232,9 @@ def _through_their_cache(theirs: Any, chunks: Sequence[Tensor]) -> Tensor:
 
 def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
     ids = case.ids(batch=3)
+    if case.pixels is not None:
+        with torch.no_grad():
+            return _close(ours.model(ids), _output(theirs(ids)))
     lengths = torch.tensor([case.tokens, case.tokens // 2, 1])
     keep = torch.arange(case.tokens) < lengths[:, None]
     ids = ids.masked_fill(~keep, theirs.config.pad_token_id or 0)
@@ -216,12 +244,19 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         segments["segments"] = (torch.arange(case.tokens) > 4).long().expand_as(ids)
         their_segments["token_type_ids"] = segments["segments"]
     with torch.no_grad():
-        made = theirs(ids, attention_mask=keep.long(), **their_segments)
-        wanted = made.logits if hasattr(made, "logits") else made.last_hidden_state
+        wanted = _output(theirs(ids, attention_mask=keep.long(), **their_segments))
         got = ours.model(ids, mask=KeyLengths(lengths), **segments)
     if got.ndim == 3 and got.shape[1] == case.tokens:
         got, wanted = got[keep], wanted[keep]
     _close(got, wanted)
+
+
+def _output(made: Any) -> Tensor:
+    """What our model gives, of transformers' several outputs."""
+    if hasattr(made, "start_logits"):
+        return torch.stack((made.start_logits, made.end_logits), dim=-1)
+    names = ("logits", "prediction_logits", "text_embeds", "last_hidden_state")
+    return next(getattr(made, name) for name in names if hasattr(made, name))
 
 
 def _encoder_decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
@@ -280,8 +315,8 @@ def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
         )
     else:
         made = model(ids)
-    out = made if is_ours else made.logits if hasattr(made, "logits") else made.last_hidden_state
-    if out.ndim == 3 and out.shape[-1] > int(ids.max()):
+    out = made if is_ours else _output(made)
+    if case.pixels is None and out.ndim == 3 and out.shape[-1] > int(ids.max()):
         return F.cross_entropy(out[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     generator = torch.Generator().manual_seed(3)
     return (out * torch.randn(out.shape, generator=generator)).mean()

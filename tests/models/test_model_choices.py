@@ -274,12 +274,24 @@ def test_task_heads_pool_what_is_no_padding() -> None:
         task = made.task
         expected = task.classifier(torch.tanh(task.transforms[0].dense(pooled)))
         torch.testing.assert_close(made(tokens, mask=mask), expected)
+    late = Transformer(config(task=TaskHeadConfig("mean", 3, (tanh,), late=True))).double().eval()
+    late.load_state_dict(made.state_dict())
+    each = late.task.classifier(torch.tanh(late.task.transforms[0].dense(hidden)))
+    expected = torch.stack([each[0, :7].mean(0), each[1].mean(0)])
+    torch.testing.assert_close(late(tokens, mask=mask), expected)
     with pytest.raises(InputError, match="eos_token_ids"):
         made(ids().clamp(max=48))
     with pytest.raises(UnsupportedError, match="no mask but KeyLengths"):
         model(config(task=TaskHeadConfig("mean")))(ids(), mask=~KeyLengths(lengths))
     with pytest.raises(ConfigError, match="needs head=None"):
         config(task=TaskHeadConfig("mean"), head="tied")
+    for wrong, words in (
+        ({"num_labels": 3, "labels": ("one",)}, "num_labels=3"),
+        ({"num_labels": 2, "late": True}, "late pooling"),
+        ({"num_labels": 3, "spans": True}, "2 labels"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            TaskHeadConfig(**wrong)
 
 
 @pytest.mark.parametrize("kind", ["auto", "paged"])

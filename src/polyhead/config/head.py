@@ -62,18 +62,36 @@ class TaskHeadConfig(Data):
             embeddings, CLIP's text projection).
         transforms: One after the other (BERT's sequence classification has the pooler alone).
         bias: Of the classes.
+        labels: Names of the classes; none: they have numbers alone.
+        late: Every token is transformed and classified, and what comes of it is pooled (EuroBERT).
+        spans: The two labels of a token are where an answer begins and where it ends (question
+            answering).
     """
 
     pooling: Literal["first", "last", "mean", "end"] | None = None
     num_labels: int = 0
     transforms: tuple[HeadTransformConfig, ...] = ()
     bias: bool = True
+    labels: tuple[str, ...] = ()
+    late: bool = False
+    spans: bool = False
 
     def __post_init__(self) -> None:
         check_choice("pooling", self.pooling, (None, "first", "last", "mean", "end"))
         check_whole("num_labels", self.num_labels, least=0)
         if not (self.pooling or self.num_labels or self.transforms):
             raise ConfigError("a task head needs a pooling, labels or a transform: got none")
+        if self.labels and len(self.labels) != self.num_labels:
+            raise ConfigError(
+                f"labels must name num_labels={self.num_labels} classes: got {len(self.labels)}"
+            )
+        if self.late and self.pooling is None:
+            raise ConfigError("late pooling needs a pooling: got None")
+        if self.spans and (self.pooling is not None or self.num_labels != 2):
+            raise ConfigError(
+                "spans are 2 labels of every token: got "
+                f"num_labels={self.num_labels}, pooling={self.pooling!r}"
+            )
 
     def pieces(self, features: int) -> Iterator[Piece]:
         """All parameters, for states of so many features."""

@@ -2,58 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from polyhead.config import EmbeddingConfig, LayerConfig, TransformerConfig
+from polyhead.config import (
+    EmbeddingConfig,
+    HeadTransformConfig,
+    LayerConfig,
+    NormConfig,
+    TransformerConfig,
+)
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
+    Sizes,
+    read_activation,
     read_layer_norm,
+    read_mha_sizes,
     read_network,
-    read_sizes,
     read_token_ids,
 )
-from polyhead.families.common.tensors import Tensors, under
+from polyhead.families.common.tasks import (
+    ANSWERS,
+    CLASSIFIER,
+    MASKED,
+    PRE_TRAINING,
+    QA,
+    SEQUENCE,
+    ending,
+    masked_rules,
+    read_head,
+    write_head,
+)
+from polyhead.families.common.tensors import Rule, Tensors, under
+
+POOLER = HeadTransformConfig(activation="tanh")
+POOLER_RULE = Rule("pooler.dense", "task.transforms.0.dense")
+NO_POOLER = {r"pooler\.dense\.(weight|bias)": "comes after the hidden states"}
+POSITIONS = {r"embeddings\.position_ids": "0, 1, 2, ..."}
 
 
-def read(keys: Keys) -> TransformerConfig:
-    sizes, norm = read_sizes(keys), read_layer_norm(keys)
-    dropout = keys.number("hidden_dropout_prob")
-    keys.expect("position_embedding_type", "absolute")
-    keys.flag("tie_word_embeddings", True)  # of the masked-token head, which is not built
-    names = keys.take("architectures", None) or ["BertModel"]
-    if not str(names[0]).endswith(("Model", "ForMaskedLM", "ForPreTraining")):
-        wanted = "a class named ...Model or ...ForMaskedLM or ...ForPreTraining"
-        raise keys.refused("architectures", names, wanted)
+def read_layers(
+    keys: Keys, sizes: Sizes, norm: NormConfig, **attention: Any
+) -> tuple[LayerConfig, ...]:
+    """BERT's layers."""
+    heads = {"qkv_bias": True, "out_bias": True} | attention
     layer = LayerConfig(
-        sizes.attention(
-            qkv_bias=True, out_bias=True, dropout=keys.number("attention_probs_dropout_prob")
-        ),
+        sizes.attention(dropout=keys.number("attention_probs_dropout_prob"), **heads),
         read_network(keys, gated=False, bias=True),
         norm,
         norm_placement="post",
-        dropout=dropout,
+        dropout=keys.number("hidden_dropout_prob"),
     )
+    return (layer,) * sizes.num_layers
+
+
+def read_encoder(
+    keys: Keys,
+    layers: tuple[LayerConfig, ...],
+    *,
+    max_positions: int,
+    embedding: EmbeddingConfig,
+    **options: Any,
+) -> TransformerConfig:
+    """The encoder around some layers; the other keys are taken from the file."""
     return TransformerConfig(
         kind="encoder",
         vocab_size=keys.whole("vocab_size"),
-        embed_dim=sizes.embed_dim,
+        embed_dim=keys.whole("hidden_size"),
+        max_positions=max_positions,
+        layers=layers,
+        embedding=embedding,
+        **{"final_norm": None, **read_token_ids(keys), **options},
+    )
+
+
+def read(keys: Keys) -> TransformerConfig:
+    sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
+    keys.expect("position_embedding_type", "absolute")
+    return read_encoder(
+        keys,
+        read_layers(keys, sizes, norm),
         max_positions=sizes.max_positions,
-        layers=(layer,) * sizes.num_layers,
         embedding=EmbeddingConfig(
             positions="learned",
             num_segments=keys.whole("type_vocab_size"),
             norm=norm,
-            dropout=dropout,
+            dropout=keys.number("hidden_dropout_prob"),
         ),
-        final_norm=None,
-        head=None,
-        **read_token_ids(keys),
+        **read_head(
+            keys, HeadTransformConfig(None, read_activation(keys), norm=norm), pooled=(POOLER,)
+        ),
     )
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    return {"position_embedding_type": "absolute"}
+    return {"position_embedding_type": "absolute", **write_head(config, "Bert")}
 
 
 LAYERS = under(
@@ -80,37 +124,64 @@ EMBEDDINGS = under(
         "LayerNorm": "norm",
     },
 )
+PREDICTIONS = under(
+    "cls.predictions.transform.", "head.transform.", {"dense": "dense", "LayerNorm": "norm"}
+)
+
+
+def table(values: Mapping[str, Any]) -> Tensors:
+    """By what stands behind the last layer."""
+    found, rules = ending(values.get("architectures")), [*EMBEDDINGS, *LAYERS]
+    dropped, outside = POSITIONS | NO_POOLER, (CLASSIFIER,)
+    if found in (MASKED, PRE_TRAINING):
+        decoder = masked_rules(values, "cls.predictions.decoder", "cls.predictions.bias")
+        outside = (*PREDICTIONS, *decoder)
+        dropped |= {
+            r"cls\.seq_relationship\..+": "says whether two texts follow on, beside the logits",
+            r"cls\.predictions\.bias": "only the decoder's is added, where it has its own",
+        }
+        if values.get("tie_word_embeddings", True):
+            del dropped[r"cls\.predictions\.bias"]
+    elif found == SEQUENCE:
+        rules, dropped = [*rules, POOLER_RULE], POSITIONS
+    elif found == ANSWERS:
+        outside = (QA,)
+    else:
+        dropped |= {r"cls\..+": "the pre-training heads come after the hidden states"}
+    return Tensors(
+        tuple(rules),
+        prefix="bert.",
+        outside=outside,
+        leaves={"gamma": "weight", "beta": "bias"},
+        dropped=dropped,
+    )
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "type_vocab_size": 2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
+ONLY_ENCODER = {
+    "is_decoder": "only the encoder is built",
+    "add_cross_attention": "only the encoder is built",
+}
 
 FAMILIES = (
     Family(
         "bert",
         "Bert",
         read,
-        Tensors(
-            (*EMBEDDINGS, *LAYERS),
-            prefix="bert.",
-            outside=(),
-            leaves={"gamma": "weight", "beta": "bias"},
-            dropped={
-                r"embeddings\.position_ids": "0, 1, 2, ...",
-                r"pooler\.dense\.(weight|bias)": "comes after the hidden states",
-                r"cls\..+": "the pre-training heads come after the hidden states",
-            },
-        ),
-        defaults={
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-12,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "type_vocab_size": 2,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": 0,
-        },
+        table,
+        defaults=DEFAULTS,
         write=write,
-        not_supported={
-            "is_decoder": "only the encoder is built",
-            "add_cross_attention": "only the encoder is built",
-        },
+        with_head=MASKED,
+        not_supported=ONLY_ENCODER,
     ),
 )

@@ -87,10 +87,13 @@ class TaskHead(nn.Module):
             ids: What the model read.
             mask: Of the call; its ``KeyLengths`` say what is padding.
         """
-        x = hidden if self.config.pooling is None else self._pooled(hidden, ids, mask)
+        pooled, late = self.config.pooling is not None, self.config.late
+        x = self._pooled(hidden, ids, mask) if pooled and not late else hidden
         for transform in self.transforms:
             x = transform(x)
-        return x if self.classifier is None else self.classifier(x)
+        if self.classifier is not None:
+            x = self.classifier(x)
+        return self._pooled(x, ids, mask) if late else x
 
     def _pooled(self, hidden: Tensor, ids: Tensor, mask: Mask | None) -> Tensor:
         if self.config.pooling == "first":
