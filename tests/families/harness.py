@@ -89,7 +89,10 @@ ENCODER_HEADS = heads(
 )
 LABELS: Axis = (
     {},
-    {"id2label": {0: "good", 1: "bad", 2: "neither"}, "label2id": {"good": 0, "bad": 1, "neither": 2}},
+    {
+        "id2label": {0: "good", 1: "bad", 2: "neither"},
+        "label2id": {"good": 0, "bad": 1, "neither": 2},
+    },
     {"num_labels": 1},
 )
 TIED: Axis = ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False})
@@ -234,7 +237,8 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
     ids = case.ids(batch=3)
     if case.pixels is not None:
         with torch.no_grad():
-            return _close(ours.model(ids), _output(theirs(ids)))
+            _close(ours.model(ids), _output(theirs(ids)))
+        return
     lengths = torch.tensor([case.tokens, case.tokens // 2, 1])
     keep = torch.arange(case.tokens) < lengths[:, None]
     ids = ids.masked_fill(~keep, theirs.config.pad_token_id or 0)
@@ -256,7 +260,9 @@ def _output(made: Any) -> Tensor:
     if hasattr(made, "start_logits"):
         return torch.stack((made.start_logits, made.end_logits), dim=-1)
     names = ("logits", "prediction_logits", "text_embeds", "last_hidden_state")
-    return next(getattr(made, name) for name in names if hasattr(made, name))
+    found: Tensor = next(getattr(made, name) for name in names if hasattr(made, name))
+    # One number a token, for which transformers has no dimension.
+    return found[..., None] if type(made).__name__ == "ElectraForPreTrainingOutput" else found
 
 
 def _encoder_decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:

@@ -132,10 +132,10 @@ PREDICTIONS = under(
 def table(values: Mapping[str, Any]) -> Tensors:
     """By what stands behind the last layer."""
     found, rules = ending(values.get("architectures")), [*EMBEDDINGS, *LAYERS]
-    dropped, outside = POSITIONS | NO_POOLER, (CLASSIFIER,)
+    dropped, outside = POSITIONS | NO_POOLER, [CLASSIFIER]
     if found in (MASKED, PRE_TRAINING):
         decoder = masked_rules(values, "cls.predictions.decoder", "cls.predictions.bias")
-        outside = (*PREDICTIONS, *decoder)
+        outside = [*PREDICTIONS, *decoder]
         dropped |= {
             r"cls\.seq_relationship\..+": "says whether two texts follow on, beside the logits",
             r"cls\.predictions\.bias": "only the decoder's is added, where it has its own",
@@ -145,13 +145,13 @@ def table(values: Mapping[str, Any]) -> Tensors:
     elif found == SEQUENCE:
         rules, dropped = [*rules, POOLER_RULE], POSITIONS
     elif found == ANSWERS:
-        outside = (QA,)
+        outside = [QA]
     else:
         dropped |= {r"cls\..+": "the pre-training heads come after the hidden states"}
     return Tensors(
         tuple(rules),
         prefix="bert.",
-        outside=outside,
+        outside=tuple(outside),
         leaves={"gamma": "weight", "beta": "bias"},
         dropped=dropped,
     )

@@ -10,7 +10,7 @@ CASES = (
             LABELS,
             TIED,
             ({}, {"hidden_act": "relu"}),
-            ({}, {"type_vocab_size": 1}, {"type_vocab_size": 0}),
+            ({}, {"type_vocab_size": 1}),
         ),
     ),
 )

@@ -81,7 +81,10 @@ def read_head(
         return {"head": None}
     labels = {"num_labels": 2, "spans": True} if found == ANSWERS else read_labels(keys)
     if found == SEQUENCE:
-        return {"head": None, "task": TaskHeadConfig(pooling, transforms=pooled, late=late, **labels)}
+        return {
+            "head": None,
+            "task": TaskHeadConfig(pooling, transforms=pooled, late=late, **labels),
+        }
     return {"head": None, "task": TaskHeadConfig(None, transforms=each, **labels)}
 
 

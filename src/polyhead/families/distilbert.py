@@ -1,0 +1,134 @@
+"""DistilBERT (Sanh et al. 2019): BERT without segments and pooler, under names of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyhead.config import (
+    EmbeddingConfig,
+    FeedForwardConfig,
+    HeadTransformConfig,
+    LayerConfig,
+    NormConfig,
+    TransformerConfig,
+)
+from polyhead.families.bert import EMBEDDINGS, POSITIONS, read_encoder
+from polyhead.families.common.family import Family
+from polyhead.families.common.keys import Keys
+from polyhead.families.common.reading import read_activation, read_mha_sizes
+from polyhead.families.common.tasks import (
+    ANSWERS,
+    CLASSIFIER,
+    MASKED,
+    PRE_TRAINING,
+    QA,
+    SEQUENCE,
+    ending,
+    masked_rules,
+    read_head,
+    write_head,
+)
+from polyhead.families.common.tensors import Rule, Tensors, under
+from polyhead.families.common.writing import write_activation
+
+_NORM = NormConfig("layernorm", eps=1e-12, bias=True)
+
+
+def read(keys: Keys) -> TransformerConfig:
+    sizes, activation = read_mha_sizes(keys), read_activation(keys, "activation")
+    dropout = keys.number("dropout")
+    layer = LayerConfig(
+        sizes.attention(qkv_bias=True, out_bias=True, dropout=keys.number("attention_dropout")),
+        FeedForwardConfig(
+            keys.whole("intermediate_size"), activation, gated=False, bias=True, dropout=dropout
+        ),
+        _NORM,
+        norm_placement="post",
+    )
+    return read_encoder(
+        keys,
+        (layer,) * sizes.num_layers,
+        max_positions=sizes.max_positions,
+        embedding=EmbeddingConfig(positions="learned", norm=_NORM, dropout=dropout),
+        **read_head(
+            keys,
+            HeadTransformConfig(None, activation, norm=_NORM),
+            pooled=(HeadTransformConfig(activation="relu"),),
+            without=(PRE_TRAINING,),
+        ),
+    )
+
+
+def write(config: TransformerConfig) -> dict[str, Any]:
+    network: Any = config.layers[0].feed_forward
+    return {
+        "activation": write_activation(network.activation),
+        "dropout": config.embedding.dropout,
+        **write_head(config, "DistilBert"),
+    }
+
+
+RULES = (
+    *EMBEDDINGS,
+    *under(
+        "transformer.layer.{i}.",
+        "layers.{i}.",
+        {
+            "attention.q_lin": "attention.q_proj",
+            "attention.k_lin": "attention.k_proj",
+            "attention.v_lin": "attention.v_proj",
+            "attention.out_lin": "attention.o_proj",
+            "sa_layer_norm": "attention_norm",
+            "ffn.lin1": "feed_forward.up_proj",
+            "ffn.lin2": "feed_forward.down_proj",
+            "output_layer_norm": "feed_forward_norm",
+        },
+    ),
+)
+
+
+def table(values: Mapping[str, Any]) -> Tensors:
+    """By what stands behind the last layer."""
+    found, dropped = ending(values.get("architectures")), dict(POSITIONS)
+    outside: tuple[Rule, ...] = (QA,) if found == ANSWERS else (CLASSIFIER,)
+    if found == SEQUENCE:
+        outside = (CLASSIFIER, Rule("pre_classifier", "task.transforms.0.dense"))
+    elif found == MASKED:
+        outside = (
+            Rule("vocab_transform", "head.transform.dense"),
+            Rule("vocab_layer_norm", "head.transform.norm"),
+            *masked_rules(values, "vocab_projector"),
+        )
+    elif found == "Model":
+        dropped |= {r"vocab_.+": "comes after the hidden states"}
+    return Tensors(RULES, prefix="distilbert.", outside=outside, dropped=dropped)
+
+
+FAMILIES = (
+    Family(
+        "distilbert",
+        "DistilBert",
+        read,
+        table,
+        defaults={
+            "activation": "gelu",
+            "dropout": 0.1,
+            "attention_dropout": 0.1,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        },
+        aliases={
+            "hidden_size": "dim",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+            "intermediate_size": "hidden_dim",
+        },
+        write=write,
+        with_head=MASKED,
+        # How a new model's positions are drawn; dropouts of heads.
+        harmless=frozenset(("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout")),
+    ),
+)

@@ -1,0 +1,61 @@
+from harness import ENCODER_HEADS, LABELS, TIED, Case
+
+_MHA = {"num_key_value_heads": None}
+_FAIRSEQ = {**_MHA, "pad_token_id": 1, "bos_token_id": 0}
+_RELU = ({}, {"hidden_act": "relu"})
+_PLAIN = (ENCODER_HEADS, LABELS, TIED, _RELU)
+
+CASES = (
+    *(
+        Case(
+            name,
+            _FAIRSEQ,
+            auto="AutoModel",
+            axes=(*_PLAIN, ({"type_vocab_size": 1}, {"type_vocab_size": 2}, {"pad_token_id": 0})),
+        )
+        for name in ("roberta", "xlm-roberta", "camembert")
+    ),
+    Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
+    Case(
+        "distilbert",
+        {
+            "num_key_value_heads": None,
+            "hidden_size": None,
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+            "intermediate_size": None,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 40,
+        },
+        auto="AutoModel",
+        axes=(ENCODER_HEADS, LABELS, TIED, ({}, {"activation": "relu"})),
+    ),
+    Case(
+        "electra",
+        {**_MHA, "embedding_size": 20},
+        auto="AutoModel",
+        axes=(
+            (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"}),
+            *_PLAIN[1:],
+            ({}, {"embedding_size": 32}, {"type_vocab_size": 1}),
+        ),
+    ),
+    Case(
+        "albert",
+        {**_MHA, "embedding_size": 20, "num_hidden_layers": 4},
+        auto="AutoModel",
+        axes=(
+            (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"}),
+            *_PLAIN[1:],
+            ({}, {"embedding_size": 32}),
+            (
+                {},
+                {"num_hidden_groups": 2},
+                {"num_hidden_groups": 3, "inner_group_num": 2},
+                {"num_hidden_groups": 4},
+            ),
+        ),
+    ),
+)
