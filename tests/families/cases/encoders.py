@@ -1,4 +1,4 @@
-from harness import ENCODER_HEADS, LABELS, TIED, Case
+from harness import ENCODER_HEADS, LABELS, TIED, Case, heads, ropes
 
 _MHA = {"num_key_value_heads": None}
 _FAIRSEQ = {**_MHA, "pad_token_id": 1, "bos_token_id": 0}
@@ -56,6 +56,54 @@ CASES = (
                 {"num_hidden_groups": 3, "inner_group_num": 2},
                 {"num_hidden_groups": 4},
             ),
+        ),
+    ),
+    Case(
+        "modernbert",
+        {**_MHA, "num_hidden_layers": 4, "local_attention": 8},
+        auto="AutoModel",
+        axes=(
+            ENCODER_HEADS,
+            LABELS,
+            TIED,
+            (
+                {},
+                {"norm_bias": True},
+                {"attention_bias": True, "mlp_bias": True},
+                {"hidden_activation": "silu", "classifier_activation": "relu"},
+            ),
+            (
+                {},
+                {"classifier_pooling": "mean"},
+                {"classifier_bias": True},
+                {"decoder_bias": False},
+            ),
+            ({}, {"local_attention": 5}, {"global_attn_every_n_layers": 2}),
+        ),
+    ),
+    Case(
+        "eurobert",
+        auto="AutoModel",
+        axes=(
+            heads("MaskedLM", "SequenceClassification", "TokenClassification"),
+            LABELS,
+            TIED,
+            ({}, {"classifier_pooling": "mean"}, {"classifier_pooling": "bos"}),
+            ({}, {"num_key_value_heads": 4}, {"head_dim": 12}),
+            ({}, {"attention_bias": True}, {"mlp_bias": True}),
+            ropes(8),
+        ),
+    ),
+    Case(
+        "nomic_bert",
+        _MHA,
+        auto="AutoModel",
+        axes=(
+            heads("MaskedLM", "SequenceClassification", "TokenClassification"),
+            LABELS,
+            TIED,
+            ({}, {"hidden_act": "gelu"}, {"type_vocab_size": 1}),
+            ropes(8),
         ),
     ),
 )
