@@ -65,7 +65,7 @@ def case(random: Random) -> None:
         if random.random() < 0.7:
             _lie(random, header)
         else:
-            _cut(random, tensors)
+            cut(random, tensors)
     save_file(tensors, path, {"polyhead.cache": json.dumps(header)})
     loaded = StoredCache(layout, storage)
     loaded.load(path)
@@ -102,7 +102,7 @@ def _lie(random: Random, header: dict[str, Any]) -> None:
         return
 
 
-def _cut(random: Random, tensors: dict[str, torch.Tensor]) -> None:
+def cut(random: Random, tensors: dict[str, torch.Tensor]) -> None:
     """A tensor that is missing, shorter, of another dtype, or one too many."""
     if not tensors:
         return

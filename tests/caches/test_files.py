@@ -175,3 +175,53 @@ def test_the_cache_of_another_model_is_refused_by_name(tmp_path):
     same.reset()
     same.load(tmp_path / "file")
     assert same.length == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda it: it.pop("owner"), "its header must have an owner and a list of caches"),
+        (lambda it: it.pop("caches"), "its header must have an owner and a list of caches"),
+        (lambda it: it.update(caches=[3]), "its header must say of every cache what it is"),
+        (lambda it: it["caches"][0].pop("lengths"), "its header has no 'lengths'"),
+        (lambda it: it["caches"][0].update(lengths=[1 << 62]), "lengths must be a whole number"),
+        (lambda it: it["caches"][0].update(lengths=[10**30]), "lengths must be a whole number"),
+        (lambda it: it["caches"][0].update(lengths=[40, 40]), "must be a list of 1 numbers"),
+        (lambda it: it["caches"][0].update(kv_heads=2), "tokens.k must be"),
+        (lambda it: it["caches"][0].update(stores={"x": 1}), "stores must be tokens"),
+    ],
+)
+def test_headers_that_lie_are_refused(change, words, tmp_path):
+    path = tmp_path / "file"
+    filled(DenseCache()).save(path)
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["polyhead.cache"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(header)
+    save_file(tensors, path, {"polyhead.cache": json.dumps(header)})
+    with pytest.raises(CheckpointError, match=words):
+        DenseCache().load(path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"context": torch.zeros(2, 3, 8)}, r"context must be \[1, S, any\]: got \[2, 3, 8\]"),
+        ({"context": torch.zeros(3)}, r"context must be \[1, S, any\]: got \[3\]"),
+        ({"context": torch.zeros(1, 3, 8).long()}, "context must be floating point: got"),
+        ({"": torch.zeros(1)}, "no tensor may be called ''"),
+        ({"1.tokens.k": torch.zeros(1)}, "no tensor may be called '1.tokens.k'"),
+    ],
+)
+def test_an_encoders_output_that_does_not_fit_is_refused(extra, words, tmp_path):
+    path = tmp_path / "file"
+    ModelCache([filled(DenseCache())]).save(path)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors | extra, path, header)
+    cache = ModelCache([DenseCache()])
+    with pytest.raises(CheckpointError, match=words):
+        cache.load(path)
+    assert cache.length == 0
+    assert cache.context is None

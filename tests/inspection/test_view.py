@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
 from polyhead.errors import CheckpointError, InputError
+from polyhead.inspection.files import KEY
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.statistics import ROW_STATISTICS
 
@@ -170,4 +174,41 @@ def test_damaged_and_foreign_files_are_refused(seen: Probe, tmp_path: Path) -> N
         Probe.load(path)
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(CheckpointError, match=r"not the file of a probe"):
+        Probe.load(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "words"),
+    [
+        (("lse",), {"tensor": "x"}, "must be of shape"),
+        (("heads",), [0], "heads must be 6 numbers, one per query head: got"),
+        (("kv_heads",), [1 << 62] * 6, "kv_heads must be a whole number from 0 to"),
+        (("_q_tokens", "of", 0), 1 << 62, "length must be a whole number from 0 to"),
+        (("_q_tokens", "of", 0), 7, "_q_tokens must be 40 Tokens"),
+        (("_call", "of", 6), [5] * 6, "kv_heads must be a whole number from 0 to"),
+        (("_call", "of", 0), {"tensor": "x"}, "must be of shape"),
+        (("_call", "of", 0), None, "q of KeptCall cannot be None"),
+        (("_call", "of", 3, "of", 0), "x", "scale of Specification cannot be 'x'"),
+        (("_call", "of", 3, "kind"), "Nonsense", "there is no part of kind 'Nonsense'"),
+        (("_measured",), {"dict": {"entropie": 1}}, "there is no statistic 'entropie'"),
+        (("more",), 1, "a view must have heads, top_k"),
+    ],
+)
+def test_a_saved_probe_that_lies_is_refused(
+    seen: Probe, tmp_path: Path, where: tuple[str | int, ...], value: object, words: str
+) -> None:
+    path = tmp_path / "seen.safetensors"
+    seen.save(path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()[KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors["x"] = torch.zeros(1)
+    at = next(iter(header["content"]["dict"]["views"]["dict"].values()))["dict"]
+    for key in where[:-1]:
+        at = at[key]
+    at[where[-1]] = value
+    named = set(re.findall(r'"tensor": "(\w+)"', json.dumps(header)))
+    kept = {name: tensor for name, tensor in tensors.items() if name in named}
+    save_file(kept, path, {KEY: json.dumps(header)})
+    with pytest.raises(CheckpointError, match=re.escape(words)):
         Probe.load(path)

@@ -62,9 +62,20 @@ def write(
 
 
 def read(
-    path: str | PathLike[str], owner: str, caches: Sequence[Saved], device: torch.device
+    path: str | PathLike[str],
+    owner: str,
+    caches: Sequence[Saved],
+    device: torch.device,
+    extra: Sequence[str] = (),
 ) -> dict[str, Tensor]:
     """Fills caches from a file that ``write`` made of caches like them; returns the extra tensors.
+
+    Args:
+        path: Of the file.
+        owner: As ``write`` got it.
+        caches: In order; they stay as they were where anything is wrong.
+        device: Where the tensors go.
+        extra: Names that extra tensors may have; each is ``[B, S, E]`` with the caches' B.
 
     Raises:
         CheckpointError: Not such a file, or of other caches; names the difference.
@@ -91,7 +102,8 @@ def read(
     try:
         for fork, part, facts in zip(filled, parts, header["caches"], strict=True):
             fork.restore(part, facts, device)
-        _check_together(filled)
+        batch = _check_together(filled)
+        _check_extra(tensors, extra, batch, owner)
     except KeyError as error:
         raise CheckpointError(f"{path}: its header has no {error}") from error
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -125,11 +137,40 @@ def _opened(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str,
     return header, tensors
 
 
-def _check_together(caches: Sequence[Saved]) -> None:
-    """Raises ValueError where caches that hold something are of different batches."""
+def _check_together(caches: Sequence[Saved]) -> int | None:
+    """The batch of the caches, None while all are empty; raises ValueError where they differ."""
     batches = {facts["batch"] for cache in caches if "batch" in (facts := cache.description())}
     if len(batches) > 1:
         raise ValueError(f"its caches must have one batch: got {sorted(batches)}")
+    return batches.pop() if batches else None
+
+
+def _check_extra(
+    tensors: Mapping[str, Tensor], names: Sequence[str], batch: int | None, owner: str
+) -> None:
+    """Raises ValueError unless what belongs to no cache is states ``[B, S, E]`` of the owner."""
+    if not tensors:
+        return
+    try:
+        config = TransformerConfig.from_json(owner)
+    except (ValueError, TypeError):  # caches may be made for something else than a model here
+        config = None
+    if config is not None and not config.encoder_layers:
+        names = ()
+    for name, tensor in tensors.items():
+        if name not in names:
+            raise ValueError(f"no tensor may be called {shown(name)}")
+        wanted: list[Any] = [batch, "S", None]
+        if config is not None:
+            wanted[2] = config.encoder.embed_dim or config.embed_dim
+        have = [*tensor.shape]
+        if len(have) != 3 or any(
+            isinstance(want, int) and size != want for size, want in zip(have, wanted, strict=True)
+        ):
+            shape = ", ".join("any" if want is None else str(want) for want in wanted)
+            raise ValueError(f"{name} must be [{shape}]: got {have}")
+        if not tensor.is_floating_point() or tensor.element_size() == 1:
+            raise ValueError(f"{name} must be floating point: got {tensor.dtype}")
 
 
 def _check_owner(path: str | PathLike[str], got: str, want: str) -> None:

@@ -260,7 +260,8 @@ class ModelCache:
             CheckpointError: Not such a file, or of another model or other kinds of cache: says
                 what differs, and the cache is as it was.
         """
-        extra = files.read(path, self.owner, (*self.layers, *self.cross), torch.device(device))
+        caches = *self.layers, *self.cross
+        extra = files.read(path, self.owner, caches, torch.device(device), ("context",))
         self.context, self.context_mask = extra.get("context"), None
 
     def __repr__(self) -> str:

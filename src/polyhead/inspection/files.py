@@ -12,10 +12,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead.caches.source import Held
+from polyhead.checks import shown, whole
 from polyhead.errors import CheckpointError, UnsupportedError
 from polyhead.inspection.kept import KeptCall, TokenIds
 from polyhead.semantics import (
@@ -34,45 +36,84 @@ from polyhead.semantics import (
     Tokens,
     Window,
 )
-from polyhead.semantics.masks import And, Not, Or
+from polyhead.semantics.biases import Bias
+from polyhead.semantics.masks import And, Mask, Not, Or
 from polyhead.semantics.masks.counts import PerRow
 from polyhead.writing import write_tensors
 
 KEY = "polyhead.probe"
 _VERSION = 1
+MOST = 1 << 48
+"""Tokens of a sequence: more than any has, and few enough to count on with 64 bits."""
 
-_KINDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "ALiBi": (ALiBi, ("slopes",)),
-    "And": (And, ("left", "right")),
-    "Causal": (Causal, ()),
-    "Chunk": (Chunk, ("size",)),
-    "Documents": (Documents, ("lengths",)),
-    "Drop": (Drop, ("allowed",)),
-    "Keep": (Keep, ("allowed",)),
-    "Held": (Held, ()),
+Types = dict[str, Any]
+
+
+def _relative(table: Tensor, both: bool, most: int) -> RelativeBias:
+    return RelativeBias(table, bidirectional=both, max_distance=most)
+
+
+def _tokens(length: int, shift: int, positions: Tensor | None) -> Tokens:
+    """All queries or all keys of a call, which start at index 0."""
+    whole("length", length, least=0, most=MOST)
+    whole("shift", shift, least=-MOST, most=MOST)
+    if positions is not None and (
+        positions.dtype != torch.int64
+        or positions.ndim not in (1, 2)
+        or positions.shape[-1] != length
+    ):
+        raise ValueError(
+            f"positions must be int64, [{length}] or [B, {length}]: got {positions.dtype} "
+            f"{list(positions.shape)}"
+        )
+    return Tokens.of(length, shift=shift, positions=positions)
+
+
+_KINDS: dict[str, tuple[Callable[..., Any], Types]] = {
+    "ALiBi": (ALiBi, {"slopes": Tensor}),
+    "And": (And, {"left": Mask, "right": Mask}),
+    "Causal": (Causal, {}),
+    "Chunk": (Chunk, {"size": int}),
+    "Documents": (Documents, {"lengths": list}),
+    "Drop": (Drop, {"allowed": Tensor}),
+    "Keep": (Keep, {"allowed": Tensor}),
+    "Held": (Held, {}),
     "KeptCall": (
         KeptCall,
-        ("q", "k", "lse", "spec", "q_tokens", "k_tokens", "kv_heads", "ids", "documents"),
+        {
+            "q": Tensor,
+            "k": Tensor,
+            "lse": Tensor,
+            "spec": Specification,
+            "q_tokens": Tokens,
+            "k_tokens": Tokens,
+            "kv_heads": list,
+            "ids": TokenIds | None,
+            "documents": Documents | None,
+        },
     ),
-    "KeyLengths": (KeyLengths, ("length",)),
-    "Not": (Not, ("inner",)),
-    "Or": (Or, ("left", "right")),
-    "Prefix": (Prefix, ("length",)),
-    "RelativeBias": (
-        lambda table, both, most: RelativeBias(table, bidirectional=both, max_distance=most),
-        ("table", "bidirectional", "max_distance"),
+    "KeyLengths": (KeyLengths, {"length": Tensor | list}),
+    "Not": (Not, {"inner": Mask}),
+    "Or": (Or, {"left": Mask, "right": Mask}),
+    "Prefix": (Prefix, {"length": Tensor | list}),
+    "RelativeBias": (_relative, {"table": Tensor, "bidirectional": bool, "max_distance": int}),
+    "RoundedALiBi": (RoundedALiBi, {"slopes": Tensor, "scale": float | int}),
+    "Specification": (
+        Specification,
+        {
+            "scale": float | int,
+            "mask": Mask | None,
+            "bias": Bias | None,
+            "softcap": float | int | None,
+            "sinks": Tensor | None,
+        },
     ),
-    "RoundedALiBi": (RoundedALiBi, ("slopes", "scale")),
-    "Specification": (Specification, ("scale", "mask", "bias", "softcap", "sinks")),
-    "TensorBias": (TensorBias, ("tensor",)),
-    "TokenIds": (TokenIds, ("queries", "keys", "preceding")),
-    "Tokens": (
-        lambda length, shift, positions: Tokens.of(length, shift=shift, positions=positions),
-        ("length", "shift", "positions"),  # all queries or all keys of a call start at index 0
-    ),
-    "Window": (Window, ("size", "ahead")),
+    "TensorBias": (TensorBias, {"tensor": Tensor}),
+    "TokenIds": (TokenIds, {"queries": Tensor, "keys": Tensor, "preceding": Tensor}),
+    "Tokens": (_tokens, {"length": int, "shift": int, "positions": Tensor | None}),
+    "Window": (Window, {"size": int, "ahead": int | None}),
 }
-"""How each part is made again: its maker and the attributes that are the maker's arguments."""
+"""How each part is made again: its maker, and the attributes that are its arguments with types."""
 
 
 def write(path: str | os.PathLike[str], content: Any) -> None:
@@ -88,25 +129,34 @@ def write(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-    """What ``write`` was given.
+    """What ``write`` was given; of parts the kinds of their arguments are checked.
 
     Raises:
         CheckpointError: Not a file of a probe, truncated or of another version.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[KEY])
+            text = (file.metadata() or {}).get(KEY)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except KeyError as error:
-        raise CheckpointError(f"{path} is not the file of a probe: it has no {KEY}") from error
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
-    if header.get("version") != _VERSION:
-        raise CheckpointError(f"{path}: version must be {_VERSION}: got {header.get('version')}")
+    if text is None:
+        raise CheckpointError(f"{path} is not the file of a probe: it has no {KEY}")
     try:
-        return _unpacked(header["content"], tensors)
-    except (KeyError, TypeError, ValueError) as error:
+        header = json.loads(text)
+        version = header["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its {KEY} is no object with a version") from error
+    if version != _VERSION:
+        raise CheckpointError(f"{path}: version must be {_VERSION}: got {shown(version)}")
+    named: set[str] = set()
+    try:
+        content = _unpacked(header.get("content"), tensors, named)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{path}: its tensors do not fit its header: {error}") from error
+    if extra := sorted(tensors.keys() - named):
+        raise CheckpointError(f"{path}: its header does not name the tensors {shown(extra)}")
+    return content
 
 
 def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -130,14 +180,33 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise UnsupportedError(f"a {kind} cannot be saved: only polyhead's own masks and biases can")
 
 
-def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _unpacked(value: Any, tensors: dict[str, Tensor], named: set[str]) -> Any:
+    """What ``_packed`` was given; the names of its tensors go to ``named``."""
     if isinstance(value, list):
-        return [_unpacked(entry, tensors) for entry in value]
+        return [_unpacked(entry, tensors, named) for entry in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        return tensors[value["tensor"]]
-    if "dict" in value:
-        return {key: _unpacked(entry, tensors) for key, entry in value["dict"].items()}
-    make, _ = _KINDS[value["kind"]]
-    return make(*(_unpacked(entry, tensors) for entry in value["of"]))
+        name = value["tensor"]
+        if not isinstance(name, str) or name not in tensors:
+            raise ValueError(f"there is no tensor {shown(name)}")
+        named.add(name)
+        return tensors[name]
+    if isinstance(entries := value.get("dict"), dict):
+        return {key: _unpacked(entry, tensors, named) for key, entry in entries.items()}
+    kind, given = value.get("kind"), value.get("of")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"there is no part of kind {shown(kind)}")
+    make, types = _KINDS[kind]
+    if not isinstance(given, list) or len(given) != len(types):
+        raise ValueError(f"{kind} must have {len(types)} arguments: got {shown(given)}")
+    arguments = [_unpacked(entry, tensors, named) for entry in given]
+    for argument, (name, wanted) in zip(arguments, types.items(), strict=True):
+        # True and False are numbers to Python alone.
+        if not isinstance(argument, wanted) or (isinstance(argument, bool) and wanted is not bool):
+            raise TypeError(f"{name} of {kind} cannot be {_short(argument)}")
+    return make(*arguments)
+
+
+def _short(value: Any) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, Tensor) else shown(value)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor, nn
 
 from polyhead.errors import InputError
-from polyhead.inspection import files
+from polyhead.inspection import files, saved
 from polyhead.inspection.kept import KeptCall, token_ids
 from polyhead.inspection.naming import (
     Repeats,
@@ -114,9 +114,9 @@ class Probe:
         Raises:
             CheckpointError: Not such a file, or a damaged one.
         """
-        content = files.read(path)
-        seen = cls(content["modules"])
-        for name, state in content["views"].items():
+        modules, views = saved.read(path)
+        seen = cls(modules)
+        for name, state in views.items():
             seen.keep(name, AttentionView.from_state(seen.number(name), state))
         return seen
 
