@@ -47,3 +47,19 @@ CASES = tuple(
     )
     for name in ("t5", "mt5")
 )
+
+_SPARSE = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 2}
+CASES += (
+    Case(
+        "switch_transformers",
+        _SIZES | {"num_experts": 3, **_SPARSE},
+        axes=(
+            ({}, _OWN_HEAD),
+            ({}, {"expert_capacity": 3}),
+            ({}, {"router_bias": True}),
+            ({}, {"dense_act_fn": "gelu"}),
+            ({}, {"num_sparse_encoder_layers": 3, "num_sparse_decoder_layers": 1}),
+        ),
+        auto="AutoModelForSeq2SeqLM",
+    ),
+)
