@@ -218,16 +218,18 @@ def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
             getattr(layer.attention.rope, "type", "") in STRETCHED for layer in ours.config.layers
         ):
             # What a cache holds was rotated before the switch, in both libraries.
-            wanted = _through_their_cache(theirs, chunks)
+            wanted = _through_their_cache(theirs, chunks, use_cache=True)
         cache = ours.model.new_cache()
         steps = [ours.model(chunk, cache=cache) for chunk in chunks]
         _close(torch.cat(steps, dim=1), wanted)
 
 
-def _through_their_cache(theirs: Any, chunks: Sequence[Tensor]) -> Tensor:
+def _through_their_cache(
+    theirs: Any, chunks: Sequence[Tensor], called: str = "input_ids", **context: Any
+) -> Tensor:
     past, steps = None, []
     for chunk in chunks:
-        made = theirs(chunk, past_key_values=past, use_cache=True)
+        made = theirs(**{called: chunk}, past_key_values=past, **context)
         past = made.past_key_values
         steps.append(made.logits)
     return torch.cat(steps, dim=1)
@@ -279,7 +281,11 @@ def _encoder_decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         wanted = made.logits if ours.config.head else made.last_hidden_state
         _close(ours.model(ids, **context), wanted)
         cache, steps = ours.model.new_cache(), []
-        for chunk in ids.split([*CHUNKS, case.tokens - sum(CHUNKS)], dim=1):
+        chunks = ids.split([*CHUNKS, case.tokens - sum(CHUNKS)], dim=1)
+        if any(getattr(layer.feed_forward, "capacity", None) for layer in ours.config.layers):
+            # Experts have room for so many tokens of a call, whatever they took before.
+            wanted = _through_their_cache(theirs, chunks, "decoder_input_ids", **their_context)
+        for chunk in chunks:
             steps.append(ours.model(chunk, cache=cache, **context))
             context = {}
         _close(torch.cat(steps, dim=1), wanted)
