@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from polyhead.caches import Dense, Latent, Paged, Plain, Quantized, Ring, StoredCache
+from polyhead.caches import Dense, Latent, ModelCache, Paged, Plain, Quantized, Ring, StoredCache
 
 KINDS = (
     (Dense(), Plain()),
@@ -57,7 +57,11 @@ def case(random: Random) -> None:
     k = torch.randn(2, 1 if latent else 2, random.randint(1, 17), 8)
     positions = torch.arange(k.shape[2]) + 3 if random.random() < 0.3 else None
     cache.append(k, k[..., :6] if latent else k, positions)
-    cache.save(path)
+    # Alone, or with the encoder's output, which a model's caches keep beside them.
+    whole = ModelCache([cache]) if random.random() < 0.3 else None
+    if whole is not None and random.random() < 0.8:
+        whole.context = torch.randn(2, 3, 8)
+    (whole or cache).save(path)
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["polyhead.cache"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -68,7 +72,14 @@ def case(random: Random) -> None:
             cut(random, tensors)
     save_file(tensors, path, {"polyhead.cache": json.dumps(header)})
     loaded = StoredCache(layout, storage)
-    loaded.load(path)
+    if whole is None:
+        loaded.load(path)
+    else:
+        again = ModelCache([loaded])
+        again.load(path)
+        if again.context is not None and loaded.lengths:
+            assert again.context.ndim == 3
+            again.fork().reorder([0])
     if not loaded.lengths:
         return
     source = loaded.source()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import tempfile
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,8 +27,13 @@ _MODEL = ph.TransformerConfig("decoder", 20, 16, 16, (_LAYER,))
 _saved: list[tuple[dict[str, Any], dict[str, torch.Tensor]]] = []
 
 
+path = Path()
+
+
 @torch.no_grad()
 def prepare() -> None:
+    global path
+    path = Path(tempfile.mkdtemp()) / "probe"
     torch.manual_seed(0)
     layer = ph.MultiHeadAttention(16, 4, 2, head_dim=4)
     x = torch.randn(2, 7, 16)
@@ -48,8 +55,8 @@ def prepare() -> None:
 
 
 def _keep(seen: Probe) -> None:
-    seen.save("probe")
-    with safe_open("probe", "pt") as file:
+    seen.save(path)
+    with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()[KEY])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     _saved.append((header, tensors))
@@ -63,8 +70,8 @@ def case(random: Random) -> None:
             _lie(random, header)
         else:
             cut(random, tensors)
-    save_file(tensors, "probe", {KEY: json.dumps(header)})
-    seen = Probe.load("probe")
+    save_file(tensors, path, {KEY: json.dumps(header)})
+    seen = Probe.load(path)
     assert len(seen) == len([*seen]) or len(seen.layers) < len(seen)
     for name in [*seen.modules]:
         if name not in header["content"]["dict"]["views"]["dict"]:
