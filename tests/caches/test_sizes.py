@@ -2,6 +2,7 @@
 
 import gc
 import random
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -59,8 +60,17 @@ def tensors_of(case, count):
     return k, torch.randn(*shape, case["value_dim"]).to(case["dtype"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _only_what_these_tests_make_is_looked_at() -> Iterator[None]:
+    """Other tests leave a million objects, which take a second to go through."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def alive():
-    """Bytes of all tensors' memory, each store counted once."""
+    """Bytes of the memory of all tensors made here, each store counted once."""
     gc.collect()
     stores = {}
     for thing in gc.get_objects():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -20,12 +21,24 @@ def _ids(checkpoint: Checkpoint, text: str, count: int) -> torch.Tensor:
     return torch.tensor([ids])
 
 
-@torch.no_grad()
-def test_logits_equal_on_1024_tokens_of_hamlet(
-    smollm2: Checkpoint, smollm2_oracle: Any, hamlet: str
-) -> None:
+@dataclass
+class Read:
+    """What both models make of 1,024 tokens of Hamlet: logits ``[1, 1024, vocab]``."""
+
+    ids: torch.Tensor
+    ours: torch.Tensor
+    theirs: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def read(smollm2: Checkpoint, smollm2_oracle: Any, hamlet: str) -> Read:
     ids = _ids(smollm2, hamlet, 1024)
-    assert (smollm2.model(ids) - smollm2_oracle(ids).logits).abs().max() < 2e-4
+    with torch.no_grad():
+        return Read(ids, smollm2.model(ids), smollm2_oracle(ids).logits)
+
+
+def test_logits_equal_on_1024_tokens_of_hamlet(read: Read) -> None:
+    assert (read.ours - read.theirs).abs().max() < 2e-4
 
 
 @torch.no_grad()
@@ -36,17 +49,12 @@ def test_logits_equal_on_3000_tokens_of_documentation(
     assert (smollm2.model(ids) - smollm2_oracle(ids).logits).abs().max() < 2e-4
 
 
-@torch.no_grad()
-def test_perplexity_on_768_tokens_of_hamlet_is_equal(
-    smollm2: Checkpoint, smollm2_oracle: Any, hamlet: str
-) -> None:
-    ids = _ids(smollm2, hamlet, 768)
-
+def test_perplexity_on_hamlet_is_equal(read: Read) -> None:
     def perplexity(logits: torch.Tensor) -> float:
-        return math.exp(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
+        return math.exp(torch.nn.functional.cross_entropy(logits[0, :-1], read.ids[0, 1:]))
 
-    wanted = perplexity(smollm2_oracle(ids).logits)
-    assert perplexity(smollm2.model(ids)) == pytest.approx(wanted, rel=1e-3)
+    wanted = perplexity(read.theirs)
+    assert perplexity(read.ours) == pytest.approx(wanted, rel=1e-3)
     assert 2 < wanted < 100
 
 
@@ -74,9 +82,8 @@ def test_200_greedy_tokens_are_equal(smollm2: Checkpoint, smollm2_oracle: Any) -
 
 
 @torch.no_grad()
-def test_bfloat16_predicts_like_float32(smollm2: Checkpoint, hamlet: str) -> None:
+def test_bfloat16_predicts_like_float32(read: Read) -> None:
     half = load_checkpoint("smollm2", dtype=torch.bfloat16, cache=False).model
     assert {tensor.dtype for tensor in half.parameters()} == {torch.bfloat16}
-    ids = _ids(smollm2, hamlet, 256)
-    same = half(ids).argmax(-1) == smollm2.model(ids).argmax(-1)
+    same = half(read.ids[:, :256]).argmax(-1) == read.ours[:, :256].argmax(-1)
     assert same.float().mean() > 0.9

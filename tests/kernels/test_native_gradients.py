@@ -46,7 +46,8 @@ def gradients(tensors, dtype, kernel, weights, sinks=None, bias=None, **argument
     return [leaf.grad for leaf in leaves]
 
 
-def check(q, k, v, sinks=None, bias=None, **arguments):
+def check(q, k, v, sinks=None, bias=None, threads=(), **arguments):
+    """Every code's gradients, with each number of threads (default: as many as there are)."""
     torch.manual_seed(1)
     weights = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype), torch.randn(q.shape[:3])
     if sinks is not None:
@@ -54,16 +55,30 @@ def check(q, k, v, sinks=None, bias=None, **arguments):
     if bias is not None:
         bias = bias if isinstance(bias, ph.Bias) else TensorBias(bias)
         arguments["bias"] = bias.with_tensor(bias.tensor.to(q.dtype))
-    found = gradients([q, k, v], q.dtype, "native", weights, **arguments)
     wanted = gradients([q, k, v], torch.float64, "reference", weights, **arguments)
     most = max(theirs.abs().max() for theirs in wanted[:3]).item()
-    for i, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
-        assert mine.shape == theirs.shape
-        assert mine.dtype == q.dtype
-        apart = APART[q.dtype] * (most + 1)
-        if bias is not None and i == len(found) - 1:
-            apart += matrix.band("bias", terms_of_bias([q, k, v], weights, **arguments), q.dtype)
-        torch.testing.assert_close(mine.double(), theirs, atol=apart, rtol=APART[q.dtype])
+    apart = [APART[q.dtype] * (most + 1)] * len(wanted)
+    if bias is not None:
+        apart[-1] += matrix.band("bias", terms_of_bias([q, k, v], weights, **arguments), q.dtype)
+    before = torch.get_num_threads()
+    for code, count in itertools.product(CODES, threads or [before]):
+        torch.set_num_threads(count)
+        try:
+            with native.using(code):
+                found = gradients([q, k, v], q.dtype, "native", weights, **arguments)
+        finally:
+            torch.set_num_threads(before)
+        for i, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+            where = f"{code.name}, {count} threads, gradient {i}"
+            assert mine.shape == theirs.shape, where
+            assert mine.dtype == q.dtype, where
+            torch.testing.assert_close(
+                mine.double(),
+                theirs,
+                atol=apart[i],
+                rtol=APART[q.dtype],
+                msg=lambda words, where=where: f"{where}: {words}",
+            )
 
 
 def terms_of_bias(tensors, weights, bias, **arguments):
@@ -80,17 +95,13 @@ def terms_of_bias(tensors, weights, bias, **arguments):
     return sums.abs().numpy()
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 @settings(max_examples=50, deadline=None)
 @given(problem=problems())
-def test_any_problem_equals_the_oracle(code, problem):
+def test_any_problem_equals_the_oracle(problem):
     q, k, v, arguments = problem
-    with native.using(code):
-        check(q, k, v, **arguments)
+    check(q, k, v, **arguments)
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
-@pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize(
     ("H", "G", "T", "S", "D", "V"),
     [
@@ -101,44 +112,33 @@ def test_any_problem_equals_the_oracle(code, problem):
         (2, 2, 97, 129, 192, 128),
     ],
 )
-def test_shapes_of_training(code, threads, H, G, T, S, D, V):
+def test_shapes_of_training(H, G, T, S, D, V):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, H, T, D), torch.randn(1, G, S, D), torch.randn(1, G, S, V)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with native.using(code):
-            for dtype in APART:
-                check(q.to(dtype), k.to(dtype), v.to(dtype), mask=ph.Causal())
-    finally:
-        torch.set_num_threads(before)
+    for dtype in APART:
+        check(q.to(dtype), k.to(dtype), v.to(dtype), mask=ph.Causal(), threads=(1, 2, 5))
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 @pytest.mark.parametrize("scale", [-0.7, 0.0, 1.0, 3.0])
-def test_a_scale_may_be_any_number(code, scale):
+def test_a_scale_may_be_any_number(scale):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 4, 40, 32), torch.randn(1, 2, 300, 32), torch.randn(1, 2, 300, 32)
-    with native.using(code):
-        check(q, k, v, scale=scale, mask=ph.Causal())
+    check(q, k, v, scale=scale, mask=ph.Causal())
 
 
 BIAS_SHAPES = list(itertools.product((1, 2), (1, 4), (1, 130), (1, 300)))
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 @pytest.mark.parametrize("shape", BIAS_SHAPES, ids=str)
-def test_a_bias_of_any_shape_gets_the_sum_over_what_it_was_broadcast_to(code, shape):
+def test_a_bias_of_any_shape_gets_the_sum_over_what_it_was_broadcast_to(shape):
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 130, 32), torch.randn(2, 2, 300, 32), torch.randn(2, 2, 300, 16)
     bias, sinks = torch.randn(shape), torch.randn(4)
-    with native.using(code):
-        for dtype in APART:
-            call = q.to(dtype), k.to(dtype), v.to(dtype), sinks, bias
-            check(*call, mask=ph.Causal() & ph.KeyLengths([0, 210]), softcap=3.0)
+    for dtype in APART:
+        call = q.to(dtype), k.to(dtype), v.to(dtype), sinks, bias
+        check(*call, mask=ph.Causal() & ph.KeyLengths([0, 210]), softcap=3.0)
 
 
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 @pytest.mark.parametrize("positions", [False, True])
 @pytest.mark.parametrize(
     "make",
@@ -150,7 +150,7 @@ def test_a_bias_of_any_shape_gets_the_sum_over_what_it_was_broadcast_to(code, sh
     ],
     ids=["T5", "one-sided", "farther than any key", "ALiBi"],
 )
-def test_a_bias_by_position_gets_the_sum_over_all_pairs(code, make, positions):
+def test_a_bias_by_position_gets_the_sum_over_all_pairs(make, positions):
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 6, 130, 16), torch.randn(2, 2, 300, 16), torch.randn(2, 2, 300, 16)
     arguments = {"mask": ph.Window(170, ahead=150), "softcap": 3.0}
@@ -158,9 +158,8 @@ def test_a_bias_by_position_gets_the_sum_over_all_pairs(code, make, positions):
         arguments["q_positions"] = torch.randint(0, 500, (2, 130))
         arguments["kv_positions"] = torch.stack([torch.randperm(500)[:300] for _ in range(2)])
     bias = make(6)
-    with native.using(code):
-        for dtype in APART:
-            check(q.to(dtype), k.to(dtype), v.to(dtype), bias=bias, **arguments)
+    for dtype in APART:
+        check(q.to(dtype), k.to(dtype), v.to(dtype), bias=bias, **arguments)
 
 
 @pytest.mark.parametrize("how", ["transposed", "sliced", "expanded"])
