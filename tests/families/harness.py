@@ -152,7 +152,8 @@ class Case:
         torch.manual_seed(len(json.dumps(options)))
         kind = getattr(transformers, self.auto)
         config = self.config(*options)
-        model = kind.from_config(config, attn_implementation=self.attention).eval()
+        build = getattr(kind, "from_config", None) or kind._from_config
+        model = build(config, attn_implementation=self.attention).eval()
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith(("e_score_correction_bias", "final_logits_bias")):
                 torch.nn.init.normal_(tensor, std=0.3)
@@ -170,7 +171,9 @@ class Case:
         if self.pixels is not None:
             return torch.randn(batch, *self.pixels, generator=generator)
         vocab = {**SIZES, **self.sizes}["vocab_size"]
-        return torch.randint(3, vocab, (batch, self.tokens), generator=generator)
+        ids = torch.randint(3, vocab, (batch, self.tokens), generator=generator)
+        ids[:, -1] = vocab - 1  # ends a text, where a model looks for that
+        return ids
 
     def source(self) -> Tensor:
         """What the encoder of an encoder-decoder reads: ids, or mel features of two sounds."""
@@ -244,6 +247,8 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
     lengths = torch.tensor([case.tokens, case.tokens // 2, 1])
     keep = torch.arange(case.tokens) < lengths[:, None]
     ids = ids.masked_fill(~keep, theirs.config.pad_token_id or 0)
+    if ours.config.task is not None and ours.config.task.pooling == "end":
+        ids[torch.arange(3), lengths - 1] = ours.config.eos_token_ids[0]
     segments: dict[str, Tensor] = {}
     their_segments: dict[str, Tensor] = {}
     if ours.config.embedding.num_segments > 1:

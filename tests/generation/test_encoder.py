@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import CONTEXT, byte_tokenizer, decoder, encoder
 
+from polyhead.config import EmbeddingConfig, HeadTransformConfig, PatchConfig, TaskHeadConfig
 from polyhead.errors import ConfigError, ContextLengthError, InputError
 from polyhead.generation import TextEncoder
+from polyhead.models import Transformer
 
 TEXTS = ["a", "The animal didn't cross the street", "注意力", "two words", "b" * CONTEXT]
 
@@ -52,6 +56,33 @@ def test_bad_input_is_refused_by_name(model: TextEncoder) -> None:
         model.encode([])
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1: got 0"):
         model.encode("a", batch_size=0)
+
+
+def test_a_head_gives_logits_or_classes_and_leaves_the_vectors() -> None:
+    body = encoder()
+    bare = TextEncoder(body, byte_tokenizer()).eval()
+    ids = torch.tensor([bare.tokenizer.encode(TEXTS[1])])
+    for fields, shape in (
+        ({"head": "tied"}, (*ids.shape, body.config.vocab_size)),
+        ({"task": TaskHeadConfig("first", 3)}, (1, 3)),
+        ({"task": TaskHeadConfig(None, 2, spans=True)}, (*ids.shape, 2)),
+    ):
+        model = TextEncoder(Transformer(replace(body.config, **fields)), byte_tokenizer()).eval()
+        model.transformer.load_state_dict(body.state_dict(), strict=False)
+        assert model(ids).shape == shape
+        torch.testing.assert_close(model.encode(TEXTS), bare.encode(TEXTS))
+    projected = TaskHeadConfig("mean", transforms=(HeadTransformConfig(5, bias=False),))
+    model = TextEncoder(Transformer(replace(body.config, task=projected)), byte_tokenizer()).eval()
+    with torch.no_grad():
+        wanted = model(ids)
+    torch.testing.assert_close(model.encode(TEXTS, normalise=False)[1:2], wanted)
+
+
+def test_an_encoder_of_images_is_no_text_encoder() -> None:
+    images = EmbeddingConfig("learned", frontend=PatchConfig((4, 4), (2, 2)))
+    config = replace(encoder().config, embedding=images, vocab_size=0, max_positions=5, head=None)
+    with pytest.raises(ConfigError, match="reads text: got an encoder of images"):
+        TextEncoder(Transformer(config), byte_tokenizer())
 
 
 def test_a_decoder_is_no_text_encoder() -> None:

@@ -37,7 +37,14 @@ from polyhead.families.common.tasks import (
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 # Written by transformers of 2019 and 2020, where they did nothing.
-_OLD = ("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks", "output_past")
+_OLD = (
+    "down_scale_factor",
+    "gap_size",
+    "net_structure_type",
+    "num_memory_blocks",
+    "output_past",
+    "eos_token_ids",
+)
 _MOST = 10_000
 
 

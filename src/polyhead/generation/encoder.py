@@ -36,6 +36,8 @@ class TextEncoder(nn.Module):
             raise ConfigError(
                 f"a TextEncoder needs an encoder: got kind={transformer.config.kind!r}"
             )
+        if transformer.config.embedding.frontend is not None:
+            raise ConfigError("a TextEncoder reads text: got an encoder of images or sound")
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.origin = origin
@@ -45,9 +47,20 @@ class TextEncoder(nn.Module):
         return self.transformer.config
 
     def forward(self, ids: Tensor, **options: Any) -> Tensor:
-        """Hidden states ``[B, T, E]`` of ``ids [B, T]``; options are those of ``Transformer``."""
-        hidden: Tensor = self.transformer(ids, **options)
-        return hidden
+        """What ``Transformer`` gives for ``ids [B, T]``, with its options.
+
+        Returns:
+            Hidden states ``[B, T, E]`` of a body alone, logits ``[B, T, W]`` with a head of masked
+            tokens, classes ``[B, C]`` or ``[B, T, C]`` with a head of classes.
+        """
+        made: Tensor = self.transformer(ids, **options)
+        return made
+
+    @property
+    def _gives_vectors(self) -> bool:
+        """Whether the model makes one vector of a text by itself (CLIP)."""
+        task = self.config.task
+        return task is not None and task.pooling is not None and not task.num_labels
 
     @torch.no_grad()
     def encode(
@@ -55,6 +68,7 @@ class TextEncoder(nn.Module):
     ) -> Tensor:
         """One vector per text: the mean of its tokens' hidden states, of length 1.
 
+        Where the model pools by itself and has no classes (CLIP with its projection), that vector.
         Padding is masked, so a text's vector does not depend on its neighbours.
 
         Args:
@@ -76,7 +90,7 @@ class TextEncoder(nn.Module):
             raise InputError("texts must hold at least one text: got none")
         tokens = [self._ids(number, text) for number, text in enumerate(texts)]
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-        vectors = torch.empty(len(tokens), self.config.embed_dim)
+        vectors = torch.empty(len(tokens), self._vector_size)
         training = self.training
         self.eval()
         try:
@@ -86,6 +100,12 @@ class TextEncoder(nn.Module):
         finally:
             self.train(training)
         return nn.functional.normalize(vectors, dim=-1) if normalise else vectors
+
+    @property
+    def _vector_size(self) -> int:
+        task = self.config.task
+        sizes = [each.dim for each in task.transforms if each.dim] if task is not None else []
+        return sizes[-1] if self._gives_vectors and sizes else self.config.embed_dim
 
     def _ids(self, number: int, text: str) -> list[int]:
         if not text:
@@ -107,7 +127,11 @@ class TextEncoder(nn.Module):
         for row, tokens in zip(ids, rows, strict=True):
             row[: len(tokens)] = torch.tensor(tokens)
         padded = bool((lengths < ids.shape[1]).any())
-        hidden: Tensor = self.transformer(ids, mask=KeyLengths(lengths) if padded else None)
+        mask = KeyLengths(lengths) if padded else None
+        if self._gives_vectors:
+            vectors: Tensor = self.transformer(ids, mask=mask)
+            return vectors.float()
+        hidden: Tensor = self.transformer.hidden_states(ids, mask=mask)
         real = torch.arange(ids.shape[1], device=device) < lengths[:, None]
         return hidden.float().masked_fill(~real[..., None], 0.0).sum(dim=1) / lengths[:, None]
 

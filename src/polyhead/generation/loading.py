@@ -42,7 +42,7 @@ def load(
         ModelNotFoundError: nothing of that name is here; says what is and how to get one.
         CheckpointError: a file is truncated, corrupt, or does not fit its configuration.
         ConfigError: the configuration says something impossible or not understood.
-        UnsupportedError: an encoder-decoder.
+        UnsupportedError: an encoder-decoder, or an encoder of images.
         ValueError: an unknown dtype, or a device that is not here.
         TypeError: an argument of another kind.
     """
@@ -66,5 +66,7 @@ def load(
             f"{source} is an encoder-decoder: load_checkpoint loads it, text to text is not "
             "supported"
         )
+    if checkpoint.config.embedding.frontend is not None:
+        raise UnsupportedError(f"{source} reads no text: load_checkpoint loads it")
     wrapper = LanguageModel if kind == "decoder" else TextEncoder
     return wrapper(checkpoint.model, checkpoint.tokenizer, checkpoint.origin).eval()

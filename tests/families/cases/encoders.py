@@ -106,4 +106,30 @@ CASES = (
             ropes(8),
         ),
     ),
+    Case(
+        "clip_text_model",
+        {**_MHA, "eos_token_id": 60, "projection_dim": 12},
+        auto="CLIPTextModel",
+        axes=(
+            ({}, {"auto": "CLIPTextModelWithProjection"}),
+            ({}, {"hidden_act": "gelu"}, {"projection_dim": 32}, {"eos_token_id": 2}),
+        ),
+    ),
+    Case(
+        "vit",
+        {
+            **_MHA,
+            "vocab_size": None,
+            "max_position_embeddings": None,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            "image_size": 12,
+            "patch_size": 4,
+            "num_channels": 2,
+        },
+        auto="AutoModel",
+        pixels=(2, 12, 12),
+        axes=(heads("ImageClassification"), LABELS, ({}, {"qkv_bias": False}), _RELU),
+    ),
 )
