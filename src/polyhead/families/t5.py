@@ -25,6 +25,7 @@ from polyhead.config import (
 from polyhead.config.feed_forward import Activation
 from polyhead.config.layout import Network
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import ACTIVATIONS, read_decoder, read_rms_norm
 from polyhead.families.common.tensors import Rule, Tensors, under
@@ -240,6 +241,19 @@ FAMILIES = (
         harmless=HARMLESS,
         with_head="ForConditionalGeneration",
         observed=observed,
+        gguf=Gguf(
+            "t5",
+            settings={
+                "decoder_block_count": "num_decoder_layers",
+                "attention.relative_buckets_count": "relative_attention_num_buckets",
+                "attention.layer_norm_epsilon": None,  # the same number as for RMSNorm
+                "decoder_start_token_id": None,
+            },
+            # The format does not say the activation; llama.cpp decides the same way.
+            values=lambda values: {
+                "feed_forward_proj": "gated-gelu" if values["is_gated_act"] else "relu"
+            },
+        ),
     ),
     Family(
         "mt5",

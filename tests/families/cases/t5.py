@@ -2,6 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from gguf_files import GgufCase
 from harness import Case
 
 _NO = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -32,6 +33,20 @@ def _apart(model: Any, options: Mapping[str, Any]) -> None:
         model.all_tied_weights_keys.pop("lm_head.weight", None)
 
 
+_GGUF = GgufCase(
+    "t5",
+    settings=lambda config: {
+        "context_length": 512,
+        "feed_forward_length": config.d_ff,
+        "decoder_block_count": config.num_decoder_layers,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.relative_buckets_count": config.relative_attention_num_buckets,
+        "decoder_start_token_id": 0,
+    },
+    options={"feed_forward_proj": "gated-gelu", "relative_attention_max_distance": 128},
+)
+
 CASES = tuple(
     Case(
         name,
@@ -44,6 +59,7 @@ CASES = tuple(
         ),
         auto="AutoModelForSeq2SeqLM",
         alter=_apart,
+        gguf=_GGUF if name == "t5" else None,
     )
     for name in ("t5", "mt5")
 )
