@@ -45,6 +45,7 @@ def write_gguf(
     *,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     tensors: dict[str, torch.Tensor] | None = None,
+    replaced: dict[str, torch.Tensor] | None = None,
     **metadata: Any,
 ) -> Path:
     """Writes a model.
@@ -54,6 +55,7 @@ def write_gguf(
         model: a Llama, Qwen2, Qwen3 or Gemma 3.
         kind: how matrices are stored.
         tensors: further tensors.
+        replaced: by name in the file, what is written instead.
         **metadata: settings under the architecture's prefix, with ``__`` for a dot; None leaves
             one out. ``architecture`` renames it.
     """
@@ -92,9 +94,11 @@ def write_gguf(
             tensor = interleaved(tensor, heads)
         if gemma and key.endswith("norm.weight"):
             tensor = tensor + 1
+        called = _name(key, GEMMA_TENSORS if gemma else TENSORS)
+        tensor = (replaced or {}).get(called, tensor)
         stored = kind if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
         data = gguf.quants.quantize(tensor.float().numpy(), stored)
-        writer.add_tensor(_name(key, GEMMA_TENSORS if gemma else TENSORS), data, raw_dtype=stored)
+        writer.add_tensor(called, data, raw_dtype=stored)
     for key, tensor in (tensors or {}).items():
         writer.add_tensor(key, tensor.numpy())
     writer.write_header_to_file()

@@ -112,15 +112,24 @@ def test_llama3_scaling_worked_out_per_pair_equals_transformers(tmp_path: Path) 
 
 @torch.no_grad()
 def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
-    theirs = LLAMA.build()
+    """The last layer's kv heads are written out, one for every query head."""
+    theirs, ids = LLAMA.build(), LLAMA.ids()
+    wanted = theirs(ids).logits
+    attention = theirs.model.layers[2].self_attn
+    for module in (attention.k_proj, attention.v_proj):
+        rows = module.weight.view(2, 8, -1)
+        module.weight = torch.nn.Parameter(rows.repeat_interleave(3, dim=0).flatten(0, 1))
+    order = [8 * head + i for head in range(6) for i in (0, 4, 1, 5, 2, 6, 3, 7)]
     path = write_gguf(
         tmp_path / "tiny.gguf",
         theirs,
+        replaced={"blk.2.attn_k.weight": attention.k_proj.weight.detach()[order]},
         attention__head_count=[6] * 3,
-        attention__head_count_kv=[2] * 3,
+        attention__head_count_kv=[2, 2, 6],
     )
-    ids = LLAMA.ids()
-    assert (load_checkpoint(path).model(ids) - theirs(ids).logits).abs().max() < 1e-4
+    ours = load_checkpoint(path)
+    assert [layer.attention.num_kv_heads for layer in ours.config.layers] == [2, 2, 6]
+    assert (ours.model(ids) - wanted).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -134,7 +143,7 @@ def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
             {"rope__dimension_count": 10},
             r"dimension_count is 10; supported is an even number up to 8",
         ),
-        ({"expert_count": 8}, r"'llama\.expert_count' \(value 8\) is not understood"),
+        ({"expert_weights_scale": 2.0}, r"llama\.expert_weights_scale.*not understood"),
         ({"attention__causal": False}, r"llama\.attention\.causal is False"),
         ({"context_length": None}, r"key 'llama\.context_length' is missing"),
         ({"attention__head_count": [6, 6]}, r"attention\.head_count is \[6, 6\]"),

@@ -67,6 +67,41 @@ def interleaved(tensor: Tensor, heads: int) -> Tensor:
     return rows.swapaxes(1, 2).reshape(tensor.shape)
 
 
+def paired(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """The converter's change of Llama and of what it treats like it."""
+    for part, heads in (
+        ("q_proj", config.num_attention_heads),
+        ("k_proj", config.num_key_value_heads),
+    ):
+        if part in name:
+            tensor = interleaved(tensor, heads)
+    yield name, tensor
+
+
+def plus_one(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """Norms near 1 are stored whole."""
+    yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def choice_bias(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """The bias of the choice of experts becomes a leaf."""
+    yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+
+
+def routed(config: Any) -> Mapping[str, Any]:
+    """What the converter says of DeepSeek's mixture and of those like it."""
+    return {
+        "expert_count": config.n_routed_experts,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob or None,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "leading_dense_block_count": config.first_k_dense_replace,
+    }
+
+
 def separated(
     part: str, drop: str = ""
 ) -> Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]:

@@ -41,17 +41,21 @@ def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
         path,
         lambda: file.tensor(ROPE_FREQUENCIES).flatten().tolist(),
     )
-    config = config_json.read_config(
-        family, settings.values, path, shown=settings.shown, hints=settings.hints
+    config = settings.read(
+        lambda values: config_json.read_config(
+            family, values, path, shown=settings.shown, hints=settings.hints
+        )
     )
     tokenizer = tokenizer_from_gguf(file.metadata, path)
     table = gguf.table(family.tensors_of(settings.values))
     state: dict[str, Tensor] = {}
     file_names: dict[str, str] = {}
     names = [name for name in file.tensors if name != ROPE_FREQUENCIES]
-    for done, name in enumerate(names):
+    for done, (name, tensor) in enumerate(gguf.whole(names, file.tensor)):
         progress("reading tensors", done, len(names))
-        made, called = table.to_ours({name: file.tensor(name)}, config, path)
+        if table.is_dropped(name):
+            continue
+        made, called = table.to_ours({name: tensor()}, config, path)
         state |= made
         file_names |= called
     progress("reading tensors", len(names), len(names))

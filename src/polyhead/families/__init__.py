@@ -76,14 +76,15 @@ def find_gguf(metadata: Mapping[str, Any], where: object) -> Family:
     Raises:
         ConfigError: Its architecture is not supported.
     """
-    known = {each.gguf.arch: each for each in [*families().values()][::-1] if each.gguf}
+    known = [(each.gguf, each) for each in families().values() if each.gguf]
     arch: object = metadata.get("general.architecture")
-    if not isinstance(arch, str) or arch not in known:
-        raise ConfigError(
-            f"{where}: general.architecture is {shortened(arch)}; "
-            f"supported are {', '.join(sorted(known))}"
-        )
-    return known[arch]
+    for gguf, family in known:
+        if gguf.arch == arch and gguf.fits(metadata):
+            return family
+    raise ConfigError(
+        f"{where}: general.architecture is {shortened(arch)}; "
+        f"supported are {', '.join(sorted({gguf.arch for gguf, _ in known}))}"
+    )
 
 
 def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:

@@ -19,6 +19,7 @@ from polyhead.config import (
 )
 from polyhead.families.common.config_json import HARMLESS
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import ACTIVATIONS, divided, read_decoder
 from polyhead.families.common.rope import reach, read_rope
@@ -128,6 +129,22 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attn_config": {
+            "kv_n_heads": values.get(".kv_heads", 1),
+            "clip_qkv": values.get(".clip"),
+            "rope_theta": values.get(".theta", _THETA),
+        },
+        "ffn_config": {
+            "hidden_size": values["hidden_size"],
+            "ffn_hidden_size": values.get(".width", 3584),
+            "moe_num_experts": values.get(".experts", 4),
+            "moe_top_k": values.get(".top_k", 1),
+        },
+    }
+
+
 _BLOCK, _LAYER = "blocks.{i}.", "layers.{i}."
 _INNER = HARMLESS | {
     "model_type",
@@ -181,5 +198,19 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("emb_pdrop",)),
+        gguf=Gguf(
+            "dbrx",
+            settings={
+                "attention.head_count_kv": ".kv_heads",
+                "attention.clamp_kqv": ".clip",
+                "attention.layer_norm_epsilon": None,
+                "rope.freq_base": ".theta",
+                "feed_forward_length": ".width",
+                "expert_count": ".experts",
+                "expert_used_count": ".top_k",
+            },
+            rules=EXPERTS,
+            values=_from_gguf,
+        ),
     ),
 )

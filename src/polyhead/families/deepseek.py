@@ -12,10 +12,13 @@ computes with them). The layers of multi-token prediction that V3's files carry 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from polyhead.config import (
     FeedForwardConfig,
@@ -26,6 +29,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf, Joined
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_activation, read_decoder
 from polyhead.families.common.rope import reach, read_rope
@@ -118,6 +122,20 @@ STACKED_EXPERTS = (
         PerExpert(),
     ),
 )
+
+GGUF_MIXTURE: Mapping[str, str | None] = {
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
+CHOICE_BIAS = {"layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias"}
+"""Settings and a name of the mixture in GGUF files."""
+_SIGMOID = 2
 
 
 @dataclass(frozen=True)
@@ -302,6 +320,65 @@ def _reach(attention: LatentAttentionConfig, stated: int) -> int:
     return stated if attention.rope is None else reach(attention.rope, stated)
 
 
+def _is_third(metadata: Mapping[str, Any]) -> bool:
+    return metadata.get("deepseek2.expert_gating_func") == _SIGMOID
+
+
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Newer files say the sizes of the heads as the cache holds them and, beside, as they are."""
+    rotated = values.get("qk_rope_head_dim", 0)
+    size = values.get(".key_length_mla", values.get(".key_length", 0))
+    groups = values.get("n_group", 1)
+    stated = {
+        "num_key_value_heads": values["num_attention_heads"],
+        "q_lora_rank": values.get("q_lora_rank"),
+        "qk_nope_head_dim": size - rotated,
+        "v_head_dim": values.get(".value_length_mla", values.get(".value_length")),
+        "n_group": groups,
+        "topk_group": values.get("topk_group", 1),
+        "norm_topk_prob": values.get("norm_topk_prob", False),
+        "routed_scaling_factor": values.get("routed_scaling_factor", 1.0),
+    }
+    if values.get(".gating") != _SIGMOID:
+        stated["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
+    scaling, multiplier = values.get("rope_scaling"), values.get(".log_multiplier")
+    if scaling is not None and multiplier is not None:
+        scale = round(10 * multiplier, 6)  # float32 in the file, and 0.1 times what it stands for
+        stated["rope_scaling"] = {**scaling, "mscale": scale, "mscale_all_dim": scale}
+    return stated
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Keys ``[H, R, N]`` and values ``[H, V, R]`` as the rows of one matrix."""
+    keys, values = parts
+    return torch.cat([keys.mT, values], dim=1).flatten(0, 1)
+
+
+_GGUF = Gguf(
+    "deepseek2",
+    settings={
+        **GGUF_MIXTURE,
+        "attention.q_lora_rank": "q_lora_rank",
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.key_length": ".key_length",
+        "attention.value_length": ".value_length",
+        "attention.key_length_mla": ".key_length_mla",
+        "attention.value_length_mla": ".value_length_mla",
+        "rope.dimension_count": "qk_rope_head_dim",
+        "rope.scaling.yarn_log_multiplier": ".log_multiplier",
+        "expert_gating_func": ".gating",
+    },
+    names=CHOICE_BIAS,
+    joined=(
+        Joined(
+            "blk.{i}.attn_kv_b.weight",
+            ("blk.{i}.attn_k_b.weight", "blk.{i}.attn_v_b.weight"),
+            _joined,
+        ),
+    ),
+    values=_from_gguf,
+)
+
 FAMILIES = (
     Family(
         "deepseek_v2",
@@ -311,6 +388,7 @@ FAMILIES = (
         defaults=V2_DEFAULTS,
         write=write,
         harmless=_HARMLESS,
+        gguf=replace(_GGUF, fits=lambda metadata: not _is_third(metadata)),
     ),
     Family(
         "deepseek_v3",
@@ -320,5 +398,6 @@ FAMILIES = (
         defaults=V3_DEFAULTS,
         write=write,
         harmless=_HARMLESS,
+        gguf=replace(_GGUF, fits=_is_third),
     ),
 )

@@ -5,6 +5,7 @@ on both sides, softcaps, and windows in every other layer.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,15 @@ def write_second(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _scale_of_second(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The format does not say the scale: of the largest model it is that of the width."""
+    share = values["hidden_size"] // max(1, values["num_attention_heads"])
+    largest = values["num_hidden_layers"] == _LAYERS_OF_27B
+    return {"query_pre_attn_scalar": share if largest else values.get("head_dim", share)}
+
+
+_LAYERS_OF_27B = 46
+
 FAMILIES = (
     Family(
         "gemma",
@@ -131,6 +141,6 @@ FAMILIES = (
         },
         write=write_second,
         not_supported=_NOT_SUPPORTED,
-        gguf=Gguf("gemma2", norms=1.0),
+        gguf=Gguf("gemma2", norms=1.0, values=_scale_of_second),
     ),
 )

@@ -7,11 +7,12 @@ from typing import Any
 
 from polyhead.config import FeedForwardConfig, MixtureConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, write_share
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
 from polyhead.families.common.tensors import Tensors
-from polyhead.families.deepseek import EXPERTS
+from polyhead.families.deepseek import CHOICE_BIAS, EXPERTS, GGUF_MIXTURE
 
 
 def read(keys: Keys) -> TransformerConfig:
@@ -78,6 +79,12 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     )
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers of multi-token prediction are counted among the others."""
+    extra = values.get("num_nextn_predict_layers", 0)
+    return {"num_hidden_layers": values["num_hidden_layers"] - extra}
+
+
 FAMILIES = (
     Family(
         "glm4_moe",
@@ -103,5 +110,11 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
+        gguf=Gguf(
+            "glm4moe",
+            settings={**GGUF_MIXTURE, "expert_gating_func": None},
+            names=CHOICE_BIAS,
+            values=_from_gguf,
+        ),
     ),
 )

@@ -5,6 +5,7 @@ Files hold the experts of a layer stacked, gate and up columns in turns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS as GGUF_EXPERTS
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     FULL,
@@ -120,6 +123,13 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The format does not say that yarn's limits are not rounded, as they are in no file here."""
+    if (scaling := values.get("rope_scaling")) is None:
+        return {"rope_scaling": {"rope_type": "default"}}
+    return {"rope_scaling": {**scaling, "truncate": False}}
+
+
 FAMILIES = (
     Family(
         "gpt_oss",
@@ -153,5 +163,15 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef", "experts_per_token", "initial_context_length")),
+        gguf=Gguf(
+            "gpt-oss",
+            settings={
+                "expert_count": "num_local_experts",
+                "expert_feed_forward_length": "intermediate_size",
+            },
+            names={"layers.{i}.self_attn.sinks": "blk.{i}.attn_sinks.weight"},
+            rules=GGUF_EXPERTS,
+            values=_from_gguf,
+        ),
     ),
 )

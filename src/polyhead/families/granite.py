@@ -7,11 +7,12 @@ from typing import Any
 
 from polyhead.config import EmbeddingConfig, LayerConfig, MixtureConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import EXPERTS as GGUF_EXPERTS
+from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
-from polyhead.families.common.steps import PerExpert, RotaryPairs, Rows
+from polyhead.families.common.steps import PerExpert, Rows
 from polyhead.families.common.tables import (
     AROUND_LAYERS,
     ATTENTION,
@@ -96,7 +97,12 @@ _DEFAULTS = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-_PAIRS = {f"layers.{{i}}.self_attn.{name}_proj": (RotaryPairs(),) for name in "qk"}
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 FAMILIES = (
     Family(
@@ -106,7 +112,7 @@ FAMILIES = (
         DECODER,
         defaults=_DEFAULTS | {"mlp_bias": False},
         write=write,
-        gguf=Gguf("granite", steps=_PAIRS),
+        gguf=Gguf("granite", settings=_SCALES, steps=PAIRS),
     ),
     Family(
         "granitemoe",
@@ -116,5 +122,11 @@ FAMILIES = (
         defaults=_DEFAULTS | {"num_local_experts": 8, "num_experts_per_tok": 2},
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
+        gguf=Gguf(
+            "granitemoe",
+            settings=_SCALES | {"expert_count": "num_local_experts"},
+            steps=PAIRS,
+            rules=GGUF_EXPERTS,
+        ),
     ),
 )

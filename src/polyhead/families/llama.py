@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import PAIRS, Gguf, has_experts
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
-from polyhead.families.common.steps import RotaryPairs
 from polyhead.families.common.tables import DECODER
 
 
@@ -48,11 +47,8 @@ FAMILIES = (
         },
         gguf=Gguf(
             "llama",
-            # llama.cpp turns neighbours, so its converter reorders the rows.
-            steps={
-                "layers.{i}.self_attn.q_proj": (RotaryPairs(),),
-                "layers.{i}.self_attn.k_proj": (RotaryPairs(),),
-            },
+            steps=PAIRS,
+            fits=lambda metadata: not has_experts(metadata),
         ),
     ),
 )

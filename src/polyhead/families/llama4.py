@@ -4,6 +4,7 @@ without rotation; mixtures whose weights multiply what the experts read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from polyhead.config import (
 )
 from polyhead.config.attention import QueryTemperatureConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
@@ -25,6 +27,7 @@ from polyhead.families.common.tables import AROUND_LAYERS, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 CHUNKED, FULL = "chunked_attention", "full_attention"
+_EXPERTS_OF_MAVERICK = 128
 _NETWORK = "layers.{i}.feed_forward."
 _EXPERT = _NETWORK + "experts.{j}."
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -132,6 +135,11 @@ def _turned(name: str) -> Rule:
     )
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The format does not say that the largest model alone normalises no queries and keys."""
+    return {"use_qk_norm": values.get("num_local_experts") != _EXPERTS_OF_MAVERICK}
+
+
 FAMILIES = (
     Family(
         "llama4_text",
@@ -195,5 +203,16 @@ FAMILIES = (
         write=write,
         bare="TextModel",
         harmless=frozenset(("router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor")),
+        gguf=Gguf(
+            "llama4",
+            settings={
+                "expert_count": "num_local_experts",
+                "feed_forward_length": "intermediate_size_mlp",
+                "expert_feed_forward_length": "intermediate_size",
+                "interleave_moe_layer_step": "interleave_moe_layer_step",
+            },
+            rules=EXPERTS,
+            values=_from_gguf,
+        ),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyhead.config import NormConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import (
     PLAIN_DEFAULTS,
@@ -180,7 +180,7 @@ FAMILIES = (
             "bos_token_id": 128000,
             "eos_token_id": 128001,
         },
-        gguf=Gguf("arcee"),
+        gguf=Gguf("arcee", steps=PAIRS),
     ),
     Family(
         "seed_oss",
@@ -231,7 +231,7 @@ FAMILIES = (
             "eos_token_id": 3,
         },
         write=write_nemotron,
-        gguf=Gguf("nemotron"),
+        gguf=Gguf("nemotron", {"attention.layer_norm_epsilon": "norm_eps"}, norms=1.0),
     ),
     Family(
         "ernie4_5",
@@ -303,7 +303,7 @@ FAMILIES = (
         },
         write=write_smollm3,
         harmless=frozenset(("max_window_layers",)),
-        gguf=Gguf("smollm3"),
+        gguf=Gguf("smollm3", steps=PAIRS),
     ),
     Family(
         "exaone4",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import EmbeddingConfig, LayerConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm
@@ -48,6 +50,16 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The format leaves the size of values to the model's width."""
+    heads, rotated = values["num_attention_heads"], values.get("qk_rope_head_dim", 0)
+    return {
+        "q_lora_rank": values.get("q_lora_rank"),
+        "qk_nope_head_dim": values.get(".key_length", 0) - rotated,
+        "v_head_dim": values["hidden_size"] // max(1, heads),
+    }
+
+
 FAMILIES = (
     Family(
         "minicpm3",
@@ -72,5 +84,16 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("pretraining_tp",)),
+        gguf=Gguf(
+            "minicpm3",
+            settings={
+                "attention.q_lora_rank": "q_lora_rank",
+                "attention.kv_lora_rank": "kv_lora_rank",
+                "attention.key_length": ".key_length",
+                "attention.value_length": None,
+                "rope.dimension_count": "qk_rope_head_dim",
+            },
+            values=_from_gguf,
+        ),
     ),
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from polyhead.config import LayerConfig, MixtureConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS, PAIRS, Gguf, has_experts
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
@@ -74,5 +75,12 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef", "router_jitter_noise")),
+        gguf=Gguf(
+            "llama",
+            settings={"expert_count": "num_local_experts"},
+            steps=PAIRS,
+            rules=EXPERTS,
+            fits=has_experts,
+        ),
     ),
 )

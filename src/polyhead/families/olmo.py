@@ -21,7 +21,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     FULL,
@@ -48,6 +48,7 @@ _DEFAULTS = {
     "eos_token_id": 50279,
     "pad_token_id": 1,
 }
+_CLIP: Mapping[str, str | None] = {"attention.clamp_kqv": "clip_qkv"}
 _AFTER = Tensors(
     (
         *AROUND_LAYERS,
@@ -184,7 +185,7 @@ FAMILIES = (
         DECODER,
         defaults=_DEFAULTS | {"clip_qkv": None},
         write=write,
-        gguf=Gguf("olmo"),
+        gguf=Gguf("olmo", settings={**_CLIP, "attention.layer_norm_epsilon": None}, steps=PAIRS),
     ),
     Family(
         "olmo2",
@@ -217,6 +218,6 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
-        gguf=Gguf("olmoe"),
+        gguf=Gguf("olmoe", settings=_CLIP),
     ),
 )

@@ -78,6 +78,10 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("embd_pdrop",)),
-        gguf=Gguf("phi3"),
+        gguf=Gguf(
+            "phi3",
+            # 0 stands for no window
+            values=lambda values: {"sliding_window": values.get("sliding_window") or None},
+        ),
     ),
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from polyhead.config import LayerConfig, MixtureConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     read_decoder,
@@ -81,5 +82,12 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef", "input_jitter_noise")),
+        gguf=Gguf(
+            "phimoe",
+            settings={"expert_count": "num_local_experts"},
+            rules=EXPERTS,
+            # 0 stands for no window
+            values=lambda values: {"sliding_window": values.get("sliding_window") or None},
+        ),
     ),
 )

@@ -172,7 +172,11 @@ FAMILIES = (
         },
         write=write,
         harmless=_HARMLESS,
-        gguf=Gguf("qwen2moe"),
+        gguf=Gguf(
+            "qwen2moe",
+            settings={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+            values=lambda values: {"qkv_bias": values["attention_bias"]},
+        ),
     ),
     Family(
         "qwen3_moe",
@@ -191,6 +195,6 @@ FAMILIES = (
         aliases={"num_experts": "num_local_experts"},
         write=write,
         harmless=_HARMLESS | {"max_window_layers"},
-        gguf=Gguf("qwen3moe"),
+        gguf=Gguf("qwen3moe", values=lambda values: {"norm_topk_prob": True}),
     ),
 )

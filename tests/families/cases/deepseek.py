@@ -1,4 +1,9 @@
+from collections.abc import Iterable
+from typing import Any
+
+from gguf_files import GgufCase, choice_bias, routed
 from harness import TIED, Case, rope
+from torch import Tensor
 
 _SIZES = {
     "num_key_value_heads": 4,
@@ -25,6 +30,54 @@ _YARN = rope(
     mscale_all_dim=0.707,
 )
 
+
+def _settings(config: Any) -> dict[str, Any]:
+    rank, rotated = config.kv_lora_rank, config.qk_rope_head_dim
+    return {
+        **routed(config),
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + rotated,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": rotated,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_log_multiplier": 0.0707,
+        "expert_gating_func": 2,
+    }
+
+
+def _older(config: Any) -> dict[str, Any]:
+    """Before heads were folded into their latents, and before gates were named."""
+    return {
+        **_settings(config),
+        "attention.head_count_kv": config.num_attention_heads,
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length": config.v_head_dim,
+        "attention.key_length_mla": None,
+        "attention.value_length_mla": None,
+        "expert_gating_func": None,
+        "expert_group_count": None,
+        "expert_group_used_count": None,
+    }
+
+
+def _folded(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    if "kv_b_proj" not in name:
+        yield from choice_bias(name, tensor, config)
+        return
+    rows = tensor.view(config.num_attention_heads, -1, tensor.shape[-1])
+    keys, values = rows.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+    yield name.replace("kv_b_proj", "k_b_proj"), keys.mT
+    yield name.replace("kv_b_proj", "v_b_proj"), values
+
+
+_BOTH = {"rope_parameters": {**_YARN["rope_parameters"], "mscale": 0.707}}
+
 CASES = (
     Case(
         "deepseek_v2",
@@ -35,6 +88,7 @@ CASES = (
             ({}, {"topk_method": "group_limited_greedy"}, {"first_k_dense_replace": 2}),
             ({}, _YARN),
         ),
+        gguf=GgufCase("deepseek2", _older, options={"q_lora_rank": None, **_BOTH}),
     ),
     Case(
         "deepseek_v3",
@@ -45,5 +99,6 @@ CASES = (
             ({}, {"first_k_dense_replace": 0, "norm_topk_prob": False}),
             ({}, _YARN),
         ),
+        gguf=GgufCase("deepseek2", _settings, _folded, _BOTH),
     ),
 )

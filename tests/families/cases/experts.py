@@ -1,7 +1,51 @@
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gguf_files import GgufCase, paired
 from harness import TIED, Case, ropes
+from torch import Tensor
 
 _QWEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _DENSE = ({}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2})
+
+
+def _experts(config: Any) -> Mapping[str, Any]:
+    return {"expert_count": config.num_local_experts}
+
+
+def _qwen(config: Any) -> Mapping[str, Any]:
+    return {
+        "expert_count": config.num_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_feed_forward_length": getattr(
+            config, "shared_expert_intermediate_size", None
+        ),
+    }
+
+
+def _olmoe(config: Any) -> Mapping[str, Any]:
+    return {"expert_count": config.num_experts, "attention.clamp_kqv": config.clip_qkv}
+
+
+def _granite(config: Any) -> Mapping[str, Any]:
+    return {
+        **_experts(config),
+        "attention.scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+    }
+
+
+def _cut(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """Granite's gate and up are one tensor in Hugging Face's files."""
+    if "input_linear" not in name:
+        yield from paired(name, tensor, config)
+        return
+    layer = name.split(".")[2]
+    for part, half in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True):
+        yield f"blk.{layer}.ffn_{part}_exps.weight", half
+
 
 CASES = (
     Case(
@@ -13,6 +57,7 @@ CASES = (
             ({}, {"sliding_window": 7}),
             ropes(8),
         ),
+        gguf=GgufCase("llama", _experts, paired),
     ),
     Case(
         "qwen2_moe",
@@ -23,6 +68,7 @@ CASES = (
             ({}, {"norm_topk_prob": True}, {"qkv_bias": False}),
             ({}, {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
         ),
+        gguf=GgufCase("qwen2moe", _qwen),
     ),
     Case(
         "qwen3_moe",
@@ -33,6 +79,7 @@ CASES = (
             ({}, {"norm_topk_prob": True}, {"attention_bias": True}, {"head_dim": 12}),
             ({}, {"use_sliding_window": True, "sliding_window": 7}),
         ),
+        gguf=GgufCase("qwen3moe", _qwen, options={"norm_topk_prob": True, "head_dim": 12}),
     ),
     Case(
         "minimax_m2",
@@ -47,6 +94,7 @@ CASES = (
             ({}, {"norm_topk_prob": True}, {"attention_bias": True}),
             ({}, {"clip_qkv": 0.4}),
         ),
+        gguf=GgufCase("olmoe", _olmoe, options={"clip_qkv": 0.4}),
     ),
     Case(
         "granitemoe",
@@ -58,5 +106,6 @@ CASES = (
             "attention_multiplier": 0.2,
         },
         axes=(TIED, ({}, {"attention_bias": True}, {"num_experts_per_tok": 3})),
+        gguf=GgufCase("granitemoe", _granite, _cut),
     ),
 )

@@ -1,6 +1,17 @@
+from typing import Any
+
+from gguf_files import GgufCase, plus_one
 from harness import TIED, Case, ropes
 
 _KINDS = ["sliding_attention", "full_attention"]
+
+
+def _capped(config: Any) -> dict[str, Any]:
+    return {
+        "attn_logit_softcapping": config.attn_logit_softcapping,
+        "final_logit_softcapping": config.final_logit_softcapping,
+    }
+
 
 CASES = (
     Case(
@@ -12,6 +23,7 @@ CASES = (
             ({}, {"hidden_act": "gelu"}),
             ropes(12),
         ),
+        gguf=GgufCase("gemma", change=plus_one),
     ),
     Case(
         "gemma2",
@@ -22,5 +34,6 @@ CASES = (
             ({}, {"attn_logit_softcapping": None, "final_logit_softcapping": 3.0}),
             ({}, {"layer_types": _KINDS[::-1]}, {"query_pre_attn_scalar": 12}),
         ),
+        gguf=GgufCase("gemma2", _capped, plus_one, {"query_pre_attn_scalar": 12}),
     ),
 )

@@ -1,4 +1,38 @@
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from gguf_files import GgufCase, choice_bias, routed
 from harness import TIED, Case, rope
+from torch import Tensor
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """A layer of multi-token prediction follows the two of the model."""
+    return {
+        **routed(config),
+        "block_count": 3,
+        "nextn_predict_layers": 1,
+        "expert_gating_func": 2,
+        "rope.dimension_count": 4,
+    }
+
+
+def _with_a_draft(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    yield from choice_bias(name, tensor, config)
+    if name == "model.norm.weight":
+        yield "blk.2.nextn.eh_proj.weight", torch.ones(2, 2)
+
+
+def _minicpm3(config: Any) -> dict[str, Any]:
+    return {
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length": None,
+        "rope.dimension_count": config.qk_rope_head_dim,
+    }
+
 
 CASES = (
     Case(
@@ -17,6 +51,7 @@ CASES = (
             ({}, {"first_k_dense_replace": 0, "routed_scaling_factor": 1.7}),
             ({}, {"norm_topk_prob": False}, rope("default", partial_rotary_factor=1.0)),
         ),
+        gguf=GgufCase("glm4moe", _settings, _with_a_draft, {"use_qk_norm": True}),
     ),
     Case(
         "minicpm3",
@@ -34,6 +69,12 @@ CASES = (
             TIED,
             ({}, {"q_lora_rank": None}, {"attention_bias": True}, {"mlp_bias": True}),
             ({}, {"scale_depth": 0.7}, {"dim_model_base": 40}),
+        ),
+        gguf=GgufCase(
+            "minicpm3",
+            _minicpm3,
+            # What no file says: the published model has these.
+            options={"v_head_dim": 8, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
         ),
     ),
 )

@@ -1,9 +1,49 @@
+from collections.abc import Iterable
+from typing import Any
+
+from gguf_files import GgufCase
 from harness import TIED, Case, rope
+from torch import Tensor
 
 _YARN = rope(
     "yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
     original_max_position_embeddings=16,
 )  # fmt: skip
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config.num_local_experts,
+        "expert_feed_forward_length": config.intermediate_size,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_beta_fast": 32.0,
+        "rope.scaling.yarn_beta_slow": 1.0,
+    }
+
+
+def _cut(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """Experts lie as [X, in, out] with gate and up in turns in Hugging Face's files."""
+    if name.endswith("sinks"):
+        name += ".weight"
+    if name.endswith("_bias"):
+        name = name.replace("_bias", ".bias")
+    elif name.endswith(("gate_up_proj", "down_proj")):
+        name, tensor = name + ".weight", tensor.mT
+    if "gate_up_proj" in name:
+        yield name.replace("gate_up_proj", "gate_proj"), tensor[:, ::2]
+        yield name.replace("gate_up_proj", "up_proj"), tensor[:, 1::2]
+    else:
+        yield name, tensor
+
+
+def _phi(config: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config.num_local_experts,
+        "attention.sliding_window": config.sliding_window or 0,
+    }
+
 
 CASES = (
     Case(
@@ -21,6 +61,7 @@ CASES = (
             ({}, rope("default"), {"num_key_value_heads": 4}),
             ({}, {"layer_types": ["full_attention", "sliding_attention"]}),
         ),
+        gguf=GgufCase("gpt-oss", _settings, _cut),
     ),
     Case(
         "phimoe",
@@ -30,5 +71,6 @@ CASES = (
             ({}, {"attention_bias": True}, {"sliding_window": 7}),
             ({}, {"lm_head_bias": True}, {"router_jitter_noise": 0.3}),
         ),
+        gguf=GgufCase("phimoe", _phi, options={"lm_head_bias": True, "attention_bias": True}),
     ),
 )

@@ -1,20 +1,5 @@
-from collections.abc import Iterable
-from typing import Any
-
-from gguf_files import GgufCase, interleaved
+from gguf_files import GgufCase, paired
 from harness import TIED, Case, ropes
-from torch import Tensor
-
-
-def _converted(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
-    for part, heads in (
-        ("q_proj", config.num_attention_heads),
-        ("k_proj", config.num_key_value_heads),
-    ):
-        if part in name:
-            tensor = interleaved(tensor, heads)
-    yield name, tensor
-
 
 CASES = (
     Case(
@@ -25,7 +10,7 @@ CASES = (
             ({}, {"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu_new"}),
             ropes(8),
         ),
-        gguf=GgufCase("llama", change=_converted, options={"attention_bias": True}),
+        gguf=GgufCase("llama", change=paired, options={"attention_bias": True}),
     ),
     Case(
         "mistral",

@@ -1,23 +1,47 @@
+from typing import Any
+
+from gguf_files import GgufCase, paired, plus_one
 from harness import TIED, Case, rope, ropes
 
 _BIAS = ({}, {"attention_bias": True}, {"mlp_bias": True})
 _KINDS = ["sliding_attention", "full_attention"]
 
+
+def _half(config: Any) -> dict[str, Any]:
+    return {"rope.dimension_count": 4, "attention.layer_norm_epsilon": config.norm_eps}
+
+
 CASES = (
-    Case("arcee", axes=(TIED, _BIAS, ({}, {"hidden_act": "gelu"}), ropes(8))),
+    Case(
+        "arcee",
+        axes=(TIED, _BIAS, ({}, {"hidden_act": "gelu"}), ropes(8)),
+        gguf=GgufCase("arcee", change=paired),
+    ),
     Case(
         "seed_oss",
         {"head_dim": 12},
         axes=(TIED, _BIAS, ({}, {"attention_out_bias": True}), ropes(12)),
+        gguf=GgufCase("seed_oss"),
     ),
     Case("helium", {"head_dim": 8}, axes=(TIED, _BIAS, ropes(8))),
     Case(
         "nemotron",
         {"head_dim": 8},
         axes=(TIED, _BIAS, ({}, rope("default", partial_rotary_factor=1.0))),
+        gguf=GgufCase("nemotron", _half, plus_one),
     ),
-    Case("ernie4_5", {"head_dim": 12}, axes=(TIED, ({}, {"use_bias": True}), ropes(12))),
-    Case("hunyuan_v1_dense", {"head_dim": 8}, axes=(TIED, ({}, {"attention_bias": True}))),
+    Case(
+        "ernie4_5",
+        {"head_dim": 12},
+        axes=(TIED, ({}, {"use_bias": True}), ropes(12)),
+        gguf=GgufCase("ernie4_5"),
+    ),
+    Case(
+        "hunyuan_v1_dense",
+        {"head_dim": 8},
+        axes=(TIED, ({}, {"attention_bias": True})),
+        gguf=GgufCase("hunyuan-dense"),
+    ),
     Case(
         "ministral",
         {"head_dim": 12, "sliding_window": 7},
@@ -32,11 +56,15 @@ CASES = (
             ({}, {"no_rope_layers": None, "no_rope_layer_interval": 2}),
             ({}, {"use_sliding_window": True, "sliding_window": 7}),
         ),
+        gguf=GgufCase(
+            "smollm3", change=paired, options={"no_rope_layers": None, "num_hidden_layers": 4}
+        ),
     ),
     Case(
         "exaone4",
         {"sliding_window": 7},
         axes=(TIED, ({}, {"layer_types": _KINDS}), ropes(8)),
+        gguf=GgufCase("exaone4", options={"num_hidden_layers": 4}),
     ),
     Case("apertus", axes=(TIED, ({}, {"attention_bias": True}), ropes(8)[1:])),
 )

@@ -1,6 +1,14 @@
+from typing import Any
+
+from gguf_files import GgufCase, paired
 from harness import TIED, Case, ropes
 
 _KINDS = ["sliding_attention", "full_attention"]
+
+
+def _clipped(config: Any) -> dict[str, Any]:
+    return {"attention.clamp_kqv": config.clip_qkv, "attention.layer_norm_epsilon": 1e-5}
+
 
 CASES = (
     Case(
@@ -11,10 +19,12 @@ CASES = (
             ({}, {"num_key_value_heads": None}),
             ropes(8),
         ),
+        gguf=GgufCase("olmo", _clipped, paired, {"clip_qkv": 0.4}),
     ),
     Case(
         "olmo2",
         axes=(TIED, ({}, {"attention_bias": True}, {"num_key_value_heads": 4}), ropes(8)),
+        gguf=GgufCase("olmo2"),
     ),
     Case(
         "olmo3",

@@ -1,4 +1,16 @@
+from typing import Any
+
+from gguf_files import GgufCase
 from harness import TIED, Case, ropes
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    return {
+        "rope.scaling.original_context_length": config.original_max_position_embeddings,
+        "attention.sliding_window": config.sliding_window or 0,
+        "rope.dimension_count": 8,
+    }
+
 
 CASES = (
     Case(
@@ -10,5 +22,6 @@ CASES = (
             # transformers takes no other scaling for this family.
             tuple(each for each in ropes(8) if not each or "longrope" in str(each)),
         ),
+        gguf=GgufCase("phi3", _settings),
     ),
 )

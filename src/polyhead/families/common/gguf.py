@@ -7,14 +7,19 @@ Hugging Face's names. A family states what llama.cpp's converter changes beyond 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.steps import Each, PerExpert, Plus, Step
-from polyhead.families.common.tensors import Tensors
+from polyhead.families.common.steps import At, Each, PerExpert, Plus, RotaryPairs, Step
+from polyhead.families.common.tensors import Rule, Tensors
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
 
@@ -32,6 +37,7 @@ _SETTINGS: Mapping[str, str] = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
+    "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -43,8 +49,57 @@ _HARMLESS = frozenset(("rope.scaling.finetuned", "tensor_data_layout", "use_para
 _YARN_FIELDS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
+# What a layer may have otherwise than its neighbours.
+_BY_LAYER = frozenset(("attention.head_count", "attention.head_count_kv", "feed_forward_length"))
+EXPERTS = tuple(
+    Rule(
+        f"blk.{{i}}.ffn_{name}_exps",
+        f"layers.{{i}}.feed_forward.experts.{{j}}.{name}_proj",
+        PerExpert(),
+    )
+    for name in ("gate", "up", "down")
+)
+"""For families whose Hugging Face files fuse gate and up, or lie otherwise."""
+PAIRS: Mapping[str, tuple[Step | Each, ...]] = {
+    f"layers.{{i}}.self_attn.{name}_proj": (RotaryPairs(),) for name in "qk"
+}
+"""llama.cpp turns neighbours, so its converter reorders the rows of Llama and its kin."""
+
+
 def _no_more(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
+
+
+def _any_file(metadata: Mapping[str, Any]) -> bool:
+    return True
+
+
+def has_experts(metadata: Mapping[str, Any]) -> bool:
+    """Whether layers are mixtures of experts."""
+    return bool(metadata.get(f"{metadata.get('general.architecture')}.expert_count"))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A tensor that newer files hold in parts.
+
+    Attributes:
+        whole: Its name.
+        parts: The names in the file; ``{i}`` is a layer's number.
+        join: Of the parts.
+    """
+
+    whole: str
+    parts: tuple[str, ...]
+    join: Callable[[Sequence[Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class _PlusToWeights(Plus):
+    """Of norms: their biases stay."""
+
+    def changed(self, tensor: Tensor, at: At) -> Tensor:
+        return tensor if at.name.endswith(".bias") else super().changed(tensor, at)
 
 
 @dataclass(frozen=True)
@@ -54,26 +109,32 @@ class Gguf:
     Attributes:
         arch: ``general.architecture``.
         settings: Settings under its prefix beyond the shared ones, as keys of config.json;
-            None: the setting changes nothing.
+            None: the setting changes nothing; with a dot before it, for ``values`` alone.
         steps: By a rule's name of the Hugging Face tensor, what takes the place of its steps,
             because the converter has done them or does others.
         names: By the same, the GGUF name, where the package's map knows none.
+        rules: With GGUF names, where the converter cuts what Hugging Face's files fuse.
+        joined: Tensors that come in parts.
         norms: What the converter adds to the weights of norms.
         causal: Whether a query sees no key after it.
         values: From the keys so far, further ones that the format leaves to the reader.
+        fits: Whether a file of the architecture, by its metadata, is of this family.
     """
 
     arch: str
     settings: Mapping[str, str | None] = field(default_factory=dict)
     steps: Mapping[str, tuple[Step | Each, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    joined: tuple[Joined, ...] = ()
     norms: float = 0.0
     causal: bool = True
     values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_more
+    fits: Callable[[Mapping[str, Any]], bool] = _any_file
 
     def table(self, table: Tensors) -> Tensors:
         """The family's table with GGUF names."""
-        rules = []
+        rules = [*self.rules]
         for rule in (*table.rules, *table.outside):
             theirs = self.names.get(rule.theirs) or self._name(rule.theirs, table.prefix)
             if theirs is None:
@@ -82,9 +143,27 @@ class Gguf:
             if "{j}" in rule.theirs and not rule.stacks:
                 steps = (PerExpert(), *steps)
             if self.norms and all(name.endswith("norm") for name in rule.ours):
-                steps = (*steps, Plus(-self.norms))
+                steps = (*steps, _PlusToWeights(-self.norms))
             rules.append(rule.with_(theirs, *steps))
-        return Tensors(tuple(rules), prefix="", outside=())
+        dropped = {
+            pattern.replace(r"layers\.", r"blk\."): why for pattern, why in table.dropped.items()
+        }
+        return Tensors(tuple(rules), prefix="", outside=(), dropped=dropped)
+
+    def whole(
+        self, names: Iterable[str], tensor: Callable[[str], Tensor]
+    ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+        """A file's tensors, of those that come in parts the whole one, each read when called."""
+        by_part = {part: each for each in self.joined for part in each.parts}
+        for name in names:
+            number = re.search(r"(?<=^blk\.)\d+", name)
+            i = number[0] if number else ""
+            joined = by_part.get(name.replace(f"blk.{i}.", "blk.{i}.", 1))
+            if joined is None:
+                yield name, partial(tensor, name)
+            elif name == joined.parts[0].format(i=i):
+                parts = [part.format(i=i) for part in joined.parts]
+                yield joined.whole.format(i=i), partial(_joined, joined, parts, tensor)
 
     def _name(self, theirs: str, prefix: str) -> str | None:
         """The package's name, with ``{i}`` for the layer's number."""
@@ -100,6 +179,10 @@ class Gguf:
         return None
 
 
+def _joined(joined: Joined, parts: Sequence[str], tensor: Callable[[str], Tensor]) -> Tensor:
+    return joined.join([tensor(part) for part in parts])
+
+
 @dataclass(frozen=True)
 class Settings:
     """A file's settings as config.json's keys.
@@ -108,11 +191,25 @@ class Settings:
         values: By config.json's keys.
         shown: What the file calls them, for messages.
         hints: Those that follow from the file's tensors or tokenizer, which a family may not have.
+        by_layer: Of the values that differ from layer to layer, all.
     """
 
     values: Mapping[str, Any]
     shown: Mapping[str, str]
     hints: frozenset[str]
+    by_layer: Mapping[str, Sequence[Any]]
+
+    def read(self, read: Callable[[Mapping[str, Any]], TransformerConfig]) -> TransformerConfig:
+        """The configuration: a layer of it is that of a model whose layers are all alike."""
+        config = read(self.values)
+        if not self.by_layer:
+            return config
+        kinds = [
+            dict(zip(self.by_layer, each, strict=True))
+            for each in zip(*self.by_layer.values(), strict=True)
+        ]
+        layers = [read({**self.values, **kind}).layers[i] for i, kind in enumerate(kinds)]
+        return replace(config, layers=tuple(layers))
 
 
 def read_settings(
@@ -138,17 +235,19 @@ def read_settings(
     layers = keys.num_layers("block_count")
     values: dict[str, Any] = {}
     shown: dict[str, str] = {}
+    by_layer: dict[str, Sequence[Any]] = {}
     for setting, key in {**_SETTINGS, **gguf.settings}.items():
         if not keys.has(setting):
             continue
         value = _single(keys, setting, layers)
         if key is not None:
+            if isinstance(value, list) and setting in _BY_LAYER:
+                by_layer[key], value = value, value[0]
             values[key], shown[key] = value, f"{gguf.arch}.{setting}"
     keys.expect("attention.causal", gguf.causal)
-    if (experts := keys.whole("expert_count", 0)) or "num_experts" in gguf.settings.values():
-        values["num_experts"], shown["num_experts"] = experts, f"{gguf.arch}.expert_count"
-    elif "num_experts_per_tok" in values:
-        del values["num_experts_per_tok"]
+    if not values.get("num_experts", True):  # 0 experts are none
+        del values["num_experts"]
+        values.pop("num_experts_per_tok", None)
     for key in ("max_position_embeddings", "hidden_size", "num_attention_heads"):
         if key not in values:
             setting = next(name for name, known in _SETTINGS.items() if known == key)
@@ -163,8 +262,12 @@ def read_settings(
         _worked_out(values, where, rope_divisors)
     hints = _hints(metadata, tensors, where)
     keys.finish(_HARMLESS)
+    if by_layer:
+        hints["head_dim"] = head_dim
     whole = {**hints, **values}
-    return Settings({**whole, **gguf.values(whole)}, shown, frozenset(hints))
+    stated = {**whole, **gguf.values(whole)}
+    stated = {key: value for key, value in stated.items() if not key.startswith(".")}
+    return Settings(stated, shown, frozenset(hints), by_layer)
 
 
 def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object) -> dict[str, Any]:
@@ -174,6 +277,8 @@ def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object)
         "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
         "attention_bias": any(name in tensors for name in biased),
         "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+        "lm_head_bias": "output.bias" in tensors,
         "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in tensors else 1,
         "partial_rotary_factor": 1.0,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
@@ -190,9 +295,11 @@ def _single(keys: Keys, setting: str, layers: int) -> Any:
     value = keys.take(setting)
     if not isinstance(value, list) or setting.startswith("rope."):
         return value
-    if len(value) != layers or any(entry != value[0] for entry in value):
-        raise keys.refused(setting, value, f"one number, or {layers} that are the same")
-    return value[0]
+    same = len({*map(repr, value)}) == 1
+    if len(value) != layers or not (same or setting in _BY_LAYER):
+        alike = "" if setting in _BY_LAYER else " that are the same"
+        raise keys.refused(setting, value, f"one number, or {layers}{alike}")
+    return value[0] if same else value
 
 
 def _rotary(
