@@ -173,7 +173,7 @@ def test_tensors_that_do_not_fit_are_errors_by_name(tmp_path: Path) -> None:
     ):
         load_checkpoint(fewer)
     more = write_gguf(tmp_path / "c.gguf", theirs, block_count=4)
-    with pytest.raises(CheckpointError, match=r"tensor 'layers\.3\.\S+' is missing \(and 8 more\)"):
+    with pytest.raises(CheckpointError, match="the tensors of layer 3 are missing"):
         load_checkpoint(more)
     wide = write_gguf(tmp_path / "d.gguf", theirs, feed_forward_length=96)
     with pytest.raises(CheckpointError, match=r"must have shape \[\d+, \d+\]: got \[\d+, \d+\]"):
