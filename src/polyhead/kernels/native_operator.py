@@ -137,7 +137,8 @@ def _as_given(
 
 def dense(x: Tensor) -> Tensor:
     """x as native code reads it: its last dimension dense, and no negated view."""
-    if x.stride(-1) == 1 and not x.is_neg():
+    # Under torch.compile nobody can ask; the operator itself sees the tensors that are given then.
+    if x.stride(-1) == 1 and (torch.compiler.is_compiling() or not x.is_neg()):
         return x
     check_storage("a tensor that must be copied", x)  # torch would copy what was given back
     return x.resolve_neg().contiguous()
