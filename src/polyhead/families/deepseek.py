@@ -354,6 +354,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([keys.mT, values], dim=1).flatten(0, 1)
 
 
+_PARTS = ("blk.{i}.attn_k_b.weight", "blk.{i}.attn_v_b.weight")
 _GGUF = Gguf(
     "deepseek2",
     settings={
@@ -369,13 +370,7 @@ _GGUF = Gguf(
         "expert_gating_func": ".gating",
     },
     names=CHOICE_BIAS,
-    joined=(
-        Joined(
-            "blk.{i}.attn_kv_b.weight",
-            ("blk.{i}.attn_k_b.weight", "blk.{i}.attn_v_b.weight"),
-            _joined,
-        ),
-    ),
+    joined=(Joined("blk.{i}.attn_kv_b.weight", _PARTS, _joined),),
     values=_from_gguf,
 )
 
