@@ -20,7 +20,6 @@ from polyhead.families.common.tables import AROUND_LAYERS, NETWORK
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 _DEFAULTS = {key: value for key, value in PLAIN_DEFAULTS.items() if key != "rms_norm_eps"} | {
-    "num_key_value_heads": None,
     "layer_norm_eps": 1e-5,
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,

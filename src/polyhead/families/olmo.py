@@ -34,8 +34,7 @@ from polyhead.families.common.reading import (
     read_sizes,
 )
 from polyhead.families.common.rope import reach, read_rope, write_rope
-from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, DECODER, FREQUENCIES, NETWORK
-from polyhead.families.common.tensors import Tensors, under
+from polyhead.families.common.tables import AFTER, DECODER
 from polyhead.families.qwen_moe import EXPERTS
 
 _DEFAULTS = {
@@ -49,22 +48,6 @@ _DEFAULTS = {
     "pad_token_id": 1,
 }
 _CLIP: Mapping[str, str | None] = {"attention.clamp_kqv": "clip_qkv"}
-_AFTER = Tensors(
-    (
-        *AROUND_LAYERS,
-        *under(
-            "layers.{i}.",
-            "layers.{i}.",
-            {
-                "post_attention_layernorm": "attention_out_norm",
-                "post_feedforward_layernorm": "feed_forward_out_norm",
-            },
-        ),
-        *ATTENTION,
-        *NETWORK,
-    ),
-    dropped=FREQUENCIES,
-)
 
 
 def _attention(keys: Keys, sizes: Sizes, **options: Any) -> AttentionConfig:
@@ -191,7 +174,7 @@ FAMILIES = (
         "olmo2",
         "Olmo2",
         read_second,
-        _AFTER,
+        AFTER,
         defaults=_DEFAULTS | {"rms_norm_eps": 1e-5},
         gguf=Gguf("olmo2"),
     ),
@@ -199,7 +182,7 @@ FAMILIES = (
         "olmo3",
         "Olmo3",
         read_third,
-        _AFTER,
+        AFTER,
         defaults=_DEFAULTS | {"rms_norm_eps": 1e-5, "sliding_window": 4096},
         write=write_third,
     ),

@@ -29,6 +29,7 @@ from polyhead.families.common.reading import (
 from polyhead.families.common.rope import reach, read_rope
 
 PLAIN_DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": None,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,

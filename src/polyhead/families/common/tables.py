@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polyhead.families.common.steps import RotaryPairs
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 AROUND_LAYERS = (
@@ -57,3 +58,29 @@ SANDWICH = Tensors(
     dropped=FREQUENCIES,
 )
 """Norms before and after attention and network."""
+
+AFTER = Tensors(
+    (
+        *AROUND_LAYERS,
+        *under(
+            "layers.{i}.",
+            "layers.{i}.",
+            {
+                "post_attention_layernorm": "attention_out_norm",
+                "post_feedforward_layernorm": "feed_forward_out_norm",
+            },
+        ),
+        *ATTENTION,
+        *NETWORK,
+    ),
+    dropped=FREQUENCIES,
+)
+"""Norms after attention and network alone."""
+
+PAIRED = DECODER.extended(
+    *(
+        Rule(f"layers.{{i}}.self_attn.{name}", f"layers.{{i}}.attention.{name}", RotaryPairs())
+        for name in ("q_proj", "k_proj")
+    )
+)
+"""Llama's names, with rotary pairs side by side."""
