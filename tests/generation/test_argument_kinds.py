@@ -18,7 +18,15 @@ Q = torch.randn(2, 4, 5, 8)
 K = torch.randn(2, 2, 16, 8)
 X = torch.randn(1, 3, 16)
 MHA = ph.MultiHeadAttention(16, 2)
+MLA = ph.MultiHeadLatentAttention(
+    16, 2, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4
+)
 MODEL = LanguageModel(decoder(), byte_tokenizer())
+
+
+def opened(**options: object) -> None:
+    with ph.probe(MHA, **options):
+        pass
 
 
 def attend(**options: object) -> Callable[[], object]:
@@ -59,6 +67,13 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     ),
     "'key_padding_mask'; in polyhead": (TypeError, lambda: MHA(X, key_padding_mask=None)),
     "'need_weights'; in polyhead": (TypeError, lambda: MHA(X, need_weights=True)),
+    r"torch's \(query, key, value\) is": (TypeError, lambda: MHA(X, X, X)),
+    "'attn_mask'; in polyhead that is mask=Keep.tensor. .True": (
+        TypeError,
+        lambda: ph.TransformerLayer(16, 2)(X, attn_mask=None),
+    ),
+    "'is_causal'; in polyhead that is mask=Causal..$": (TypeError, lambda: MLA(X, is_causal=True)),
+    "top_k must be a whole number.*1.*: got 0": (ValueError, lambda: opened(top_k=0)),
     "class DenseCache; call it": (
         TypeError,
         lambda: MHA(X, cache=ph.DenseCache),

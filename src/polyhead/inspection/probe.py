@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
+from polyhead.checks import whole
 from polyhead.errors import InputError
 from polyhead.inspection import files, saved
 from polyhead.inspection.kept import KeptCall, token_ids
@@ -161,7 +162,9 @@ def probe(
 
     Raises:
         InputError: The model has no attention layers, or not the layer or head that is asked for.
+        ValueError: A ``top_k`` below 1.
     """
+    whole("top_k", top_k, least=1)
     modules = attention_modules(model)
     names = list(modules)
     if not names:

@@ -192,7 +192,7 @@ class MultiHeadAttention(Hooked):
         self,
         x: Tensor,
         context: Context | None = None,
-        *,
+        *more: Tensor,
         mask: Mask | None = None,
         bias: Bias | Tensor | None = None,
         positions: Tensor | None = None,
@@ -211,6 +211,7 @@ class MultiHeadAttention(Hooked):
         Args:
             x: ``[B, T, E]``.
             context: ``[B, S, kdim]``, or a pair of it and ``[B, S, vdim]``; None: self-attention.
+            *more: Refused: torch's query, key and value are ``x`` and ``(key, value)`` here.
             mask: Who may look at whom; None: everything is visible. The window is added to it.
             bias: Added to the scores: ``ALiBi``, ``RelativeBias`` or ``[B, H, T, S]``.
             positions: ``[T]`` or ``[B, T]`` of ``x``; default: they follow on from the cache, and
@@ -227,6 +228,11 @@ class MultiHeadAttention(Hooked):
             ValueError: Shapes that do not fit, named.
             TypeError: An argument of another kind, such as the class of a cache.
         """
+        if more:
+            raise TypeError(
+                f"{type(self).__name__} takes x and a context: got {2 + len(more)} tensors; "
+                "torch's (query, key, value) is (query, (key, value)), self-attention takes x alone"
+            )
         if unknown:
             refuse(type(self).__name__, unknown)
         if cache is not None:

@@ -18,7 +18,7 @@ without rotation, P with rotation, V value size.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
+from polyhead.semantics.foreign import refuse
 
 
 class MultiHeadLatentAttention(Hooked):
@@ -149,6 +150,7 @@ class MultiHeadLatentAttention(Hooked):
         cache: KeyValueCache | None = None,
         kernel: str = "auto",
         computation: Literal["auto", "absorbed", "expanded"] = "auto",
+        **unknown: Any,
     ) -> Tensor:
         """Self-attention of ``x`` to itself and to what the cache holds.
 
@@ -161,13 +163,17 @@ class MultiHeadLatentAttention(Hooked):
             kernel: ``"auto"`` or the name of a kernel.
             computation: ``"absorbed"``, ``"expanded"``, or ``"auto"``: whichever takes fewer
                 operations for these shapes (``explain`` tells).
+            **unknown: Refused; the error says what polyhead calls an argument of torch's.
 
         Returns:
             ``[B, T, E]`` in the dtype of ``x``.
 
         Raises:
             ValueError: Shapes that do not fit, or an unknown computation, named.
+            TypeError: An argument that there is not.
         """
+        if unknown:
+            refuse(type(self).__name__, unknown)
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
         forced = _forced(computation)

@@ -15,7 +15,7 @@ Shape letters: B batch, T tokens, S tokens of the context, E embed size.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.step import step
 from polyhead.semantics import Bias, Mask
+from polyhead.semantics.foreign import refuse
 
 
 class TransformerLayer(nn.Module):
@@ -180,6 +181,7 @@ class TransformerLayer(nn.Module):
         cache: KeyValueCache | None = None,
         context_cache: KeyValueCache | None = None,
         kernel: str = "auto",
+        **unknown: Any,
     ) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``.
 
@@ -193,11 +195,15 @@ class TransformerLayer(nn.Module):
             cache: Of the self-attention.
             context_cache: Of the cross-attention; filled by the first call.
             kernel: ``"auto"`` or the name of a kernel.
+            **unknown: Refused; the error says what polyhead calls an argument of torch's.
 
         Raises:
             ValueError: A context without cross-attention or the other way round, or shapes that
                 do not fit.
+            TypeError: An argument that there is not.
         """
+        if unknown:
+            refuse(type(self).__name__, unknown)
         if (context is None) != (self.cross_attention is None):
             raise ValueError(
                 "this layer has cross-attention and needs a context: got none"
