@@ -32,7 +32,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("a named kernel that cannot", "if (feature := kernel.refusal(call)) is not None:", "if False:"),
             ("an unknown kernel", "if kernel is None:", "if False:"),
             ("auto asks for refusals", "kernel.unavailable() is None and kernel.refusal(call) is None:\n                return", "kernel.unavailable() is None:\n                return"),
-            ("sinks", "if call.spec.sinks is not None:\n        state", "if False:\n        state"),
+            ("sinks", "if call.spec.sinks is not None:", "if False:"),
             ("lse where it is asked for", "if not return_lse:", "if return_lse is None:"),
             ("kernels that gather come last", "key=lambda kernel: kernel.gathers)", "key=lambda kernel: 0)"),
             ("bytes that are copied", "source.gather_bytes if chosen.gathers else 0", "0"),

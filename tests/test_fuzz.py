@@ -36,6 +36,7 @@ def case(source: random.Random) -> None:
 """
 
 
+@pytest.mark.slow
 def test_harness_tells_crashes_hangs_growth_and_raw_errors_from_sentences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         ({"is_decoder": True}, "is_decoder is True"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"rope_theta": 1e4}, "key 'rope_theta' .*not understood"),
-        ({"architectures": ["BertForSequenceClassification"]}, "architectures is"),
+        ({"architectures": ["BertForMultipleChoice"]}, "architectures"),
     ],
 )
 def test_what_bert_does_not_have_is_named(change: dict[str, Any], words: str) -> None:

@@ -95,19 +95,6 @@ def test_bare_body_gives_hidden_states(tmp_path: Path) -> None:
         assert (ours.model(ids) - theirs(ids).last_hidden_state).abs().max() < 1e-4
 
 
-def test_masked_language_model_gives_its_encoder(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    tiny = BERTS["bert"]
-    theirs = transformers.BertForMaskedLM(tiny.build().config).eval()
-    theirs.save_pretrained(tmp_path)
-    ours = load_checkpoint(tmp_path)
-    ids = tiny.ids()
-    with torch.no_grad():
-        wanted = theirs.bert(ids).last_hidden_state
-        assert (ours.model(ids) - wanted).abs().max() < 1e-4
-    assert any(name.startswith("cls.predictions") for name in ours.ignored)
-
-
 def test_older_names_of_norm_parameters_and_buffers_are_known(tmp_path: Path) -> None:
     theirs = BERTS["bert"].save(tmp_path / "bert")
     path = tmp_path / "bert" / "model.safetensors"

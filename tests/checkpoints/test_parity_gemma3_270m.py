@@ -21,6 +21,7 @@ def _ids(checkpoint: Checkpoint, count: int) -> torch.Tensor:
     return torch.tensor([ids])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_chunks_through_the_rings_equal_one_pass(gemma: Checkpoint) -> None:
     windows = [layer.attention.window for layer in gemma.config.layers]

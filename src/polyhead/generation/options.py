@@ -54,7 +54,8 @@ class GenerationOptions:
     Attributes:
         max_new_tokens: New tokens at most.
         max_length: Tokens of prompt and text at most, where ``max_new_tokens`` is None.
-        min_length: No stop token before a row (its prompt included) has so many tokens.
+        min_length: No stop token before a row (its prompt included) has so many tokens; not read
+            beside ``min_new_tokens``.
         min_new_tokens: No stop token before so many new ones.
         num_beams: 1: one token after the other; more: beam search.
         num_return_sequences: Texts per prompt, the best first.

@@ -63,7 +63,8 @@ def rules_of(options: GenerationOptions, stop_ids: Sequence[int], most: int) -> 
         bad = [words for words in o.bad_words_ids if [*words] not in [[stop] for stop in stops]]
         rules.append(_without_words(bad))
     if stops and (o.min_length or o.min_new_tokens):
-        rules.append(_not_before(stops, o.min_length, o.min_new_tokens))
+        least = 0 if o.min_new_tokens else o.min_length
+        rules.append(_not_before(stops, least, o.min_new_tokens))
     if o.forced_bos_token_id is not None:
         rules.append(_forced_first(o.forced_bos_token_id))
     if o.forced_eos_token_ids:
