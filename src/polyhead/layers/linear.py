@@ -91,7 +91,7 @@ def feed_forward(
 
 
 def code_for_rows(x: Tensor) -> Code | None:
-    """Native code, if x is a few rows that it may compute on and nobody watches all modules."""
+    """Native code, if x is a few rows that it may compute on and there are no global hooks."""
     code = native.code_for(x)  # asked first: under tracing, a comparison would fix the length
     if code is None or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return None
