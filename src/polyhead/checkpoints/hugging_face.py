@@ -52,6 +52,8 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
         config = TransformerConfig.from_dict(values.get("transformer", {}))
         return Parts(config, tensors, tokenizer)
+    said = directory / "generation_config.json"
+    generation = read_json(said) if said.is_file() else {}
     family = find_family(values.get("model_type"), path)
     values |= family.observed(values, tensors)
     config = read_config(values, path)
@@ -71,6 +73,7 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
         ignored=tuple(name for name in tensors if table.is_dropped(name)),
         file_names=file_names,
         family=family.model_type,
+        generation=generation,
     )
 
 

@@ -36,6 +36,8 @@ class Checkpoint:
         origin: in words, where it was found.
         ignored: tensors of the file that the model's outputs do not depend on.
         family: the ``model_type`` of the family, which saving tries first.
+        generation: what the checkpoint says of how texts are generated, in the words of
+            generation_config.json.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Checkpoint:
         origin: str,
         ignored: tuple[str, ...] = (),
         family: str | None = None,
+        generation: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.origin = origin
         self.ignored = ignored
         self.family = family
+        self.generation = dict(generation or {})
         self._tokenizer = tokenizer
 
     @property
@@ -118,7 +122,13 @@ def load_checkpoint(
         dtype = _commonest_dtype(parts)
     model = build(parts, resolved.path, dtype, where)
     return Checkpoint(
-        parts.config, model, parts.tokenizer, resolved.origin, parts.ignored, parts.family
+        parts.config,
+        model,
+        parts.tokenizer,
+        resolved.origin,
+        parts.ignored,
+        parts.family,
+        parts.generation,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -30,6 +30,8 @@ class Parts:
         ignored: tensors of the file that no output depends on, by their names there.
         file_names: what the file calls each tensor of ``state``, for messages.
         family: the ``model_type`` of the family that the file is of.
+        generation: how texts are generated, in the words of generation_config.json; empty: nothing
+            is said.
     """
 
     config: TransformerConfig
@@ -38,3 +40,4 @@ class Parts:
     ignored: tuple[str, ...] = ()
     file_names: Mapping[str, str] | None = None
     family: str | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
