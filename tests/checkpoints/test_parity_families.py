@@ -42,6 +42,30 @@ def test_decoding_through_the_cache_equals_transformers(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("name", "trained"), [("llama, dynamic rope", 64), ("llama, longrope, long", 32)]
+)
+@pytest.mark.parametrize("chunk", [1, 13])
+def test_past_the_trained_length_a_cache_equals_transformers_cache_and_not_one_pass(
+    name: str, trained: int, chunk: int, tmp_path: Path
+) -> None:
+    theirs = DECODERS[name].save(tmp_path)
+    ours = load_checkpoint(tmp_path).model
+    ids = DECODERS[name].ids()[:, : trained + 20]
+    cache, past, steps, wanted = ours.new_cache(), None, [], []
+    with torch.no_grad():
+        for piece in (ids[:, : trained - 6], *ids[:, trained - 6 :].split(chunk, dim=1)):
+            made = theirs(piece, past_key_values=past)
+            past = made.past_key_values
+            wanted.append(made.logits)
+            steps.append(ours(piece, cache=cache))
+        got, one_pass = torch.cat(steps, dim=1), ours(ids)
+        assert (one_pass - theirs(ids).logits).abs().max() < 1e-4
+    assert (got - torch.cat(wanted, dim=1)).abs().max() < 1e-4
+    # What stands in the cache was rotated before the switch.
+    assert (got - one_pass)[:, trained:].abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
     "name", ["llama, llama3 rope", "llama, yarn rope", "llama, longrope, long"]
 )
 def test_the_older_spelling_of_rope_means_the_same(name: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from polyhead.caches import DenseCache, KeyValueCache, StoredCache
@@ -81,7 +82,8 @@ def step(
     Returns:
         ``[B, 1, E]``, with the bits of the modules one after the other. None for more than 8 rows,
         masks other than ``Causal``, caches other than exact tokens in dense rows of equal length
-        with room, modules that somebody watches or replaced, and where there is no native code.
+        with room, modules that somebody watches or replaced, deterministic algorithms, and where
+        there is no native code.
     """
     code, parts = code_for_rows(x), layer._modules
     attention, feed_forward = parts["attention"], parts["feed_forward"]
@@ -89,6 +91,7 @@ def step(
         code is None
         or x.shape[1] != 1
         or not x.is_contiguous()
+        or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
         or not (mask is None or type(mask) is Causal)
         or not _KNOWN.cover(layer.config)
         or not _ATTENTION.is_unwatched(attention)
