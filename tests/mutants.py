@@ -10,7 +10,7 @@ Change = tuple[str, str, str]
 
 ROOMS: dict[str, dict[str, list[Change]]] = {
     "semantics": {
-        "tests/test_functional.py tests/semantics/test_mask_ranges.py tests/semantics/test_weights.py": [
+        "tests/test_functional.py tests/semantics": [
             ("a scale that is not finite", 'number("scale", scale)', "pass"),
             ("a softcap of 0", 'number("softcap", softcap, above=0, hint', 'number("softcap", softcap, least=0, hint'),
             ("sinks of another length", "sinks.shape != (H,):", "False:"),
@@ -198,7 +198,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "models": {
-        "tests/models/test_transformer_model.py tests/models/test_parity.py": [
+        "tests/models/test_transformer_model.py tests/models/test_parity.py tests/caches/test_model_cache.py": [
             ("a softcap of logits", "logits if cap is None else torch.tanh(logits / cap) * cap", "logits"),
             ("the final norm", "x = self.final_norm(x)", "pass"),
             ("decoders are causal", 'if self.config.kind != "encoder":\n            mask', "if False:\n            mask"),
@@ -215,7 +215,8 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "checkpoints": {
-        "tests/checkpoints/test_bad_files.py tests/checkpoints/test_gguf.py tests/checkpoints/test_tokenizer_json.py": [
+        "tests/checkpoints/test_bad_files.py tests/checkpoints/test_gguf.py tests/checkpoints/test_tokenizer_json.py"
+        " tests/checkpoints/test_tokenizer.py": [
             ("a missing tensor", "if missing:", "if False:"),
             ("a tensor too many", "if extra:", "if False:"),
             ("a misshapen tensor", "if tuple(tensor.shape) != expected[name]:", "if False:"),

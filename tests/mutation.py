@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from mutants import ROOMS
@@ -434,6 +435,8 @@ def forked(arguments: list[str], folder: Path) -> tuple[int, str]:
     """Exit code and output of pytest on the package in ``folder``; torch is imported once."""
     for name in ("torch", "pytest", "hypothesis", "safetensors.torch", "transformers", "rich"):
         importlib.import_module(name)
+    if "polyhead" in sys.modules:
+        raise SystemExit("polyhead was imported before its mutant could be")
     output = folder / "output.txt"
     child = os.fork()
     if child == 0:
@@ -477,9 +480,14 @@ def can_run(mutation: Mutation) -> bool:
     needs = mutation.file in (NATIVE, OPERATOR, "native") or mutation.file.startswith("csrc/")
     if not needs:
         return True
-    from polyhead import native
+    return compiled() and shutil.which("g++") is not None
 
-    return native.unavailable() is None and shutil.which("g++") is not None
+
+@cache
+def compiled() -> bool:
+    """Asked elsewhere: what this process has imported its forks would test in place of a mutant."""
+    code = "import sys; from polyhead import native; sys.exit(native.unavailable() is not None)"
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def main() -> int:

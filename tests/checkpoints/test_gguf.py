@@ -66,7 +66,9 @@ def test_quantised_tensors_equal_the_packages_own_reader(kind: Kind, tmp_path: P
 
 
 def test_metadata_equals_the_packages_own_reader(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", LLAMA.build(), some__list=[1, 2, 3], flag=True)
+    path = write_gguf(
+        tmp_path / "tiny.gguf", LLAMA.build(), some__list=[1, 2, 3], flag=True, share=1e-5
+    )
     file = GGUFFile(path)
     fields = {
         key: field.contents()
@@ -76,6 +78,7 @@ def test_metadata_equals_the_packages_own_reader(tmp_path: Path) -> None:
     assert fields.keys() == file.metadata.keys()
     for key, wanted in fields.items():
         assert file.metadata[key] == (pytest.approx(wanted) if type(wanted) is float else wanted)
+    assert file.metadata["llama.share"] == 1e-5  # as it was written, not the float32 beside it
 
 
 @torch.no_grad()

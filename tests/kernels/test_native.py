@@ -277,8 +277,18 @@ def test_the_test_at_first_use_finds_a_wrong_result():
     for which in range(4):
         wrong.gradients = a_tenth_more(CODES[0].gradients, which)
         assert "a gradient in torch.float32" in module.disagreement(wrong)
-    wrong.attend = a_tenth_more(wrong.attend)
+    wrong.gradients = CODES[0].gradients
+
+    def over_codes(q, pieces, *rest, **options):
+        attend = a_tenth_more(CODES[0].attend) if pieces[0].coding else CODES[0].attend
+        return attend(q, pieces, *rest, **options)
+
+    wrong.attend = over_codes
+    assert "attention over codes in torch.float32" in module.disagreement(wrong)
+    wrong.attend = a_tenth_more(CODES[0].attend)
     assert "attention in torch.float32" in module.disagreement(wrong)
+    wrong.product = lambda *arguments: CODES[0].product(*arguments) * 1.1
+    assert "a product in torch.float32" in module.disagreement(wrong)
 
 
 def test_without_native_code_everything_else_works(monkeypatch):

@@ -156,6 +156,25 @@ def test_states_of_split_keys_merge_into_the_whole_in_any_grouping(kernel, call,
             same(a, b)
 
 
+@pytest.mark.parametrize(("of_out", "of_lse"), [((1, 2, 3, 5), (1, 2, 3)), ((1, 2, 3, 4), (1, 2))])
+def test_states_of_other_shapes_are_not_merged(of_out, of_lse):
+    one = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
+    other = torch.zeros(of_out), torch.zeros(of_lse)
+    with pytest.raises(ValueError, match=r"outs of one shape \[B, H, T, V\] and lses"):
+        ph.merge_states(*zip(one, other, strict=True))
+
+
+def test_drop_is_keep_of_the_others():
+    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+    hidden = torch.eye(4, dtype=torch.bool)
+    for kernel in ("reference", "tiled"):
+        kept, dropped = (
+            ph.attention(q, k, v, mask=mask, kernel=kernel)
+            for mask in (ph.Keep(~hidden), ph.Drop(hidden))
+        )
+        assert torch.equal(kept, dropped)
+
+
 def test_merging_with_a_row_that_saw_nothing_changes_nothing_and_gradients_are_finite():
     out, lse = torch.randn(1, 1, 3, 2), torch.randn(1, 1, 3)
     lse[..., 1] = -torch.inf
