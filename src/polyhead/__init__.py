@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         RingCache,
     )
     from polyhead.config import TransformerConfig
-    from polyhead.generation import LanguageModel, TextEncoder, load
+    from polyhead.generation import LanguageModel, SpeechToText, TextEncoder, TextToText, load
     from polyhead.inspection.ablation import ablate
     from polyhead.inspection.alignment import Alignment
     from polyhead.inspection.finding import find_heads
@@ -84,7 +84,9 @@ _LAZY = {
     "QuantizedCache": "polyhead.caches",
     "RingCache": "polyhead.caches",
     "RoPE": "polyhead.layers",
+    "SpeechToText": "polyhead.generation",
     "TextEncoder": "polyhead.generation",
+    "TextToText": "polyhead.generation",
     "Transformer": "polyhead.models",
     "TransformerConfig": "polyhead.config",
     "TransformerLayer": "polyhead.layers",
@@ -132,7 +134,9 @@ __all__ = [
     "RingCache",
     "RoPE",
     "SharedCacheError",
+    "SpeechToText",
     "TextEncoder",
+    "TextToText",
     "Transformer",
     "TransformerConfig",
     "TransformerLayer",

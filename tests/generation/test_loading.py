@@ -43,11 +43,12 @@ def test_encoder_loads_as_a_text_encoder(monkeypatch: pytest.MonkeyPatch) -> Non
     assert loaded.origin == "here"
 
 
-def test_encoder_decoder_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(config=SimpleNamespace(kind="encoder-decoder"))
+def test_encoder_of_images_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = SimpleNamespace(kind="encoder", embedding=SimpleNamespace(frontend=object()))
+    found = SimpleNamespace(config=images, origin="here")
     monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments, **options: found)
-    with pytest.raises(ph.UnsupportedError, match="some-t5 is an encoder-decoder"):
-        ph.load("some-t5")
+    with pytest.raises(ph.UnsupportedError, match="some-vit reads no text"):
+        ph.load("some-vit")
 
 
 def test_unknown_dtype_is_refused_before_anything_is_read() -> None:

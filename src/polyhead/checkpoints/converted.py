@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import WEIGHTS, read_tensor_file
@@ -34,7 +35,7 @@ from polyhead.errors import CheckpointError, ConfigError
 from polyhead.writing import write_tensors
 
 # Counted up whenever what a conversion yields, or how it is stored, changes.
-FORMAT = 1
+FORMAT = 2
 
 _MANIFEST = "polyhead.json"
 _PARTIAL = ".partial-"
@@ -117,6 +118,7 @@ def _write(folder: Path, parts: Parts) -> None:
         "tokenizer": parts.tokenizer is not None,
         "ignored": list(parts.ignored),
         "family": parts.family,
+        "decoder_start_token_id": parts.generation.start,
         "checksums": {name: _checksum(tensor) for name, tensor in state.items()},
     }
     write_json(folder / _MANIFEST, manifest)
@@ -134,6 +136,7 @@ def _read(entry: Path) -> Parts:
         Tokenizer.from_directory(entry) if manifest["tokenizer"] else None,
         ignored=tuple(manifest["ignored"]),
         family=manifest["family"],
+        generation=GenerationConfig(start=manifest["decoder_start_token_id"]),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.gguf_file import GGUFFile
 from polyhead.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
@@ -59,4 +60,13 @@ def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
         state |= made
         file_names |= called
     progress("reading tensors", len(names), len(names))
-    return Parts(config, state, tokenizer, file_names=file_names, family=family.model_type)
+    return Parts(
+        config,
+        state,
+        tokenizer,
+        file_names=file_names,
+        family=family.model_type,
+        generation=GenerationConfig(
+            where=str(path), start=file.metadata.get(f"{gguf.arch}.decoder_start_token_id")
+        ),
+    )

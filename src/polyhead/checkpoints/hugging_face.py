@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from polyhead.checkpoints import adapters, block_float8
+from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import read_tensors
@@ -47,13 +48,12 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
     tokenizer = (
         Tokenizer.from_directory(directory) if (directory / "tokenizer.json").is_file() else None
     )
+    generation = GenerationConfig.from_directory(directory, values)
     if values.get("model_type") == OWN:
         if adapter is not None:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
         config = TransformerConfig.from_dict(values.get("transformer", {}))
-        return Parts(config, tensors, tokenizer)
-    said = directory / "generation_config.json"
-    generation = read_json(said) if said.is_file() else {}
+        return Parts(config, tensors, tokenizer, generation=generation)
     family = find_family(values.get("model_type"), path)
     values |= family.observed(values, tensors)
     config = read_config(values, path)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from polyhead.checkpoints import adapters
 from polyhead.checkpoints.catalogue import find
 from polyhead.checkpoints.converted import read_copy, write_copy
+from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.gguf import read_gguf
 from polyhead.checkpoints.hugging_face import read_directory
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
@@ -36,8 +37,8 @@ class Checkpoint:
         origin: in words, where it was found.
         ignored: tensors of the file that the model's outputs do not depend on.
         family: the ``model_type`` of the family, which saving tries first.
-        generation: what the checkpoint says of how texts are generated, in the words of
-            generation_config.json.
+        generation: what the files say about generating.
+        target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
     """
 
     def __init__(
@@ -48,15 +49,16 @@ class Checkpoint:
         origin: str,
         ignored: tuple[str, ...] = (),
         family: str | None = None,
-        generation: Mapping[str, Any] | None = None,
+        generation: GenerationConfig | None = None,
+        target_tokenizer: Tokenizer | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.origin = origin
         self.ignored = ignored
         self.family = family
-        self.generation = dict(generation or {})
-        self._tokenizer = tokenizer
+        self.generation = generation or GenerationConfig()
+        self._tokenizer, self._target_tokenizer = tokenizer, target_tokenizer
 
     @property
     def has_tokenizer(self) -> bool:
@@ -74,6 +76,15 @@ class Checkpoint:
                 f"{self.origin} holds no tokenizer.json, so text cannot be turned into tokens"
             )
         return self._tokenizer
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        """Of the texts that are written; ``tokenizer`` where both sides have the same.
+
+        Raises:
+            CheckpointError: the checkpoint has none.
+        """
+        return self.tokenizer if self._target_tokenizer is None else self._target_tokenizer
 
 
 def load_checkpoint(
@@ -129,6 +140,7 @@ def load_checkpoint(
         parts.ignored,
         parts.family,
         parts.generation,
+        parts.target_tokenizer,
     )
 
 

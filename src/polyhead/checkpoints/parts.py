@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
+from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 
@@ -30,8 +31,8 @@ class Parts:
         ignored: tensors of the file that no output depends on, by their names there.
         file_names: what the file calls each tensor of ``state``, for messages.
         family: the ``model_type`` of the family that the file is of.
-        generation: how texts are generated, in the words of generation_config.json; empty: nothing
-            is said.
+        generation: what the files say about generating.
+        target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
     """
 
     config: TransformerConfig
@@ -40,4 +41,5 @@ class Parts:
     ignored: tuple[str, ...] = ()
     file_names: Mapping[str, str] | None = None
     family: str | None = None
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    target_tokenizer: Tokenizer | None = None

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from polyhead.checkpoints import generation_config
 from polyhead.checkpoints.hugging_face import own_config
-from polyhead.checkpoints.json_file import write_json
+from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.load import Checkpoint
 from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
 from polyhead.errors import CheckpointError
@@ -63,6 +64,7 @@ def save_checkpoint(
         config = write_config(checkpoint.config, checkpoint.family)
         table = find_family(config["model_type"], target).tensors_of(config)
         weights = table.to_theirs(state, checkpoint.config)
+    config |= checkpoint.generation.for_config_json()
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     config["torch_dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     try:
@@ -87,6 +89,10 @@ def _write(
     write_json(folder / _CONFIG, config)
     if checkpoint.has_tokenizer:
         checkpoint.tokenizer.save(folder)
+    if values := checkpoint.generation.values:
+        path = folder / generation_config.FILE
+        written = read_json(path) if path.is_file() else {}
+        write_json(path, {**written, **values})
 
 
 def _publish(partial: Path, target: Path) -> None:

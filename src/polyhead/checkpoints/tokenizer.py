@@ -32,6 +32,8 @@ SPECIAL_NAMES = (
     "mask_token",
 )
 
+_DECLARED = ("tokenizer_class", "src_lang", "tgt_lang", "legacy_behaviour")
+
 _ID_END = 2**32  # the library's ids have 32 bits
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
@@ -51,6 +53,8 @@ class Tokenizer:
         special_tokens: names (``"bos_token"``, ...) to tokens.
         stop_ids: ids that end a generation, beside eos and the well-known end-of-turn tokens.
         chat_template: Jinja source, if the model was trained on conversations.
+        declared: what tokenizer_config.json says about languages: the name of transformers' class,
+            the source's and the target's.
     """
 
     def __init__(
@@ -60,12 +64,14 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         stop_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        declared: Mapping[str, Any] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self.declared = dict(declared or {})
         added = backend.get_added_tokens_decoder()
         self._added = {token_id: str(token.content) for token_id, token in added.items()}
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -104,12 +110,15 @@ class Tokenizer:
                 special_tokens=tokens,
                 stop_ids=as_ids(generation.get("eos_token_id")),
                 chat_template=_chat_template(directory, config),
+                declared={key: config[key] for key in _DECLARED if key in config},
             )
 
     def save(self, directory: Path) -> None:
         """Writes files that ``from_directory`` and transformers read."""
         self.backend.save(str(directory / "tokenizer.json"), pretty=False)
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if "src_lang" in self.declared:  # a class of its own puts tokens of languages in place
+            config |= self.declared
         config |= self.special_tokens
         config["clean_up_tokenization_spaces"] = False
         if self.chat_template is not None:
@@ -135,6 +144,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Special tokens and others beside the vocabulary proper, and their ids."""
+        return {token: token_id for token_id, token in self._added.items()}
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens and their ids."""
+        return dict(self.backend.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """The text's token ids.

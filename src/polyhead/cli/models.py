@@ -11,13 +11,24 @@ if TYPE_CHECKING:
 
 
 def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder:
-    """The model called ``name``, whatever its kind."""
+    """The model called ``name``, a decoder or an encoder.
+
+    Raises:
+        InputError: it is an encoder-decoder.
+    """
     from polyhead.cli.terminal import progress
 
     with progress(f"loading {name}") as advance:
-        from polyhead.generation import load  # imports torch, which takes a second itself
+        # torch is imported here, which takes a second itself
+        from polyhead.generation import LanguageModel, TextEncoder, load
 
-        return load(name, dtype, progress=advance)
+        model = load(name, dtype, progress=advance)
+    if not isinstance(model, LanguageModel | TextEncoder):
+        raise InputError(
+            f"{name} is an encoder-decoder: polyhead.load({name!r}).generate(...) uses it from "
+            "Python, this verb takes decoders and encoders"
+        )
+    return model
 
 
 def load_decoder(name: str, dtype: str = "float32") -> LanguageModel:

@@ -1,4 +1,4 @@
-"""Text in, text out: sampling, streaming, and embeddings of texts."""
+"""Text in, text out: search, sampling, streaming, translation, and embeddings of texts."""
 
 from polyhead.generation.batch import Generation
 from polyhead.generation.encoder import TextEncoder
@@ -6,7 +6,9 @@ from polyhead.generation.language_model import LanguageModel
 from polyhead.generation.loading import load
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.sampling import Sampler, Sampling
+from polyhead.generation.speech_to_text import SpeechToText
 from polyhead.generation.stream import GenerationStats, TextStream
+from polyhead.generation.text_to_text import TextToText
 
 __all__ = [
     "Generation",
@@ -15,7 +17,9 @@ __all__ = [
     "LanguageModel",
     "Sampler",
     "Sampling",
+    "SpeechToText",
     "TextEncoder",
     "TextStream",
+    "TextToText",
     "load",
 ]

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from polyhead.generation.options import GenerationOptions, room
 from polyhead.generation.rules import rules_of
-from polyhead.generation.search import BeamSearch, Hypothesis, draw
-from polyhead.generation.steps import DecoderSteps
+from polyhead.generation.search import BeamSearch, Hypothesis, Steps, draw
+from polyhead.generation.steps import Sources, check_search, source_lengths, steps_of
 from polyhead.generation.stops import StopTexts
 from polyhead.generation.stream import GenerationStats
 
@@ -46,36 +48,43 @@ def continued(
     stop_ids: frozenset[int],
     stops: Sequence[str],
     cache: Mapping[str, Any],
+    sources: Sources | None = None,
 ) -> list[Generation]:
     """A generation for every prompt.
 
     Args:
-        model: A decoder.
+        model: A decoder, or an encoder-decoder.
         tokenizer: Its tokenizer.
         prompts: Tokens of each, at least one.
         options: What is asked for.
         stop_ids: Tokens that end a text.
         stops: Texts that end a text.
         cache: Arguments of ``new_cache``.
+        sources: What the encoder of an encoder-decoder reads for each.
+
+    Raises:
+        ValueError: More beams than tokens to begin them with, or a rule about the tokens of a
+            source that has none.
     """
+    check_search(options, model.config.vocab_size, sources)
     options = options.seeded()
     rooms = [room(options, len(prompt), model.config.max_positions) for prompt in prompts]
     training = model.training
     model.eval()
     try:
         held = model.new_cache(**cache)
-        steps = DecoderSteps(model, prompts, held)
+        steps = steps_of(model, prompts, held, sources)
+        read = () if sources is None or isinstance(sources, Tensor) else sources
         started = perf_counter()
-        if options.num_beams > 1:
-            found = _beams(steps, prompts, options, stop_ids, [left for left, _ in rooms])
-        else:
-            found = _drawn(steps, prompts, options, stop_ids, [left for left, _ in rooms])
+        search = _beams if options.num_beams > 1 else _drawn
+        found = search(steps, prompts, options, stop_ids, [left for left, _ in rooms], read)
         seconds = perf_counter() - started
     finally:
         model.train(training)
     sizes = held.bytes, held.used_bytes, held.length
     made = []
-    for prompt, (left, ends_by), texts in zip(prompts, rooms, found, strict=True):
+    lengths = source_lengths(sources, len(prompts))
+    for prompt, (left, ends_by), texts, length in zip(prompts, rooms, found, lengths, strict=True):
         finished = []
         for each in texts:
             text, cut = _text(tokenizer, each.ids, stop_ids, stops)
@@ -83,7 +92,7 @@ def continued(
             if not cut and each.ids and each.ids[-1] in stop_ids:
                 reason = "stop token"
             stats = GenerationStats(
-                len(prompt), len(each.ids), 0.0, seconds, *sizes, reason, options.seed
+                len(prompt), len(each.ids), 0.0, seconds, *sizes, reason, options.seed, length
             )
             finished.append(Generation(text, each.ids, stats, each.score))
         best, *others = finished
@@ -92,29 +101,31 @@ def continued(
 
 
 def _beams(
-    steps: DecoderSteps,
+    steps: Steps,
     prompts: Sequence[Sequence[int]],
     options: GenerationOptions,
     stop_ids: frozenset[int],
     rooms: Sequence[int],
+    sources: Sequence[Sequence[int]],
 ) -> list[list[Hypothesis]]:
     """All sentences have as much room as the one that has least."""
     most = min(rooms)
     rules = rules_of(options, sorted(stop_ids), most)
-    return BeamSearch(options, rules, stop_ids, most).run(steps, prompts)
+    return BeamSearch(options, rules, stop_ids, most).run(steps, prompts, sources)
 
 
 def _drawn(
-    steps: DecoderSteps,
+    steps: Steps,
     prompts: Sequence[Sequence[int]],
     options: GenerationOptions,
     stop_ids: frozenset[int],
     rooms: Sequence[int],
+    sources: Sequence[Sequence[int]],
 ) -> list[list[Hypothesis]]:
     samples = options.num_return_sequences
     rules = rules_of(options, sorted(stop_ids), max(rooms))
     ids: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
-    for row, token in draw(steps, prompts, options, rules, stop_ids, rooms):
+    for row, token in draw(steps, prompts, options, rules, stop_ids, rooms, sources):
         ids[row].append(token)
     made = [Hypothesis(tuple(row)) for row in ids]
     return [made[i * samples : (i + 1) * samples] for i in range(len(prompts))]

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from polyhead.config import TransformerConfig
     from polyhead.models import Transformer
 
+MAX_NEW_TOKENS = 128
+"""Where neither the model's files nor the caller say how long a text may be."""
+
 Prompt = str | Sequence[Mapping[str, Any]]
 
 
@@ -30,15 +33,23 @@ class LanguageModel(nn.Module):
         transformer: a decoder.
         tokenizer: its tokenizer.
         origin: where it came from, in words.
+        options: what ``stream`` and ``generate`` do where a call does not say otherwise; default
+            128 new tokens, greedy.
 
     Attributes:
-        options: what ``stream`` and ``generate`` do where a call does not say otherwise.
+        options: as given.
 
     Raises:
         ConfigError: the transformer is no decoder.
     """
 
-    def __init__(self, transformer: Transformer, tokenizer: Tokenizer, origin: str = "") -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer,
+        origin: str = "",
+        options: GenerationOptions | None = None,
+    ) -> None:
         super().__init__()
         if transformer.config.kind != "decoder":
             raise ConfigError(
@@ -47,7 +58,7 @@ class LanguageModel(nn.Module):
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.origin = origin
-        self.options = GenerationOptions(max_new_tokens=128)
+        self.options = options or GenerationOptions(max_new_tokens=MAX_NEW_TOKENS)
 
     @property
     def config(self) -> TransformerConfig:
@@ -98,11 +109,7 @@ class LanguageModel(nn.Module):
             TypeError: an option that there is not.
         """
         wanted = self._wanted(options)
-        if wanted.num_beams > 1 or wanted.num_return_sequences > 1:
-            raise ValueError(
-                f"a stream is one text, token by token: got num_beams={wanted.num_beams}, "
-                f"num_return_sequences={wanted.num_return_sequences}; use generate"
-            )
+        wanted.check_stream()
         return TextStream(
             self.transformer,
             self.tokenizer,

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+import warnings
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 import torch
 
-from polyhead.checkpoints import Progress, load_checkpoint
+from polyhead.checkpoints import Checkpoint, Progress, load_checkpoint
 from polyhead.errors import UnsupportedError
+from polyhead.generation import encoder_decoder, language_model
 from polyhead.generation.encoder import TextEncoder
 from polyhead.generation.language_model import LanguageModel
+from polyhead.generation.options import GenerationOptions
+from polyhead.generation.speech_to_text import SpeechToText
+from polyhead.generation.text_to_text import TextToText
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+Model: TypeAlias = LanguageModel | TextEncoder | TextToText | SpeechToText
+"""What ``load`` makes."""
 
+Expected = TypeVar("Expected", LanguageModel, TextEncoder, TextToText, SpeechToText)
+
+
+@overload
 def load(
     source: str | os.PathLike[str],
     dtype: str | torch.dtype = "float32",
@@ -22,7 +33,26 @@ def load(
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> LanguageModel | TextEncoder:
+) -> Model: ...
+@overload
+def load(
+    source: str | os.PathLike[str],
+    dtype: str | torch.dtype = "float32",
+    *,
+    device: str | torch.device = "cpu",
+    adapter: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    expect: type[Expected],
+) -> Expected: ...
+def load(
+    source: str | os.PathLike[str],
+    dtype: str | torch.dtype = "float32",
+    *,
+    device: str | torch.device = "cpu",
+    adapter: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    expect: type[Any] | None = None,
+) -> Model:
     """Loads a model with its tokenizer.
 
     Args:
@@ -34,15 +64,21 @@ def load(
         adapter: the directory of a LoRA adapter (PEFT), merged into the weights. Given as
             ``source``, the base is the one that it names.
         progress: called with what is being done, how much is done, and how much there is.
+        expect: the class that the caller needs; a model of another kind is then an error, and type
+            checkers know what comes.
 
     Returns:
-        A ``LanguageModel`` for a decoder, a ``TextEncoder`` for an encoder, in evaluation mode.
+        A ``LanguageModel`` for a decoder, a ``TextEncoder`` for an encoder, a ``TextToText`` for
+        an encoder-decoder (``SpeechToText`` where it reads sound), in evaluation mode. What
+        generation_config.json says is in ``options``; ``do_sample: true`` in it means that texts
+        are drawn, as in transformers: give ``temperature=0`` for greedy ones.
 
     Raises:
         ModelNotFoundError: nothing of that name is here; says what is and how to get one.
         CheckpointError: a file is truncated, corrupt, or does not fit its configuration.
         ConfigError: the configuration says something impossible or not understood.
-        UnsupportedError: an encoder-decoder, or an encoder of images.
+        UnsupportedError: an encoder of images, a way of generating that is not built, or another
+            kind than ``expect``.
         ValueError: an unknown dtype, or a device that is not here.
         TypeError: an argument of another kind.
     """
@@ -60,13 +96,62 @@ def load(
     if not isinstance(chosen, str | torch.dtype):
         raise TypeError(f"dtype must be text or a torch.dtype: got {type(dtype).__name__}")
     checkpoint = load_checkpoint(source, chosen, progress, device=device, adapter=adapter)
-    kind = checkpoint.config.kind
-    if kind == "encoder-decoder":
+    model = _wrapped(checkpoint, source)
+    if expect is not None and not isinstance(model, expect):
         raise UnsupportedError(
-            f"{source} is an encoder-decoder: load_checkpoint loads it, text to text is not "
-            "supported"
+            f"{source} is a {type(model).__name__} (kind {checkpoint.config.kind!r}): expected a "
+            f"{expect.__name__}"
         )
-    if checkpoint.config.embedding.frontend is not None:
+    return model.eval()
+
+
+def _wrapped(checkpoint: Checkpoint, source: object) -> Model:
+    config, origin = checkpoint.config, checkpoint.origin
+    if config.embedding.frontend is not None:
         raise UnsupportedError(f"{source} reads no text: load_checkpoint loads it")
-    wrapper = LanguageModel if kind == "decoder" else TextEncoder
-    return wrapper(checkpoint.model, checkpoint.tokenizer, checkpoint.origin).eval()
+    if config.kind == "encoder":
+        return TextEncoder(checkpoint.model, checkpoint.tokenizer, origin)
+    options = generation_options(checkpoint)
+    if config.kind == "decoder":
+        return LanguageModel(checkpoint.model, checkpoint.tokenizer, origin, options)
+    if config.encoder.embedding is not None and config.encoder.embedding.frontend is not None:
+        return SpeechToText(checkpoint.model, checkpoint.tokenizer, origin, options)
+    return TextToText(
+        checkpoint.model,
+        checkpoint.tokenizer,
+        origin,
+        options,
+        target_tokenizer=checkpoint.target_tokenizer,
+        prefix=checkpoint.generation.prefix,
+        tasks=checkpoint.generation.tasks,
+    )
+
+
+def generation_options(checkpoint: Checkpoint) -> GenerationOptions:
+    """What a checkpoint's files ask for where a call does not say otherwise.
+
+    Raises:
+        ConfigError: a value that is impossible.
+        UnsupportedError: a way of generating that is not built.
+    """
+    said = checkpoint.generation
+    unknown = GenerationOptions.not_understood(said.values)
+    if unknown:
+        warnings.warn(
+            f"{said.where}: nobody here knows {', '.join(sorted(unknown))}; left out", stacklevel=4
+        )
+    values = {key: value for key, value in said.values.items() if key not in unknown}
+    decoder = checkpoint.config.kind == "decoder"
+    if decoder:
+        values.pop("eos_token_id", None)  # the tokenizer has it among its stops
+    else:
+        start = said.values.get("decoder_start_token_id")
+        fallback = said.start if start is None else start
+        values["decoder_start_token_id"] = (
+            said.values.get("bos_token_id") if fallback is None else fallback
+        )
+    options = GenerationOptions.from_dict(values, said.where)
+    if options.max_new_tokens is None and options.max_length is None:
+        most = language_model.MAX_NEW_TOKENS if decoder else encoder_decoder.MAX_NEW_TOKENS
+        options = options.with_(max_new_tokens=most)
+    return options

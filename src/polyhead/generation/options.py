@@ -29,6 +29,9 @@ _HARMLESS = frozenset(
     )
 )  # fmt: skip
 
+_THEIRS = {"eos_token_id": "eos_token_ids", "forced_eos_token_id": "forced_eos_token_ids"}
+"""Keys of generation_config.json that have another name here."""
+
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "num_beam_groups": (None, 1),
     "diversity_penalty": (None, 0.0),
@@ -166,6 +169,14 @@ class GenerationOptions:
         # 32 bits: enough variety, and short enough to type again.
         return self if self.seed is not None else replace(self, seed=secrets.randbits(32))
 
+    def check_stream(self) -> None:
+        """Raises ValueError where these options make several texts, or beams, which end at once."""
+        if self.num_beams > 1 or self.num_return_sequences > 1:
+            raise ValueError(
+                f"a stream is one text, token by token: got num_beams={self.num_beams}, "
+                f"num_return_sequences={self.num_return_sequences}; use generate"
+            )
+
     def with_(self, **changes: Any) -> Self:
         """These options with some changed.
 
@@ -174,6 +185,8 @@ class GenerationOptions:
             UnsupportedError: An option of transformers that is not built.
         """
         known = {field.name for field in fields(self)}
+        if changes.get("max_length") is not None and "max_new_tokens" not in changes:
+            changes["max_new_tokens"] = None  # which would come first
         for name, value in changes.items():
             if name in _REFUSED:
                 refuse(name, value, _REFUSED[name])
@@ -185,9 +198,22 @@ class GenerationOptions:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: object) -> Self:
-        """What a generation_config.json asks for.
+        """What a generation_config.json asks for: ``read`` over the defaults.
 
-        ``do_sample`` false leaves ``temperature`` and its companions out, as transformers does.
+        Raises:
+            What ``read`` does.
+        """
+        try:
+            return cls(**cls.read(values, where))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{where}: {error}") from error
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], where: object) -> dict[str, Any]:
+        """The fields that a generation_config.json sets.
+
+        As in transformers, ``do_sample`` false or absent leaves ``temperature`` and its companions
+        out, and true means temperature 1 and ``top_k`` 50 where they are absent.
 
         Raises:
             ConfigError: A key that is not understood, or a value that is impossible.
@@ -198,24 +224,26 @@ class GenerationOptions:
             refuse(key, found.pop(key, None), nothing, where)
         sampled = found.pop("do_sample", False)
         if sampled:
-            found.setdefault("temperature", 1.0)
+            found = {"temperature": 1.0, "top_k": 50} | found
+            if found["top_k"] == 0:
+                del found["top_k"]
         else:
             for drawn in fields(Sampling):
                 found.pop(drawn.name, None)
-        for theirs, ours in (
-            ("eos_token_id", "eos_token_ids"),
-            ("forced_eos_token_id", "forced_eos_token_ids"),
-        ):
+        for theirs, ours in _THEIRS.items():
             if theirs in found:
                 value = found.pop(theirs)
                 found[ours] = tuple(value) if isinstance(value, list) else (value,)
-        known = {field.name for field in fields(cls)}
-        for key in sorted(found.keys() - known - _HARMLESS):
+        for key in sorted(cls.not_understood(found)):
             raise ConfigError(f"{where}: key {key!r} is not understood, so texts might differ")
-        try:
-            return cls(**{key: _frozen(value) for key, value in found.items() if key in known})
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{where}: {error}") from error
+        known = {field.name for field in fields(cls)}
+        return {key: _frozen(value) for key, value in found.items() if key in known}
+
+    @classmethod
+    def not_understood(cls, values: Mapping[str, Any]) -> set[str]:
+        """The keys of a generation_config.json that nobody here knows."""
+        known = {field.name for field in fields(cls)} | {"do_sample", *_THEIRS}
+        return values.keys() - known - _HARMLESS - _REFUSED.keys()
 
 
 def refuse(name: str, value: Any, nothing: Sequence[Any], where: object = "") -> None:

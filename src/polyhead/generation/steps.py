@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +12,11 @@ from polyhead.semantics import KeyLengths
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
+    from polyhead.generation.options import GenerationOptions
     from polyhead.models import Transformer
+
+Sources: TypeAlias = Sequence[Sequence[int]] | Tensor
+"""What an encoder reads: tokens of each source, or features ``[B, ...]``."""
 
 
 class DecoderSteps:
@@ -33,15 +37,18 @@ class DecoderSteps:
 
     @torch.inference_mode()
     def start(self) -> Tensor:
+        return self._first()
+
+    def _first(self, **options: Any) -> Tensor:
+        """Reads the prompts; ``options`` are those of the model."""
         longest = max(map(len, self.prompts))
         rows = [[*[0] * (longest - len(prompt)), *prompt] for prompt in self.prompts]
         ids = torch.tensor(rows, device=self._device)
-        places = {}
         if min(map(len, self.prompts)) < longest:
             # Padding on the left stands below position 0, where the cache leaves it out.
             first = torch.tensor([len(prompt) - longest for prompt in self.prompts])
-            places["positions"] = (first[:, None] + torch.arange(longest)).to(self._device)
-        return self._last(self.model(ids, cache=self.cache, last=1, **places))
+            options["positions"] = (first[:, None] + torch.arange(longest)).to(self._device)
+        return self._last(self.model(ids, cache=self.cache, last=1, **options))
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
@@ -63,8 +70,9 @@ class TranslationSteps(DecoderSteps):
 
     Args:
         model: The encoder-decoder, in evaluation mode.
-        sources: Tokens of each source, at least one.
-        prompts: Tokens that each text begins with, equally many: the start token, and what a
+        sources: Tokens of each source, at least one; or features ``[B, ...]``, what the encoder's
+            frontend reads.
+        prompts: Tokens that each text begins with, at least one: the start token, and what a
             family puts behind it.
         cache: Empty.
     """
@@ -72,7 +80,7 @@ class TranslationSteps(DecoderSteps):
     def __init__(
         self,
         model: Transformer,
-        sources: Sequence[Sequence[int]],
+        sources: Sources,
         prompts: Sequence[Sequence[int]],
         cache: ModelCache,
     ) -> None:
@@ -81,16 +89,50 @@ class TranslationSteps(DecoderSteps):
 
     @torch.inference_mode()
     def start(self) -> Tensor:
+        if isinstance(self.sources, Tensor):
+            weights = self.model.embedding.table
+            return self._first(encoder_ids=self.sources.to(weights.device, weights.dtype))
         lengths = torch.tensor([len(source) for source in self.sources], device=self._device)
         longest = int(lengths.max())
         rows = [[*source, *[0] * (longest - len(source))] for source in self.sources]
         mask = KeyLengths(lengths) if int(lengths.min()) < longest else None
-        return self._last(
-            self.model(
-                torch.tensor([*self.prompts], device=self._device),
-                encoder_ids=torch.tensor(rows, device=self._device),
-                encoder_mask=mask,
-                cache=self.cache,
-                last=1,
-            )
+        ids = torch.tensor(rows, device=self._device)
+        return self._first(encoder_ids=ids, encoder_mask=mask)
+
+
+def steps_of(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    cache: ModelCache,
+    sources: Sources | None = None,
+) -> DecoderSteps:
+    """The steps of a decoder, or of an encoder-decoder where there are sources."""
+    if sources is None:
+        return DecoderSteps(model, prompts, cache)
+    return TranslationSteps(model, sources, prompts, cache)
+
+
+def source_lengths(sources: Sources | None, count: int) -> list[int]:
+    """Tokens (or frames) of each of ``count`` sources; 0 without an encoder."""
+    if sources is None:
+        return [0] * count
+    if isinstance(sources, Tensor):
+        return [sources.shape[-1]] * count
+    return [len(source) for source in sources]
+
+
+def check_search(options: GenerationOptions, vocab_size: int, sources: Sources | None) -> None:
+    """Raises ValueError where a search cannot do what ``options`` ask for."""
+    if options.num_beams > vocab_size:
+        raise ValueError(
+            f"num_beams must be at most {vocab_size:,}, the tokens of the vocabulary: got "
+            f"{options.num_beams:,}"
         )
+    if not isinstance(sources, Tensor):
+        return
+    for name, nothing in (("encoder_repetition_penalty", 1.0), ("encoder_no_repeat_ngram_size", 0)):
+        if getattr(options, name) != nothing:
+            raise ValueError(
+                f"{name} is about the tokens of a source, and sound has none: got "
+                f"{getattr(options, name)!r}"
+            )

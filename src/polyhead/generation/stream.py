@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from polyhead.generation.options import GenerationOptions, room
 from polyhead.generation.rules import rules_of
 from polyhead.generation.search import draw
-from polyhead.generation.steps import DecoderSteps
+from polyhead.generation.steps import Sources, check_search, source_lengths, steps_of
 from polyhead.generation.stops import StopTexts
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class GenerationStats:
         stop_reason: ``"stop token"``, ``"stop text"``, ``"max_new_tokens"`` or ``"context"`` (no
             room for another token); None while it runs or was given up.
         seed: repeats this generation; None when greedy.
+        source_tokens: tokens (or frames) that an encoder read; 0 without one.
     """
 
     prompt_tokens: int
@@ -52,6 +55,7 @@ class GenerationStats:
     cache_tokens: int
     stop_reason: str | None
     seed: int | None
+    source_tokens: int = 0
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -63,7 +67,7 @@ class GenerationStats:
 class TextStream(Iterator[str]):
     """Text as a model writes it, piece by piece; a piece never ends inside a character.
 
-    ``LanguageModel.stream`` makes these. ``stats`` can be read at any time.
+    A model's ``stream`` makes these. ``stats`` can be read at any time.
 
     Attributes:
         ids: the new tokens so far.
@@ -77,11 +81,14 @@ class TextStream(Iterator[str]):
         options: GenerationOptions,
         stop_ids: frozenset[int],
         stops: StopTexts,
+        sources: Sources | None = None,
     ) -> None:
+        check_search(options, model.config.vocab_size, sources)
         self.ids: list[int] = []
         self._model, self._prompt = model, list(prompt)
         self._room, self._ends_by = room(options, len(self._prompt), model.config.max_positions)
         self._options = options.seeded()
+        self._sources = sources
         self._stop_ids, self._stops = stop_ids, stops
         self._decoder = tokenizer.stream()
         self._cache: ModelCache | None = None
@@ -111,6 +118,7 @@ class TextStream(Iterator[str]):
             *self._measure_cache(),
             stop_reason=self._stop_reason,
             seed=self._options.seed,
+            source_tokens=source_lengths(self._sources, 1)[0],
         )
 
     def _measure_cache(self) -> tuple[int, int, int]:
@@ -152,12 +160,13 @@ class TextStream(Iterator[str]):
             return
         assert self._cache is not None  # made by _write, which alone asks for tokens
         drawn = draw(
-            DecoderSteps(self._model, [self._prompt], self._cache),
+            steps_of(self._model, [self._prompt], self._cache, self._sources),
             [self._prompt],
             self._options,
             rules_of(self._options, sorted(self._stop_ids), self._room),
             self._stop_ids,
             [self._room],
+            () if self._sources is None or isinstance(self._sources, Tensor) else self._sources,
         )
         while True:
             started = perf_counter()

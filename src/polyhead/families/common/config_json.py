@@ -24,6 +24,37 @@ from polyhead.families.common.writing import write_common
 
 # Keys that change no number a model computes in evaluation: bookkeeping, training, generation and
 # the labels of task heads.
+GENERATION_KEYS = frozenset(
+    (
+        "decoder_start_token_id",
+        "max_length",
+        "min_length",
+        "do_sample",
+        "early_stopping",
+        "num_beams",
+        "num_beam_groups",
+        "diversity_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "remove_invalid_values",
+        "exponential_decay_length_penalty",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+    )
+)
+"""Keys about the search for texts, which belong to generation_config.json; older files have them in
+config.json."""
+
 HARMLESS = frozenset(
     (
         "_name_or_path",
@@ -62,30 +93,7 @@ HARMLESS = frozenset(
         "sep_token_id",
         "cls_token_id",
         "mask_token_id",
-        "decoder_start_token_id",
-        "max_length",
-        "min_length",
-        "do_sample",
-        "early_stopping",
-        "num_beams",
-        "num_beam_groups",
-        "diversity_penalty",
-        "temperature",
-        "top_k",
-        "top_p",
-        "typical_p",
-        "repetition_penalty",
-        "length_penalty",
-        "no_repeat_ngram_size",
-        "encoder_no_repeat_ngram_size",
-        "bad_words_ids",
-        "num_return_sequences",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "remove_invalid_values",
-        "exponential_decay_length_penalty",
-        "suppress_tokens",
-        "begin_suppress_tokens",
+        *GENERATION_KEYS,
     )
 )
 
