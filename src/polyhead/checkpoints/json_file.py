@@ -15,28 +15,35 @@ _MOST_DIGITS = 1_000
 """Python converts more than 4,300 only where it is told to. Files hold some of 31 digits."""
 
 
+def read_text(path: Path) -> str:
+    """A file's text, at most 32 MiB of it.
+
+    Raises:
+        CheckpointError: the file is unreadable, larger, or not UTF-8.
+    """
+    try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise CheckpointError(f"{path} has {size:,} bytes: at most {_MOST_BYTES:,} are read")
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path} is not UTF-8 text: byte {error.start} is not valid"
+        ) from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds.
 
     Raises:
         CheckpointError: the file is unreadable, empty, not UTF-8, not JSON, or not an object.
     """
-    try:
-        if (size := path.stat().st_size) > _MOST_BYTES:
-            raise CheckpointError(
-                f"{path} has {size:,} bytes: at most {_MOST_BYTES:,} of JSON are read"
-            )
-        raw = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not raw.strip():
+    text = read_text(path)
+    if not text.strip():
         raise CheckpointError(f"{path} is empty")
     try:
-        value = parse_json(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            f"{path} is not UTF-8 text: byte {error.start} is not valid"
-        ) from error
+        value = parse_json(text)
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from polyhead.checkpoints import adapters
 from polyhead.checkpoints.catalogue import find
 from polyhead.checkpoints.converted import read_copy, write_copy
+from polyhead.checkpoints.ctranslate2 import read_ctranslate2
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.gguf import read_gguf
 from polyhead.checkpoints.hugging_face import read_directory
@@ -98,10 +99,11 @@ def load_checkpoint(
     """Loads a trained model.
 
     Args:
-        source: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a hub
-            id ``"org/name"``.
+        source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
+            file, or a hub id ``"org/name"``.
         dtype: of the weights; ``"auto"``: that of most of the file's numbers.
-        progress: called as ``progress(step, done, total)`` while a GGUF file is converted.
+        progress: called as ``progress(step, done, total)`` while a GGUF file or a
+            CTranslate2 directory is read.
         cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
             that is there. Hugging Face directories need none: their tensors are memory-mapped.
         device: where the weights go, one tensor after the other.
@@ -123,10 +125,12 @@ def load_checkpoint(
     if adapter is None and (Path(source) / adapters.CONFIG).is_file():
         adapter, source = source, adapters.base_of(Path(source))
     resolved = find(source)
+    if adapter is not None and resolved.format != "hugging_face":
+        raise ValueError(f"adapter is merged into a Hugging Face directory: got {source}")
     if resolved.format == "gguf":
-        if adapter is not None:
-            raise ValueError(f"adapter is merged into a Hugging Face directory: got {source}")
         parts = _gguf(resolved.path, progress or no_progress, cache)
+    elif resolved.format == "ctranslate2":
+        parts = read_ctranslate2(resolved.path, progress or no_progress)
     else:
         parts = read_directory(resolved.path, None if adapter is None else Path(adapter))
     if dtype == "auto":

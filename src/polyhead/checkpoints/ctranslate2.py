@@ -1,0 +1,197 @@
+"""CTranslate2 directories: model.bin, config.json, vocabularies, often tokenizer.json.
+
+They hold what faster-whisper, OPUS-MT and NLLB users have on disk. Source:
+``python/ctranslate2/specs/model_spec.py`` of OpenNMT/CTranslate2.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.checkpoints.ctranslate2_file import CTranslate2File
+from polyhead.checkpoints.ctranslate2_layers import read_layers
+from polyhead.checkpoints.generation_config import GenerationConfig
+from polyhead.checkpoints.json_file import parse_json, read_json, read_text
+from polyhead.checkpoints.parts import Parts, Progress, no_progress
+from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.config import TransformerConfig
+from polyhead.errors import CheckpointError, ConfigError, shortened
+from polyhead.families.common.keys import Keys
+
+WEIGHTS = "model.bin"
+
+_REVISIONS = {"TransformerSpec": 7, "TransformerDecoderSpec": 8, "WhisperSpec": 3}
+"""The specifications that are read, each up to a revision."""
+
+# How CTranslate2 treats texts and what it reports; the numbers are the same.
+_HARMLESS = frozenset(
+    ("unk_token", "add_source_bos", "add_source_eos", "alignment_heads", "lang_ids")
+)
+
+_MULTILINGUAL = 51_865
+"""Tokens of the smallest Whisper that knows several languages; that of English alone has fewer."""
+_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
+
+
+def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts:
+    """Reads a CTranslate2 directory.
+
+    Args:
+        directory: with model.bin.
+        progress: called after every tensor.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or corrupt.
+        ConfigError: its specification, or an option of it, is not supported (named).
+    """
+    file = CTranslate2File(directory / WEIGHTS)
+    most = _REVISIONS.get(file.specification)
+    if most is None or file.revision > most:
+        known = ", ".join(f"{name} up to {number}" for name, number in _REVISIONS.items())
+        raise ConfigError(
+            f"{file.path}: its specification is {shortened(file.specification)}, revision "
+            f"{file.revision}; supported are {known}"
+        )
+    said = directory / "config.json"
+    keys = Keys(read_json(said) if said.is_file() else {}, said)
+    config, table = read_layers(file, keys.number("layer_norm_epsilon", None))
+    keys.take("multi_query_attention", None)  # model.bin says it too
+    keys.expect("quantization_type", 0, None)
+    for name in ("quantization_bits", "quantization_group_size"):
+        keys.take(name, None)
+    state: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    # A tied head and a shared table are one variable with several names.
+    skipped = {"decoder/projection/weight"} if config.head == "tied" else set()
+    shapes = [
+        name
+        for name, variable in file.variables.items()
+        if variable.shape and not file.is_scale(name) and name not in skipped
+    ]
+    for done, name in enumerate(shapes):
+        progress("reading tensors", done, len(shapes))
+        made, _ = table.to_ours({name.replace("/", "."): file.tensor(name)}, config, file.path)
+        state |= made
+        names |= dict.fromkeys(made, name)
+    progress("reading tensors", len(shapes), len(shapes))
+    if file.specification == "WhisperSpec":
+        _drop_key_biases(state, file.path)
+    tokenizer = directory / "tokenizer.json"
+    vocabulary = _vocabulary(directory, config.vocab_size)
+    config, generation = _tokens(config, keys, vocabulary)
+    if file.scalars().get("decoder/start_from_zero_embedding"):
+        config, generation = _with_start(config, generation, state)
+    keys.finish(_HARMLESS)
+    return Parts(
+        config,
+        state,
+        Tokenizer.from_directory(directory) if tokenizer.is_file() else None,
+        file_names=names,
+        generation=GenerationConfig(generation, str(said)),
+    )
+
+
+def _drop_key_biases(state: dict[str, Tensor], path: Path) -> None:
+    """Whisper's keys have no bias; where they are fused with values, the file has zeros for it."""
+    for name in [name for name in state if name.endswith(".k_proj.bias")]:
+        if state.pop(name).any():
+            raise CheckpointError(f"{path}: keys of Whisper have a bias ({name}), which is not 0")
+
+
+def _vocabulary(directory: Path, size: int) -> list[str]:
+    """The tokens that a text is made of, by their ids; none where the directory says none.
+
+    Raises:
+        CheckpointError: it has another number of them than the model.
+    """
+    for name in ("shared_vocabulary", "target_vocabulary", "vocabulary"):
+        path = directory / f"{name}.json"
+        if path.is_file():
+            try:
+                tokens: Any = parse_json(read_text(path))
+            except ValueError as error:
+                raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+            if not isinstance(tokens, list) or not all(isinstance(each, str) for each in tokens):
+                raise CheckpointError(f"{path} must hold a JSON list of texts")
+        elif (path := path.with_suffix(".txt")).is_file():
+            tokens = read_text(path).removesuffix("\n").split("\n")
+        else:
+            continue
+        if len(tokens) != size:
+            raise CheckpointError(
+                f"{path} has {len(tokens):,} tokens, the model's vocabulary {size:,}"
+            )
+        return list(tokens)
+    return []
+
+
+def _tokens(
+    config: TransformerConfig, keys: Keys, vocabulary: list[str]
+) -> tuple[TransformerConfig, dict[str, Any]]:
+    """Special tokens, and how texts are generated in the words of generation_config.json."""
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    sound = config.encoder.embedding is not None and config.encoder.embedding.frontend is not None
+
+    def named(key: str, default: str | None = None) -> int | None:
+        token = keys.text(key, default)
+        return None if token is None else ids.get(token)
+
+    bos, eos = named("bos_token"), named("eos_token", "<|endoftext|>" if sound else None)
+    start = named("decoder_start_token", "<|startoftranscript|>" if sound else None)
+    generation: dict[str, Any] = {
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "decoder_start_token_id": start,
+        "suppress_tokens": [each for each in keys.numbers("suppress_ids", []) if each >= 0],
+        "begin_suppress_tokens": keys.numbers("suppress_ids_begin", []),
+    }
+    if sound:
+        generation |= _of_speech(vocabulary, ids, start)
+    made = replace(config, bos_token_id=bos, eos_token_ids=() if eos is None else (eos,))
+    return made, {key: value for key, value in generation.items() if value not in (None, [])}
+
+
+def _of_speech(vocabulary: list[str], ids: Mapping[str, int], start: int | None) -> dict[str, Any]:
+    """Languages and tasks, whose tokens follow Whisper's start token: models of English use none.
+
+    Files of such models list the languages too, by numbers that are one off.
+    """
+    several = len(vocabulary) >= _MULTILINGUAL
+    found: dict[str, Any] = {
+        "is_multilingual": several,
+        "no_timestamps_token_id": ids.get("<|notimestamps|>"),
+    }
+    if several and start is not None:
+        languages = takewhile(_LANGUAGE.fullmatch, vocabulary[start + 1 :])
+        found["lang_to_id"] = {token: ids[token] for token in languages}
+        found["task_to_id"] = {
+            task: ids[f"<|{task}|>"] for task in ("transcribe", "translate") if f"<|{task}|>" in ids
+        }
+    return found
+
+
+def _with_start(
+    config: TransformerConfig, generation: dict[str, Any], state: dict[str, Tensor]
+) -> tuple[TransformerConfig, dict[str, Any]]:
+    """A decoder whose first vector is zero, as one with a token that has that vector.
+
+    Marian's: transformers has the same token, and calls it ``<pad>``. Nothing ever generates it.
+    """
+    start = config.vocab_size
+    for name in ("embedding.tokens.weight", "head.weight"):
+        if name in state:
+            rows = state[name]
+            state[name] = torch.cat((rows, rows.new_zeros(1, *rows.shape[1:])))
+    bias = state.get("head.bias", torch.zeros(start))
+    state["head.bias"] = torch.cat((bias, bias.new_full((1,), -math.inf)))
+    made = replace(config, vocab_size=start + 1, head_bias=True, pad_token_id=start)
+    return made, generation | {"decoder_start_token_id": start, "pad_token_id": start}

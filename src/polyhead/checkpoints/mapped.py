@@ -1,0 +1,28 @@
+"""Files mapped into memory to be read."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from polyhead.errors import CheckpointError
+
+
+def mapped(path: Path, what: str, least: int) -> mmap.mmap:
+    """A file's bytes, read from the disk as they are touched.
+
+    Args:
+        path: the file.
+        what: the format's name for messages, ``"a GGUF file"``.
+        least: bytes that every file of the format has.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has fewer bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, 2) < least:
+                raise CheckpointError(f"{path} is empty or too short to be {what}")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
