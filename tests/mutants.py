@@ -149,7 +149,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("bad input is code 2", "return _sentence(error), 2", "return _sentence(error), 1"),
             ("one word of a pair", "if (query is None) != (key is None):", "if False:"),
             ("--texts without --find", "if texts is not None and not find:", "if False:"),
-            ("layers that are no numbers", "if not first.isdecimal()", "if False"),
+            ("layers that are no numbers", "if not (_LAYER.fullmatch(first) and", "if not (True and"),
             ("a range of layers", "int(last or first) + 1)", "int(last or first))"),
             ("text that is not UTF-8", "except UnicodeDecodeError as error:", "except ZeroDivisionError as error:"),
             ("empty text", "if not decoded.strip():", "if False:"),

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import polyhead as ph
 from polyhead.caches import Dense, Latent, ModelCache, Paged, Plain, Quantized, Ring, StoredCache
 
 KINDS = (
@@ -65,36 +66,52 @@ def case(random: Random) -> None:
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["polyhead.cache"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for _ in range(random.randint(1, 3)):
-        if random.random() < 0.7:
+    kind = random.random()
+    for _ in range(0 if kind < 0.1 else random.choice((1, 1, 2, 3))):
+        if kind < 0.4:
+            overwrite(random, tensors)
+        elif random.random() < 0.7:
             _lie(random, header)
         else:
             cut(random, tensors)
     save_file(tensors, path, {"polyhead.cache": json.dumps(header)})
     loaded = StoredCache(layout, storage)
-    if whole is None:
-        loaded.load(path)
-    else:
-        again = ModelCache([loaded])
-        again.load(path)
-        if again.context is not None and loaded.lengths:
-            assert again.context.ndim == 3
-            again.fork().reorder([0])
+    again = None if whole is None else ModelCache([loaded])
+    (again or loaded).load(path)
+    if again is not None and again.context is not None and loaded.lengths:
+        assert again.context.ndim == 3
+        again.fork().reorder([0])
     if not loaded.lengths:
         return
-    source = loaded.source()
-    source.gather()
-    more = torch.randn(len(loaded.lengths), *k.shape[1:])
-    if len(set(loaded.lengths)) == 1 and positions is None:
-        loaded.append(more, more[..., :6] if latent else more)
-    loaded.fork().reset()
+    if kind < 0.1:
+        wanted = cache.source().gather()
+        assert all(map(torch.equal, loaded.source().gather(), wanted))
+    _use(loaded, k[:, :, :1], latent, explicit=positions is not None)
+
+
+def _use(cache: StoredCache, k: torch.Tensor, latent: bool, explicit: bool) -> None:
+    """What is done with a cache that was loaded: read, written, taken back, forked, saved."""
+    cache.source().gather()
+    batch = len(cache.lengths)
+    more = k[:1].expand(batch, -1, -1, -1)
+    if len(set(cache.lengths)) == 1:
+        last = torch.tensor([cache.length + 3]) if explicit else None
+        source = cache.append(more, more[..., :6] if latent else more, last)
+        q = torch.ones(batch, 2, 1, 8)
+        out = ph.attention(q, source, mask=ph.Causal() & ph.Window(5), q_positions=last)
+        assert out.shape[:3] == (batch, 2, 1)
+        cache.rollback(1)
+    other = cache.fork()
+    other.reorder([batch - 1, 0])
+    other.save(path)
+    other.reset()
 
 
 def _lie(random: Random, header: dict[str, Any]) -> None:
     """Another value, or none, somewhere in the header."""
     at: Any = header
     inside = header.get("caches")
-    if random.random() < 0.9 and isinstance(inside, list) and inside and inside[0]:
+    if random.random() < 0.95 and isinstance(inside, list) and inside and inside[0]:
         at = inside[0] if isinstance(inside[0], dict) else header
     while True:
         keys = list(at) if isinstance(at, dict) else range(len(at))
@@ -111,6 +128,15 @@ def _lie(random: Random, header: dict[str, Any]) -> None:
         else:
             at[key] = random.choice(VALUES)
         return
+
+
+def overwrite(random: Random, tensors: dict[str, torch.Tensor]) -> None:
+    """Other bytes in a tensor: NaN, infinities, positions and scales that cannot be."""
+    if held := [tensor for tensor in tensors.values() if tensor.numel()]:
+        data = random.choice(held).view(-1).view(torch.uint8)
+        for _ in range(random.choice((1, 1, 8, 100))):
+            at, size = random.randrange(len(data)), random.choice((1, 1, 4, 8))
+            data[at : at + size] = random.choice((0, 0x7F, 0x80, 0xFF, random.randrange(256)))
 
 
 def cut(random: Random, tensors: dict[str, torch.Tensor]) -> None:

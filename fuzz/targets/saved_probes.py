@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import polyhead as ph
-from fuzz.targets.saved_caches import VALUES, cut
+from fuzz.targets.saved_caches import VALUES, cut, overwrite
 from polyhead.inspection.files import KEY
 from polyhead.inspection.probe import Probe
 from polyhead.inspection.statistics import STATISTICS
@@ -65,8 +65,11 @@ def _keep(seen: Probe) -> None:
 @torch.no_grad()
 def case(random: Random) -> None:
     header, tensors = copy.deepcopy(random.choice(_saved))
-    for _ in range(random.randint(1, 3)):
-        if random.random() < 0.75:
+    kind = random.random()
+    for _ in range(0 if kind < 0.05 else random.choice((1, 1, 2, 3))):
+        if kind < 0.3:
+            overwrite(random, tensors)
+        elif random.random() < 0.75:
             _lie(random, header)
         else:
             cut(random, tensors)
@@ -92,6 +95,8 @@ def case(random: Random) -> None:
 def _lie(random: Random, header: dict[str, Any]) -> None:
     """Another value, or none, somewhere in the header."""
     at: Any = header
+    if random.random() < 0.95 and isinstance(header.get("content"), dict) and header["content"]:
+        at = header["content"]
     while True:
         keys = list(at) if isinstance(at, dict) else range(len(at))
         if not keys:

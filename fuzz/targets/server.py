@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -24,6 +25,7 @@ ADDRESSES = (
     *("region/1/0/1?q0=0&q1=5&k0=0&k1=5&pixels=4", "row/1/0/1/3", "page/1", "asset/main.js", ""),
 )
 PIECES = ("0", "-1", "99", "9" * 30, "9" * 5_000, "1e3", "/", "..", "%00", "?", "&", "=", "q0=5")
+NUMBERS = ("0", "1", "2", "7", "-1", "99", "9" * 30, "9" * 5_000, "1e3", "nan", "x", "", "\u0663")
 app: Any = None
 
 
@@ -78,8 +80,12 @@ async def answer(address: str, body: bytes) -> tuple[int, bytes]:
 
 def case(random: Random) -> None:
     address = random.choice(ADDRESSES)
-    if random.random() < 0.5:
+    kind = random.random()
+    if kind < 0.2:
         address = mutation.text(random, address, PIECES)
+    elif kind < 0.5 and (numbers := [*re.finditer("[0-9]+", address)]):
+        at = random.choice(numbers)
+        address = address[: at.start()] + random.choice(NUMBERS) + address[at.end() :]
     body = mutation.json_text(random, LOOK)
     status, said = asyncio.run(answer(address, body))
     assert status < 500, said

@@ -23,6 +23,8 @@ VERBS = ("look", "generate")
         (["generate", "a", "--file", "b"], ["TEXT or --file, not both"]),
         (["look", "x", "--query", "it"], ["--query and --key together"]),
         (["look", "x", "--layers", "1-x"], ["--layers must look like 0-3,7", "'1-x'"]),
+        (["look", "x", "--layers", "x-1"], ["--layers must look like 0-3,7", "'x-1'"]),
+        (["look", "x", "--layers", f"0-{'9' * 12}"], ["--layers must look like 0-3,7"]),
         (["trace", "some text"], ["a text needs a model", "--model"]),
         (["trace", "--input", "a.json", "--model", "m"], ["--input or --model, not both"]),
         (["trace", "--input", "no-such-file.json"], ["cannot read", "no-such-file.json"]),

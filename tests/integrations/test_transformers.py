@@ -300,6 +300,9 @@ def test_dropout_is_on_in_training_only():
     still = model(ids).last_hidden_state
     assert torch.equal(model(ids).last_hidden_state, still)
     assert (mean - still).abs().mean() < 0.25 * (first - still).abs().max()
+    q = torch.randn(1, 2, 5, 8)
+    outs = [integration.attention_forward(model, q, q, q, None, dropout=p)[0] for p in (0.0, 0.5)]
+    assert torch.equal(*outs)  # a class that hands its dropout over in evaluation too
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable")

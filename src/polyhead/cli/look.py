@@ -6,16 +6,19 @@ The options are read here. ``look_examine`` runs the model and finds what its he
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.errors import InputError
+from polyhead.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from polyhead.cli.look_examine import Found
     from polyhead.inspection.model import HeadsByLayer
+
+_LAYER = re.compile(r"[0-9]{1,4}")
 
 
 def look(
@@ -177,8 +180,8 @@ def _layers_of(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InputError(f"--layers must look like 0-3,7: got {text!r}")
+        if not (_LAYER.fullmatch(first) and (not dash or _LAYER.fullmatch(last))):
+            raise InputError(f"--layers must look like 0-3,7: got {shortened(text)}")
         numbers += range(int(first), int(last or first) + 1)
     return numbers
 
