@@ -37,7 +37,7 @@ struct View {
 // Objects of torch, looked up once.
 struct Torch {
     PyObject *tensor, *parameter, *kinds[kKinds];
-    PyObject *data_ptr, *stride, *is_neg, *storage, *storage_offset, *nbytes;
+    PyObject *data_ptr, *stride, *is_contiguous, *is_neg, *storage, *storage_offset, *nbytes;
     PyObject *shape, *dtype, *is_cpu, *bytes;
     PyObject* not_plain;  // polyhead.errors.NotPlainError
 };
@@ -60,6 +60,7 @@ inline bool find_torch() {
         if (!(t.kinds[i] = PyObject_GetAttrString(torch, kKindNames[i]))) return false;
     t.data_ptr = PyObject_GetAttrString(t.tensor, "data_ptr");
     t.stride = PyObject_GetAttrString(t.tensor, "stride");
+    t.is_contiguous = PyObject_GetAttrString(t.tensor, "is_contiguous");
     t.is_neg = PyObject_GetAttrString(t.tensor, "is_neg");
     t.storage = PyObject_GetAttrString(t.tensor, "untyped_storage");
     t.storage_offset = PyObject_GetAttrString(t.tensor, "storage_offset");
@@ -138,17 +139,25 @@ inline bool view_of(PyObject* x, const char* name, View& v) {
     PyObject* dtype = PyObject_GetAttr(x, torch_.dtype);
     while (++v.kind < kKinds && torch_.kinds[v.kind] != dtype) {}
     Py_XDECREF(dtype);
-    PyObject *shape = PyObject_GetAttr(x, torch_.shape), *stride = call(torch_.stride, x);
+    PyObject* shape = PyObject_GetAttr(x, torch_.shape);
     const Py_ssize_t dims = shape ? PyTuple_Size(shape) : 0;
     View found = v;
-    bool good = shape && stride && dims >= 1 && dims <= 4;
+    bool good = shape && dims >= 1 && dims <= 4;
     if (good) {
         found.dims = (int)dims;
         sizes_of(shape, found.dims, found.size);
-        sizes_of(stride, found.dims, found.stride);
+        PyObject* is_dense = call(torch_.is_contiguous, x);  // takes a fifth of the time of stride()
+        if (is_dense == Py_True) {
+            uint64_t next = 1;  // may wrap where there are no numbers
+            for (int d = found.dims - 1; d >= 0; next *= (uint64_t)found.size[d--]) found.stride[d] = (int64_t)next;
+        } else {
+            PyObject* stride = is_dense ? call(torch_.stride, x) : nullptr;
+            good = sizes_of(stride, found.dims, found.stride);
+            Py_XDECREF(stride);
+        }
+        Py_XDECREF(is_dense);
     }
     Py_XDECREF(shape);
-    Py_XDECREF(stride);
     const int64_t offset = good ? whole(call(torch_.storage_offset, x)) : 0;
     PyObject* storage = good ? call(torch_.storage, x) : nullptr;
     const int64_t bytes = storage ? whole(call(torch_.nbytes, storage)) : -1;

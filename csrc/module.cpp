@@ -701,6 +701,39 @@ PyObject* stranger(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
+// Whether a dict holds exactly what another one holds: the same keys with the same objects.
+bool holds_the_same(PyObject* dict, PyObject* as_it_was) {
+    if (PyDict_Size(dict) != PyDict_Size(as_it_was)) return false;
+    Py_ssize_t at = 0;
+    for (PyObject *key, *value; PyDict_Next(as_it_was, &at, &key, &value);)
+        if (PyDict_GetItemWithError(dict, key) != value) return false;
+    return true;
+}
+
+// unchanged(facts): whether each (thing, name, value) still holds: the attribute of that name is that
+// object, or, with None for a name, the dict holds exactly what that dict holds.
+PyObject* unchanged(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    if (count != 1 || !PyTuple_Check(args[0])) return PyErr_SetString(PyExc_TypeError, "facts must be a tuple"), nullptr;
+    const Py_ssize_t facts = PyTuple_Size(args[0]);
+    for (Py_ssize_t i = 0; i < facts; ++i) {
+        PyObject* fact = PyTuple_GetItem(args[0], i);
+        if (!PyTuple_Check(fact) || PyTuple_Size(fact) != 3)
+            return PyErr_SetString(PyExc_TypeError, "a fact must be a thing, a name and a value"), nullptr;
+        PyObject *thing = PyTuple_GetItem(fact, 0), *name = PyTuple_GetItem(fact, 1), *value = PyTuple_GetItem(fact, 2);
+        bool same;
+        if (name != Py_None) {
+            PyObject* found = PyObject_GetAttr(thing, name);
+            Py_XDECREF(found);  // who else holds it is asked for only if it is the one
+            same = found == value;
+        } else {
+            same = PyDict_Check(thing) && PyDict_Check(value) && holds_the_same(thing, value);
+        }
+        if (PyErr_Occurred()) return nullptr;
+        if (!same) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 bool put(PyObject* into, const char* key, PyObject* value) {
     const bool good = value && PyDict_SetItemString(into, key, value) == 0;
     Py_XDECREF(value);
@@ -744,6 +777,7 @@ PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
     {"interface", interface, METH_NOARGS, "What crosses: groups and functions, dtypes, activations, limits."},
     PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
+    PH_METHOD(unchanged, "Whether objects still hold what they held."),
     PH_METHOD(product, "Few rows of x times weights."),
     PH_METHOD(feed_forward, "A feed-forward network of few rows."),
     PH_METHOD(norm, "RMS norm of rows."),

@@ -203,6 +203,15 @@ def _columns(layer: TransformerLayer) -> None:
     layer.feed_forward.up_proj.weight = nn.Parameter(torch.randn(E, 80).T)
 
 
+def _data_of_another_dtype(layer: TransformerLayer) -> None:
+    layer.attention.k_proj.weight.data = layer.attention.k_proj.weight.data.double()
+
+
+def _data_in_columns(layer: TransformerLayer) -> None:
+    square = layer.attention.q_proj.weight.data
+    layer.attention.q_proj.weight.data = square.T.contiguous().T
+
+
 def _dropout_of_the_attention(layer: TransformerLayer) -> None:
     layer.attention.dropout = 0.5
     layer.attention.train()
@@ -216,8 +225,8 @@ def _dropout_of_the_network(layer: TransformerLayer) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        _another_dtype, _another_dtype_of_a_norm, _columns, _dropout_of_the_attention,
-        _dropout_of_the_network,
+        _another_dtype, _another_dtype_of_a_norm, _columns, _data_of_another_dtype,
+        _data_in_columns, _dropout_of_the_attention, _dropout_of_the_network,
     ],
 )  # fmt: skip
 def test_what_native_code_cannot_read_or_do_is_left_to_the_modules(
@@ -225,9 +234,12 @@ def test_what_native_code_cannot_read_or_do_is_left_to_the_modules(
 ) -> None:
     layer = _layer()
     cache = _prompted(layer)
+    # What was found out about the layer in a step must not outlive the change.
+    assert step(layer, _token(), ph.Causal(), cache.fork()) is not None
     change(layer)
-    assert step(layer, _token(), ph.Causal(), cache) is None
-    assert cache.lengths == [5]
+    for _ in range(2):
+        assert step(layer, _token(), ph.Causal(), cache) is None
+        assert cache.lengths == [5]
 
 
 @pytest.mark.parametrize("name", WATCHED)
@@ -235,8 +247,9 @@ def test_modules_that_somebody_watches_or_replaced_are_called(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     layer = _layer()
-    WATCHED[name](layer)
     cache = _prompted(layer)
+    assert step(layer, _token(), ph.Causal(), cache.fork()) is not None
+    WATCHED[name](layer)
     other = cache.fork()
     if name != "training":
         assert step(layer, _token(), ph.Causal(), cache) is None

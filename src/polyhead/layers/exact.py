@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from torch import nn
 
+from polyhead import native
 from polyhead.config import Data
 
 _T = TypeVar("_T")
 _NEVER_IN_A_CALL = {"__init__", "_build", "extra_repr", "from_config", "reset_parameters"}
+_HELD = "_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"
 
 
 class Exactly(Generic[_T]):
@@ -57,6 +59,32 @@ class Exactly(Generic[_T]):
         return fields.keys().isdisjoint(self._methods) and not (
             fields["_forward_hooks"] or fields["_forward_pre_hooks"]
         )
+
+
+class Unchanged:
+    """Modules as they were when a fast path described them.
+
+    What was found out about them holds as long as they and their classes hold the same objects:
+    then nobody replaced a parameter, a part or a method, added a hook, or changed the mode. The
+    memory of a parameter is not compared: the gate of native code looks at it in every call.
+
+    Args:
+        modules: All that were described.
+    """
+
+    __slots__ = ("_facts",)
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        facts: list[tuple[object, str | None, object]] = []
+        for module in modules:
+            kind = type(module)
+            facts += [(module, "__class__", kind), (kind, "forward", kind.forward)]
+            held = [module.__dict__, *(module.__dict__[name] for name in _HELD)]
+            facts += [(fields, None, dict(fields)) for fields in held]
+        self._facts = tuple(facts)
+
+    def __bool__(self) -> bool:
+        return native.unchanged(self._facts)
 
 
 class KnownFields:

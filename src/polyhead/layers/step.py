@@ -3,14 +3,15 @@
 A layer of a small model takes less time to compute than Python takes to ask for its ten operations.
 Here they are one call, with the bits of the layer's own path. What that call cannot do (prompts,
 gradients, hooks, other masks, caches that are no dense rows) takes the modules, one by one. So does
-whatever it does not know: it is an allowlist of exact classes and of fields of configurations.
+whatever it does not know: it is an allowlist of exact classes and of fields of configurations. What
+a layer consists of is found out once, and again when anything about its modules changed.
 
 Shape letters: B batch, E embed size, H query heads, G kv heads, D key size, V value size.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from polyhead.config import (
     RopeConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.exact import Exactly, KnownFields
+from polyhead.layers.exact import Exactly, KnownFields, Unchanged
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.linear import PLAIN_LINEAR, code_for_rows
 from polyhead.layers.norms import RMSNorm
@@ -68,6 +69,36 @@ _KNOWN = KnownFields(
 )
 
 
+class Remembered:
+    """What ``step`` found out about a layer, and which modules must be as they were for it to hold.
+
+    A copy of a layer is another layer: it starts without.
+    """
+
+    __slots__ = ("layer",)
+
+    def __init__(self) -> None:
+        self.layer: _Layer | None = None
+
+    def __reduce__(self) -> tuple[type[Remembered], tuple[()]]:
+        return Remembered, ()
+
+
+class _Layer(NamedTuple):
+    """A layer that native code computes, as data."""
+
+    unchanged: Unchanged
+    attention: MultiHeadAttention
+    heads: Heads
+    rope: RoPE | None
+    rope_config: RopeConfig | None
+    window: int | None
+    weights: LayerWeights
+    activation: str
+    embed_dim: int
+    dtype: torch.dtype
+
+
 def step(
     layer: TransformerLayer, x: Tensor, mask: Mask | None, cache: KeyValueCache
 ) -> Tensor | None:
@@ -85,55 +116,93 @@ def step(
         with room, modules that somebody watches or replaced, deterministic algorithms, and where
         there is no native code.
     """
-    code, parts = code_for_rows(x), layer._modules
-    attention, feed_forward = parts["attention"], parts["feed_forward"]
+    code = code_for_rows(x)
     if (
         code is None
         or x.shape[1] != 1
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
         or not (mask is None or type(mask) is Causal)
-        or not _KNOWN.cover(layer.config)
+        or not (_STORED.is_class_of(cache) or _DENSE.is_class_of(cache))
+    ):
+        return None
+    remembered = layer.remembered
+    known = remembered.layer
+    if known is None or known.dtype is not x.dtype or not known.unchanged:
+        known = remembered.layer = _described(layer, x)
+    if known is None or known.embed_dim != x.shape[2] or known.attention.is_shown:
+        return None
+    position, rotation, heads = cache.length, None, known.heads
+    if known.window is not None and position >= known.window:
+        return None
+    if known.rope is not None:
+        if not _ROPE.is_class_of(known.rope) or known.rope.config is not known.rope_config:
+            return None
+        rotation = known.rope.tables_at(x, position, heads.key_dim)
+    H, G, D, V, scale, softcap, _ = heads
+    with cache.in_use:
+        held = cache.grow(Shape(x.shape[0], G, D, V, x.dtype, x.device))
+        if held is None:
+            return None
+        heads = Heads(H, G, D, V, scale, softcap, rotation)
+        try:
+            return code.step(x, known.weights, heads, held, known.activation)
+        except ValueError:  # ``parameter.data = ...``: the modules read what it is now
+            cache.rollback(1)
+            remembered.layer = None
+            return None
+
+
+def _described(layer: TransformerLayer, x: Tensor) -> _Layer | None:
+    """What the layer computes with in the dtype of x; None if it is not what native code knows."""
+    parts = layer._modules
+    attention, feed_forward = parts["attention"], parts["feed_forward"]
+    if (
+        not _KNOWN.cover(layer.config)
         or not _ATTENTION.is_unwatched(attention)
         or not _KNOWN.cover(attention.config)
         or not _FEED_FORWARD.is_unwatched(feed_forward)
         or not _KNOWN.cover(feed_forward.config)
         or feed_forward.activation not in ACTIVATIONS
         or (feed_forward.training and feed_forward.dropout)
-        or not (_STORED.is_class_of(cache) or _DENSE.is_class_of(cache))
     ):
         return None
-    heads = _heads(attention, x, cache.length)
+    heads = _heads(attention)
     if heads is None:
         return None
     try:
         weights = _weights(parts, attention, feed_forward, x)
     except _CannotBeReadError:
         return None
-    with cache.in_use:
-        held = cache.grow(Shape(x.shape[0], *heads[1:4], x.dtype, x.device))
-        if held is None:
-            return None
-        return code.step(x, weights, heads, held, feed_forward.activation)
+    rope = attention.rope
+    return _Layer(
+        Unchanged(layer.modules()),
+        attention,
+        heads,
+        rope,
+        None if rope is None else rope.config,
+        attention.config.window,
+        weights,
+        feed_forward.activation,
+        x.shape[2],
+        x.dtype,
+    )
 
 
-def _heads(attention: MultiHeadAttention, x: Tensor, position: int) -> Heads | None:
-    """What the attention of the token at ``position`` consists of; None if it is more than that."""
-    window, rope = attention.config.window, attention.rope
+def _heads(attention: MultiHeadAttention) -> Heads | None:
+    """What the attention of a token consists of; None if it is more than that."""
+    rope = attention.rope
     H, G = attention.num_heads, attention.num_kv_heads
     D, V = attention.head_dim, attention.v_head_dim
     if (
-        (window is not None and position >= window)
-        or attention.is_shown
-        or (attention.training and attention.dropout)
+        (attention.training and attention.dropout)
         or attention._parameters["sinks"] is not None
         or attention.qk_norm_place not in (None, "before_rope")
         or not (rope is None or _rotates_all(rope, D))
         or H % G
     ):
         return None
-    rotation = None if rope is None else rope.tables_at(x, position, D)
-    return Heads(H, G, D, V, attention.scale, attention.softcap or 0.0, rotation)
+    return Heads(H, G, D, V, attention.scale, attention.softcap or 0.0, None)
 
 
 def _rotates_all(rope: RoPE, head_dim: int) -> bool:

@@ -36,7 +36,7 @@ from polyhead.layers.built import build_attention, build_network
 from polyhead.layers.exact import Exactly
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.step import step
+from polyhead.layers.step import Remembered, step
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.foreign import refuse
 
@@ -146,6 +146,7 @@ class TransformerLayer(nn.Module):
     ) -> None:
         share("dropout", config.dropout, error=ConfigError)
         self.config = config
+        self.remembered = Remembered()
         self._post = config.norm_placement == "post"
         self._norms_in = config.norm_placement in ("pre", "sandwich")
         self._norms_out = config.norm_placement in ("sandwich", "after")

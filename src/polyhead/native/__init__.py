@@ -8,6 +8,7 @@ could use it does without.
 
 from polyhead.native.arguments import Heads, LayerWeights, TileSums
 from polyhead.native.code import Code
+from polyhead.native.gate import unchanged
 from polyhead.native.selection import (
     all_codes,
     code,
@@ -20,5 +21,5 @@ from polyhead.native.selection import (
 
 __all__ = [
     "Code", "Heads", "LayerWeights", "TileSums", "all_codes", "code", "code_for", "is_plain",
-    "switched_off", "unavailable", "using",
+    "switched_off", "unavailable", "unchanged", "using",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ _GROUPS: tuple[type[Any], ...] = (
 _FUNCTIONS = {
     "codes": "",
     "stranger": "",
+    "unchanged": "",
     "product": "code threads x weights y",
     "feed_forward": "code threads x gate up down activation y",
     "norm": "code threads x norm y",
@@ -31,7 +32,7 @@ _FUNCTIONS = {
     "tile_sums": "code threads logs first sums",
     "step": "code threads x weights heads k v activation y",
 }
-"""Arguments in the order in which ``Code`` gives them; the first two take any tensors, or none."""
+"""Arguments in the order in which ``Code`` gives them; the first three take any objects."""
 
 
 def differences(module: ModuleType) -> list[str]:
