@@ -10,7 +10,8 @@ from random import Random
 from typing import Any
 
 from fuzz import mutation
-from polyhead.checkpoints.gguf_tokenizer import SPLITS, tokenizer_from_gguf
+from polyhead.checkpoints.gguf_splits import SPLITS
+from polyhead.checkpoints.gguf_tokenizer import tokenizer_from_gguf
 from polyhead.checkpoints.tokenizer import Tokenizer
 
 TEXTS = ("The list's 12  items:\n\tgone!", "naïve ½ 人工 🤗 <s> a</s>b", "", "x" * 300)
@@ -93,7 +94,7 @@ def _from_directory(random: Random) -> Tokenizer:
 def _from_gguf(random: Random) -> Tokenizer:
     letters = ["<s>", "</s>", *map(chr, range(33, 127)), "Ġ", "Ċ", "th", "the", "<0x0A>", "▁", "▁a"]
     values: dict[str, Any] = {
-        "model": random.choice(("gpt2", "llama")),
+        "model": random.choice(("gpt2", "llama", "bert", "t5")),
         "pre": random.choice(list(SPLITS)),
         "tokens": letters,
         "merges": ["t h", "th e"],
@@ -101,8 +102,13 @@ def _from_gguf(random: Random) -> Tokenizer:
         "token_type": [3, 3] + [1] * (len(letters) - 2),
         "bos_token_id": 0,
         "eos_token_id": 1,
+        "cls_token_id": 0,
+        "seperator_token_id": 1,
+        "unknown_token_id": 2,
         "add_bos_token": True,
     }
+    if random.random() < 0.3:
+        values["precompiled_charsmap"] = [*random.randbytes(random.randrange(1, 40))]
     if random.random() < 0.9:
         values = mutation.json_object(random, values)
     metadata = {f"tokenizer.ggml.{name}": value for name, value in values.items()}

@@ -1,6 +1,9 @@
 """GGUF files of tiny models, written with the gguf package as llama.cpp's converter writes them.
 
-What the converter changes is written down here again and not taken from polyhead.
+What the converter changes is written down here again and not taken from polyhead. Settings, names
+and layouts were compared with the converter's and the loader's own code for bert, nomic-bert, t5,
+smollm3, llama (with and without experts), llama4, gemma, gemma2, seed_oss, ernie4_5, hunyuan-dense,
+exaone4, olmo, olmo2 (OLMo 2 and 3), qwen2moe, qwen3moe, phi2, phi3 and phimoe.
 """
 
 from __future__ import annotations
@@ -53,12 +56,14 @@ class GgufCase:
         change: What the converter does to a tensor, by Hugging Face's name: the names and tensors
             that it becomes (none: it is left out). Experts are stacked beforehand.
         options: Added to the case's tiny config.
+        kind: Of the tokenizer: ``tokenizer.ggml.model``.
     """
 
     arch: str
     settings: Callable[[Any], Mapping[str, Any]] = no_more
     change: Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]] = unchanged
     options: Mapping[str, Any] | None = None
+    kind: str = "gpt2"
 
 
 def interleaved(tensor: Tensor, heads: int) -> Tensor:
@@ -137,7 +142,9 @@ def write(path: Path, case: GgufCase, model: Any) -> Path:
     settings |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     for key, value in {**settings, **case.settings(config)}.items():
         _add(writer, f"{case.arch}.{key}", value)
-    _tokenizer(writer, config.vocab_size)
+    _TOKENIZERS[case.kind](writer, config.vocab_size)
+    if case.kind != "gpt2" and hasattr(config, "type_vocab_size"):
+        writer.add_token_type_count(config.type_vocab_size)
     model.save_pretrained(path.parent / "for-gguf")
     tensors = _stacked(load_file(path.parent / "for-gguf" / "model.safetensors"))
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == case.arch)
@@ -170,7 +177,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         getattr(writer, f"add_{add}")(key, value)
 
 
-def _tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def _byte_level(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     tokens = ["<|endoftext|>", *map(chr, range(33, 33 + min(vocab_size - 2, 80))), '!"']
     tokens += [f"[PAD{i}]" for i in range(vocab_size - len(tokens))]
     writer.add_tokenizer_model("gpt2")
@@ -179,3 +186,29 @@ def _tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_token_types([3] + [1] * (vocab_size - 1))
     writer.add_token_merges(['! "'])
     writer.add_eos_token_id(0)
+
+
+def _word_pieces(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    control = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [mark + chr(97 + i) for mark in ("▁", "") for i in range(26)]
+    tokens = (control + letters + [f"▁[unused{i}]" for i in range(vocab_size)])[:vocab_size]
+    writer.add_tokenizer_model("bert")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * len(control) + [1] * (vocab_size - len(control)))
+
+
+def _unigrams(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    pieces = ["<pad>", "</s>", "<unk>", "▁", *map(chr, range(97, 123))]
+    unused = vocab_size - len(pieces)
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces + [f"[PAD{i}]" for i in range(unused)])
+    writer.add_token_scores([0.0] * 3 + [-2.0] * (len(pieces) - 3) + [-10000.0] * unused)
+    writer.add_token_types([3, 3, 2] + [1] * (len(pieces) - 3) + [5] * unused)
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(0)
+    writer.add_unk_token_id(2)
+
+
+_TOKENIZERS = {"gpt2": _byte_level, "bert": _word_pieces, "t5": _unigrams}

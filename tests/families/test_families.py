@@ -51,10 +51,12 @@ def test_every_option_equals_transformers(
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.gguf])
-def test_gguf_file_equals_transformers(name: str, tmp_path: Path) -> None:
+def test_gguf_files_equal_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     assert case.gguf is not None
-    check_gguf(case, case.gguf, tmp_path)
+    for number, form in enumerate((case.gguf, *case.more_gguf)):
+        (tmp_path / str(number)).mkdir()
+        check_gguf(case, form, tmp_path / str(number))
 
 
 def test_every_family_has_its_case() -> None:

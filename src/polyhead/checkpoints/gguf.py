@@ -1,4 +1,4 @@
-"""GGUF files of decoders: metadata to a configuration, tensors to a state dict.
+"""GGUF files: metadata to a configuration, tensors to a state dict.
 
 What the settings and the tensors mean is the family's to say (``polyhead.families``).
 """
@@ -16,7 +16,7 @@ from polyhead.checkpoints.parts import Parts, Progress, no_progress
 from polyhead.errors import ConfigError
 from polyhead.families import find_gguf, read_settings
 from polyhead.families.common import config_json
-from polyhead.families.common.gguf import ROPE_FREQUENCIES
+from polyhead.families.common.gguf_rope import rope_tensors
 
 
 def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
@@ -40,7 +40,7 @@ def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
         file.metadata,
         file.tensors,
         path,
-        lambda: file.tensor(ROPE_FREQUENCIES).flatten().tolist(),
+        lambda name: file.tensor(name).flatten().tolist(),
     )
     config = settings.read(
         lambda values: config_json.read_config(
@@ -51,7 +51,8 @@ def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
     table = gguf.table(family.tensors_of(settings.values))
     state: dict[str, Tensor] = {}
     file_names: dict[str, str] = {}
-    names = [name for name in file.tensors if name != ROPE_FREQUENCIES]
+    settled = rope_tensors(file.tensors)
+    names = [name for name in file.tensors if name not in settled]
     for done, (name, tensor) in enumerate(gguf.whole(names, file.tensor)):
         progress("reading tensors", done, len(names))
         if table.is_dropped(name):

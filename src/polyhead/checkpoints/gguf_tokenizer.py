@@ -1,19 +1,18 @@
 """The tokenizer inside a GGUF file, rebuilt as a ``tokenizers.Tokenizer``.
 
-A byte-level vocabulary comes with its merges, but not with how text is split before merging: the
-file only *names* that (``tokenizer.ggml.pre``). The table below gives each name its split, as the
-original models' tokenizer.json files and llama.cpp have it; a name that is not in it is an error,
-because a wrong split loads cleanly and gives other ids. A SentencePiece vocabulary splits nothing,
-and its merges follow from the tokens' scores.
+A byte-level vocabulary comes with its merges, but not with how text is split before merging
+(``gguf_splits``). A SentencePiece vocabulary splits nothing, and its merges follow from the tokens'
+scores. Encoders have other kinds (``gguf_vocabularies``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyhead.checkpoints.gguf_splits import SPLITS, Split
+from polyhead.checkpoints.gguf_vocabularies import CONTROL, USER_DEFINED, unigram, wordpiece
 from polyhead.checkpoints.rust import refusing
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.errors import CheckpointError, shortened
@@ -22,53 +21,7 @@ from polyhead.families.common.keys import Keys
 if TYPE_CHECKING:
     import tokenizers
 
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
-
 _LONGEST_TOKEN = 1024
-
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-@dataclass(frozen=True)
-class _Split:
-    """How text is cut before merging.
-
-    ``pattern``: a regular expression of its own, or None for GPT-2's. ``digits``: every digit is
-    cut out first. ``ignore_merges``: a piece that is a token is taken whole. ``nfc``: text is
-    normalised to NFC. ``adds_bos``: a text begins with bos unless the file says otherwise.
-    """
-
-    pattern: str | None = None
-    digits: bool = False
-    ignore_merges: bool = False
-    nfc: bool = False
-    adds_bos: bool = False
-
-
-_GPT2 = _Split()
-_DIGITS_FIRST = _Split(digits=True)
-_LLAMA3 = _Split(_LLAMA3_SPLIT, ignore_merges=True, adds_bos=True)
-
-SPLITS: Mapping[str, _Split] = {
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "mpt": _GPT2,
-    "olmo": _GPT2,
-    "roberta-bpe": _GPT2,
-    "smollm": _DIGITS_FIRST,
-    "starcoder": _DIGITS_FIRST,
-    "refact": _DIGITS_FIRST,
-    "command-r": _DIGITS_FIRST,
-    "codeshell": _DIGITS_FIRST,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _Split(_QWEN2_SPLIT, nfc=True),
-}
 
 _SPECIAL_KEYS = {
     "bos_token": "bos_token_id",
@@ -76,7 +29,14 @@ _SPECIAL_KEYS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
     "sep_token": "seperator_token_id",  # spelled so by the format
+    "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
+}
+_KINDS = {
+    "gpt2": "byte-level BPE",
+    "llama": "SentencePiece BPE",
+    "bert": "WordPiece",
+    "t5": "SentencePiece unigrams",
 }
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -90,19 +50,26 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     """
     keys = Keys(metadata, path, prefix="tokenizer.ggml.")
     kind, pre = keys.take("model", None), keys.take("pre", None)
-    if kind not in ("gpt2", "llama"):
-        raise keys.refused("model", kind, "'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        known = ", ".join(f"{name!r} ({what})" for name, what in _KINDS.items())
+        raise keys.refused("model", kind, known)
     if kind == "gpt2" and (not isinstance(pre, str) or pre not in SPLITS):
         raise keys.refused("pre", pre, ", ".join(sorted(SPLITS)))
     template = Keys(metadata, path, prefix="tokenizer.").text("chat_template", None)
     with refusing(lambda why: CheckpointError(f"{path}: the vocabulary is corrupt: {why}")):
+        if kind == "bert":
+            return _complete(wordpiece(keys), keys, template, None)
+        if kind == "t5":
+            sentinels = 100 if metadata.get("general.architecture") == "t5" else 0
+            return _complete(unigram(keys, sentinels), keys, template, (False, True))
         if kind == "llama":
-            return _complete(_sentencepiece(keys), keys, template, adds_bos=True)
+            return _complete(_sentencepiece(keys), keys, template, (True, False))
         split = SPLITS[pre]
-        return _complete(_byte_level(keys, split), keys, template, adds_bos=split.adds_bos)
+        ends = split.adds_bos, split.adds_eos
+        return _complete(_byte_level(keys, split), keys, template, ends)
 
 
-def _byte_level(keys: Keys, split: _Split) -> tokenizers.Tokenizer:
+def _byte_level(keys: Keys, split: Split) -> tokenizers.Tokenizer:
     from tokenizers import decoders, normalizers
 
     backend = _bpe(
@@ -112,7 +79,7 @@ def _byte_level(keys: Keys, split: _Split) -> tokenizers.Tokenizer:
     )
     if split.nfc:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _pre_tokenizer(split)
+    backend.pre_tokenizer = split.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -163,27 +130,40 @@ def _bpe(tokens: list[str], merges: list[tuple[str, str]], **options: bool) -> t
 
 
 def _complete(
-    backend: tokenizers.Tokenizer, keys: Keys, template: str | None, *, adds_bos: bool
+    backend: tokenizers.Tokenizer,
+    keys: Keys,
+    template: str | None,
+    adds: tuple[bool, bool] | None,
 ) -> Tokenizer:
-    """Adds what every kind of vocabulary has: special tokens and a chat template."""
-    tokens = keys.texts("tokens")
+    """Adds what every kind of vocabulary has: special tokens and a chat template.
+
+    Args:
+        backend: The tokenizer so far.
+        keys: Of the file.
+        template: Of conversations.
+        adds: Whether texts begin with bos and end with eos where the file does not say; None: the
+            tokenizer knows what stands around a text.
+    """
+    count = len(keys.texts("tokens"))
+    tokens = [backend.id_to_token(i) or "" for i in range(count)]
 
     def known(key: str) -> int | None:
         found = keys.whole(key, None)
-        if found is not None and not 0 <= found < len(tokens):
-            raise keys.refused(key, found, f"an id of the {len(tokens)} tokens")
+        if found is not None and not 0 <= found < count:
+            raise keys.refused(key, found, f"an id of the {count} tokens")
         return found
 
-    _add_tokens(backend, tokens, keys.numbers("token_type", []))
+    _add_tokens(backend, tokens, keys.wholes("token_type"))
     ids = {name: known(key) for name, key in _SPECIAL_KEYS.items()}
     special = {name: tokens[i] for name, i in ids.items() if i is not None}
-    ends = {}
-    for side, default in (("bos", adds_bos), ("eos", False)):
-        if keys.flag(f"add_{side}_token", default):
-            if f"{side}_token" not in special:
-                raise ValueError(f"texts take a {side} token and there is none")
-            ends[side] = special[f"{side}_token"]
-    _surround(backend, ends.get("bos"), ends.get("eos"))
+    if adds is not None:
+        ends = {}
+        for side, default in zip(("bos", "eos"), adds, strict=True):
+            if keys.flag(f"add_{side}_token", default):
+                if f"{side}_token" not in special:
+                    raise ValueError(f"texts take a {side} token and there is none")
+                ends[side] = special[f"{side}_token"]
+        _surround(backend, ends.get("bos"), ends.get("eos"))
     stops = (known(key) for key in _STOP_KEYS)
     return Tokenizer(
         backend,
@@ -191,18 +171,6 @@ def _complete(
         stop_ids=[i for i in stops if i is not None],
         chat_template=template,
     )
-
-
-def _pre_tokenizer(split: _Split) -> tokenizers.pre_tokenizers.PreTokenizer:
-    from tokenizers import Regex, pre_tokenizers
-
-    steps: list[Any] = []
-    if split.digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if split.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
-    return pre_tokenizers.Sequence(steps)
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
@@ -217,8 +185,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[in
         ]
 
     if types:
-        backend.add_special_tokens(of(_CONTROL, special=True))
-        backend.add_tokens(of(_USER_DEFINED, special=False))
+        backend.add_special_tokens(of(CONTROL, special=True))
+        backend.add_tokens(of(USER_DEFINED, special=False))
 
 
 def _surround(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:

@@ -13,6 +13,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     Sizes,
@@ -168,6 +169,8 @@ DEFAULTS: Mapping[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": True,
 }
+ENCODER_SETTINGS = {"pooling_type": None, "attention.head_count_kv": None}
+"""Of GGUF files: how a text's vector is made of the hidden states is no key of the family's."""
 ONLY_ENCODER = {
     "is_decoder": "only the encoder is built",
     "add_cross_attention": "only the encoder is built",
@@ -183,5 +186,7 @@ FAMILIES = (
         write=write,
         with_head=MASKED,
         not_supported=ONLY_ENCODER,
+        # RoBERTa and XLM-RoBERTa come so too: the converter cuts the positions that they never use.
+        gguf=Gguf("bert", ENCODER_SETTINGS, causal=False),
     ),
 )

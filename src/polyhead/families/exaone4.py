@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from polyhead.config import QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import WINDOWS, Gguf, layer_types
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed
 from polyhead.families.common.tables import AFTER
@@ -25,6 +28,11 @@ def read(keys: Keys) -> TransformerConfig:
     return plain.decoder([plain.layer(each, norm_placement="after") for each in attentions])
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A file that states no window has none."""
+    return {"sliding_window": values.get("sliding_window"), **layer_types(values)}
+
+
 FAMILIES = (
     Family(
         "exaone4",
@@ -39,6 +47,6 @@ FAMILIES = (
             "sliding_window_pattern": 4,
             "bos_token_id": 0,
         },
-        gguf=Gguf("exaone4"),
+        gguf=Gguf("exaone4", WINDOWS, values=_from_gguf),
     ),
 )

@@ -12,7 +12,7 @@ from polyhead.families.common.tensors import Tensors, under
 
 
 def read(keys: Keys) -> TransformerConfig:
-    plain = Plain(keys)
+    plain = Plain(keys, alpha=True)
     attention = plain.attention(qk_norm=QKNormConfig(plain.norm, place="after_rope"))
     return plain.decoder([plain.layer(attention)])
 

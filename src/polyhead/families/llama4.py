@@ -137,7 +137,11 @@ def _turned(name: str) -> Rule:
 
 def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     """The format does not say that the largest model alone normalises no queries and keys."""
-    return {"use_qk_norm": values.get("num_local_experts") != _EXPERTS_OF_MAVERICK}
+    found: dict[str, Any] = {"use_qk_norm": values.get("num_local_experts") != _EXPERTS_OF_MAVERICK}
+    if values.get(".window") == 0:  # then every layer rotates and sees everything
+        count = values["num_hidden_layers"]
+        found |= {"no_rope_layers": [1] * count, "layer_types": [FULL] * count}
+    return found
 
 
 FAMILIES = (
@@ -210,6 +214,7 @@ FAMILIES = (
                 "feed_forward_length": "intermediate_size_mlp",
                 "expert_feed_forward_length": "intermediate_size",
                 "interleave_moe_layer_step": "interleave_moe_layer_step",
+                "attention.sliding_window": ".window",
             },
             rules=EXPERTS,
             values=_from_gguf,

@@ -6,7 +6,7 @@ from typing import Any
 
 from polyhead.config import LayerConfig, MixtureConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import EXPERTS, PAIRS, Gguf, has_experts
+from polyhead.families.common.gguf import EXPERT_BY_EXPERT, EXPERTS, PAIRS, Gguf, has_experts
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
@@ -79,7 +79,7 @@ FAMILIES = (
             "llama",
             settings={"expert_count": "num_local_experts"},
             steps=PAIRS,
-            rules=EXPERTS,
+            rules=(*EXPERTS, *EXPERT_BY_EXPERT),
             fits=has_experts,
         ),
     ),

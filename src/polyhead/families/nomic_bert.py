@@ -8,6 +8,7 @@ from typing import Any
 from polyhead.config import EmbeddingConfig, HeadTransformConfig, LayerConfig, TransformerConfig
 from polyhead.families.bert import (
     EMBEDDINGS,
+    ENCODER_SETTINGS,
     NO_POOLER,
     POOLER,
     POOLER_RULE,
@@ -15,6 +16,7 @@ from polyhead.families.bert import (
     read_encoder,
 )
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     read_activation,
@@ -131,5 +133,6 @@ FAMILIES = (
         },
         write=write,
         with_head=MASKED,
+        gguf=Gguf("nomic-bert", ENCODER_SETTINGS, causal=False),
     ),
 )

@@ -21,7 +21,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import PAIRS, Gguf
+from polyhead.families.common.gguf import PAIRS, WINDOWS, Gguf, layer_types
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     FULL,
@@ -160,6 +160,11 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     return {"clip_qkv": attention.qkv_clip}
 
 
+def _has_windows(metadata: Mapping[str, Any]) -> bool:
+    """Both come under one architecture."""
+    return "olmo2.attention.sliding_window" in metadata
+
+
 FAMILIES = (
     Family(
         "olmo",
@@ -176,7 +181,7 @@ FAMILIES = (
         read_second,
         AFTER,
         defaults=_DEFAULTS | {"rms_norm_eps": 1e-5},
-        gguf=Gguf("olmo2"),
+        gguf=Gguf("olmo2", fits=lambda metadata: not _has_windows(metadata)),
     ),
     Family(
         "olmo3",
@@ -185,6 +190,7 @@ FAMILIES = (
         AFTER,
         defaults=_DEFAULTS | {"rms_norm_eps": 1e-5, "sliding_window": 4096},
         write=write_third,
+        gguf=Gguf("olmo2", WINDOWS, values=layer_types, fits=_has_windows),
     ),
     Family(
         "olmoe",

@@ -14,7 +14,7 @@ from polyhead.families.common.reading import (
     read_network,
     read_sizes,
 )
-from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.rope import reach, read_rope, write_scaling
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NORMS
 from polyhead.families.common.tensors import Tensors
 from polyhead.families.mixtral import BLOCK_SPARSE
@@ -22,9 +22,9 @@ from polyhead.families.mixtral import BLOCK_SPARSE
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_layer_norm(keys, "rms_norm_eps")
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, theta=1e6)
-    if rope.type != "default":
-        raise keys.refused("rope_parameters", rope.type, "'default': its longrope has own factors")
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, theta=1e6, mscales=True)
+    if rope.type not in ("default", "longrope"):
+        raise keys.refused("rope_parameters", rope.type, "'default' or 'longrope'")
     biased = keys.flag("attention_bias")
     attention = sizes.attention(
         qkv_bias=biased,
@@ -51,7 +51,15 @@ def read(keys: Keys) -> TransformerConfig:
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     mixture: Any = config.layers[0].feed_forward
+    rope = config.layers[0].attention.rope
+    scaled: dict[str, Any] = {}
+    if rope is not None and rope.type == "longrope":
+        fields = write_scaling(rope)
+        factor = fields.pop("attention_factor")
+        fields |= {"rope_type": rope.type, "short_mscale": factor, "long_mscale": factor}
+        scaled = {"rope_scaling": fields}
     return {
+        **scaled,
         "num_local_experts": mixture.num_experts,
         "router_jitter_noise": mixture.jitter,
         "lm_head_bias": config.head_bias,

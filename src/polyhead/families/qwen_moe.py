@@ -30,6 +30,7 @@ from polyhead.families.common.reading import (
     read_sizes,
 )
 from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.steps import AsRow
 from polyhead.families.common.tables import DECODER
 from polyhead.families.common.tensors import Rule, under
 
@@ -175,6 +176,8 @@ FAMILIES = (
         gguf=Gguf(
             "qwen2moe",
             settings={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+            # Converters of 2024 dropped dimensions of size 1.
+            steps={SHARED[0].theirs: (AsRow(),)},
             values=lambda values: {"qkv_bias": values["attention_bias"]},
         ),
     ),

@@ -1,4 +1,17 @@
+from typing import Any
+
+from gguf_files import GgufCase
 from harness import ENCODER_HEADS, LABELS, TIED, Case
+
+
+def encoder(config: Any) -> dict[str, Any]:
+    """Settings of encoders."""
+    return {
+        "attention.causal": False,
+        "pooling_type": 1,
+        "attention.head_count_kv": None,
+    }
+
 
 CASES = (
     Case(
@@ -12,5 +25,6 @@ CASES = (
             ({}, {"hidden_act": "relu"}),
             ({}, {"type_vocab_size": 1}),
         ),
+        gguf=GgufCase("bert", encoder, kind="bert"),
     ),
 )

@@ -1,4 +1,7 @@
+from gguf_files import GgufCase
 from harness import ENCODER_HEADS, LABELS, TIED, Case, heads, ropes
+
+from cases.bert import encoder
 
 _MHA = {"num_key_value_heads": None}
 _FAIRSEQ = {**_MHA, "pad_token_id": 1, "bos_token_id": 0}
@@ -46,6 +49,7 @@ CASES = (
         "albert",
         {**_MHA, "embedding_size": 20, "num_hidden_layers": 4},
         auto="AutoModel",
+        spread=0.2,  # texts look alike after 12 layers otherwise
         axes=(
             (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"}),
             *_PLAIN[1:],
@@ -83,15 +87,16 @@ CASES = (
     ),
     Case(
         "eurobert",
+        {"head_dim": 12},
         auto="AutoModel",
         axes=(
             heads("MaskedLM", "SequenceClassification", "TokenClassification"),
             LABELS,
             TIED,
             ({}, {"classifier_pooling": "mean"}, {"classifier_pooling": "bos"}),
-            ({}, {"num_key_value_heads": 4}, {"head_dim": 12}),
+            ({}, {"num_key_value_heads": 4}),
             ({}, {"attention_bias": True}, {"mlp_bias": True}),
-            ropes(8),
+            ropes(12),
         ),
     ),
     Case(
@@ -105,6 +110,7 @@ CASES = (
             ({}, {"hidden_act": "gelu"}, {"type_vocab_size": 1}),
             ropes(8),
         ),
+        gguf=GgufCase("nomic-bert", encoder, kind="bert"),
     ),
     Case(
         "clip_text_model",

@@ -47,6 +47,22 @@ def _cut(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]
         yield f"blk.{layer}.ffn_{part}_exps.weight", half
 
 
+def _apart(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """Files of 2023 have a tensor for every expert."""
+    stem, found, kind = name.partition(".experts.")
+    if not found:
+        yield from paired(name, tensor, config)
+        return
+    part = {"w1.weight": "gate", "w2.weight": "down", "w3.weight": "up"}[kind]
+    for j, expert in enumerate(tensor):
+        yield f"blk.{stem.split('.')[2]}.ffn_{part}.{j}.weight", expert
+
+
+def _squeezed(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """Converters of 2024 drop dimensions of size 1."""
+    yield name, tensor.squeeze()
+
+
 CASES = (
     Case(
         "mixtral",
@@ -58,6 +74,7 @@ CASES = (
             ropes(8),
         ),
         gguf=GgufCase("llama", _experts, paired),
+        more_gguf=(GgufCase("llama", _experts, _apart),),
     ),
     Case(
         "qwen2_moe",
@@ -69,6 +86,7 @@ CASES = (
             ({}, {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
         ),
         gguf=GgufCase("qwen2moe", _qwen),
+        more_gguf=(GgufCase("qwen2moe", _qwen, _squeezed),),
     ),
     Case(
         "qwen3_moe",

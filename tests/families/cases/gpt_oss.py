@@ -5,6 +5,8 @@ from gguf_files import GgufCase
 from harness import TIED, Case, rope
 from torch import Tensor
 
+from cases.phi3 import with_factors
+
 _YARN = rope(
     "yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
     original_max_position_embeddings=16,
@@ -45,6 +47,25 @@ def _phi(config: Any) -> dict[str, Any]:
     }
 
 
+_LONG = rope(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.3],
+    long_factor=[2.0, 2.2, 2.4, 2.6],
+    original_max_position_embeddings=32,
+    short_mscale=1.2,
+    long_mscale=1.2,
+)
+
+
+def _long(config: Any) -> dict[str, Any]:
+    rotary = config.rope_parameters
+    return {
+        **_phi(config),
+        "rope.scaling.original_context_length": rotary["original_max_position_embeddings"],
+        "rope.scaling.attn_factor": rotary["short_mscale"],
+    }
+
+
 CASES = (
     Case(
         "gpt_oss",
@@ -70,7 +91,11 @@ CASES = (
             TIED,
             ({}, {"attention_bias": True}, {"sliding_window": 7}),
             ({}, {"lm_head_bias": True}, {"router_jitter_noise": 0.3}),
+            # Beyond the trained length transformers keeps the short factors, and the model's own
+            # code does not.
+            ({}, _LONG),
         ),
         gguf=GgufCase("phimoe", _phi, options={"lm_head_bias": True, "attention_bias": True}),
+        more_gguf=(GgufCase("phimoe", _long, with_factors, _LONG),),
     ),
 )

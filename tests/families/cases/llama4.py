@@ -59,5 +59,13 @@ CASES = (
                 "attn_scale": 0.1,
             },
         ),
+        more_gguf=(
+            GgufCase(
+                "llama4",
+                lambda config: {**_settings(config), "attention.sliding_window": 0},
+                _cut,
+                {"no_rope_layers": [1] * 3, "layer_types": ["full_attention"] * 3},
+            ),
+        ),
     ),
 )

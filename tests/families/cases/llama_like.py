@@ -11,6 +11,29 @@ def _half(config: Any) -> dict[str, Any]:
     return {"rope.dimension_count": 4, "attention.layer_norm_epsilon": config.norm_eps}
 
 
+_ALPHA = rope(
+    "dynamic", alpha=50.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0
+)
+
+
+def _stretched(config: Any) -> dict[str, Any]:
+    """The converter works alpha out."""
+    size, rotary = config.head_dim, config.rope_parameters
+    return {
+        "rope.freq_base": rotary["rope_theta"] * rotary["alpha"] ** (size / (size - 2)),
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0,
+        "rope.scaling.original_context_length": 256 * 1024,
+        "context_length": 256 * 1024,
+    }
+
+
+def windows(config: Any) -> dict[str, Any]:
+    """Which layers have one, as a list."""
+    kinds = [kind == "sliding_attention" for kind in config.layer_types]
+    return {"attention.sliding_window_pattern": kinds}
+
+
 CASES = (
     Case(
         "arcee",
@@ -39,8 +62,9 @@ CASES = (
     Case(
         "hunyuan_v1_dense",
         {"head_dim": 8},
-        axes=(TIED, ({}, {"attention_bias": True})),
+        axes=(TIED, ({}, {"attention_bias": True}), ({}, _ALPHA)),
         gguf=GgufCase("hunyuan-dense"),
+        more_gguf=(GgufCase("hunyuan-dense", _stretched, options=_ALPHA),),
     ),
     Case(
         "ministral",
@@ -65,6 +89,12 @@ CASES = (
         {"sliding_window": 7},
         axes=(TIED, ({}, {"layer_types": _KINDS}), ropes(8)),
         gguf=GgufCase("exaone4", options={"num_hidden_layers": 4}),
+        more_gguf=(
+            GgufCase("exaone4", windows, options={"layer_types": _KINDS}),
+            GgufCase(
+                "exaone4", options={"sliding_window": None, "layer_types": ["full_attention"] * 2}
+            ),
+        ),
     ),
     Case("apertus", axes=(TIED, ({}, {"attention_bias": True}), ropes(8)[1:])),
 )

@@ -3,6 +3,8 @@ from typing import Any
 from gguf_files import GgufCase, paired
 from harness import TIED, Case, ropes
 
+from cases.llama_like import windows
+
 _KINDS = ["sliding_attention", "full_attention"]
 
 
@@ -30,5 +32,6 @@ CASES = (
         "olmo3",
         {"sliding_window": 7},
         axes=(TIED, ({}, {"layer_types": _KINDS}, {"attention_bias": True})),
+        gguf=GgufCase("olmo2", windows, options={"layer_types": _KINDS}),
     ),
 )

@@ -45,6 +45,7 @@ _GGUF = GgufCase(
         "decoder_start_token_id": 0,
     },
     options={"feed_forward_proj": "gated-gelu", "relative_attention_max_distance": 128},
+    kind="t5",
 )
 
 CASES = tuple(

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError
+from polyhead.families.common.gguf_rope import read_scaling, rope_tensors
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.steps import At, Each, PerExpert, Plus, RotaryPairs, Step
 from polyhead.families.common.tensors import Rule, Tensors
-
-ROPE_FREQUENCIES = "rope_freqs.weight"
 
 # Settings under the architecture's prefix, as shared keys of config.json.
 _SETTINGS: Mapping[str, str] = {
@@ -44,9 +44,10 @@ _SETTINGS: Mapping[str, str] = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "logit_scale": "logit_scale",
 }
+WINDOWS = {"attention.sliding_window_pattern": ".windows"}
+"""Settings of families where a file says of every layer whether it has a window."""
 # They change no number that the model computes.
 _HARMLESS = frozenset(("rope.scaling.finetuned", "tensor_data_layout", "use_parallel_residual"))
-_YARN_FIELDS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
 # What a layer may have otherwise than its neighbours.
@@ -60,6 +61,14 @@ EXPERTS = tuple(
     for name in ("gate", "up", "down")
 )
 """For families whose Hugging Face files fuse gate and up, or lie otherwise."""
+EXPERT_BY_EXPERT = tuple(
+    Rule(
+        f"blk.{{i}}.ffn_{name}.{{j}}",
+        f"layers.{{i}}.feed_forward.experts.{{j}}.{name}_proj",
+    )
+    for name in ("gate", "up", "down")
+)
+"""Of files of 2023 and early 2024, where experts were not stacked."""
 PAIRS: Mapping[str, tuple[Step | Each, ...]] = {
     f"layers.{{i}}.self_attn.{name}_proj": (RotaryPairs(),) for name in "qk"
 }
@@ -72,6 +81,14 @@ def _no_more(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _any_file(metadata: Mapping[str, Any]) -> bool:
     return True
+
+
+def layer_types(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``layer_types`` from ``WINDOWS``, which is a list of flags."""
+    windows = values.get(".windows")
+    if not isinstance(windows, list):
+        return {}
+    return {"layer_types": [SLIDING if each else FULL for each in windows]}
 
 
 def has_experts(metadata: Mapping[str, Any]) -> bool:
@@ -217,7 +234,7 @@ def read_settings(
     metadata: Mapping[str, Any],
     tensors: Collection[str],
     where: object,
-    rope_divisors: Callable[[], Sequence[float]],
+    numbers: Callable[[str], Sequence[float]],
 ) -> Settings:
     """A file's settings.
 
@@ -226,7 +243,7 @@ def read_settings(
         metadata: Of the file's header.
         tensors: The file's names.
         where: The file, for messages.
-        rope_divisors: Reads ``rope_freqs.weight``, where it is there.
+        numbers: Reads one of ``rope_tensors``.
 
     Raises:
         ConfigError: A setting is missing, impossible or not understood, by name.
@@ -257,9 +274,16 @@ def read_settings(
     )
     if "attention.value_length" not in gguf.settings:
         keys.expect("attention.value_length", head_dim, None)
-    _rotary(keys, gguf, values, shown, head_dim)
-    if ROPE_FREQUENCIES in tensors:
-        _worked_out(values, where, rope_divisors)
+    if "rope.dimension_count" not in gguf.settings:
+        rotated = keys.whole("rope.dimension_count", head_dim)
+        if not 2 <= rotated <= head_dim or rotated % 2:
+            raise keys.refused("rope.dimension_count", rotated, f"an even number up to {head_dim}")
+        if rotated != head_dim:
+            values["partial_rotary_factor"] = rotated / head_dim
+            shown["partial_rotary_factor"] = f"{gguf.arch}.rope.dimension_count"
+    read_scaling(keys, values, rope_tensors(tensors), numbers)
+    if "rope_scaling" in values:
+        shown["rope_scaling"] = f"{gguf.arch}.rope.scaling"
     hints = _hints(metadata, tensors, where)
     keys.finish(_HARMLESS)
     if by_layer:
@@ -273,6 +297,8 @@ def read_settings(
 def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object) -> dict[str, Any]:
     special = Keys(metadata, where, prefix="tokenizer.ggml.")
     biased = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
+    count = special.whole("token_type_count", None)
+    segments = {} if count is None else {"type_vocab_size": count}
     return {
         "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
         "attention_bias": any(name in tensors for name in biased),
@@ -287,67 +313,17 @@ def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object)
         "bos_token_id": special.whole("bos_token_id", None),
         "eos_token_id": special.whole("eos_token_id", None),
         "pad_token_id": special.whole("padding_token_id", None),
+        **segments,
     }
 
 
 def _single(keys: Keys, setting: str, layers: int) -> Any:
     """A setting that files give once for all layers, or as a list with one entry per layer."""
     value = keys.take(setting)
-    if not isinstance(value, list) or setting.startswith("rope."):
+    if not isinstance(value, list) or setting.startswith("rope.") or setting in WINDOWS:
         return value
     same = len({*map(repr, value)}) == 1
     if len(value) != layers or not (same or setting in _BY_LAYER):
         alike = "" if setting in _BY_LAYER else " that are the same"
         raise keys.refused(setting, value, f"one number, or {layers}{alike}")
     return value[0] if same else value
-
-
-def _rotary(
-    keys: Keys, gguf: Gguf, values: dict[str, Any], shown: dict[str, str], head_dim: int
-) -> None:
-    """``rope.dimension_count`` and ``rope.scaling.*``."""
-    if "rope.dimension_count" not in gguf.settings:
-        rotated = keys.whole("rope.dimension_count", head_dim)
-        if not 2 <= rotated <= head_dim or rotated % 2:
-            raise keys.refused("rope.dimension_count", rotated, f"an even number up to {head_dim}")
-        if rotated != head_dim:
-            values["partial_rotary_factor"] = rotated / head_dim
-            shown["partial_rotary_factor"] = f"{gguf.arch}.rope.dimension_count"
-    kind = keys.take("rope.scaling.type", "linear")
-    factor = keys.number("rope.scaling.factor", None) or keys.number("rope.scale_linear", None)
-    if kind not in ("none", "linear", "yarn"):
-        raise keys.refused("rope.scaling.type", kind, "'none', 'linear' or 'yarn'")
-    original = keys.whole("rope.scaling.original_context_length", None)
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        keys.expect("rope.scaling.attn_factor", 1.0)
-        keys.expect("rope.scaling.yarn_ext_factor", 1.0)
-        keys.expect("rope.scaling.yarn_attn_factor", 1.0)
-        for setting, field_ in _YARN_FIELDS.items():
-            scaling[field_] = keys.number(f"rope.scaling.{setting}", None)
-        scaling["original_max_position_embeddings"] = original or values["max_position_embeddings"]
-    if kind != "none" and (factor or 1.0) != 1.0:
-        values["rope_scaling"] = {key: v for key, v in scaling.items() if v is not None}
-        shown["rope_scaling"] = f"{gguf.arch}.rope.scaling"
-
-
-def _worked_out(
-    values: dict[str, Any], where: object, rope_divisors: Callable[[], Sequence[float]]
-) -> None:
-    """Llama 3's scaling arrives worked out: a divisor for the frequency of every rotated pair.
-
-    That is what ``longrope`` computes when its short and long factors are the same.
-    """
-    if (scaling := values.get("rope_scaling")) is not None:
-        raise ConfigError(
-            f"{where}: {ROPE_FREQUENCIES} together with rope scaling {scaling['rope_type']!r} "
-            f"by {scaling['factor']} is not supported"
-        )
-    divisors = [float(each) for each in rope_divisors()]
-    values["rope_scaling"] = {
-        "rope_type": "longrope",
-        "short_factor": divisors,
-        "long_factor": divisors,
-        "attention_factor": 1.0,
-        "original_max_position_embeddings": values["max_position_embeddings"],
-    }

@@ -139,6 +139,10 @@ class Keys:
         """A list of numbers."""
         return self._list(key, (int, float), "a list of numbers", default)
 
+    def wholes(self, key: str) -> list[int]:
+        """A list of whole numbers; an absent one is empty."""
+        return self._list(key, (int,), "a list of whole numbers", [])
+
     def expect(self, key: str, *allowed: Any) -> None:
         """Takes a key that may only say what this reader assumes.
 

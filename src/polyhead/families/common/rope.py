@@ -41,6 +41,8 @@ def read_rope(
     theta: float = 10_000.0,
     share: float | None = None,
     states_trained: bool = False,
+    alpha: bool = False,
+    mscales: bool = False,
 ) -> RopeConfig:
     """The rotary embedding that a config.json means.
 
@@ -54,6 +56,10 @@ def read_rope(
             rotates whole heads and has no such key.
         states_trained: the family writes original_max_position_embeddings whatever the type, and
             types that do not read it leave it out.
+        alpha: with the type "dynamic" the family has a number that stretches the base for good,
+            whatever the length, and reads no other field then.
+        mscales: with the type "longrope" the family has factors of its own for cos and sin, one in
+            short and one in long sequences, which have to be the same.
 
     Raises:
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
@@ -76,7 +82,14 @@ def read_rope(
     fields = {
         ours: _value(inner, theirs) for theirs, ours in ROPE_FIELDS.items() if inner.has(theirs)
     }
+    stretch = inner.number("alpha", None) if alpha and rope_type == "dynamic" else None
+    if mscales and rope_type == "longrope" and inner.has("short_mscale"):
+        fields["attention_factor"] = inner.number("short_mscale")
+        inner.expect("long_mscale", fields["attention_factor"])
     inner.finish()
+    if stretch:
+        rope_type, fields = "default", {}
+        theta *= stretch ** (head_dim / (head_dim - 2))
     trained = keys.whole("original_max_position_embeddings", None)
     if trained is not None and (rope_type in _KNOWS_TRAINED_LENGTH or not states_trained):
         fields["original_max_positions"] = trained

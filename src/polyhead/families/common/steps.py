@@ -138,6 +138,17 @@ class Shaped(OneToOne):
 
 
 @dataclass(frozen=True)
+class AsRow(OneToOne):
+    """One row as a matrix, where the file may hold it as a vector."""
+
+    def changed(self, tensor: Tensor, at: At) -> Tensor:
+        return tensor.reshape(1, -1) if tensor.ndim == 1 else tensor
+
+    def restored(self, tensor: Tensor, at: At) -> Tensor:
+        return tensor
+
+
+@dataclass(frozen=True)
 class RotaryPairs(OneToOne):
     """Rows of each head stand in rotary pairs (2i, 2i + 1); polyhead turns (i, i + P/2).
 
