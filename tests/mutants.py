@@ -232,7 +232,8 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "families": {
-        "tests/checkpoints/test_config_json.py tests/families tests/checkpoints/test_gguf.py": [
+        "tests/checkpoints/test_config_json.py tests/families tests/checkpoints/test_gguf.py"
+        " tests/checkpoints/test_parity_families.py": [
             ("the trained length at the top", "if trained is not None and (", "if False and ("),
             ("a part of the features", "rotated = int(head_dim * part)", "rotated = head_dim"),
             ("families that rotate whole heads", "if share is None and part != 1.0:", "if False:"),

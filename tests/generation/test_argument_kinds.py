@@ -110,6 +110,11 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         lambda: SinusoidalPositions("8"),
     ),
     "prompt must be text, or messages": (TypeError, lambda: MODEL.generate(3)),
+    "stop must be a text or several: got 3": (TypeError, lambda: MODEL.generate("a", stop=3)),
+    "'do_sample'; in polyhead that is temperature": (
+        TypeError,
+        lambda: MODEL.generate("a", do_sample=True),
+    ),
     "prompt must be text": (TypeError, lambda: MODEL.generate([3])),
     "source must be a model's name or a path": (TypeError, lambda: ph.load(3)),
     "dtype must be text or a torch.dtype: got int": (

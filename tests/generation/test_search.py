@@ -93,6 +93,7 @@ OPTIONS = {
     "early_stopping": st.sampled_from([True, False, "never"]),
     "repetition_penalty": st.sampled_from([1.3, 0.7]),
     "no_repeat_ngram_size": st.integers(1, 3),
+    "encoder_no_repeat_ngram_size": st.integers(1, 3),
     "bad_words_ids": st.just(((11,), (12, 13), (14, 15, 16))),
     "suppress_tokens": st.just((9, 10, 20)),
     "begin_suppress_tokens": st.just((21, 22, 23)),
@@ -108,6 +109,7 @@ VALUES = {
     "early_stopping": True,
     "repetition_penalty": 1.3,
     "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 2,
     "bad_words_ids": ((11,), (12, 13), (14, 15, 16)),
     "suppress_tokens": (9, 10, 20),
     "begin_suppress_tokens": (21, 22, 23),
@@ -216,18 +218,51 @@ def test_quantised_and_paged_caches_share_the_prompt(pair):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_beams": 0}, "num_beams must be a whole number of at least 1: got 0"),
+        ({"num_beams": 0}, "num_beams must be a whole number from 1 to 65,536: got 0"),
         ({"num_beams": 2, "num_return_sequences": 3}, "at most num_beams=2"),
         ({"num_return_sequences": 2}, "drawn one by one"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be a finite number, above 0"),
         ({"early_stopping": "now"}, "early_stopping must be True, False or 'never'"),
         ({"bad_words_ids": ((),)}, "at least one token"),
+        ({"length_penalty": 1e4}, "length_penalty must be a finite number, at least -32 and"),
+        ({"num_return_sequences": 10**9, "temperature": 1.0}, "num_return_sequences must be"),
+        ({"exponential_decay_length_penalty": (1,)}, r"must be \(start, factor\): got \(1,\)"),
+        ({"exponential_decay_length_penalty": 3}, r"must be \(start, factor\): got 3"),
+        ({"remove_invalid_values": "x"}, "remove_invalid_values must be True or False: got 'x'"),
         ({"min_p": 2.0}, "min_p must be a finite number, at least 0 and at most 1"),
     ],
 )
 def test_impossible_options_are_named(options, words):
     with pytest.raises(ValueError, match=words):
         GenerationOptions(**options)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bad_words_ids": ((8, 99),)}, "bad_words_ids must be tokens.*0 to 39: got 99"),
+        ({"suppress_tokens": (40,)}, "suppress_tokens must be tokens of the vocabulary"),
+        ({"begin_suppress_tokens": (40,)}, "begin_suppress_tokens must be tokens"),
+        ({"forced_eos_token_ids": (40,)}, "forced_eos_token_ids must be tokens"),
+        ({"forced_bos_token_id": 40}, "forced_bos_token_id must be tokens"),
+        ({"suppress_tokens": tuple(range(40))}, "rules leave no token"),
+        ({"suppress_tokens": tuple(range(40)), "temperature": 1.0}, "rules leave no token"),
+    ],
+)
+def test_options_that_no_token_can_follow_are_named(pair, options, words, beams):
+    with pytest.raises(ValueError, match=words):
+        ours(pair[1], [[8, 9, 10]], max_new_tokens=4, num_beams=beams, **options)
+
+
+def test_a_decoders_source_is_its_prompt_as_in_transformers(pair):
+    theirs, model = pair
+    prompt = [*prompts_of(5, 1)[0], 8]  # which goes on with 8
+    for option in ({"encoder_repetition_penalty": 0.01}, {"encoder_no_repeat_ngram_size": 1}):
+        options = {"max_new_tokens": 10, **option}
+        found = ours(model, [prompt], **options)[0].ids
+        assert found == theirs_of(theirs, prompt, **options)[0][0]
+        assert found != ours(model, [prompt], max_new_tokens=10)[0].ids
 
 
 def test_options_of_transformers_that_are_not_built_are_refused_by_name():

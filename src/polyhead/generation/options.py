@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
-from polyhead.checks import number, whole
+from polyhead.checks import flag, number, shown, whole
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.generation.sampling import Sampling
 
@@ -28,6 +28,18 @@ _HARMLESS = frozenset(
         "num_assistant_tokens", "disable_compile", "no_timestamps_token_id",
     )
 )  # fmt: skip
+
+_OTHER_NAMES = {
+    "do_sample": "temperature (None or 0: greedy)",
+    "eos_token_id": "eos_token_ids",
+    "forced_eos_token_id": "forced_eos_token_ids",
+    "max_tokens": "max_new_tokens",
+    "n": "num_return_sequences",
+}
+"""What callers of other libraries write."""
+
+_MOST_ROWS = 1 << 16
+"""Beams or texts of one prompt: more than anyone wants, and few enough to begin at all."""
 
 _THEIRS = {"eos_token_id": "eos_token_ids", "forced_eos_token_id": "forced_eos_token_ids"}
 """Keys of generation_config.json that have another name here."""
@@ -129,10 +141,12 @@ class GenerationOptions:
             if value is not None:
                 whole(name, value, least=0, error=ValueError)
         for name in ("num_beams", "num_return_sequences"):
-            whole(name, getattr(self, name), least=1, error=ValueError)
+            whole(name, getattr(self, name), least=1, most=_MOST_ROWS, error=ValueError)
         for name in _FACTOR:
             number(name, getattr(self, name), above=0, error=ValueError)
-        number("length_penalty", self.length_penalty, error=ValueError)
+        # Any context's length to such a power is a number.
+        number("length_penalty", self.length_penalty, least=-32, most=32, error=ValueError)
+        flag("remove_invalid_values", self.remove_invalid_values, error=ValueError)
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(
                 f"early_stopping must be True, False or 'never': got {self.early_stopping!r}"
@@ -146,9 +160,12 @@ class GenerationOptions:
             for token in word:
                 whole("bad_words_ids", token, least=0, error=ValueError)
         if self.exponential_decay_length_penalty is not None:
-            start, factor = self.exponential_decay_length_penalty
-            whole("exponential_decay_length_penalty", start, least=0, error=ValueError)
-            number("exponential_decay_length_penalty", factor, error=ValueError)
+            name = "exponential_decay_length_penalty"
+            pair = self.exponential_decay_length_penalty
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise ValueError(f"{name} must be (start, factor): got {shown(pair)}")
+            whole(name, pair[0], least=0, error=ValueError)
+            number(name, pair[1], error=ValueError)
         sampled = not self.sampling.greedy  # which checks the values of sampling
         if self.num_return_sequences > self.num_beams and (self.num_beams > 1 or not sampled):
             raise ValueError(
@@ -193,7 +210,10 @@ class GenerationOptions:
         changes = {name: value for name, value in changes.items() if name not in _REFUSED}
         unknown = sorted(changes.keys() - known)
         if unknown:
-            raise TypeError(f"no option of generation is called {unknown[0]!r}: {sorted(known)}")
+            said = f"no option of generation is called {unknown[0]!r}"
+            if unknown[0] in _OTHER_NAMES:
+                raise TypeError(f"{said}; in polyhead that is {_OTHER_NAMES[unknown[0]]}")
+            raise TypeError(f"{said}: {sorted(known)}")
         return replace(self, **changes)
 
     @classmethod

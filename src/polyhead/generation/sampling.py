@@ -21,6 +21,8 @@ from torch import Tensor
 
 from polyhead.checks import number, whole
 
+NO_TOKEN = "logits must be finite: the model produced NaN or infinity, or rules leave no token"
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -111,7 +113,7 @@ class Sampler:
         if self._generator is None:
             token = int(logits.argmax())
             if not torch.isfinite(logits[token]):
-                raise ValueError("logits must be finite: the model produced NaN or infinity")
+                raise ValueError(NO_TOKEN)
             return token
         probabilities = self.probabilities(logits)
         return int(torch.multinomial(probabilities, 1, generator=self._generator))
@@ -128,7 +130,7 @@ class Sampler:
         # −∞, as long as float32 can hold the temperature.
         scores = self.restricted((logits.float() - logits.max())[None])[0]
         if not torch.isfinite(scores.max()):
-            raise ValueError("logits must be finite: the model produced NaN or infinity")
+            raise ValueError(NO_TOKEN)
         return scores.softmax(dim=-1)
 
     def restricted(self, scores: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.rules import Rows, Rule
-from polyhead.generation.sampling import Sampler
+from polyhead.generation.sampling import NO_TOKEN, Sampler
 
 
 class Steps(Protocol):
@@ -101,6 +101,7 @@ class BeamSearch:
         sources: Sequence[Sequence[int]] = (),
     ) -> list[list[Hypothesis]]:
         """The best texts of every prompt, ``num_return_sequences`` each, the best first."""
+        sources = sources or prompts
         if self.most < 1:
             return [[Hypothesis((), 0.0)] * self.options.num_return_sequences for _ in prompts]
         K, sampler = self.width, None
@@ -119,7 +120,7 @@ class BeamSearch:
                 [[*prompts[s.number], *beam] for s in running for beam in s.beams],
                 new,
                 [len(prompts[s.number]) for s in running for _ in s.beams],
-                [sources[s.number] for s in running for _ in s.beams] if sources else (),
+                [sources[s.number] for s in running for _ in s.beams],
             )
             scores = logits.float().log_softmax(dim=-1)
             for rule in self.rules:
@@ -156,6 +157,8 @@ class BeamSearch:
         """One step of a sentence: which beams its next ones come from, and whether it goes on."""
         K, V = scores.shape
         total = (scores + sentence.scores.to(scores.device)[:, None]).view(-1)
+        if not torch.isfinite(total.max()):
+            raise ValueError(NO_TOKEN)
         kept = min(self.kept, total.numel())
         if sampler is None:
             values, places = total.topk(kept)
@@ -218,9 +221,9 @@ def draw(
         rules: Applied to the logits first.
         stop_ids: Tokens that end a text.
         most: New tokens at most, for each sentence.
-        sources: Of an encoder-decoder.
+        sources: Of an encoder-decoder; empty: the prompts.
     """
-    R = options.num_return_sequences
+    R, sources = options.num_return_sequences, sources or prompts
     rows = [row for row in range(len(prompts) * R) if most[row // R] > 0]
     if not rows:
         return
@@ -239,7 +242,7 @@ def draw(
                 [[*prompts[row // R], *ids[row]] for row in rows],
                 new,
                 [len(prompts[row // R]) for row in rows],
-                [sources[row // R] for row in rows] if sources else (),
+                [sources[row // R] for row in rows],
             )
             scores = scores.float()
             for rule in rules:

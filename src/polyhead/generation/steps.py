@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -128,6 +128,13 @@ def check_search(options: GenerationOptions, vocab_size: int, sources: Sources |
             f"num_beams must be at most {vocab_size:,}, the tokens of the vocabulary: got "
             f"{options.num_beams:,}"
         )
+    for name, tokens in _tokens_of(options):
+        for token in tokens:
+            if token >= vocab_size:
+                raise ValueError(
+                    f"{name} must be tokens of the vocabulary, 0 to {vocab_size - 1:,}: got "
+                    f"{token:,}"
+                )
     if not isinstance(sources, Tensor):
         return
     for name, nothing in (("encoder_repetition_penalty", 1.0), ("encoder_no_repeat_ngram_size", 0)):
@@ -136,3 +143,14 @@ def check_search(options: GenerationOptions, vocab_size: int, sources: Sources |
                 f"{name} is about the tokens of a source, and sound has none: got "
                 f"{getattr(options, name)!r}"
             )
+
+
+def _tokens_of(options: GenerationOptions) -> Iterator[tuple[str, Sequence[int]]]:
+    """The tokens that rules write scores of, by the option that names them."""
+    for word in options.bad_words_ids:
+        yield "bad_words_ids", word
+    for name in ("suppress_tokens", "begin_suppress_tokens", "forced_eos_token_ids"):
+        yield name, getattr(options, name)
+    for name in ("forced_bos_token_id", "decoder_start_token_id"):
+        token = getattr(options, name)
+        yield name, () if token is None else (token,)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polyhead.checks import shown
+
 
 class StopTexts:
     """Passes text on until one of the stop texts appears; never lets a part of one through.
@@ -13,16 +15,21 @@ class StopTexts:
 
     Raises:
         ValueError: an empty stop text, which would end everything at once.
+        TypeError: neither text nor texts.
 
     Attributes:
         found: whether a stop text has appeared.
     """
 
     def __init__(self, stops: str | Sequence[str] | None) -> None:
+        if not (stops is None or isinstance(stops, str | Sequence)):
+            raise TypeError(f"stop must be a text or several: got {shown(stops)}")
         self.stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
         for stop in self.stops:
             if not isinstance(stop, str) or not stop:
-                raise ValueError(f"stop must be a text of at least one character: got {stop!r}")
+                raise ValueError(
+                    f"stop must be a text of at least one character: got {shown(stop)}"
+                )
         self.found = False
         self._held = ""
 
