@@ -29,7 +29,8 @@ class Rows:
         ids: Each row's tokens so far, those of its prompt included.
         new: How many of them were generated; the same number in all rows.
         prompts: Tokens of each row's prompt.
-        sources: Each row's source tokens, of an encoder-decoder; of a decoder its prompt, as in transformers.
+        sources: Each row's source tokens, of an encoder-decoder; of a decoder its prompt, as in
+            transformers.
     """
 
     ids: Sequence[Sequence[int]]
