@@ -8,6 +8,7 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers as hf
+from hypothesis import strategies as st
 
 import polyhead as ph
 
@@ -100,30 +101,72 @@ def make_pair(name: str, folder: Path, **changes):
     return theirs, ph.load(folder)
 
 
-def their_texts(model, source: list[int], **options):
-    """Transformers' texts as token tuples without the start token, and their scores."""
+VALUES = {
+    "length_penalty": 2.0,
+    "early_stopping": True,
+    "repetition_penalty": 1.3,
+    "encoder_repetition_penalty": 1.5,
+    "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 1,
+    "bad_words_ids": ((11,), (12, 13), (14, 15, 16)),
+    "suppress_tokens": (PAD, 9, 10, 20),  # M2M-100 counts positions without padding there
+    "begin_suppress_tokens": (21, 22, 23),
+    "min_length": 9,
+    "min_new_tokens": 6,
+    "forced_bos_token_id": 25,
+    "forced_eos_token_ids": (EOS,),
+    "exponential_decay_length_penalty": (3, 1.4),
+    "remove_invalid_values": True,
+}
+"""A value of each option that changes what is written."""
+
+OPTIONS = {
+    **{name: st.just(value) for name, value in VALUES.items()},
+    "length_penalty": st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0]),
+    "early_stopping": st.sampled_from([True, False, "never"]),
+    "repetition_penalty": st.sampled_from([1.3, 0.7]),
+    "no_repeat_ngram_size": st.integers(1, 3),
+    "min_length": st.integers(1, 12),
+    "min_new_tokens": st.integers(1, 8),
+}
+DRAWS = {
+    "top_k": st.integers(1, 30),
+    "top_p": st.sampled_from([0.2, 0.8, 0.99]),
+    "min_p": st.sampled_from([0.05, 0.5]),
+    "typical_p": st.sampled_from([0.3, 0.9]),
+    "epsilon_cutoff": st.sampled_from([0.01, 0.2]),
+    "eta_cutoff": st.sampled_from([0.01, 0.2]),
+}
+"""Strategies of hypothesis for each option."""
+
+
+def their_texts(model, source: list[int], *, eos: int = EOS, **options):
+    """Transformers' texts as tokens without the start token, and their scores."""
     renamed = dict(options)
-    seed = renamed.pop("seed", None)
     if renamed.pop("temperature", None):
         renamed |= {"do_sample": True, "temperature": options["temperature"]}
         renamed.setdefault("top_k", 0)
-    for ours, theirs in (("forced_eos_token_ids", "forced_eos_token_id"),):
-        if ours in renamed:
-            renamed[theirs] = list(renamed.pop(ours))
-    for key in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"):
-        if key in renamed:
-            renamed[key] = [list(w) if isinstance(w, tuple) else w for w in renamed[key]]
-    if seed is not None:
+    elif options:
+        renamed["do_sample"] = False
+    if "forced_eos_token_ids" in renamed:
+        renamed["forced_eos_token_id"] = list(renamed.pop("forced_eos_token_ids"))
+    for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"):
+        if name in renamed:
+            renamed[name] = [list(w) if isinstance(w, tuple) else w for w in renamed[name]]
+    if (seed := renamed.pop("seed", None)) is not None:
         torch.manual_seed(seed)
     ids = torch.tensor([source])
     found = model.generate(
-        ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True,
-        output_scores=True, **renamed,
-    )  # fmt: skip
+        ids,
+        attention_mask=torch.ones_like(ids),
+        return_dict_in_generate=True,
+        output_scores=True,
+        **renamed,
+    )
     before = 1 if model.config.is_encoder_decoder else len(source)
     texts = []
     for row in found.sequences[:, before:].tolist():
-        end = row.index(EOS) + 1 if EOS in row else len(row)
+        end = row.index(eos) + 1 if eos in row else len(row)
         texts.append(tuple(row[:end]))
     scores = getattr(found, "sequences_scores", None)
     return texts, None if scores is None else scores.tolist()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pairs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairs import their_texts
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polyhead.caches import Quantized
@@ -59,65 +61,12 @@ def ours(model, prompts, cache=None, **options):
 
 
 def theirs_of(model, prompt, **options):
-    renamed = dict(options)
-    if renamed.pop("temperature", None):
-        renamed |= {"do_sample": True, "temperature": options["temperature"]}
-        renamed.setdefault("top_k", 0)
-    else:
-        renamed["do_sample"] = False
-    if "forced_eos_token_ids" in renamed:
-        renamed["forced_eos_token_id"] = list(renamed.pop("forced_eos_token_ids"))
-    for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"):
-        if name in renamed:
-            renamed[name] = [list(w) if isinstance(w, tuple) else w for w in renamed[name]]
-    if (seed := renamed.pop("seed", None)) is not None:
-        torch.manual_seed(seed)
-    ids = torch.tensor([prompt])
-    found = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        return_dict_in_generate=True,
-        output_scores=True,
-        **renamed,
-    )
-    texts = []
-    for row in found.sequences[:, len(prompt) :].tolist():
-        end = row.index(EOS) + 1 if EOS in row else len(row)
-        texts.append(tuple(row[:end]))
-    scores = getattr(found, "sequences_scores", None)
-    return texts, None if scores is None else scores.tolist()
+    return their_texts(model, prompt, eos=EOS, **options)
 
 
-OPTIONS = {
-    "length_penalty": st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0]),
-    "early_stopping": st.sampled_from([True, False, "never"]),
-    "repetition_penalty": st.sampled_from([1.3, 0.7]),
-    "no_repeat_ngram_size": st.integers(1, 3),
-    "encoder_no_repeat_ngram_size": st.integers(1, 3),
-    "bad_words_ids": st.just(((11,), (12, 13), (14, 15, 16))),
-    "suppress_tokens": st.just((9, 10, 20)),
-    "begin_suppress_tokens": st.just((21, 22, 23)),
-    "min_length": st.integers(1, 12),
-    "min_new_tokens": st.integers(1, 8),
-    "forced_eos_token_ids": st.just((EOS,)),
-    "exponential_decay_length_penalty": st.just((3, 1.4)),
-}
-
-
-VALUES = {
-    "length_penalty": 2.0,
-    "early_stopping": True,
-    "repetition_penalty": 1.3,
-    "no_repeat_ngram_size": 2,
-    "encoder_no_repeat_ngram_size": 2,
-    "bad_words_ids": ((11,), (12, 13), (14, 15, 16)),
-    "suppress_tokens": (9, 10, 20),
-    "begin_suppress_tokens": (21, 22, 23),
-    "min_length": 9,
-    "min_new_tokens": 6,
-    "forced_eos_token_ids": (EOS,),
-    "exponential_decay_length_penalty": (3, 1.4),
-}
+OPTIONS = {key: each for key, each in pairs.OPTIONS.items() if key != "forced_bos_token_id"}
+VALUES = {**pairs.VALUES, "forced_eos_token_ids": (EOS,)}
+OPTIONS["forced_eos_token_ids"] = st.just((EOS,))
 
 
 @pytest.mark.filterwarnings("ignore:Unfeasible length")
@@ -161,15 +110,7 @@ def test_a_batch_of_uneven_prompts_gives_each_the_tokens_of_transformers(
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
     options=st.fixed_dictionaries(
         {},
-        optional={
-            "top_k": st.integers(1, 30),
-            "top_p": st.sampled_from([0.2, 0.8, 0.99]),
-            "min_p": st.sampled_from([0.05, 0.5]),
-            "typical_p": st.sampled_from([0.3, 0.9]),
-            "epsilon_cutoff": st.sampled_from([0.01, 0.2]),
-            "eta_cutoff": st.sampled_from([0.01, 0.2]),
-            "repetition_penalty": st.just(1.2),
-        },
+        optional={**pairs.DRAWS, "repetition_penalty": st.just(1.2)},
     ),
 )
 def test_the_same_draws_give_the_tokens_of_transformers(pair, seed, beams, temperature, options):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from pairs import IDS, make_pair, their_texts
+import transformers as hf
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pairs import DECODERS, DRAWS, EOS, IDS, OPTIONS, PAD, VALUES, make_pair, their_texts
 
 import polyhead as ph
+from polyhead.caches import Quantized
 
 FAMILIES = ("t5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot")
 TEXTS = ["the cat sat on the mat", "a", "dogs and cats"]
@@ -24,21 +30,125 @@ def pair_of(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_texts_of_uneven_length_give_each_the_tokens_of_transformers(pair_of, name):
+def assert_same(found, theirs, source, options):
+    wanted, scores = their_texts(theirs, source, **options)
+    assert [found.ids, *(each.ids for each in found.others)] == wanted, options
+    if scores is not None:
+        ours = [found.score, *(each.score for each in found.others)]
+        assert ours == pytest.approx(scores, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Unfeasible length")
+@pytest.mark.parametrize(
+    "name", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES[1:])]
+)
+def test_each_option_alone_gives_the_tokens_and_scores_of_transformers(pair_of, name):
     theirs, model = pair_of(name)
-    assert isinstance(model, ph.TextToText)
-    options = {
-        "max_new_tokens": 7,
-        "num_beams": 3,
-        "num_return_sequences": 2,
-        "length_penalty": 0.6,
-    }
+    text, plain = TEXTS[0], {"max_new_tokens": 10, "num_beams": 3, "num_return_sequences": 2}
+    for option, value in VALUES.items():
+        options = {**plain, option: value}
+        assert_same(model.generate(text, **options), theirs, model.source_ids(text), options)
+
+
+@pytest.mark.filterwarnings("ignore:Unfeasible length")
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_beams": 2, "num_return_sequences": 2, "length_penalty": 0.6},
+        {"num_beams": 8, "early_stopping": "never"},
+        {"temperature": 1.5, "seed": 3, "top_p": 0.9},
+        {"temperature": 0.7, "seed": 4, "top_k": 12, "num_beams": 3},
+    ],
+    ids=["greedy", "2 beams", "8 beams", "drawn", "drawn beams"],
+)
+def test_texts_of_uneven_length_give_each_the_tokens_of_transformers(pair_of, name, options):
+    theirs, model = pair_of(name)
+    options = {"max_new_tokens": 7, **options}
     for found, text in zip(model.generate(TEXTS, **options), TEXTS, strict=True):
-        wanted, scores = their_texts(theirs, model.source_ids(text), **options)
-        assert [found.ids, *(each.ids for each in found.others)] == wanted
-        assert [found.score, found.others[0].score] == pytest.approx(scores, abs=1e-4)
+        assert_same(found, theirs, model.source_ids(text), options)
         assert found.stats.source_tokens == len(text) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Unfeasible length")
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=list(HealthCheck),
+    phases=[Phase.reuse, Phase.generate],  # shrinking takes minutes
+)  # fmt: skip
+@given(
+    name=st.sampled_from(FAMILIES),
+    texts=st.lists(st.text("abcdefgh xyz", min_size=1, max_size=12), min_size=1, max_size=3),
+    beams=st.integers(1, 8),
+    new=st.integers(1, 12),
+    options=st.fixed_dictionaries({}, optional=OPTIONS),
+    drawn=st.none() | st.fixed_dictionaries({"seed": st.integers(0, 99)}, optional=DRAWS),
+    kind=st.sampled_from(["auto", "dense", "paged"]),
+)
+def test_options_together_give_the_tokens_of_transformers(
+    pair_of, name, texts, beams, new, options, drawn, kind
+):
+    theirs, model = pair_of(name)
+    options = {"max_new_tokens": new, "num_beams": beams, "suppress_tokens": (PAD,), **options}
+    if drawn is not None:
+        options |= {"temperature": 1.3, **drawn}
+    texts = [f"x{text}" for text in texts]
+    if "exponential_decay_length_penalty" in options:
+        options.pop("remove_invalid_values", None)  # together they make infinite scores
+    made = model.generate(texts, cache={"kind": kind}, **options)
+    for found, text in zip(made, texts, strict=True):
+        wanted, _ = their_texts(theirs, model.source_ids(text), **options)
+        assert found.ids == wanted[0]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_of_every_head_layout_search_on_every_cache(pair_of, name):
+    """Heads of their own, shared, latent; a window shorter than the text (a ring)."""
+    theirs, model = pair_of(name)
+    options = {"max_new_tokens": 8, "num_beams": 4, "num_return_sequences": 2}
+    kinds = ("auto", "dense", "paged") if name != "mistral" else ("auto", "dense")
+    for kind in kinds:
+        found = model.generate(TEXTS, cache={"kind": kind}, **options)
+        for each, text in zip(found, TEXTS, strict=True):
+            assert_same(each, theirs, model.prompt_ids(text), options)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_every_cache_gives_the_same_texts(pair_of, name):
+    _, model = pair_of(name)
+    options = {"max_new_tokens": 12, "num_beams": 4}
+    wanted = [each.ids for each in model.generate(TEXTS, **options)]
+    for cache in ({"kind": "dense"}, {"kind": "paged", "page_size": 4}):
+        assert [each.ids for each in model.generate(TEXTS, cache=cache, **options)] == wanted
+    codes = {"quantized": Quantized(8, 8, group=2, sinks=0, recent=2)}
+    found = model.generate(TEXTS[0], cache=codes, max_new_tokens=12)
+    assert found.ids == tuple(greedy(model, TEXTS[0], 12, codes))
+    alone = [model.generate(text, cache=codes, **options).ids for text in TEXTS]
+    assert [each.ids for each in model.generate(TEXTS, cache=codes, **options)] == alone
+
+
+def greedy(model, text, most, codes):
+    """The likeliest tokens one by one, by the model alone."""
+    cache = model.new_cache(**codes)
+    source, ids = torch.tensor([model.source_ids(text)]), [*model.start_ids(model.options)]
+    found: list[int] = []
+    with torch.inference_mode():
+        logits = model(source, torch.tensor([ids]), cache=cache)
+        while len(found) < most and EOS not in found:
+            found.append(int(logits[0, -1].argmax()))
+            logits = model.transformer(torch.tensor([found[-1:]]), cache=cache)
+    return found
+
+
+def test_beams_of_a_long_source_share_its_memory(pair_of):
+    """One cross-attention cache for all beams; a decoder's beams share the pages of the prompt."""
+    _, model = pair_of("t5")
+    _, decoder = pair_of("llama")
+    for each, text in ((model, "cat " * 100), (decoder, "cat " * 12)):
+        options = {"cache": {"kind": "paged", "page_size": 4}, "max_new_tokens": 3}
+        one = each.generate(text, **options).stats.cache_bytes
+        assert each.generate(text, num_beams=8, **options).stats.cache_bytes <= 1.5 * one
 
 
 def test_logits_and_the_encoders_output_are_those_of_transformers(pair_of):
@@ -80,3 +190,93 @@ def test_generation_config_becomes_the_models_options_and_is_saved_again(tmp_pat
         assert (model.options.num_beams, model.options.max_length) == (3, 9)
         found = model.generate("the cat")
         assert (found.ids,) == tuple(their_texts(theirs, model.source_ids("the cat"))[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (("",), {}, ph.InputError, "the text is empty"),
+        ((["the cat", " "],), {}, ph.InputError, "text 1 is empty: give at least one character"),
+        (([],), {}, ph.InputError, "texts must be a text or a list of at least one"),
+        ((["a", 3],), {}, TypeError, "text 1 must be a str: got int"),
+        (("a" * 64,), {}, ph.ContextLengthError, "65 tokens, the model reads at most 64"),
+        (("a\ud800",), {}, ph.InputError, "character 1 is half a surrogate pair"),
+        (("a",), {"num_beams": 0}, ValueError, "num_beams must be a whole number from 1 to 65,536"),
+        (("a",), {"num_beams": 35}, ValueError, "num_beams must be at most 34, the tokens"),
+        (("a",), {"num_beems": 2}, TypeError, "no option of generation is called 'num_beems'"),
+        (("a",), {"task": "sing"}, ph.InputError, "no task 'sing'; this model's are none"),
+        (("a",), {"target_language": "fr"}, ph.InputError, "this model has no tokens of languages"),
+        (("a",), {"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1"),
+    ],
+)
+def test_what_cannot_be_done_is_said(pair_of, arguments, options, error, words):
+    _, model = pair_of("bart")
+    with pytest.raises(error, match=words):
+        model.generate(*arguments, **{"max_new_tokens": 2, **options})
+
+
+def test_tasks_bring_their_prefix_and_options(pair_of):
+    theirs, loaded = pair_of("t5")
+    tasks = {
+        "summarization": {"prefix": "say ", "num_beams": 2, "max_length": 6, "do_sample": False},
+        "translation_en_to_de": {"prefix": "in de ", "early_stopping": True, "max_length": 5},
+    }
+    model = ph.TextToText(loaded.transformer, loaded.tokenizer, tasks=tasks, prefix="do ")
+    model.options = loaded.options
+    for asked, prefix, options in (
+        ({}, "do ", {"max_new_tokens": 5}),
+        ({"prefix": "b "}, "b ", {"max_new_tokens": 5}),
+        ({"task": "summarization"}, "say ", {"num_beams": 2, "max_length": 6}),
+        ({"target_language": "de"}, "in de ", {"early_stopping": True, "max_length": 5}),
+    ):
+        mine = {} if asked.get("task") or asked.get("target_language") else options
+        source = loaded.source_ids(prefix + "the cat")
+        assert_same(model.generate("the cat", **asked, **mine), theirs, source, options)
+    with pytest.raises(ph.InputError, match="no task 'translation_en_to_fr'; this model has trans"):
+        model.generate("the cat", target_language="fr")
+
+
+def test_a_file_that_asks_for_draws_gets_draws_as_in_transformers(pair_of, tmp_path):
+    theirs, model = make_pair("gpt2", tmp_path)
+    assert model.options.temperature is None, "greedy where no file says anything"
+    theirs.generation_config.update(do_sample=True, temperature=0.7, top_p=0.9)
+    theirs.generation_config.save_pretrained(tmp_path)
+    model = ph.load(tmp_path)
+    source = model.prompt_ids("cat")
+    torch.manual_seed(5)
+    wanted = theirs.generate(torch.tensor([source]), max_new_tokens=6)[0, len(source) :].tolist()
+    assert list(model.generate("cat", max_new_tokens=6, seed=5).ids) == wanted
+    greedy = their_texts(theirs, source, max_new_tokens=6)[0][0]
+    assert model.generate("cat", max_new_tokens=6, temperature=0).ids == greedy
+
+
+def test_older_config_json_says_how_to_generate_where_no_other_file_does(tmp_path):
+    make_pair("bart", tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text()) | {"num_beams": 3, "max_length": 7, "prefix": "x "}
+    path.write_text(json.dumps(values | {"decoder_start_token_id": EOS}))
+    model = ph.load(tmp_path)
+    assert (model.options.num_beams, model.options.max_length, model.prefix) == (3, 7, "x ")
+    theirs = hf.BartForConditionalGeneration.from_pretrained(tmp_path)
+    assert_same(model.generate("cat", prefix=""), theirs, model.source_ids("cat", prefix=""), {})
+    (tmp_path / "generation_config.json").write_text('{"num_beams": 2, "chat_format": "x"}')
+    with pytest.warns(UserWarning, match="nobody here knows chat_format; left out"):
+        model = ph.load(tmp_path)
+    options = model.options
+    assert (options.num_beams, options.max_length, options.max_new_tokens) == (2, None, 512)
+    assert options.decoder_start_token_id == EOS, "config.json's, which the other file lacks"
+
+
+def test_a_probe_sees_cross_attention(pair_of):
+    _, model = pair_of("marian")
+    found = model.generate(TEXTS[0], max_new_tokens=4)
+    source = torch.tensor([model.source_ids(TEXTS[0])])
+    target = torch.tensor([[*model.start_ids(model.options), *found.ids[:-1]]])
+    with ph.probe(model) as seen, torch.no_grad():
+        model(source, target)
+    crossing = [name for name in seen.modules if name.endswith("cross_attention")]
+    assert len(crossing) == 2
+    rows = seen[crossing[0]].rows()
+    assert rows.shape == (1, 4, target.shape[1], source.shape[1])
+    torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[..., 0]))

@@ -119,7 +119,13 @@ class Sampler:
         return int(torch.multinomial(probabilities, 1, generator=self._generator))
 
     def several(self, scores: Tensor, count: int) -> Tensor:
-        """``count`` places of ``scores [M]``, drawn without replacement by their softmax."""
+        """``count`` places of ``scores [M]``, drawn without replacement by their softmax.
+
+        Raises:
+            ValueError: no score is finite, or one is NaN.
+        """
+        if not torch.isfinite(scores.max()):
+            raise ValueError(NO_TOKEN)
         return torch.multinomial(scores.softmax(dim=-1), count, generator=self._generator)
 
     def probabilities(self, logits: Tensor) -> Tensor:

@@ -104,11 +104,13 @@ class BeamSearch:
         sources = sources or prompts
         if self.most < 1:
             return [[Hypothesis((), 0.0)] * self.options.num_return_sequences for _ in prompts]
-        K, sampler = self.width, None
+        K, sampling = self.width, self.options.sampling
         first = steps.start()
-        if not self.options.sampling.greedy:
+        samplers: list[Sampler | None] = [None] * len(prompts)
+        if not sampling.greedy:
+            # One for each sentence, so that its text does not depend on its neighbours.
             least = 1 + len(self.stop_ids)
-            sampler = Sampler(self.options.sampling, first.device, least=least)
+            samplers = [Sampler(sampling, first.device, least=least) for _ in prompts]
         alone = torch.full((K,), -1e9)  # only one of K equal beams may go on
         alone[0] = 0.0
         running = [_Sentence(b, [()] * K, alone) for b in range(len(prompts))]
@@ -125,13 +127,14 @@ class BeamSearch:
             scores = logits.float().log_softmax(dim=-1)
             for rule in self.rules:
                 scores = rule(rows, scores)
-            if sampler is not None:
-                scores = sampler.restricted(scores)
+            if samplers[0] is not None:
+                scores = samplers[0].restricted(scores)
             chosen: list[int] = []
             tokens: list[int] = []
             left: list[int] = []
             for n, sentence in enumerate(running):
-                parents, going_on = self._advance(sentence, scores[n * K : n * K + K], new, sampler)
+                its, sampler = scores[n * K : n * K + K], samplers[sentence.number]
+                parents, going_on = self._advance(sentence, its, new, sampler)
                 if going_on:
                     chosen += [n * K + parent for parent in parents]
                     tokens += [beam[-1] for beam in sentence.beams]

@@ -140,7 +140,7 @@ class TextToText(EncoderDecoder):
         sources = [
             self.source_ids(
                 text,
-                f"text {number}",
+                "the text" if given is not texts else f"text {number}",
                 task=task,
                 source_language=source_language,
                 target_language=target_language,
