@@ -11,6 +11,7 @@ from tiny import byte_tokenizer, decoder
 import polyhead as ph
 from polyhead.generation import LanguageModel
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 
@@ -74,6 +75,30 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     ),
     "'is_causal'; in polyhead that is mask=Causal..$": (TypeError, lambda: MLA(X, is_causal=True)),
     "top_k must be a whole number.*1.*: got 0": (ValueError, lambda: opened(top_k=0)),
+    "MultiHeadAttention has no argument 'batch_first'; in polyhead that is nothing: tensors": (
+        TypeError,
+        lambda: ph.MultiHeadAttention(512, 8, batch_first=True),
+    ),
+    "'add_bias_kv'; in polyhead that is polyhead.integrations.torch.MultiheadAttention": (
+        TypeError,
+        lambda: ph.MultiHeadAttention(512, 8, add_bias_kv=True),
+    ),
+    "MultiHeadLatentAttention has no argument 'dtype'; in polyhead that is to": (
+        TypeError,
+        lambda: ph.MultiHeadLatentAttention(16, 2, dtype=torch.float16),
+    ),
+    "TransformerLayer has no argument 'd_model'; in polyhead that is embed_dim": (
+        TypeError,
+        lambda: ph.TransformerLayer(d_model=512, nhead=8),
+    ),
+    "TransformerLayer has no argument 'norm_first'; in polyhead that is norm_placement='pre'": (
+        TypeError,
+        lambda: ph.TransformerLayer(512, 8, norm_first=True),
+    ),
+    "GatedAttention has no argument 'is_causal'; in polyhead that is mask=Causal.. in every": (
+        TypeError,
+        lambda: GatedAttention(512, 8, is_causal=True),
+    ),
     "class DenseCache; call it": (
         TypeError,
         lambda: MHA(X, cache=ph.DenseCache),

@@ -39,7 +39,7 @@ from polyhead.semantics import (
     Mask,
     Window,
 )
-from polyhead.semantics.foreign import refuse
+from polyhead.semantics.foreign import other_names, refuse
 from polyhead.semantics.masks.algebra import called
 
 Context = Tensor | tuple[Tensor, Tensor]
@@ -81,6 +81,7 @@ class MultiHeadAttention(Hooked):
     q_norm: nn.Module
     k_norm: nn.Module
 
+    @other_names
     def __init__(
         self,
         embed_dim: int,

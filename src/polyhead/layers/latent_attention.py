@@ -35,7 +35,7 @@ from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
-from polyhead.semantics.foreign import refuse
+from polyhead.semantics.foreign import other_names, refuse
 
 
 class MultiHeadLatentAttention(Hooked):
@@ -70,6 +70,7 @@ class MultiHeadLatentAttention(Hooked):
         ConfigError: Sizes or numbers that do not go together.
     """
 
+    @other_names
     def __init__(
         self,
         embed_dim: int,

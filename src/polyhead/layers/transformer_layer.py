@@ -38,7 +38,7 @@ from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.step import Remembered, step
 from polyhead.semantics import Bias, Mask
-from polyhead.semantics.foreign import refuse
+from polyhead.semantics.foreign import other_names, refuse
 
 
 class TransformerLayer(nn.Module):
@@ -66,6 +66,7 @@ class TransformerLayer(nn.Module):
     cross_attention_norm: nn.Module
     feed_forward_norm: nn.Module
 
+    @other_names
     def __init__(
         self,
         embed_dim: int,
