@@ -124,6 +124,20 @@ def test_a_choice_bias_keeps_its_precision(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "b" / "model.safetensors")[name], exact[name])
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_experts_beyond_the_file_are_refused_before_they_are_built(
+    stacked: bool, tmp_path: Path
+) -> None:
+    theirs = DEEPSEEKS["deepseek v3"].save(tmp_path)
+    if stacked:
+        whole = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+        save_file(whole, tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"n_routed_experts": 2**31}))
+    with pytest.raises(CheckpointError, match=r"2,?147,?483,?648"):
+        load_checkpoint(tmp_path)
+
+
 @torch.no_grad()
 def test_layers_for_drafting_are_left_out(tmp_path: Path) -> None:
     theirs = DEEPSEEKS["deepseek v3"].save(tmp_path)

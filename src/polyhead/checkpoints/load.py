@@ -239,8 +239,8 @@ def _gguf(path: Path, progress: Progress, cache: bool) -> Parts:
 
 
 def _check_layers(parts: Parts, where: Path) -> None:
-    """Every layer has a tensor: a model of ten thousand takes a minute to build before it is known
-    that there are none for them."""
+    """Every layer and every expert has a tensor: a model of ten thousand takes a minute to build
+    before it is known that there are none for them."""
     stored = {name.split(".")[1] for name in parts.state if name.startswith("layers.")}
     config = parts.config
     for layer in dict.fromkeys(config.weights_of) or range(len(config.layers)):
@@ -249,6 +249,12 @@ def _check_layers(parts: Parts, where: Path) -> None:
                 f"{where}: the tensors of layer {layer} are missing: the configuration has "
                 f"{len(config.layers)} layers"
             )
+    layers = (*config.layers, *config.encoder_layers)
+    experts = [getattr(layer.feed_forward, "num_experts", 0) for layer in layers]
+    if max(experts, default=0) > len(parts.state):
+        raise CheckpointError(
+            f"{where}: the configuration has {max(experts):,} experts, more than there are tensors"
+        )
 
 
 def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -> None:

@@ -47,9 +47,13 @@ class Rule:
         """The same under another name of the file, with other steps."""
         return Rule(theirs, self.ours, *steps)
 
+    def cuts(self, numbers: Mapping[str, str]) -> bool:
+        """Whether one tensor of the file becomes one for each expert."""
+        return "j" not in numbers and any("{j}" in name for name in self.ours)
+
     def our_names(self, numbers: Mapping[str, str], leaf: str, experts: int) -> list[str]:
         """The tensors that one of the file becomes, in the order of the steps' results."""
-        if "j" in numbers or not any("{j}" in name for name in self.ours):
+        if not self.cuts(numbers):
             return [name.format(**numbers) + leaf for name in self.ours]
         return [name.format(**numbers, j=j) + leaf for j in range(experts) for name in self.ours]
 
@@ -206,19 +210,19 @@ def _made(
     """polyhead's tensors of one of the file's."""
     rule = found.rule
     at = At(config, rule.ours[0].format(**{"j": "0", **found.numbers}) + found.leaf)
-    names = rule.our_names(found.numbers, found.leaf, at.experts)
     try:
         tensors = forward(rule.steps, tensor, at)
     except (RuntimeError, IndexError, ValueError) as error:
         raise CheckpointError(
             f"{named} of shape {list(tensor.shape)} does not fit the configuration: {error}"
         ) from error
-    if len(tensors) != len(names):
+    count = len(rule.ours) * (at.experts if rule.cuts(found.numbers) else 1)
+    if len(tensors) != count:
         raise CheckpointError(
             f"{named} of shape {list(tensor.shape)} holds {len(tensors)} parts where the "
-            f"configuration has {len(names)}"
+            f"configuration has {count}"
         )
-    return zip(names, tensors, strict=True)
+    return zip(rule.our_names(found.numbers, found.leaf, at.experts), tensors, strict=True)
 
 
 def _stacked(parts: Mapping[int, Tensor], named: str) -> Tensor:
