@@ -7,10 +7,7 @@ They hold what faster-whisper, OPUS-MT and NLLB users have on disk. Source:
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +33,6 @@ _REVISIONS = {"TransformerSpec": 7, "TransformerDecoderSpec": 8, "WhisperSpec": 
 _HARMLESS = frozenset(
     ("unk_token", "add_source_bos", "add_source_eos", "alignment_heads", "lang_ids")
 )
-
-_MULTILINGUAL = 51_865
-"""Tokens of the smallest Whisper that knows several languages; that of English alone has fewer."""
-_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 
 
 def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts:
@@ -154,29 +147,8 @@ def _tokens(
         "suppress_tokens": [each for each in keys.numbers("suppress_ids", []) if each >= 0],
         "begin_suppress_tokens": keys.numbers("suppress_ids_begin", []),
     }
-    if sound:
-        generation |= _of_speech(vocabulary, ids, start)
     made = replace(config, bos_token_id=bos, eos_token_ids=() if eos is None else (eos,))
     return made, {key: value for key, value in generation.items() if value not in (None, [])}
-
-
-def _of_speech(vocabulary: list[str], ids: Mapping[str, int], start: int | None) -> dict[str, Any]:
-    """Languages and tasks, whose tokens follow Whisper's start token: models of English use none.
-
-    Files of such models list the languages too, by numbers that are one off.
-    """
-    several = len(vocabulary) >= _MULTILINGUAL
-    found: dict[str, Any] = {
-        "is_multilingual": several,
-        "no_timestamps_token_id": ids.get("<|notimestamps|>"),
-    }
-    if several and start is not None:
-        languages = takewhile(_LANGUAGE.fullmatch, vocabulary[start + 1 :])
-        found["lang_to_id"] = {token: ids[token] for token in languages}
-        found["task_to_id"] = {
-            task: ids[f"<|{task}|>"] for task in ("transcribe", "translate") if f"<|{task}|>" in ids
-        }
-    return found
 
 
 def _with_start(

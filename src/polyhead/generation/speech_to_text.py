@@ -1,17 +1,61 @@
-"""An encoder-decoder that reads sound: features in, text out (Whisper)."""
+"""An encoder-decoder that reads sound: a recording in, text out (Whisper).
+
+model = polyhead.load("whisper-tiny.en")
+model.transcribe("talk.wav").text
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from polyhead.checks import whole
 from polyhead.errors import InputError
 from polyhead.generation.batch import Generation
 from polyhead.generation.encoder_decoder import EncoderDecoder
+from polyhead.generation.options import GenerationOptions
+from polyhead.generation.sound import HOP, RATE, cuts, log_mel, samples_of
+from polyhead.generation.speech_tokens import SpeechTokens
 from polyhead.generation.stream import TextStream
+
+if TYPE_CHECKING:
+    from polyhead.checkpoints import Tokenizer
+    from polyhead.models import Transformer
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What was said in a part of a recording.
+
+    Attributes:
+        text: The words.
+        start, end: Seconds from the beginning of the recording.
+        generation: All that is known of the text.
+    """
+
+    text: str
+    start: float
+    end: float
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was said in a recording.
+
+    Attributes:
+        text: The words of all segments.
+        segments: In their order; one where the recording is as short as the model reads at once.
+    """
+
+    text: str
+    segments: tuple[Segment, ...]
 
 
 class SpeechToText(EncoderDecoder):
@@ -22,12 +66,97 @@ class SpeechToText(EncoderDecoder):
         tokenizer: of the texts that it writes.
         origin: where it came from, in words.
         options: what generation does where a call does not say otherwise.
+
+    Attributes:
+        tokens: the tokens of languages and tasks.
     """
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer,
+        origin: str = "",
+        options: GenerationOptions | None = None,
+    ) -> None:
+        super().__init__(transformer, tokenizer, origin, options)
+        self.tokens = SpeechTokens.of(tokenizer, transformer.config.vocab_size)
+
+    def transcribe(
+        self,
+        sound: str | os.PathLike[str] | Tensor | Sequence[float],
+        *,
+        rate: int | None = None,
+        batch_size: int = 8,
+        **options: Any,
+    ) -> Transcript:
+        """The words of a recording of any length.
+
+        One that is longer than the model reads at once (30 s) is cut where it is softest within
+        the last five seconds of each part; the parts know nothing of each other.
+
+        Args:
+            sound: the path of a WAV file, or samples ``[N]`` from −1 to 1 (a tensor, an array, a
+                list).
+            rate: of samples, how many make a second; default 16,000.
+            batch_size: parts that run at a time.
+            options: those of ``generate``: ``language``, ``task``, ``num_beams`` and others.
+
+        Raises:
+            InputError: a file that cannot be read or is damaged, no samples, or what ``generate``
+                raises.
+            TypeError: samples that are no floats.
+        """
+        batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
+        samples = samples_of(sound, rate)
+        spans = list(pairwise(cuts(samples, self._frames * HOP)))
+        features = [self.features(samples[start:end]) for start, end in spans]
+        found: list[Generation] = []
+        for first in range(0, len(spans), batch_size):
+            made = self.generate(features[first : first + batch_size], **options)
+            found += made if isinstance(made, list) else [made]
+        segments = tuple(
+            Segment(each.text.strip(), start / RATE, end / RATE, each)
+            for (start, end), each in zip(spans, found, strict=True)
+        )
+        return Transcript(" ".join(each.text for each in segments if each.text), segments)
+
+    def features(
+        self, sound: str | os.PathLike[str] | Tensor | Sequence[float], rate: int | None = None
+    ) -> Tensor:
+        """``[mels, frames]`` of a recording: its first 30 s, filled with silence.
+
+        Args:
+            sound, rate: as in ``transcribe``.
+        """
+        return log_mel(samples_of(sound, rate), self._mels, self._frames)
+
+    def detect_language(self, features: Tensor | Sequence[Tensor]) -> list[str]:
+        """The code of the language that each recording is in: the likeliest.
+
+        Args:
+            features: as in ``generate``.
+
+        Raises:
+            InputError: features of another shape.
+        """
+        batch = self._batch(features)
+        known = self.tokens.languages
+        if not known:
+            return ["en"] * len(batch)
+        weights = self.transformer.embedding.table
+        start = torch.tensor([self.start_ids(self.options)] * len(batch), device=weights.device)
+        with torch.inference_mode():
+            source = batch.to(weights.device, weights.dtype)
+            logits = self.transformer(start, encoder_ids=source, last=1)[:, -1]
+        best = logits[:, list(known.values())].argmax(dim=-1).tolist()
+        return [list(known)[number] for number in best]
 
     def stream(
         self,
         features: Tensor,
         *,
+        language: str | None = None,
+        task: str = "transcribe",
         prompt_ids: Sequence[int] | None = None,
         stop: str | Sequence[str] | None = None,
         **options: Any,
@@ -36,24 +165,26 @@ class SpeechToText(EncoderDecoder):
 
         Args:
             features: ``[mels, frames]``, or ``[1, mels, frames]``.
-            prompt_ids: tokens that the text begins with; default the start token.
+            language, task, prompt_ids: as in ``generate``.
             stop: end before this text, or before the first of several.
             options: fields of ``GenerationOptions``.
 
         Raises:
-            InputError: features of another shape.
+            InputError: features of another shape, an unknown language or task.
         """
         batch = self._batch(features)
         if len(batch) != 1:
             raise InputError(f"a stream reads one recording: got {len(batch)}; use generate")
         wanted = self.options.with_(**options)
-        prompt = self.start_ids(wanted) if prompt_ids is None else prompt_ids
+        (prompt,) = self._prompts(batch, wanted, language, task, prompt_ids)
         return self._streamed(batch, prompt, wanted, stop)
 
     def generate(
         self,
         features: Tensor | list[Tensor],
         *,
+        language: str | None = None,
+        task: str = "transcribe",
         prompt_ids: Sequence[int] | None = None,
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
@@ -63,7 +194,11 @@ class SpeechToText(EncoderDecoder):
 
         Args:
             features: ``[mels, frames]`` of one; ``[B, mels, frames]``, or a list, of several.
-            prompt_ids: tokens that every text begins with; default the start token.
+            language: the code of the language that is spoken (``"en"``); None: the one that
+                ``detect_language`` finds.
+            task: ``"transcribe"``, or ``"translate"`` into English.
+            prompt_ids: tokens that every text begins with, in place of those that ``language`` and
+                ``task`` mean.
             stop: texts end before this text, or before the first of several.
             cache: arguments of ``new_cache``.
             options: fields of ``GenerationOptions``.
@@ -72,14 +207,50 @@ class SpeechToText(EncoderDecoder):
             A ``Generation``; a list of them for several.
 
         Raises:
-            InputError: features of another shape.
+            InputError: features of another shape, an unknown language or task.
         """
         batch = self._batch(features)
         wanted = self.options.with_(**options)
-        prompt = self.start_ids(wanted) if prompt_ids is None else prompt_ids
-        found = self._generated(batch, [prompt] * len(batch), wanted, stop, cache)
+        prompts = self._prompts(batch, wanted, language, task, prompt_ids)
+        found = self._generated(batch, prompts, wanted, stop, cache)
         one = isinstance(features, Tensor) and features.ndim == 2
         return found[0] if one else found
+
+    @property
+    def _mels(self) -> int:
+        frontend: Any = self.config.encoder.embedding and self.config.encoder.embedding.frontend
+        return int(frontend.num_mel_bins)
+
+    @property
+    def _frames(self) -> int:
+        """Frames that the encoder reads, two for each of its positions."""
+        return 2 * self.max_source
+
+    def _prompts(
+        self,
+        batch: Tensor,
+        options: GenerationOptions,
+        language: str | None,
+        task: str,
+        prompt_ids: Sequence[int] | None,
+    ) -> list[list[int]]:
+        """The tokens that each text begins with."""
+        if prompt_ids is not None:
+            return [list(prompt_ids)] * len(batch)
+        start, tokens = self.start_ids(options), self.tokens
+        work = tokens.task(task)
+        codes = self.detect_language(batch) if language is None else [language] * len(batch)
+        return [
+            [
+                *start,
+                *(
+                    token
+                    for token in (tokens.language(code), work, tokens.no_timestamps)
+                    if token is not None
+                ),
+            ]
+            for code in codes
+        ]
 
     def _batch(self, features: Tensor | Sequence[Tensor]) -> Tensor:
         """``[B, mels, frames]``.
@@ -93,8 +264,7 @@ class SpeechToText(EncoderDecoder):
             raise TypeError(
                 "features must be a tensor [mels, frames] or [B, mels, frames], or a list of them"
             )
-        frontend: Any = self.config.encoder.embedding and self.config.encoder.embedding.frontend
-        wanted = (frontend.num_mel_bins, 2 * self.max_source)
+        wanted = (self._mels, self._frames)
         rows = [row for each in given for row in (each[None] if each.ndim == 2 else each)]
         for row in rows:
             if tuple(row.shape) != wanted or not row.is_floating_point():

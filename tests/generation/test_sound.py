@@ -1,0 +1,116 @@
+"""WAV files, resampling and mel features; what is damaged is a sentence."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from polyhead.errors import InputError
+from polyhead.generation import sound
+
+
+def _wav(kind: int, bits: int, data: bytes, *, channels: int = 1, rate: int = 16_000) -> bytes:
+    width = channels * bits // 8
+    form = struct.pack("<HHIIHH", kind, channels, rate, rate * width, width, bits)
+    chunks = b"".join(
+        name + struct.pack("<I", len(content)) + content + b"\0" * (len(content) % 2)
+        for name, content in ((b"fmt ", form), (b"LIST", b"odd"), (b"data", data))
+    )
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+def _tone(count: int = 1600) -> Tensor:
+    return 0.5 * torch.sin(torch.arange(count) * 0.05)
+
+
+def test_every_kind_of_samples_is_read(tmp_path: Path) -> None:
+    tone = _tone().numpy()
+    wide = np.rint(tone * 2**23).astype("<i4").view(np.uint8).reshape(-1, 4)[:, :3]
+    for kind, bits, data in (
+        (1, 8, np.rint(tone * 128 + 128).astype(np.uint8).tobytes()),
+        (1, 16, np.rint(tone * 2**15).astype("<i2").tobytes()),
+        (1, 24, np.ascontiguousarray(wide).tobytes()),
+        (1, 32, np.rint(tone.astype(float) * 2**31).astype("<i4").tobytes()),
+        (3, 32, tone.astype("<f4").tobytes()),
+        (3, 64, tone.astype("<f8").tobytes()),
+    ):
+        path = tmp_path / "tone.wav"
+        path.write_bytes(_wav(kind, bits, data))
+        samples, rate = sound.read_wav(path)
+        assert rate == 16_000
+        # A sample is rounded to the nearest step, of which 8 bits have 128.
+        torch.testing.assert_close(
+            samples, torch.from_numpy(tone), atol=0.51 / 2 ** (min(bits, 24) - 1), rtol=1e-6
+        )
+    stereo = np.stack((tone, -tone / 2), axis=1).astype("<f4")
+    path.write_bytes(_wav(3, 32, stereo.tobytes(), channels=2, rate=8_000))
+    samples, rate = sound.read_wav(path)
+    torch.testing.assert_close(samples, torch.from_numpy(tone) / 4)
+    assert len(sound.samples_of(path, None)) == 2 * len(tone)
+
+
+DAMAGED = {
+    "nothing": (b"", "not a WAV file"),
+    "another": (b"OggS" + bytes(40), "not a WAV file"),
+    "no data": (_wav(1, 16, b"")[:36], "no complete 'fmt ' and 'data'"),
+    "empty": (_wav(1, 16, b""), "holds no samples"),
+    "compressed": (_wav(2, 4, b"1234"), "format 2 with 4 bits"),
+    "odd bits": (_wav(1, 12, b"1234"), "format 1 with 12 bits"),
+    "no channels": (_wav(1, 16, b"12", channels=0), "0 channels"),
+    "no rate": (_wav(1, 16, b"12", rate=0), "0 samples a second"),
+}
+
+
+@pytest.mark.parametrize("name", list(DAMAGED))
+def test_damaged_files_are_sentences(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(DAMAGED[name][0])
+    with pytest.raises(InputError, match=DAMAGED[name][1]):
+        sound.read_wav(path)
+
+
+def test_samples_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        sound.samples_of(tmp_path / "none.wav", None)
+    with pytest.raises(ValueError, match="a file says its own"):
+        sound.samples_of(tmp_path / "none.wav", 8_000)
+    for wrong, error, words in (
+        (torch.zeros(2, 3), InputError, r"samples must be \[N\]"),
+        (torch.zeros(0), InputError, "at least one"),
+        ([0.0, math.nan], InputError, "finite"),
+        (torch.ones(3, dtype=torch.int16), TypeError, "floats from -1 to 1"),
+        ({"a": 1}, TypeError, "path of a WAV file or samples"),
+    ):
+        with pytest.raises(error, match=words):
+            sound.samples_of(wrong, None)
+    with pytest.raises(ValueError, match="rate"):
+        sound.samples_of(_tone(), 0)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000])
+def test_a_tone_stays_the_same_tone_at_another_rate(rate: int) -> None:
+    def tone(rate: int) -> Tensor:
+        return torch.sin(2 * math.pi * 440.0 * torch.arange(rate) / rate)
+
+    found = sound.resampled(tone(rate), rate)
+    assert len(found) == sound.RATE
+    inside = slice(800, -800)  # it begins and ends suddenly
+    torch.testing.assert_close(found[inside], tone(sound.RATE)[inside], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_features_are_those_of_transformers(mels: int) -> None:
+    from transformers import WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor(feature_size=mels)
+    noise = torch.randn(40_000, generator=torch.Generator().manual_seed(0)) * 0.1
+    wanted = extractor(noise.numpy(), sampling_rate=16_000, return_tensors="pt")["input_features"]
+    assert torch.equal(sound.log_mel(noise, mels, 3000), wanted[0])
+    many = torch.cat((noise, torch.zeros(500_000)))
+    assert torch.equal(sound.log_mel(many, mels, 3000), wanted[0])  # cut to 30 s
