@@ -144,7 +144,7 @@ def resampled(samples: Tensor, rate: int) -> Tensor:
     kept = torch.zeros(count // 2 + 1, dtype=spectrum.dtype)
     both = min(len(kept), len(spectrum))
     kept[:both] = spectrum[:both]
-    found = torch.fft.irfft(kept, n=count) * (count / len(padded))
+    found: Tensor = torch.fft.irfft(kept, n=count) * (count / len(padded))
     first, length = edge // unit * wanted_unit, max(1, round(len(samples) * RATE / rate))
     return found[first : first + length].float()
 
