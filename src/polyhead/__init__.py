@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         QuantizedCache,
         RingCache,
     )
+    from polyhead.checkpoints import attach_adapter
     from polyhead.config import TransformerConfig
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder, TextToText, load
     from polyhead.inspection.ablation import ablate
@@ -91,6 +92,7 @@ _LAZY = {
     "TransformerConfig": "polyhead.config",
     "TransformerLayer": "polyhead.layers",
     "ablate": "polyhead.inspection.ablation",
+    "attach_adapter": "polyhead.checkpoints",
     "compare_texts": "polyhead.inspection.tables",
     "find_heads": "polyhead.inspection.finding",
     "load": "polyhead.generation",
@@ -143,6 +145,7 @@ __all__ = [
     "UnsupportedError",
     "Window",
     "ablate",
+    "attach_adapter",
     "attention",
     "compare_texts",
     "draw",

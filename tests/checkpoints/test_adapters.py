@@ -11,8 +11,11 @@ import torch
 import transformers
 from hf_tiny import DECODERS
 
-from polyhead.checkpoints import load_checkpoint
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.checkpoints import attach_adapter, load_checkpoint, save_checkpoint
+from polyhead.errors import CheckpointError, ConfigError, InputError, UnsupportedError
+from polyhead.inspection.circuits import HeadCircuits
+from polyhead.inspection.pruning import prune
+from polyhead.layers.lora import LoraLinear
 
 peft = pytest.importorskip("peft")
 
@@ -66,6 +69,113 @@ def test_transposed_weights_take_an_adapter(tmp_path: Path) -> None:
     ids = torch.arange(20)[None]
     ours = load_checkpoint(tmp_path / "adapter").model(ids)
     assert (ours - theirs(ids).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "gpt2"])
+def test_attached_adapter_equals_peft(family: str, tmp_path: Path) -> None:
+    """phi3 fuses projections, GPT-2 transposes them too."""
+    tiny = DECODERS["llama, GQA"]
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"target_modules": "all-linear", "use_rslora": True}
+    if family == "llama":
+        model: Any = tiny.build()
+        options["exclude_modules"] = ["lm_head"]
+    elif family == "phi3":
+        config = transformers.Phi3Config(
+            vocab_size=60, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, eos_token_id=2,
+        )  # fmt: skip
+        model = transformers.Phi3ForCausalLM(config).eval()
+        options["exclude_modules"] = ["lm_head"]
+    else:
+        gpt2 = transformers.GPT2Config(
+            vocab_size=60, n_embd=24, n_layer=2, n_head=4, n_positions=32
+        )
+        model = transformers.GPT2LMHeadModel(gpt2).eval()
+        options = {"target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}
+    theirs = _adapted(tmp_path, model, **options)
+    ids = torch.arange(1, 20)[None]
+    ours = load_checkpoint(tmp_path / "base")
+    with torch.no_grad():
+        plain, wanted = ours.model(ids), theirs(ids).logits
+        merged = load_checkpoint(tmp_path / "base", adapter=tmp_path / "adapter").model(ids)
+    adapter = attach_adapter(ours.model, tmp_path / "adapter")
+    with torch.no_grad():
+        _same(ours.model(ids), wanted)
+        cache = ours.model.new_cache()
+        steps = [ours.model(part, cache=cache) for part in ids.split([16, 1, 1, 1], dim=1)]
+        _same(torch.cat(steps, dim=1), wanted)
+        with adapter.off():
+            assert torch.equal(ours.model(ids), plain)
+    with pytest.raises(InputError, match="has an adapter already"):
+        attach_adapter(ours.model, tmp_path / "adapter")
+    ours.model(ids).square().mean().backward()
+    theirs(ids).logits.square().mean().backward()
+    grads = [each.grad for each in adapter.parameters()]
+    their_grads = [each.grad for name, each in theirs.named_parameters() if "lora_" in name]
+    assert len(grads) >= len(their_grads) > 8
+    total, their_total = (
+        sum(float(each.square().sum()) for each in all_ if each is not None)
+        for all_ in (grads, their_grads)
+    )
+    assert total == pytest.approx(their_total, rel=1e-3)
+
+    adapter.save(tmp_path / "saved")
+    again = peft.PeftModel.from_pretrained(
+        type(model).from_pretrained(tmp_path / "base"), tmp_path / "saved"
+    )
+    with torch.no_grad():
+        _same(again.eval()(ids).logits, wanted)
+        adapter.merge()
+        _same(ours.model(ids), merged)
+    with pytest.raises(InputError, match="merged or removed"):
+        adapter.remove()
+    second = attach_adapter(ours.model, tmp_path / "saved")
+    second.remove()
+    with torch.no_grad():
+        _same(ours.model(ids), merged)
+    assert {type(each) for each in ours.model.modules()}.isdisjoint({LoraLinear})
+
+
+def _same(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert (got - wanted).abs().max() < 1e-4 * wanted.std()
+
+
+def test_attached_adapter_is_never_left_out_in_silence(tmp_path: Path) -> None:
+    _adapted(tmp_path, DECODERS["llama, GQA"].build(), target_modules=["q_proj", "o_proj"])
+    ours = load_checkpoint(tmp_path / "base")
+    attach_adapter(ours.model, tmp_path / "adapter")
+    for reads in (lambda: HeadCircuits(ours.model, 0), lambda: prune(ours.model, {0: [1]})):
+        with pytest.raises(UnsupportedError, match="an adapter beside them"):
+            reads()
+    with pytest.raises(UnsupportedError, match="an adapter beside its weight"):
+        _ = ours.model.layers[0].attention.q_proj.weight
+    with pytest.raises(ConfigError, match=r"merge\(\) or remove\(\) its adapter"):
+        save_checkpoint(ours, tmp_path / "saved")
+    half = load_checkpoint(tmp_path / "base", torch.bfloat16)
+    parameters = attach_adapter(half.model, tmp_path / "adapter").parameters()
+    assert {each.dtype for each in parameters} == {torch.float32}
+    assert half.model(torch.arange(5)[None]).dtype == torch.bfloat16
+
+
+def test_what_cannot_be_attached_is_named(tmp_path: Path) -> None:
+    tiny = DECODERS["llama, GQA"]
+    for number, (options, words) in enumerate(
+        (
+            ({"target_modules": ["embed_tokens"]}, r"model\.embed_tokens\.weight replaces"),
+            (
+                {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+                r"lm_head\.weight replaces a tensor",
+            ),
+        )
+    ):
+        folder = tmp_path / str(number)
+        _adapted(folder, tiny.build(), **options)
+        ours = load_checkpoint(folder / "base")
+        with pytest.raises((CheckpointError, UnsupportedError), match=words):
+            attach_adapter(ours.model, folder / "adapter")
+    with pytest.raises(TypeError, match="model must be a model of polyhead"):
+        attach_adapter(torch.nn.Linear(2, 2), tmp_path / "0" / "adapter")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ ids = checkpoint.tokenizer.encode("The capital of France is")
 logits = checkpoint.model(torch.tensor([ids]))
 """
 
+from polyhead.checkpoints.attached import Adapter, attach_adapter
 from polyhead.checkpoints.catalogue import (
     Availability,
     KnownModel,
@@ -20,6 +21,7 @@ from polyhead.checkpoints.stream import StreamDecoder
 from polyhead.checkpoints.tokenizer import Tokenizer
 
 __all__ = [
+    "Adapter",
     "Availability",
     "Checkpoint",
     "KnownModel",
@@ -27,6 +29,7 @@ __all__ = [
     "ResolvedModel",
     "StreamDecoder",
     "Tokenizer",
+    "attach_adapter",
     "available",
     "cache_directory",
     "find",

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from polyhead.families.common.keys import Keys
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _LORA = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 # They say where an adapter came from or how it was trained; what was trained stands in the weights.
 _HARMLESS = frozenset(
@@ -39,7 +41,6 @@ _HARMLESS = frozenset(
         "layers_pattern",
         "layers_to_transform",
         "loftq_config",
-        "lora_dropout",
         "lora_ga_config",
         "megatron_config",
         "megatron_core",
@@ -71,16 +72,47 @@ def base_of(adapter: Path) -> str:
     return base
 
 
-def merged(tensors: Mapping[str, Tensor], adapter: Path, prefix: str) -> dict[str, Tensor]:
-    """The base's tensors with an adapter's merged into them, in the base's dtype.
+@dataclass(frozen=True)
+class Pair:
+    """The change of one module.
 
-    Args:
-        tensors: Of the base, by its file's names.
-        adapter: The adapter's directory.
-        prefix: Of the base's family, which a file of a bare body lacks.
+    Attributes:
+        down: A ``[R, in]``.
+        up: B ``[out, R]``.
+        scale: What B A is multiplied by.
+        embeds: Whether the module is an embedding, whose weight is the other way round.
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+    embeds: bool
+
+
+@dataclass(frozen=True)
+class Lora:
+    """What an adapter's files say.
+
+    Attributes:
+        values: Of its configuration.
+        pairs: By the base's name of the module.
+        whole: Tensors in place of the base's, by its name.
+        transposed: Whether the base's weights are ``[in, out]``.
+        dropout: In training.
+    """
+
+    values: Mapping[str, Any]
+    pairs: Mapping[str, Pair]
+    whole: Mapping[str, Tensor]
+    transposed: bool
+    dropout: float
+
+
+def read_adapter(adapter: Path) -> Lora:
+    """Reads an adapter's directory.
 
     Raises:
-        CheckpointError: A tensor belongs to no weight of the base, or has another shape.
+        CheckpointError: A file is missing or corrupt.
         ConfigError: A form of adapter that is not supported, by its key.
     """
     values = read_json(adapter / CONFIG)
@@ -99,35 +131,60 @@ def merged(tensors: Mapping[str, Tensor], adapter: Path, prefix: str) -> dict[st
         keys.expect(key, None, [])
     transposed = keys.flag("fan_in_fan_out", False)
     alpha, patterns = keys.number("lora_alpha"), keys.take("alpha_pattern", {})
-    stabilised = keys.flag("use_rslora", False)
+    stabilised, dropout = keys.flag("use_rslora", False), keys.number("lora_dropout", 0.0)
     keys.finish(_HARMLESS)
-    found = dict(tensors)
-    pairs: dict[str, dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
+    halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_tensor_file(adapter / WEIGHTS).items():
         # A layer whose weight was saved whole beside its adapter.
-        bare = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+        bare = name.removeprefix(PREFIX).replace(".base_layer.", ".")
         match = _LORA.fullmatch(bare)
         if match is None:
-            found[_known(bare, found, prefix, adapter)] = tensor
+            whole[bare] = tensor
         else:
-            kind = f"{match[2] or ''}{match[3]}"
-            pairs.setdefault(match[1], {})[kind] = tensor
-    for module, pair in pairs.items():
-        target = _known(f"{module}.weight", found, prefix, adapter)
+            halves.setdefault(match[1], {})[f"{match[2] or ''}{match[3]}"] = tensor
+    pairs = {}
+    for module, pair in halves.items():
         embeds = "embedding_A" in pair
         down, up = (pair.get(f"embedding_{kind}" if embeds else kind) for kind in "AB")
         if down is None or up is None:
             raise CheckpointError(
                 f"{adapter / WEIGHTS}: {module} has one of lora_A and lora_B only"
             )
+        if down.ndim != 2 or up.ndim != 2 or up.shape[1] != len(down):
+            raise CheckpointError(
+                f"{adapter / WEIGHTS}: {module} does not fit: lora_A {list(down.shape)}, "
+                f"lora_B {list(up.shape)}"
+            )
         own = next((v for key, v in patterns.items() if _matches(key, module)), alpha)
         rank = down.shape[0]
         scale = own / (math.sqrt(rank) if stabilised else rank)
+        pairs[module] = Pair(down, up, scale, embeds)
+    return Lora(values, pairs, whole, transposed, dropout)
+
+
+def merged(tensors: Mapping[str, Tensor], adapter: Path, prefix: str) -> dict[str, Tensor]:
+    """The base's tensors with an adapter's merged into them, in the base's dtype.
+
+    Args:
+        tensors: Of the base, by its file's names.
+        adapter: The adapter's directory.
+        prefix: Of the base's family, which a file of a bare body lacks.
+
+    Raises:
+        CheckpointError: A tensor belongs to no weight of the base, or has another shape.
+        ConfigError: A form of adapter that is not supported, by its key.
+    """
+    lora, found = read_adapter(adapter), dict(tensors)
+    for name, tensor in lora.whole.items():
+        found[_known(name, found, prefix, adapter)] = tensor
+    for module, pair in lora.pairs.items():
+        target = _known(f"{module}.weight", found, prefix, adapter)
         weight = found[target]
         try:
-            change = up.float() @ down.float()
-            change = change.T if embeds or transposed else change
-            sum_ = weight.float() + scale * change.view(weight.shape)
+            change = pair.up.float() @ pair.down.float()
+            change = change.T if pair.embeds or lora.transposed else change
+            sum_ = weight.float() + pair.scale * change.view(weight.shape)
         except RuntimeError as error:
             raise CheckpointError(f"{adapter / WEIGHTS}: {module} does not fit: {error}") from error
         found[target] = sum_.to(weight.dtype)

@@ -18,8 +18,9 @@ from polyhead.checkpoints.hugging_face import own_config
 from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.load import Checkpoint
 from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import find_family, write_config
+from polyhead.layers.lora import LoraLinear
 from polyhead.writing import write_tensors
 
 _CONFIG = "config.json"
@@ -57,6 +58,10 @@ def save_checkpoint(
         CheckpointError: the directory cannot be written.
     """
     target = Path(directory)
+    if any(isinstance(module, LoraLinear) for module in checkpoint.model.modules()):
+        raise ConfigError(
+            "the model has an adapter beside its weights: merge() or remove() its adapter"
+        )
     state = checkpoint.model.state_dict()
     if form == "polyhead":
         config, weights = own_config(checkpoint.config), dict(state)

@@ -61,8 +61,9 @@ def load(
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"auto"`` (that of
             most of the file's numbers) or a ``torch.dtype``.
         device: where the model runs: ``"cpu"``, ``"cuda"``, ...
-        adapter: the directory of a LoRA adapter (PEFT), merged into the weights. Given as
-            ``source``, the base is the one that it names.
+        adapter: the directory of a LoRA adapter (PEFT), merged into the weights
+            (``attach_adapter`` keeps one apart). Given as ``source``, the base is the one that it
+            names.
         progress: called with what is being done, how much is done, and how much there is.
         expect: the class that the caller needs; a model of another kind is then an error, and type
             checkers know what comes.

@@ -11,6 +11,7 @@ from torch import nn
 from polyhead.errors import InputError, UnsupportedError, shortened
 from polyhead.layers import MultiHeadAttention, TransformerLayer
 from polyhead.layers.hooks import Hooked
+from polyhead.layers.lora import LoraLinear
 from polyhead.models import Transformer
 
 HeadsByLayer = Mapping[int, Sequence[int]]
@@ -62,13 +63,19 @@ def projections_of(model: Transformer, layer: int) -> MultiHeadAttention:
 
     Raises:
         InputError: No such layer.
-        UnsupportedError: An attention that does more, or something else.
+        UnsupportedError: An attention that does more, or something else; or an adapter beside
+            the model's weights.
     """
     module = attention_of(model, layer)
     if type(module) is not MultiHeadAttention:
         raise UnsupportedError(
             f"layer {layer} is a {type(module).__name__}: this needs a MultiHeadAttention, whose "
             "heads are rows of q_proj, k_proj and v_proj and columns of o_proj"
+        )
+    if any(isinstance(part, LoraLinear) for part in model.modules()):
+        raise UnsupportedError(
+            "this reads weights, and the model has an adapter beside them: call merge() of the "
+            "adapter first"
         )
     return module
 

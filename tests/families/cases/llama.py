@@ -4,11 +4,12 @@ from harness import TIED, Case, ropes
 CASES = (
     Case(
         "llama",
+        {"head_dim": 12},
         axes=(
             TIED,
-            ({}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"head_dim": 12}),
+            ({}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}),
             ({}, {"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu_new"}),
-            ropes(8),
+            ropes(12),
         ),
         gguf=GgufCase("llama", change=paired, options={"attention_bias": True}),
     ),

@@ -1,0 +1,218 @@
+"""LoRA adapters beside the weights of a model: to train, switch, merge or take off.
+
+    model = ph.load("base")
+    adapter = ph.attach_adapter(model, "adapter")     # model computes with it
+    with adapter.off(): ...                           # and here without
+    adapter.save("trained"); adapter.merge()          # or adapter.remove()
+
+``adapters`` merges one while the model is loaded, which costs nothing afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.checkpoints import adapters
+from polyhead.checkpoints.json_file import write_json
+from polyhead.config import TransformerConfig
+from polyhead.errors import CheckpointError, ConfigError, InputError, UnsupportedError
+from polyhead.families import Tensors, families
+from polyhead.families.common.config_json import write_config
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.lora import LoraLinear
+from polyhead.models.transformer import Transformer
+from polyhead.writing import write_tensors
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+class Adapter:
+    """An adapter that a model computes with; ``attach_adapter`` makes these.
+
+    Args:
+        model: Whose projections have it.
+        lora: What its files say.
+        table: Of the tensors' names in them.
+        names: For each module of the files polyhead's weights, of which there are several where
+            the files fuse projections.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        lora: adapters.Lora,
+        table: Tensors,
+        names: dict[str, list[str]],
+    ) -> None:
+        self._model, self._lora, self._table, self._names = model, lora, table, names
+        self.layers = {
+            name: model.get_submodule(name.removesuffix(".weight"))
+            for each in names.values()
+            for name in each
+        }
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Its own, for an optimizer; the model's are none of them."""
+        found = [each for layer in self._loras() for each in (layer.down, layer.up)]
+        return list(dict.fromkeys(found))
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """While the block runs, the model computes without it."""
+        layers = self._loras()
+        before = [layer.active for layer in layers]
+        for layer in layers:
+            layer.active = False
+        try:
+            yield
+        finally:
+            for layer, active in zip(layers, before, strict=True):
+                layer.active = active
+
+    def remove(self) -> None:
+        """Takes it off: the model is what it was before."""
+        for name, layer in self._loras_by_name():
+            _put(self._model, name, layer.base)
+        self.layers = {}
+
+    def merge(self) -> None:
+        """Adds it to the weights, which are the model's only ones again."""
+        for name, layer in self._loras_by_name():
+            _put(self._model, name, layer.merged())
+        self.layers = {}
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Writes it as PEFT does, under the names that it was read with.
+
+        Raises:
+            CheckpointError: The directory cannot be written.
+        """
+        self._loras()
+        folder, tensors = Path(directory), dict[str, Tensor]()
+        for module, names in self._names.items():
+            parts = {name: self._lora_of(name).up.detach() for name in names}
+            up = next(iter(self._table.to_theirs(parts, self._model.config).values()))
+            up = up.T if self._lora.transposed else up
+            down = self._lora_of(names[0]).down.detach()
+            for kind, tensor in (("A", down), ("B", up)):
+                tensors[f"{adapters.PREFIX}{module}.lora_{kind}.weight"] = tensor.cpu().contiguous()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(folder / adapters.WEIGHTS, tensors, {"format": "pt"})
+            write_json(folder / adapters.CONFIG, dict(self._lora.values))
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} cannot be written: {error.strerror or error}"
+            ) from error
+
+    def _lora_of(self, name: str) -> LoraLinear:
+        layer = self.layers[name]
+        if not isinstance(layer, LoraLinear):
+            raise InputError(f"{name} has no adapter any more")
+        return layer
+
+    def _loras(self) -> list[LoraLinear]:
+        return [layer for _, layer in self._loras_by_name()]
+
+    def _loras_by_name(self) -> list[tuple[str, LoraLinear]]:
+        if not self.layers:
+            raise InputError("this adapter was merged or removed: attach it again")
+        return [(name, self._lora_of(name)) for name in self.layers]
+
+
+def attach_adapter(model: nn.Module, directory: str | os.PathLike[str]) -> Adapter:
+    """Puts a LoRA adapter of the PEFT library beside the weights of a loaded model.
+
+    Its own parameters are float32 where the model's are half as wide, as PEFT has them.
+
+    Args:
+        model: A ``LanguageModel``, ``TextEncoder`` or ``Transformer``; it is changed in place.
+        directory: With adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        CheckpointError: The files are corrupt, or belong to another model.
+        ConfigError: A form of adapter that is not supported, by its key.
+        UnsupportedError: It changes something else than projections of attention and feed-forward
+            networks (embeddings, whole modules): ``load(adapter=...)`` merges such a one.
+        InputError: The model has an adapter on one of them already.
+    """
+    transformer = getattr(model, "transformer", model)
+    if not isinstance(transformer, Transformer):
+        raise TypeError(f"model must be a model of polyhead: got {type(model).__name__}")
+    path = Path(directory)
+    lora = adapters.read_adapter(path)
+    if lora.whole:
+        raise UnsupportedError(
+            f"{path / adapters.WEIGHTS}: {next(iter(lora.whole))} replaces a tensor: load the "
+            "model with adapter=, which merges it"
+        )
+    table, ups = _placed(lora, transformer.config, path)
+    made: dict[str, LoraLinear] = {}
+    for module, pair in lora.pairs.items():
+        down: nn.Parameter | None = None
+        for name, up in ups[module].items():
+            base = _projection(transformer, name, path)
+            kind = torch.float32 if base.weight.dtype in _HALVES else base.weight.dtype
+            device = base.weight.device
+            if (len(up), pair.down.shape[1]) != tuple(base.weight.shape):
+                raise CheckpointError(f"{path / adapters.WEIGHTS}: {module} does not fit {name}")
+            # Projections that the files fuse share one A, as they do there.
+            down = nn.Parameter(pair.down.to(device, kind)) if down is None else down
+            up = nn.Parameter(up.to(device, kind).contiguous())
+            made[name] = LoraLinear(base, down, up, pair.scale, lora.dropout)
+    for name, layer in made.items():
+        _put(transformer, name, layer.train(transformer.training))
+    return Adapter(transformer, lora, table, {module: [*ups[module]] for module in lora.pairs})
+
+
+def _placed(
+    lora: adapters.Lora, config: TransformerConfig, path: Path
+) -> tuple[Tensors, dict[str, dict[str, Tensor]]]:
+    """The table of the family that knows all names, and every B cut as its weight is."""
+    unknown = ""
+    for family in families().values():
+        try:
+            table = family.tensors_of(write_config(config, [family]))
+        except ConfigError:
+            continue
+        ups, unknown = {}, ""
+        for module, pair in lora.pairs.items():
+            name = f"{module}.weight"
+            up = pair.up.T if lora.transposed else pair.up
+            found, _ = table.to_ours({name: up}, config, path / adapters.WEIGHTS)
+            if name in found or pair.embeds:
+                unknown = module
+                break
+            ups[module] = found
+        else:
+            return table, ups
+    raise CheckpointError(f"{path / adapters.WEIGHTS}: the model has no projection {unknown!r}")
+
+
+def _projection(model: Transformer, name: str, path: Path) -> nn.Linear:
+    """The projection whose weight is called so."""
+    owner, _, leaf = name.removesuffix(".weight").rpartition(".")
+    try:
+        parent = model.get_submodule(owner)
+    except AttributeError as error:
+        raise CheckpointError(f"{path / adapters.WEIGHTS}: the model has no {name}") from error
+    found = getattr(parent, leaf, None)
+    if isinstance(found, LoraLinear):
+        raise InputError(f"{name} has an adapter already: merge() or remove() it first")
+    if type(found) is not nn.Linear or not isinstance(parent, MultiHeadAttention | FeedForward):
+        raise UnsupportedError(
+            f"an adapter beside {name} is not built: load the model with adapter=, which merges it"
+        )
+    return found
+
+
+def _put(model: Transformer, name: str, module: nn.Module) -> None:
+    owner, _, leaf = name.removesuffix(".weight").rpartition(".")
+    setattr(model.get_submodule(owner), leaf, module)
