@@ -108,7 +108,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("distances have no sign", "distance(rows, tile, weights.device)[:, 0].abs()", "distance(rows, tile, weights.device)[:, 0]"),
             ("kv heads of some heads", "tuple(used.index(kv_head) for kv_head in kv_heads)", "tuple(kv_heads)"),
             ("a cache's memory is copied", "return tensor.clone() if held >", "return tensor if held >"),
-            ("the encoder's tokens", "return self._encoder if in_encoder else self._own", "return self._own"),
+            ("the encoder's tokens", "return self._encoder if is_encoder(name) else self._own", "return self._own"),
             ("heads that are not there", "for head in chosen or ():\n        if not 0 <= head < count:", "for head in ():\n        if False:"),
         ],
         "tests/inspection/test_finding.py tests/inspection/test_heads.py tests/inspection/test_circuits.py": [

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from polyhead.inspection.finding import find_heads
     from polyhead.inspection.probe import Probe, probe
     from polyhead.inspection.pruning import prune
+    from polyhead.inspection.reading import SourceAlignment, align
     from polyhead.inspection.tables import compare_texts
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
@@ -85,6 +86,7 @@ _LAZY = {
     "QuantizedCache": "polyhead.caches",
     "RingCache": "polyhead.caches",
     "RoPE": "polyhead.layers",
+    "SourceAlignment": "polyhead.inspection.reading",
     "SpeechToText": "polyhead.generation",
     "TextEncoder": "polyhead.generation",
     "TextToText": "polyhead.generation",
@@ -92,6 +94,7 @@ _LAZY = {
     "TransformerConfig": "polyhead.config",
     "TransformerLayer": "polyhead.layers",
     "ablate": "polyhead.inspection.ablation",
+    "align": "polyhead.inspection.reading",
     "attach_adapter": "polyhead.checkpoints",
     "compare_texts": "polyhead.inspection.tables",
     "find_heads": "polyhead.inspection.finding",
@@ -136,6 +139,7 @@ __all__ = [
     "RingCache",
     "RoPE",
     "SharedCacheError",
+    "SourceAlignment",
     "SpeechToText",
     "TextEncoder",
     "TextToText",
@@ -145,6 +149,7 @@ __all__ = [
     "UnsupportedError",
     "Window",
     "ablate",
+    "align",
     "attach_adapter",
     "attention",
     "compare_texts",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,41 @@ def _edits(wanted: list[str], got: list[str]) -> int:
                 min(before + (word != other), row[j] + 1, row[j + 1] + 1),
             )
     return row[-1]
+
+
+def test_heads_that_follow_the_words_are_found_without_being_told(
+    whisper: SpeechToText, whisper_directory: Path, heard: Any
+) -> None:
+    """What is right is when the synthesiser began each word; a token of sound is 0.02 s."""
+    _, ids = heard
+    features = whisper.features(speech.samples())
+    found = ph.align(whisper, features, ids, prompt=2)
+    pieces = whisper.tokenizer.pieces(ids[0, 2:].tolist())
+    begins = torch.tensor([n for n, piece in enumerate(pieces) if piece.startswith(" ")])
+    assert len(begins) == len(speech.TEXT.split())  # so that the words have numbers
+    onset = torch.tensor([time for time, _ in speech.ONSETS]) / 1000
+    words = begins[[number for _, number in speech.ONSETS]]
+
+    def right(alignment: ph.SourceAlignment) -> float:
+        """Words that are read within 0.1 s of the time in which they are spoken."""
+        heard_at = 0.02 * alignment.monotone()[words]
+        end = torch.cat((onset[1:], torch.tensor([29.5])))
+        return float(((heard_at >= onset - 0.1) & (heard_at <= end + 0.1)).float().mean())
+
+    listed = json.loads((whisper_directory / "config.json").read_text())["alignment_heads"]
+    published = [(layer, head) for layer, head in listed]
+    assert right(found) > 0.9
+    assert right(ph.align(whisper, features, ids, prompt=2, heads=published)) > 0.75
+    order = found.scores.flatten().argsort().tolist()
+    worst = [divmod(number, 6) for number in order[: len(found.heads)]]
+    assert right(ph.align(whisper, features, ids, prompt=2, heads=worst)) < 0.5
+    rest = {divmod(number, 6) for number in order} - {*found.heads, *published}
+
+    def mean(heads: Iterable[tuple[int, int]]) -> float:
+        return float(torch.stack([found.scores[each] for each in heads]).mean())
+
+    assert mean(published) > 2 * mean(rest)
+    assert len({*found.heads} & {*published}) >= 3
 
 
 @pytest.mark.slow

@@ -91,9 +91,16 @@ def test_padding_and_a_cache_are_seen_as_they_were(pair):
     torch.testing.assert_close(full.rows().sum(-1), torch.ones(1, 4, 1), **CLOSE)
 
 
-def test_cross_attention_goes_by_its_path_and_is_no_layer_number():
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("bart", "model.decoder.layers.1.encoder_attn"),
+        ("t5", "decoder.block.1.layer.1.EncDecAttention"),
+    ],
+)
+def test_cross_attention_goes_by_its_path_and_is_no_layer_number(name, path):
     torch.manual_seed(0)
-    model = families.ENCODER_DECODERS["bart"]().eval()
+    model = families.ENCODER_DECODERS[name]().eval()
     eager = copy.deepcopy(model)
     eager.set_attn_implementation("eager")
     ours = integration.use(model)
@@ -103,7 +110,10 @@ def test_cross_attention_goes_by_its_path_and_is_no_layer_number():
     with torch.no_grad():
         wanted = eager(**inputs, output_attentions=True)
     assert seen.layers == (0, 1, 2, 3)
-    cross = seen["model.decoder.layers.1.encoder_attn"].rows()
+    assert [view.layer for view in seen.encoder] == [0, 1]
+    assert [view.layer for view in seen.decoder] == [2, 3]
+    assert seen.cross[1] is seen[path]
+    cross = seen[path].rows()
     torch.testing.assert_close(cross, wanted.cross_attentions[1], **CLOSE)
     torch.testing.assert_close(seen[2].rows(), wanted.decoder_attentions[0], **CLOSE)
     assert seen[0].call.ids.keys.equal(IDS)

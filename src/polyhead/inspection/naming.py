@@ -31,6 +31,11 @@ def is_cross(path: str) -> bool:
     return not _CROSS.isdisjoint(path.partition("#")[0].split("."))
 
 
+def is_encoder(path: str) -> bool:
+    """Whether a path is that of an attention in an encoder."""
+    return not {"encoder", "encoder_layers"}.isdisjoint(path.partition("#")[0].split("."))
+
+
 def numbered_layers(paths: Iterable[str]) -> list[str]:
     """The paths that a layer number means: all but cross-attention."""
     return [path for path in paths if not is_cross(path)]

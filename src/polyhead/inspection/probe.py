@@ -12,7 +12,7 @@ bit-identical with and without a probe.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from polyhead.inspection.naming import (
     Repeats,
     attention_modules,
     is_cross,
+    is_encoder,
     name_of,
     numbered_layers,
 )
@@ -50,8 +51,9 @@ class Probe:
 
     Self-attention layers are counted from 0 in the order in which the model holds them (a
     Transformer's own layers first, then its encoder's); any attention, cross-attention too, goes
-    by its module's path. A module that one run calls several times (ALBERT's layers are one) is
-    counted as often: ``path``, ``path#1``, ….
+    by its module's path. ``encoder``, ``decoder`` and ``cross`` list those of an encoder-decoder. A
+    module that one run calls several times (ALBERT's layers are one) is counted as often: ``path``,
+    ``path#1``, ….
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -66,6 +68,26 @@ class Probe:
     def layers(self) -> tuple[int, ...]:
         """The numbers of the layers that have run."""
         return tuple(i for i, name in enumerate(self._numbered) if name in self._views)
+
+    @property
+    def encoder(self) -> tuple[AttentionView, ...]:
+        """Of an encoder-decoder, what the encoder's layers did."""
+        return self._of(lambda name: is_encoder(name) and not is_cross(name))
+
+    @property
+    def decoder(self) -> tuple[AttentionView, ...]:
+        """Of an encoder-decoder, what self-attention in the decoder's layers did."""
+        return self._of(lambda name: not is_encoder(name) and not is_cross(name))
+
+    @property
+    def cross(self) -> tuple[AttentionView, ...]:
+        """Of an encoder-decoder, what the decoder's layers read of the encoder's output."""
+        return self._of(is_cross)
+
+    def _of(self, belongs: Callable[[str], bool]) -> tuple[AttentionView, ...]:
+        return tuple(
+            self._views[name] for name in self.modules if name in self._views and belongs(name)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -236,8 +258,7 @@ class _IdsRead:
 
     def of(self, name: str) -> Tensor | None:
         """The tokens that an attention sees, if they are known."""
-        in_encoder = {"encoder", "encoder_layers"} & set(name.split("."))
-        return self._encoder if in_encoder else self._own
+        return self._encoder if is_encoder(name) else self._own
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._own = args[0] if args else kwargs.get("ids")
