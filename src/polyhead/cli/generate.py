@@ -54,11 +54,13 @@ def generate(
 
     The text goes to standard output, speed and sizes to standard error.
     """
-    from polyhead.cli.models import load_decoder
+    from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import read_text, started, write_text
 
+    from polyhead.generation import LanguageModel
+
     prompt = read_text(text, file)
-    language_model = load_decoder(model, dtype)
+    language_model = load_expecting(model, dtype, LanguageModel)
     stream = language_model.stream(
         prompt,
         max_new_tokens=max_new_tokens,

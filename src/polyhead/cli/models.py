@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from polyhead.errors import InputError
+from polyhead.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from polyhead.generation import LanguageModel, TextEncoder
+    from polyhead.generation.loading import Model
+
+Expected = TypeVar("Expected")
+
+_WORDS = {
+    "LanguageModel": "is a decoder, which continues a text (polyhead generate)",
+    "TextEncoder": "is an encoder, which reads text and does not write any (polyhead look)",
+    "TextToText": "is an encoder-decoder, which turns a text into another (polyhead translate)",
+    "SpeechToText": "is an encoder-decoder that reads sound (polyhead transcribe)",
+}
+_VERBS = {
+    "LanguageModel": "this verb takes decoders",
+    "TextToText": "this verb takes encoder-decoders that read text",
+    "SpeechToText": "this verb takes models that read sound",
+}
+
+
+def load_expecting(name: str, dtype: str, kind: type[Expected]) -> Expected:
+    """The model called ``name``, which must be of a kind.
+
+    Raises:
+        UnsupportedError: it is of another.
+    """
+    model = _load(name, dtype)
+    if not isinstance(model, kind):
+        raise UnsupportedError(f"{name} {_WORDS[type(model).__name__]}: {_VERBS[kind.__name__]}")
+    return model
 
 
 def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder:
     """The model called ``name``, a decoder or an encoder.
 
     Raises:
-        InputError: it is an encoder-decoder.
+        UnsupportedError: it is an encoder-decoder.
     """
-    from polyhead.cli.terminal import progress
+    model = _load(name, dtype)
+    from polyhead.generation import LanguageModel, TextEncoder
 
-    with progress(f"loading {name}") as advance:
-        # torch is imported here, which takes a second itself
-        from polyhead.generation import LanguageModel, TextEncoder, load
-
-        model = load(name, dtype, progress=advance)
     if not isinstance(model, LanguageModel | TextEncoder):
-        raise InputError(
-            f"{name} is an encoder-decoder: polyhead.load({name!r}).generate(...) uses it from "
-            "Python, this verb takes decoders and encoders"
+        raise UnsupportedError(
+            f"{name} {_WORDS[type(model).__name__]}: this verb takes decoders and encoders"
         )
     return model
 
 
-def load_decoder(name: str, dtype: str = "float32") -> LanguageModel:
-    """The model called ``name``, which must be one that writes text.
+def _load(name: str, dtype: str) -> Model:
+    from polyhead.cli.terminal import progress
 
-    Raises:
-        InputError: it is an encoder.
-    """
-    model = load_any(name, dtype)
-    from polyhead.generation import LanguageModel
+    with progress(f"loading {name}") as advance:
+        # torch is imported here, which takes a second itself
+        from polyhead.generation import load
 
-    if not isinstance(model, LanguageModel):
-        raise InputError(f"{name} is an encoder: it reads text and does not write any")
-    return model
+        return load(name, dtype, progress=advance)

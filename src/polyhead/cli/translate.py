@@ -1,0 +1,159 @@
+"""``polyhead translate`` and ``summarize``: texts through an encoder-decoder, a line for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyhead.errors import InputError
+
+if TYPE_CHECKING:
+    from polyhead.generation import Generation, TextToText
+
+_Text = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
+    ),
+]
+_Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help="An encoder-decoder's directory or hub id."
+    ),
+]
+_File = Annotated[Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")]
+_Beams = Annotated[
+    int | None, typer.Option("--num-beams", "-b", help="Beams; default what the model's files say.")
+]
+_Longest = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new-tokens", "-n", help="Tokens of each text; default what the model's files say."
+    ),
+]
+_Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+_Json = Annotated[bool, typer.Option("--json", help="Texts with tokens and scores as JSON.")]
+
+
+def translate(
+    model: _Model,
+    text: _Text = None,
+    file: _File = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="CODE", help="The language of the text.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--to", metavar="CODE", help="The language to write, by the model's code."),
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Text in front of every text, such as T5's instructions.")
+    ] = None,
+    num_beams: _Beams = None,
+    max_new_tokens: _Longest = None,
+    dtype: _Dtype = "float32",
+    json: _Json = False,
+) -> None:
+    """Translate TEXT, or each line of a file.
+
+    Lines go to standard output as they are finished, in their order.
+    """
+    texts = _lines(text, file)
+    loaded = _load(model, dtype)
+    arguments = {"source_language": source, "target_language": target, "prefix": prefix}
+    _write(loaded, texts, arguments | _given(num_beams, max_new_tokens), json=json)
+
+
+def summarize(
+    model: _Model,
+    text: _Text = None,
+    file: _File = None,
+    num_beams: _Beams = None,
+    max_new_tokens: _Longest = None,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="No end before so many tokens.")
+    ] = None,
+    dtype: _Dtype = "float32",
+    json: _Json = False,
+) -> None:
+    """Summarise TEXT, or a whole file.
+
+    Uses the prefix and the options that the model's files have for summarisation.
+    """
+    from polyhead.cli.terminal import read_text
+
+    content = read_text(text, file)
+    loaded = _load(model, dtype)
+    arguments = _given(num_beams, max_new_tokens)
+    if min_new_tokens is not None:
+        arguments["min_new_tokens"] = min_new_tokens
+    if "summarization" in loaded.tasks:
+        arguments["task"] = "summarization"
+    _write(loaded, [content], arguments, json=json)
+
+
+def _lines(text: str | None, file: Path | None) -> list[str]:
+    """One text of an argument, one a line of a file or of standard input.
+
+    Raises:
+        InputError: a line without text, by its number.
+    """
+    from polyhead.cli.terminal import read_text
+
+    content = read_text(text, file)
+    in_argument = file is None and text is not None and text != "-" and not _names_a_file(text)
+    if in_argument:
+        return [content]
+    lines = content.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise InputError(f"line {number} of {file or text} is empty: every line is one text")
+    return lines
+
+
+def _names_a_file(text: str) -> bool:
+    return text.startswith("@") and not text.startswith("@@")
+
+
+def _load(name: str, dtype: str) -> TextToText:
+    from polyhead.cli.models import load_expecting
+    from polyhead.generation import TextToText
+
+    return load_expecting(name, dtype, TextToText)
+
+
+def _given(num_beams: int | None, max_new_tokens: int | None) -> dict[str, Any]:
+    """What the call says; the model's files say the rest."""
+    said = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _write(model: TextToText, texts: list[str], arguments: dict[str, Any], *, json: bool) -> None:
+    """Writes what becomes of each text, in portions whose texts run side by side."""
+    from polyhead.cli.terminal import print_json, progress, write_text
+
+    portion, said = 32, list[dict[str, Any]]()
+    for start in range(0, len(texts), portion):
+        part = texts[start : start + portion]
+        with progress(f"text {start + 1:,} of {len(texts):,}") as advance:
+            advance(f"text {start + 1:,} of {len(texts):,}", start, len(texts))
+            found = model.generate(part, **arguments)
+        for given, each in zip(part, found, strict=True):
+            said.append(_as_data(given, each))
+            if not json:
+                write_text(" ".join(each.text.splitlines()) + "\n")
+    if json:
+        print_json(said)
+
+
+def _as_data(given: str, made: Generation) -> dict[str, Any]:
+    return {
+        "source": given,
+        "text": made.text,
+        "ids": list(made.ids),
+        "score": made.score,
+        "ended_by": made.stats.stop_reason,
+    }

@@ -1,0 +1,111 @@
+"""``polyhead translate`` and ``summarize``, as the real command with tiny encoder-decoders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from process import Run
+
+import polyhead as ph
+
+Command = tuple[Run, str, ph.TextToText]
+
+
+@pytest.fixture(scope="session")
+def mbart(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ph.TextToText]:
+    """The path of a tiny random mBART with three languages, and the model."""
+    from pairs import make_pair, write_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-mbart"
+    make_pair("mbart", folder)
+    write_tokenizer(folder, tokenizer_class="MBartTokenizer")
+    return str(folder), ph.load(folder, expect=ph.TextToText)
+
+
+@pytest.fixture
+def command(run: Run, mbart: tuple[str, ph.TextToText]) -> Command:
+    return run, *mbart
+
+
+def _texts(model: ph.TextToText, sources: list[str], **options: object) -> list[str]:
+    return [made.text for made in model.generate(sources, **options)]
+
+
+def test_a_text_is_translated_into_the_language_that_is_named(command: Command) -> None:
+    run, path, model = command
+    options = ["--from", "en_XX", "--to", "fr_XX", "-n", "8", "-b", "3"]
+    (wanted,) = _texts(
+        model, ["good day"], source_language="en_XX", target_language="fr_XX",
+        max_new_tokens=8, num_beams=3,
+    )  # fmt: skip
+    result = run("translate", "good day", "--model", path, *options)
+    assert (result.code, result.out) == (0, wanted + "\n")
+    found = json.loads(run("translate", "good day", "-m", path, *options, "--json").out)
+    assert [(each["source"], each["text"]) for each in found] == [("good day", wanted)]
+    assert found[0]["score"] < 0
+    assert found[0]["ids"]
+
+
+def test_every_line_of_a_file_is_a_text(command: Command, tmp_path: Path) -> None:
+    run, path, model = command
+    sources = ["a short one", "a line that is rather longer than the others", "end"]
+    (tmp_path / "lines.txt").write_text("\n".join(sources) + "\n", encoding="utf-8")
+    wanted = _texts(
+        model, sources, source_language="en_XX", target_language="de_DE", max_new_tokens=6
+    )
+    options = ["--from", "en_XX", "--to", "de_DE", "-n", "6", "-m", path]
+    for given in (["@lines.txt"], ["--file", "lines.txt"]):
+        result = run("translate", *given, *options)
+        assert (result.code, result.out.splitlines()) == (0, wanted)
+    whole = "\n".join(sources).encode()
+    assert run("translate", "-", *options, stdin=whole).out.splitlines() == wanted
+
+
+def test_a_file_is_one_text_to_summarise(
+    run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from pairs import make_pair
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-t5"
+    task = {"summarization": {"prefix": "sum ", "num_beams": 2, "max_length": 7}}
+    _, model = make_pair("t5", folder, task_specific_params=task)
+    (tmp_path / "long.txt").write_text("one line\nand another\n", encoding="utf-8")
+    wanted = model.generate("one line\nand another", task="summarization")
+    assert wanted.score is not None
+    result = run("summarize", "@long.txt", "-m", str(folder))
+    assert (result.code, result.out) == (0, wanted.text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["good day", "--to", "xx_XX"], "xx_XX"),
+        (["good day", "--to", "fr_FR"], "fr_XX"),
+        (["good day", "--to", "fr_XX", "-b", "0"], "num_beams must be a whole number from 1"),
+        (["good day", "--to", "fr_XX", "-b", "99"], "num_beams"),
+        (["a" * 90, "--to", "fr_XX"], "the model reads at most 64"),
+        (["@gap.txt", "--to", "fr_XX"], "line 2 of @gap.txt is empty"),
+        (["@latin.txt", "--to", "fr_XX"], "latin.txt is not UTF-8 text: byte 3 is 0xe9"),
+        (["--to", "fr_XX"], "no text"),
+    ],
+)
+def test_what_cannot_be_translated_is_said(
+    command: Command, tmp_path: Path, words: list[str], said: str
+) -> None:
+    run, path, _ = command
+    (tmp_path / "gap.txt").write_text("one\n\ntwo\n", encoding="utf-8")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    result = run("translate", *words, "-m", path, "--from", "en_XX")
+    assert result.code == 2
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_models_of_another_kind_name_the_verb_for_them(command: Command, tiny: str) -> None:
+    run, path, _ = command
+    result = run("translate", "good day", "-m", tiny)
+    assert (result.code, "polyhead generate" in result.err) == (2, True)
+    result = run("generate", "good day", "-m", path)
+    assert (result.code, "polyhead translate" in result.err) == (2, True)
