@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import wave
 from pathlib import Path
 
 import pytest
+import torch
 from process import Run
 
 import polyhead as ph
@@ -109,3 +111,33 @@ def test_models_of_another_kind_name_the_verb_for_them(command: Command, tiny: s
     assert (result.code, "polyhead generate" in result.err) == (2, True)
     result = run("generate", "good day", "-m", path)
     assert (result.code, "polyhead translate" in result.err) == (2, True)
+
+
+@pytest.fixture(scope="session")
+def whisper() -> str:
+    """The name of the trained model, where its package is installed."""
+    from polyhead.checkpoints import available
+
+    state = next(state for state in available() if state.model.name == "whisper-tiny.en")
+    if not state.found:
+        pytest.skip(f"whisper-tiny.en is not installed: {state.model.install}")
+    return "whisper-tiny.en"
+
+
+def test_words_of_a_recording_are_written_down(run: Run, whisper: str, tmp_path: Path) -> None:
+    from speech_recording import samples
+
+    sound = (samples()[: 5 * 16_000] * 32767).to(torch.int16)
+    with wave.open(str(tmp_path / "speech.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes(sound.numpy().tobytes())
+    found = json.loads(run("transcribe", "speech.wav", "--json").out)
+    assert "is the history of a few men who" in found["text"]
+    (part,) = found["segments"]
+    assert (part["start"], part["end"], part["text"]) == (0.0, 5.0, found["text"])
+    (tmp_path / "noise.wav").write_bytes(b"no sound at all")
+    run("transcribe", "noise.wav").refused(2, "noise.wav")
+    run("transcribe", "absent.wav").refused(2, "absent.wav")
+    run("transcribe", "speech.wav", "--language", "xx").refused(2, "xx")

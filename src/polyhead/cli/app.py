@@ -14,7 +14,7 @@ from polyhead.cli.generate import generate
 from polyhead.cli.look import look
 from polyhead.cli.plan import plan
 from polyhead.cli.trace import trace
-from polyhead.cli.translate import summarize, translate
+from polyhead.cli.translate import summarize, transcribe, translate
 
 app = typer.Typer(
     name="polyhead",
@@ -55,5 +55,5 @@ def _reflowed(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
 
 
-for verb in (look, trace, generate, translate, summarize, plan, bench, doctor):
+for verb in (look, trace, generate, translate, summarize, transcribe, plan, bench, doctor):
     app.command(help=_reflowed(verb.__doc__ or ""))(verb)

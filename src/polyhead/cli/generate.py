@@ -56,7 +56,6 @@ def generate(
     """
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import read_text, started, write_text
-
     from polyhead.generation import LanguageModel
 
     prompt = read_text(text, file)

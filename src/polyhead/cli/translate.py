@@ -1,4 +1,4 @@
-"""``polyhead translate`` and ``summarize``: texts through an encoder-decoder, a line for each."""
+"""``polyhead translate``, ``summarize`` and ``transcribe``: what encoder-decoders are for."""
 
 from __future__ import annotations
 
@@ -93,6 +93,44 @@ def summarize(
     if "summarization" in loaded.tasks:
         arguments["task"] = "summarization"
     _write(loaded, [content], arguments, json=json)
+
+
+def transcribe(
+    sound: Annotated[Path, typer.Argument(metavar="FILE", help="A WAV file.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="A known name, a Hugging Face or CTranslate2 directory, or a hub id.",
+        ),
+    ] = "whisper-tiny.en",
+    language: Annotated[
+        str | None,
+        typer.Option(metavar="CODE", help="What is spoken; default: the model finds out."),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="transcribe, or translate into English.")] = None,
+    num_beams: _Beams = None,
+    dtype: _Dtype = "float32",
+    json: Annotated[bool, typer.Option("--json", help="Parts with their times as JSON.")] = False,
+) -> None:
+    """Write down the words of a recording of any length."""
+    from polyhead.cli.models import load_expecting
+    from polyhead.cli.terminal import print_json, progress, write_text
+    from polyhead.generation import SpeechToText
+
+    loaded = load_expecting(model, dtype, SpeechToText)
+    said = {"language": language, "task": task, "num_beams": num_beams}
+    with progress(f"listening to {sound.name}"):
+        found = loaded.transcribe(
+            sound, **{name: value for name, value in said.items() if value is not None}
+        )
+    if not json:
+        write_text(found.text + "\n")
+        return
+    parts = [{"text": part.text, "start": part.start, "end": part.end} for part in found.segments]
+    print_json({"text": found.text, "segments": parts})
 
 
 def _lines(text: str | None, file: Path | None) -> list[str]:

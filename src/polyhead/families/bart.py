@@ -47,7 +47,7 @@ def read_layers(
         attention = AttentionConfig(
             count,
             count,
-            divided(keys, keys.whole("hidden_size"), count),
+            divided(keys, keys.size("hidden_size"), count),
             qkv_bias=True,
             out_bias=True,
             k_bias=k_bias,
@@ -87,7 +87,7 @@ def read(
         head_bias: Whether a bias is added to the logits.
     """
     encoder, decoder = read_layers(keys, first=first)
-    scale = math.sqrt(keys.whole("hidden_size")) if keys.flag("scale_embedding") else 1.0
+    scale = math.sqrt(keys.size("hidden_size")) if keys.flag("scale_embedding") else 1.0
     embedding = replace(embedding, scale=scale, dropout=keys.number("hidden_dropout_prob"))
     return read_decoder(
         keys,

@@ -70,7 +70,7 @@ def read_encoder(
     return TransformerConfig(
         kind="encoder",
         vocab_size=keys.whole("vocab_size"),
-        embed_dim=keys.whole("hidden_size"),
+        embed_dim=keys.size("hidden_size"),
         max_positions=max_positions,
         layers=layers,
         embedding=embedding,

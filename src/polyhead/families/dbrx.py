@@ -43,7 +43,7 @@ class ExpertRows(Pieces):
 
 
 def read(keys: Keys) -> TransformerConfig:
-    embed_dim, num_heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    embed_dim, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     max_positions, count = (
         keys.whole("max_position_embeddings"),
         keys.num_layers("num_hidden_layers"),

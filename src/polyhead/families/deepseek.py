@@ -248,7 +248,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
 
 def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
     """Latent attention in DeepSeek's keys."""
-    num_heads, rotated = keys.whole("num_attention_heads"), keys.whole("qk_rope_head_dim")
+    num_heads, rotated = keys.size("num_attention_heads"), keys.whole("qk_rope_head_dim")
     attention = LatentAttentionConfig(
         num_heads=num_heads,
         kv_lora_rank=keys.whole("kv_lora_rank"),

@@ -73,7 +73,7 @@ def _second(
     keys: Keys, attention: Any, norm: NormConfig, count: int
 ) -> tuple[list[LayerConfig], float | None]:
     """Gemma 2's layers, and the softcap of its logits."""
-    scalar, window = keys.number("query_pre_attn_scalar"), keys.whole("sliding_window", None)
+    scalar, window = keys.positive("query_pre_attn_scalar"), keys.whole("sliding_window", None)
     attention = replace(
         attention,
         scale=None if scalar == attention.head_dim else scalar**-0.5,

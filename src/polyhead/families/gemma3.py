@@ -66,7 +66,7 @@ def read(keys: Keys) -> TransformerConfig:
     sizes = read_sizes(keys)
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight_offset=1.0)
     keys.take("_sliding_window_pattern", None)  # follows from layer_types
-    biased, scalar = keys.flag("attention_bias"), keys.number("query_pre_attn_scalar")
+    biased, scalar = keys.flag("attention_bias"), keys.positive("query_pre_attn_scalar")
     ropes = _read_ropes(keys, sizes.head_dim, sizes.max_positions)
     attention = sizes.attention(
         qkv_bias=biased,

@@ -67,7 +67,7 @@ def read(keys: Keys) -> TransformerConfig:
 
 
 def read_codegen(keys: Keys) -> TransformerConfig:
-    if (heads := keys.whole("num_attention_heads")) % SHARDS:
+    if (heads := keys.size("num_attention_heads")) % SHARDS:
         raise keys.refused("num_attention_heads", heads, f"a multiple of {SHARDS}")
     return read(keys)
 

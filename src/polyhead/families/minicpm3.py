@@ -17,7 +17,7 @@ from polyhead.families.deepseek import read_attention, tensors, write_attention
 
 
 def read(keys: Keys) -> TransformerConfig:
-    embed_dim, count = keys.whole("hidden_size"), keys.num_layers("num_hidden_layers")
+    embed_dim, count = keys.size("hidden_size"), keys.num_layers("num_hidden_layers")
     max_positions, norm = keys.whole("max_position_embeddings"), read_rms_norm(keys)
     attention = read_attention(keys, max_positions)
     depth, base = keys.number("scale_depth", None), keys.whole("dim_model_base", None)

@@ -52,9 +52,9 @@ def read_stacks(
         networks: One for each layer.
         scaled: Whether what makes the logits is multiplied by 1/√E.
     """
-    heads, dropout = keys.whole("num_attention_heads"), keys.number("hidden_dropout_prob")
+    heads, dropout = keys.size("num_attention_heads"), keys.number("hidden_dropout_prob")
     norm = read_rms_norm(keys)
-    attention = AttentionConfig(heads, heads, keys.whole("head_dim"), scale=1.0, dropout=dropout)
+    attention = AttentionConfig(heads, heads, keys.size("head_dim"), scale=1.0, dropout=dropout)
     bias = RelativeBiasConfig(
         keys.whole("relative_attention_num_buckets"), keys.whole("relative_attention_max_distance")
     )
@@ -75,7 +75,7 @@ def read_stacks(
         encoder_layers=encoder,
         encoder=EncoderConfig(relative_bias=bias),
         relative_bias=bias,
-        logit_scale=keys.whole("hidden_size") ** -0.5 if scaled else 1.0,
+        logit_scale=keys.size("hidden_size") ** -0.5 if scaled else 1.0,
     )
 
 

@@ -92,6 +92,17 @@ class Keys:
             raise self._wrong(key, value, "a whole number of 64 bits")
         return value
 
+    @overload
+    def size(self, key: str) -> int: ...
+    @overload
+    def size(self, key: str, default: _T) -> int | _T: ...
+    def size(self, key: str, default: Any = _MISSING) -> Any:
+        """A whole number from 1; null counts as absent where there is a default."""
+        value = self.whole(key, default)
+        if value is not None and value < 1:
+            raise self.refused(key, value, "a whole number from 1")
+        return value
+
     def num_layers(self, key: str) -> int:
         """A number of layers, small enough to build a configuration for each."""
         count = self.whole(key)
@@ -111,6 +122,13 @@ class Keys:
         if not -_MOST_NUMBER <= value <= _MOST_NUMBER:  # NaN is not
             raise self._wrong(key, value, f"a number up to {_MOST_NUMBER:g}")
         return float(value)
+
+    def positive(self, key: str) -> float:
+        """A finite number above 0."""
+        value = self.number(key)
+        if value <= 0:
+            raise self.refused(key, value, "a number above 0")
+        return value
 
     def choice(self, key: str, choices: Mapping[str, _T], default: Any = _MISSING) -> _T:
         """What the name under a key stands for.

@@ -69,13 +69,13 @@ def read_sizes(keys: Keys, *, own_head_dim: bool = True, max_positions: int | No
         own_head_dim: whether the family has the key ``head_dim``.
         max_positions: where the file may leave it out.
     """
-    embed_dim, num_heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
-    head_dim = keys.whole("head_dim", None) if own_head_dim else None
+    embed_dim, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    head_dim = keys.size("head_dim", None) if own_head_dim else None
     return Sizes(
         embed_dim=embed_dim,
         num_layers=keys.num_layers("num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=keys.whole("num_key_value_heads", num_heads),
+        num_kv_heads=keys.size("num_key_value_heads", num_heads),
         head_dim=head_dim or divided(keys, embed_dim, num_heads),
         max_positions=_max_positions(keys, max_positions),
     )
@@ -88,7 +88,7 @@ def read_mha_sizes(keys: Keys, *, max_positions: int | None = None) -> Sizes:
         keys: of config.json.
         max_positions: where the file may leave it out.
     """
-    embed_dim, num_heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    embed_dim, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     return Sizes(
         embed_dim=embed_dim,
         num_layers=keys.num_layers("num_hidden_layers"),
@@ -161,7 +161,7 @@ def read_decoder(
     return TransformerConfig(
         kind=kind,
         vocab_size=keys.whole("vocab_size"),
-        embed_dim=keys.whole("hidden_size"),
+        embed_dim=keys.size("hidden_size"),
         max_positions=max_positions,
         layers=tuple(layers),
         embedding=embedding,
