@@ -121,7 +121,7 @@ def transcribe(
     from polyhead.generation import SpeechToText
 
     loaded = load_expecting(model, dtype, SpeechToText)
-    said = {"language": language, "task": task, "num_beams": num_beams}
+    said: dict[str, Any] = {"language": language, "task": task, "num_beams": num_beams}
     with progress(f"listening to {sound.name}"):
         found = loaded.transcribe(
             sound, **{name: value for name, value in said.items() if value is not None}
