@@ -173,17 +173,29 @@ class Tokenizer:
         """Where in the text the characters of each token of ``encode(text)`` are: start, end."""
         return list(self._encoding(text, True).offsets)
 
-    def _encoding(self, text: str, add_special: bool) -> Any:
-        if not isinstance(text, str):
-            raise TypeError(f"text must be a str: got {type(text).__name__}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"text must be valid Unicode: character {error.start} is half a surrogate pair"
-            ) from error
+    def encoding(self, text: str, other: str | None = None) -> tokenizers.Encoding:
+        """The library's own object for a text, or for two of which one stands behind the other.
+
+        It has ``ids``, ``type_ids``, ``offsets``, and which token is of which word and text.
+
+        Raises:
+            InputError: as ``encode``.
+        """
+        made: tokenizers.Encoding = self._encoding(text, True, other)
+        return made
+
+    def _encoding(self, text: str, add_special: bool, other: str | None = None) -> Any:
+        for each in (text,) if other is None else (text, other):
+            if not isinstance(each, str):
+                raise TypeError(f"text must be a str: got {type(each).__name__}")
+            try:
+                each.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(
+                    f"text must be valid Unicode: character {error.start} is half a surrogate pair"
+                ) from error
         with refusing(lambda why: InputError(f"the tokenizer fails on this text: {why}")):
-            return self.backend.encode(text, add_special_tokens=add_special)
+            return self.backend.encode(text, other, add_special_tokens=add_special)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD."""

@@ -8,15 +8,19 @@ from polyhead.generation.options import GenerationOptions
 from polyhead.generation.sampling import Sampler, Sampling
 from polyhead.generation.speech_to_text import SpeechToText
 from polyhead.generation.stream import GenerationStats, TextStream
+from polyhead.generation.tasks import Filled, Label, Span
 from polyhead.generation.text_to_text import TextToText
 
 __all__ = [
+    "Filled",
     "Generation",
     "GenerationOptions",
     "GenerationStats",
+    "Label",
     "LanguageModel",
     "Sampler",
     "Sampling",
+    "Span",
     "SpeechToText",
     "TextEncoder",
     "TextStream",

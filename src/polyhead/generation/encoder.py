@@ -1,15 +1,17 @@
-"""An encoder with its tokenizer: texts in, one vector each out."""
+"""An encoder with its tokenizer: texts in; vectors, classes, tokens or answers out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from polyhead.checks import flag, whole
 from polyhead.errors import ConfigError, ContextLengthError, InputError
+from polyhead.generation import tasks
+from polyhead.generation.tasks import Filled, Function, Label, Pair, Span
 from polyhead.semantics import KeyLengths
 
 if TYPE_CHECKING:
@@ -83,57 +85,211 @@ class TextEncoder(nn.Module):
             InputError: no texts, or an empty one.
             ContextLengthError: a text longer than the model's context; nothing is cut in silence.
         """
-        batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
         flag("normalise", normalise)
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts:
-            raise InputError("texts must hold at least one text: got none")
-        tokens = [self._ids(number, text) for number, text in enumerate(texts)]
-        order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-        vectors = torch.empty(len(tokens), self._vector_size)
+        texts = _listed([texts] if isinstance(texts, str) else texts)
+        tokens = [self.encoded(number, text) for number, text in enumerate(texts)]
+        vectors = torch.stack([*self._each(tokens, batch_size, self._vectors)])
+        return nn.functional.normalize(vectors, dim=-1) if normalise else vectors
+
+    @overload
+    def classify(
+        self, texts: str | Pair, *, function: Function | None = ..., batch_size: int = ...
+    ) -> list[Label]: ...
+    @overload
+    def classify(
+        self,
+        texts: list[str] | list[Pair],
+        *,
+        function: Function | None = ...,
+        batch_size: int = ...,
+    ) -> list[list[Label]]: ...
+    @torch.no_grad()
+    def classify(
+        self, texts: Any, *, function: Function | None = None, batch_size: int = 32
+    ) -> Any:
+        """The classes of texts with their probabilities, the likeliest first.
+
+        Args:
+            texts: the texts, or a single one; a tuple of two is a text with another beside it
+                (does the one follow from the other?).
+            function: of the logits: ``"softmax"``, ``"sigmoid"`` (classes that do not exclude each
+                other), ``"none"``; None: sigmoid for a single class, else softmax.
+            batch_size: texts that run at a time.
+
+        Returns:
+            For a single text a list of ``Label``; otherwise one such list for each.
+
+        Raises:
+            UnsupportedError: the model has no such head.
+            InputError: no texts, or an empty one.
+            ContextLengthError: a text longer than the model's context.
+        """
+        single = isinstance(texts, str | tuple)
+        made = tasks.classify(self, _listed([texts] if single else texts), function, batch_size)
+        return made[0] if single else made
+
+    @torch.no_grad()
+    def fill(self, text: str, *, top_k: int = 5) -> list[Filled]:
+        """The likeliest tokens in place of the mask token (``[MASK]``, ``<mask>``).
+
+        Args:
+            text: with the mask token, once or more often.
+            top_k: so many for each.
+
+        Returns:
+            For each mask in turn, the likeliest first.
+
+        Raises:
+            UnsupportedError: the model has no head of masked tokens, or no mask token.
+            InputError: the text has none.
+        """
+        return tasks.fill(self, text, top_k)
+
+    @overload
+    def tag(
+        self, texts: str, *, group: bool = ..., ignored: Sequence[str] = ..., batch_size: int = ...
+    ) -> list[Span]: ...
+    @overload
+    def tag(
+        self,
+        texts: list[str],
+        *,
+        group: bool = ...,
+        ignored: Sequence[str] = ...,
+        batch_size: int = ...,
+    ) -> list[list[Span]]: ...
+    @torch.no_grad()
+    def tag(
+        self,
+        texts: Any,
+        *,
+        group: bool = True,
+        ignored: Sequence[str] = ("O",),
+        batch_size: int = 32,
+    ) -> Any:
+        """The classes of the tokens of texts: names, places, parts of speech.
+
+        Args:
+            texts: the texts, or a single one.
+            group: neighbours of one class (``B-``, ``I-`` and their like) are one span, whose score
+                is the mean of theirs.
+            ignored: classes that are left out.
+            batch_size: texts that run at a time.
+
+        Returns:
+            For a single text a list of ``Span``; otherwise one such list for each.
+
+        Raises:
+            UnsupportedError: the model has no such head.
+            InputError: no texts, or an empty one.
+        """
+        single = isinstance(texts, str)
+        listed = _listed([texts] if single else texts)
+        made = tasks.tag(self, listed, flag("group", group), ignored, batch_size)
+        return made[0] if single else made
+
+    @torch.no_grad()
+    def answer(
+        self, question: str, context: str, *, top_k: int = 1, longest: int = 15
+    ) -> list[Span]:
+        """Where in a text the answer to a question stands.
+
+        Args:
+            question: what is asked.
+            context: the text; it has to fit into the model's context with the question.
+            top_k: so many spans, the likeliest first.
+            longest: most tokens of an answer.
+
+        Raises:
+            UnsupportedError: the model has no such head.
+            InputError: an empty text.
+            ContextLengthError: question and context are too long together.
+        """
+        return tasks.answer(self, question, context, top_k, longest)
+
+    def encoded(self, number: int, text: str | Pair) -> Any:
+        """A text or two as the tokenizer's encoding.
+
+        Args:
+            number: of the text, for messages.
+            text: it.
+
+        Raises:
+            InputError: it is empty, or no text.
+            ContextLengthError: it is longer than the model's context.
+        """
+        parts = text if isinstance(text, tuple) else (text,)
+        if len(parts) not in (1, 2) or not all(parts):
+            raise InputError(f"text {number} is empty: give at least one character")
+        encoding = self.tokenizer.encoding(*parts)
+        most = self.config.max_positions
+        if len(encoding.ids) > most:
+            raise ContextLengthError(
+                f"text {number} has {len(encoding.ids):,} tokens, the model's context holds "
+                f"{most:,}"
+            )
+        return encoding
+
+    def run(self, encodings: Sequence[Any], batch_size: int) -> list[Tensor]:
+        """What the model gives for each text, on the CPU: ``[C]``, or for each of its tokens."""
+
+        def outputs(ids: Tensor, lengths: Tensor, **options: Any) -> list[Tensor]:
+            made: Tensor = self.transformer(ids, **options)
+            if made.ndim == 2:
+                return [*made]
+            return [row[:length] for row, length in zip(made, lengths.tolist(), strict=True)]
+
+        return self._each(encodings, batch_size, outputs)
+
+    def _each(
+        self, encodings: Sequence[Any], batch_size: int, outputs: Callable[..., Iterable[Tensor]]
+    ) -> list[Tensor]:
+        """A tensor for each text, in their order; those of similar length run together."""
+        batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
+        order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
+        found: dict[int, Tensor] = {}
         training = self.training
         self.eval()
         try:
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
-                vectors[batch] = self._mean_states([tokens[i] for i in batch]).cpu()
+                made = outputs(**self._batch([encodings[i] for i in batch]))
+                found |= {i: each.cpu() for i, each in zip(batch, made, strict=True)}
         finally:
             self.train(training)
-        return nn.functional.normalize(vectors, dim=-1) if normalise else vectors
+        return [found[i] for i in range(len(encodings))]
 
-    @property
-    def _vector_size(self) -> int:
-        task = self.config.task
-        sizes = [each.dim for each in task.transforms if each.dim] if task is not None else []
-        return sizes[-1] if self._gives_vectors and sizes else self.config.embed_dim
-
-    def _ids(self, number: int, text: str) -> list[int]:
-        if not text:
-            raise InputError(f"text {number} is empty: give at least one character")
-        ids = self.tokenizer.encode(text)
-        most = self.config.max_positions
-        if len(ids) > most:
-            raise ContextLengthError(
-                f"text {number} has {len(ids):,} tokens, the model's context holds {most:,}"
-            )
-        return ids
-
-    def _mean_states(self, rows: list[list[int]]) -> Tensor:
-        """``[B, E]`` float32: means over the tokens that are there."""
+    def _batch(self, encodings: Sequence[Any]) -> dict[str, Any]:
+        """Arguments of the model: padded ids and what says where padding is."""
         device = self.transformer.embedding.table.device
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        padding = self.config.pad_token_id or 0
-        ids = torch.full((len(rows), int(lengths.max())), padding, device=device)
-        for row, tokens in zip(ids, rows, strict=True):
-            row[: len(tokens)] = torch.tensor(tokens)
-        padded = bool((lengths < ids.shape[1]).any())
-        mask = KeyLengths(lengths) if padded else None
+        lengths = torch.tensor([len(each.ids) for each in encodings], device=device)
+        shape = len(encodings), int(lengths.max())
+        ids = torch.full(shape, self.config.pad_token_id or 0, device=device)
+        segments = torch.zeros(shape, dtype=torch.long, device=device)
+        for row, kinds, each in zip(ids, segments, encodings, strict=True):
+            row[: len(each.ids)] = torch.tensor(each.ids)
+            kinds[: len(each.ids)] = torch.tensor(each.type_ids)
+        made: dict[str, Any] = {"ids": ids, "lengths": lengths}
+        made["mask"] = KeyLengths(lengths) if bool((lengths < shape[1]).any()) else None
+        if self.config.embedding.num_segments > 1:
+            made["segments"] = segments
+        return made
+
+    def _vectors(self, ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:
+        """``[B, E]`` float32: means over the tokens that are there."""
         if self._gives_vectors:
-            vectors: Tensor = self.transformer(ids, mask=mask)
+            vectors: Tensor = self.transformer(ids, **options)
             return vectors.float()
-        hidden: Tensor = self.transformer.hidden_states(ids, mask=mask)
-        real = torch.arange(ids.shape[1], device=device) < lengths[:, None]
+        hidden: Tensor = self.transformer.hidden_states(ids, **options)
+        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         return hidden.float().masked_fill(~real[..., None], 0.0).sum(dim=1) / lengths[:, None]
 
     def extra_repr(self) -> str:
         return self.origin
+
+
+def _listed(texts: Any) -> list[Any]:
+    found = list(texts)
+    if not found:
+        raise InputError("texts must hold at least one text: got none")
+    return found
