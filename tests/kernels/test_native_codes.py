@@ -247,6 +247,9 @@ def test_coded_latents_are_both_key_and_value(code, layout, bits):
             check(torch.randn(1, 8, T, 64), source, mask=ph.Causal())
 
 
+PAIR = ("scale", "zero")
+
+
 def test_gradients_over_codes_are_refused_by_name():
     k = torch.randn(1, 2, 80, 16)
     source = ph.QuantizedCache().append(k, k)
@@ -279,3 +282,13 @@ def test_sizes_of_codes_are_checked_before_they_are_read(change, message):
     short = Piece(sample.k, sample.v[:, :, 1:], coding=sample.coding)
     with pytest.raises(ValueError, match="scale and zero of v"):
         CODES[0].attend(sample.q, [short], 1.0)
+    scales = {f"v_{name}": getattr(sample.coding, f"v_{name}")[:, :, 1:] for name in PAIR}
+    with pytest.raises(ValueError, match="k and v must have as many units"):
+        CODES[0].attend(sample.q, [short._replace(coding=sample.coding._replace(**scales))], 1.0)
+    scattered = {}
+    for name in PAIR:
+        scale = getattr(sample.coding, f"k_{name}")
+        scattered[f"k_{name}"] = scale.repeat_interleave(2, dim=3)[..., ::2]
+    apart = Piece(sample.k, sample.v, coding=sample.coding._replace(**scattered))
+    with pytest.raises(ValueError, match="dense and alike"):
+        CODES[0].attend(sample.q, [apart], 1.0)
