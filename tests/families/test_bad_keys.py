@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,30 +26,52 @@ _BAD: tuple[Any, ...] = ("many", {"of": 1}, [[]], -(10**30))
 _EACH = 4
 
 
+@cache
 def _tiny(model_type: str) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(all_cases()[model_type].config().to_json_string())
     harmless = HARMLESS | families()[model_type].harmless
     return {key: value for key, value in values.items() if key not in harmless}
 
 
-@pytest.mark.parametrize("model_type", all_cases())
-def test_bad_keys_are_named(model_type: str) -> None:
+@cache
+def _changes(model_type: str) -> list[tuple[str, dict[str, Any]]]:
+    """Configurations with one key misspelt, of the wrong type or contradictory, and how the message
+    has to name it.
+    """
     values = _tiny(model_type)
-    read_config(values, "config.json")
     chance = random.Random(model_type)
     keys = sorted(set(values) - _FREE)
+    found: list[tuple[str, dict[str, Any]]] = []
     for key in chance.sample(keys, min(_EACH, len(keys))):
-        misspelt = key + "s"
         wrong = {name: value for name, value in values.items() if name != key}
-        with pytest.raises(ConfigError, match=rf"config\.json.*\b({misspelt}|{key})\b"):
-            read_config(wrong | {misspelt: values[key]}, "config.json")
+        found.append((f"{key}s|{key}", wrong | {key + "s": values[key]}))
         bad = chance.choice(_BAD)
-        if _is_taken_as_it_is(values, key, bad):
-            continue
-        with pytest.raises(ConfigError, match=rf"config\.json.*\b{key}\b"):
-            read_config(values | {key: bad}, "config.json")
+        if not _is_taken_as_it_is(key, bad):
+            found.append((key, values | {key: bad}))
+    for shared, own in families()[model_type].aliases.items():
+        if isinstance(values.get(own), int) and values[own] is not True:
+            found.append((f"{own}.* and {shared}", values | {shared: values[own] + 1}))
+            break
+    rotary = values.get("rope_parameters") or {}
+    if "rope_theta" in rotary:
+        found.append(("rope_theta", values | {"rope_theta": rotary["rope_theta"] + 1}))
+    if isinstance(values.get("layer_types"), list):
+        found.append(("layer_types", values | {"layer_types": values["layer_types"][1:]}))
+    return found
 
 
-def _is_taken_as_it_is(values: dict[str, Any], key: str, bad: Any) -> bool:
+@pytest.mark.parametrize("model_type", all_cases())
+def test_bad_keys_are_named(model_type: str) -> None:
+    read_config(_tiny(model_type), "config.json")
+    for name, values in _changes(model_type):
+        with pytest.raises(ConfigError, match=rf"config\.json.*\b({name})\b"):
+            read_config(values, "config.json")
+
+
+def test_there_are_many_more_than_two_hundred() -> None:
+    assert sum(len(_changes(model_type)) for model_type in all_cases()) > 700
+
+
+def _is_taken_as_it_is(key: str, bad: Any) -> bool:
     """Whether the value is a legal one after all: an id below 0 means none in old files."""
     return key.endswith("token_id") and isinstance(bad, int)

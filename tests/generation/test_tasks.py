@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,26 @@ def test_answers_are_the_likeliest_spans_of_the_context(tmp_path: Path) -> None:
         ours.answer("a " * 13, "a " * 13)
     with pytest.raises(InputError, match="context must be a text that is not empty"):
         ours.answer("a", "")
+
+
+@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "lasttoken", "max_tokens"])
+def test_vectors_are_pooled_as_the_files_say(mode: str, tmp_path: Path) -> None:
+    theirs, tokenizer, _ = _pair(tmp_path, "MaskedLM")
+    (tmp_path / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{each}": each == mode for each in ("cls_token", mode)}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"width": 24} | modes))
+    ours = ph.load(tmp_path, expect=TextEncoder)
+    if mode == "max_tokens":
+        with pytest.raises(
+            UnsupportedError, match=r"pooling is 'pooling_mode_max_tokens'.*'first'"
+        ):
+            ours.encode(TEXTS)
+        return
+    for text, vector in zip(TEXTS, ours.encode(TEXTS, normalise=False), strict=True):
+        with torch.no_grad():
+            hidden = theirs.bert(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        kinds = {"cls_token": hidden[0], "lasttoken": hidden[-1]}
+        assert torch.allclose(vector, kinds.get(mode, hidden.mean(dim=0)), atol=1e-5)
 
 
 def test_a_question_that_the_head_does_not_answer_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from polyhead.errors import CheckpointError, ConfigError
 from polyhead.writing import write_tensors
 
 # Counted up whenever what a conversion yields, or how it is stored, changes.
-FORMAT = 2
+FORMAT = 3
 
 _MANIFEST = "polyhead.json"
 _PARTIAL = ".partial-"
@@ -118,6 +118,7 @@ def _write(folder: Path, parts: Parts) -> None:
         "tokenizer": parts.tokenizer is not None,
         "ignored": list(parts.ignored),
         "family": parts.family,
+        "pooling": parts.pooling,
         "decoder_start_token_id": parts.generation.start,
         "checksums": {name: _checksum(tensor) for name, tensor in state.items()},
     }
@@ -136,6 +137,7 @@ def _read(entry: Path) -> Parts:
         Tokenizer.from_directory(entry) if manifest["tokenizer"] else None,
         ignored=tuple(manifest["ignored"]),
         family=manifest["family"],
+        pooling=manifest["pooling"],
         generation=GenerationConfig(start=manifest["decoder_start_token_id"]),
     )
 

@@ -18,6 +18,8 @@ from polyhead.families import find_gguf, read_settings
 from polyhead.families.common import config_json
 from polyhead.families.common.gguf_rope import rope_tensors
 
+_POOLINGS = {0: "mean", 1: "mean", 2: "first", 3: "last"}
+
 
 def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
     """Reads a GGUF file.
@@ -61,12 +63,14 @@ def read_gguf(path: Path, progress: Progress = no_progress) -> Parts:
         state |= made
         file_names |= called
     progress("reading tensors", len(names), len(names))
+    kind = file.metadata.get(f"{gguf.arch}.pooling_type", 1)
     return Parts(
         config,
         state,
         tokenizer,
         file_names=file_names,
         family=family.model_type,
+        pooling=_POOLINGS.get(kind, f"pooling_type {kind}"),
         generation=GenerationConfig(
             where=str(path), start=file.metadata.get(f"{gguf.arch}.decoder_start_token_id")
         ),

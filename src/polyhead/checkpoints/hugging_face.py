@@ -74,7 +74,25 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
         file_names=file_names,
         family=family.model_type,
         generation=generation,
+        pooling=_pooling(directory),
     )
+
+
+def _pooling(directory: Path) -> str:
+    """What the sentence-transformers library wrote beside the model: one of its modes is true."""
+    path = directory / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return "mean"
+    modes = [key for key, value in read_json(path).items() if value is True]
+    modes = [key for key in modes if key.startswith("pooling_mode_")]
+    return _MODES.get(modes[0], modes[0]) if len(modes) == 1 else f"{len(modes)} modes"
+
+
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_lasttoken": "last",
+}
 
 
 def _drop_tied_copy(state: dict[str, Tensor], file_names: dict[str, str], directory: Path) -> None:

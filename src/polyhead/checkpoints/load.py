@@ -40,6 +40,8 @@ class Checkpoint:
         family: the ``model_type`` of the family, which saving tries first.
         generation: what the files say about generating.
         target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
+        pooling: how an encoder's files make one vector of a text's hidden states: "mean", "first",
+            "last", or as they call it.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class Checkpoint:
         family: str | None = None,
         generation: GenerationConfig | None = None,
         target_tokenizer: Tokenizer | None = None,
+        pooling: str = "mean",
     ) -> None:
         self.config = config
         self.model = model
         self.origin = origin
         self.ignored = ignored
         self.family = family
+        self.pooling = pooling
         self.generation = generation or GenerationConfig()
         self._tokenizer, self._target_tokenizer = tokenizer, target_tokenizer
 
@@ -145,6 +149,7 @@ def load_checkpoint(
         parts.family,
         parts.generation,
         parts.target_tokenizer,
+        parts.pooling,
     )
 
 

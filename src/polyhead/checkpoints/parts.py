@@ -33,6 +33,7 @@ class Parts:
         family: the ``model_type`` of the family that the file is of.
         generation: what the files say about generating.
         target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
+        pooling: how an encoder's files make one vector of a text's hidden states.
     """
 
     config: TransformerConfig
@@ -43,3 +44,4 @@ class Parts:
     family: str | None = None
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     target_tokenizer: Tokenizer | None = None
+    pooling: str = "mean"

@@ -170,7 +170,7 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
 }
 ENCODER_SETTINGS = {"pooling_type": None, "attention.head_count_kv": None}
-"""Of GGUF files: how a text's vector is made of the hidden states is no key of the family's."""
+"""Of GGUF files: how one vector is made of a text's hidden states is no key of the family's."""
 ONLY_ENCODER = {
     "is_decoder": "only the encoder is built",
     "add_cross_attention": "only the encoder is built",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.checks import flag, whole
-from polyhead.errors import ConfigError, ContextLengthError, InputError
+from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
 from polyhead.generation import tasks
 from polyhead.generation.tasks import Filled, Function, Label, Pair, Span
 from polyhead.semantics import KeyLengths
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from polyhead.models import Transformer
 
 
+POOLINGS = ("mean", "first", "last")
+
+
 class TextEncoder(nn.Module):
     """A model that reads text; ``polyhead.load`` makes these.
 
@@ -27,12 +30,20 @@ class TextEncoder(nn.Module):
         transformer: an encoder.
         tokenizer: its tokenizer.
         origin: where it came from, in words.
+        pooling: what ``encode`` makes of a text's hidden states: their ``"mean"``, the ``"first"``
+            or the ``"last"``. ``load`` takes it from the model's files.
 
     Raises:
         ConfigError: the transformer is no encoder.
     """
 
-    def __init__(self, transformer: Transformer, tokenizer: Tokenizer, origin: str = "") -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer,
+        origin: str = "",
+        pooling: str = "mean",
+    ) -> None:
         super().__init__()
         if transformer.config.kind != "encoder":
             raise ConfigError(
@@ -43,6 +54,7 @@ class TextEncoder(nn.Module):
         self.transformer = transformer
         self.tokenizer = tokenizer
         self.origin = origin
+        self.pooling = pooling
 
     @property
     def config(self) -> TransformerConfig:
@@ -68,7 +80,8 @@ class TextEncoder(nn.Module):
     def encode(
         self, texts: str | Sequence[str], *, batch_size: int = 32, normalise: bool = True
     ) -> Tensor:
-        """One vector per text: the mean of its tokens' hidden states, of length 1.
+        """One vector per text, of length 1: the mean of its tokens' hidden states, or the first or
+        last of them where the model's files say so (``pooling``).
 
         Where the model pools by itself and has no classes (CLIP with its projection), that vector.
         Padding is masked, so a text's vector does not depend on its neighbours.
@@ -84,7 +97,13 @@ class TextEncoder(nn.Module):
         Raises:
             InputError: no texts, or an empty one.
             ContextLengthError: a text longer than the model's context; nothing is cut in silence.
+            UnsupportedError: the model's files pool in another way.
         """
+        if self.pooling not in POOLINGS and not self._gives_vectors:
+            raise UnsupportedError(
+                f"pooling is {self.pooling!r}, which is not built: set it to one of "
+                f"{', '.join(map(repr, POOLINGS))}"
+            )
         flag("normalise", normalise)
         texts = _listed([texts] if isinstance(texts, str) else texts)
         tokens = [self.encoded(number, text) for number, text in enumerate(texts)]
@@ -276,13 +295,16 @@ class TextEncoder(nn.Module):
         return made
 
     def _vectors(self, ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:
-        """``[B, E]`` float32: means over the tokens that are there."""
+        """``[B, E]`` float32, of the tokens that are there."""
         if self._gives_vectors:
             vectors: Tensor = self.transformer(ids, **options)
             return vectors.float()
-        hidden: Tensor = self.transformer.hidden_states(ids, **options)
+        hidden: Tensor = self.transformer.hidden_states(ids, **options).float()
+        if self.pooling != "mean":
+            last = lengths - 1 if self.pooling == "last" else torch.zeros_like(lengths)
+            return hidden[torch.arange(len(ids), device=ids.device), last]
         real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        return hidden.float().masked_fill(~real[..., None], 0.0).sum(dim=1) / lengths[:, None]
+        return hidden.masked_fill(~real[..., None], 0.0).sum(dim=1) / lengths[:, None]
 
     def extra_repr(self) -> str:
         return self.origin

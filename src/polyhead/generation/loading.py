@@ -111,7 +111,7 @@ def _wrapped(checkpoint: Checkpoint, source: object) -> Model:
     if config.embedding.frontend is not None:
         raise UnsupportedError(f"{source} reads no text: load_checkpoint loads it")
     if config.kind == "encoder":
-        return TextEncoder(checkpoint.model, checkpoint.tokenizer, origin)
+        return TextEncoder(checkpoint.model, checkpoint.tokenizer, origin, checkpoint.pooling)
     options = generation_options(checkpoint)
     if config.kind == "decoder":
         return LanguageModel(checkpoint.model, checkpoint.tokenizer, origin, options)

@@ -67,14 +67,20 @@ class Keys:
         """The value as it is; ``default``, or the family's, where the key is absent.
 
         Raises:
-            ConfigError: the key is absent and has no default.
+            ConfigError: the key is absent and has no default, or is there in two spellings that say
+                different things.
         """
-        name = self._name(key)
-        self._taken |= {name, self._prefix + key}
-        if name in self._values:
-            return self._values[name]
-        if self._prefix + key in self._values:
-            return self._values[self._prefix + key]
+        name, shared = self._name(key), self._prefix + key
+        self._taken |= {name, shared}
+        both = name != shared and name in self._values and shared in self._values
+        if both and self._values[name] != self._values[shared]:
+            raise ConfigError(
+                f"{self.where}: {name} is {shortened(self._values[name])} and {shared}, which "
+                f"means the same, {shortened(self._values[shared])}"
+            )
+        for each in (name, shared):
+            if each in self._values:
+                return self._values[each]
         if key in self._defaults:
             return self._defaults[key]
         if default is _MISSING:
