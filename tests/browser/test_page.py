@@ -276,6 +276,15 @@ def test_kv_groups_stand_together(open_page: Open, make_data: Make) -> None:
     assert "kv head 1 with heads 3–5" in page.get_by_test_id("panel").inner_text()
 
 
+def test_layers_of_several_kinds_go_by_their_names(open_page: Open, make_data: Make) -> None:
+    names = [("E0", "Encoder 0"), ("D0", "Decoder 0"), ("C0", "Cross-attention 0")]
+    page = open_page(make_data(layer_names=names), "#L2H3")
+    assert text(page, "panel-title") == "Cross-attention 0 · Head 3"
+    page.get_by_test_id("head-D0H1").click()
+    assert text(page, "panel-title") == "Decoder 0 · Head 1"
+    assert page.url.endswith("#L1H1")
+
+
 def test_rounded_weights_are_named_on_the_page(
     open_page: Open, make_data: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import wave
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -103,6 +104,49 @@ def test_what_cannot_be_translated_is_said(
     assert result.code == 2
     assert said in result.err
     assert result.err.count("\n") == 1
+
+
+def test_an_alignment_is_shown_drawn_and_given_as_json(command: Command, tmp_path: Path) -> None:
+    run, path, model = command
+    options = ["-m", path, "--from", "en_XX", "--to", "fr_XX", "-n", "5"]
+    said = run("translate", "good day", *options, "--align", "--json", "-o", "a.svg")
+    (found,) = json.loads(said.out)
+    source, start = model.both_ids("good day", source_language="en_XX", target_language="fr_XX")
+    wanted = ph.align(model, torch.tensor(source), [*start, *found["ids"]], prompt=len(start))
+    alignment = found["alignment"]
+    assert alignment["sources"] == wanted.sources.tolist()
+    assert alignment["source_tokens"] == [*"good day", "</s>", "en_XX"]
+    assert len(alignment["target_tokens"]) == len(alignment["weights"]) == len(found["ids"])
+    assert [(head["layer"], head["head"]) for head in alignment["heads"]] == [*wanted.heads]
+    picture = ElementTree.parse(tmp_path / "a.svg").getroot()
+    labels = [label.text for label in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert labels[-len(source) :] == [*"good", "␣", *"day", "</s>", "en_XX"]
+    shown = run("translate", "good day", *options, "--align").out
+    assert "align best on this text" in shown
+    run("translate", "good day", *options, "-o", "b.svg").refused(2, "--align")
+
+
+def test_a_look_shows_encoder_decoder_and_cross_attention(command: Command, tmp_path: Path) -> None:
+    run, path, model = command
+    options = ["-m", path, "--from", "en_XX", "--to", "fr_XX", "-n", "5"]
+    found = json.loads(run("look", "good day", *options, "--json").out)
+    assert Path(found["page"]) == tmp_path / "polyhead-look.html"
+    source, _ = model.both_ids("good day", source_language="en_XX", target_language="fr_XX")
+    assert len(found["source_tokens"]) == len(source)
+    made = model.generate(
+        "good day", source_language="en_XX", target_language="fr_XX", max_new_tokens=5
+    )
+    assert (found["written"], len(found["target_tokens"])) == (made.text, len(made.ids))
+    parts = [(head["part"], head["layer"], head["head"]) for head in found["heads"]]
+    assert sorted(parts) == sorted(
+        (part, layer, head)
+        for part in ("encoder", "decoder", "cross")
+        for layer in range(2)
+        for head in range(4)
+    )
+    assert "heads of cross-attention" in run("look", "good day", *options).out
+    run("look", "good day", *options, "--find").refused(2, "--find")
+    run("look", "good day", "-m", path, "--from", "en_XX", "--to", "xx").refused(2, "xx")
 
 
 def test_models_of_another_kind_name_the_verb_for_them(command: Command, tiny: str) -> None:

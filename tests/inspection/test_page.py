@@ -206,6 +206,7 @@ def test_rendering_is_deterministic() -> None:
             ValueError,
             r"statistics\['x'\].*\[2, 4\].*\[4, 2\]",
         ),
+        ({"layer_names": [("E0", "Encoder 0")]}, ValueError, "each of the 2 layers: got 1"),
         ({"focus": (5, 0)}, ValueError, r"focus.*< 5 tokens: got \(5, 0\)"),
     ],
 )

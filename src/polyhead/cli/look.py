@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from polyhead.cli.look_examine import Found
     from polyhead.inspection.model import HeadsByLayer
 
+_CONTINUATION = 24
+"""Tokens of a decoder's continuation where nobody says how many."""
+
 _LAYER = re.compile(r"[0-9]{1,4}")
 
 
@@ -84,8 +87,21 @@ def look(
         str | None, typer.Option(help="Only these layers in the table, such as 0-3,7.")
     ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", help="Tokens of continuation; 0 for none.")
-    ] = 24,
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            help="Tokens of continuation (24), 0 for none; or of a translation.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="CODE", help="Of an encoder-decoder: the text's language."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--to", metavar="CODE", help="Of an encoder-decoder: the language to write."),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
 ) -> None:
@@ -96,6 +112,7 @@ def look(
     """
     from polyhead.cli.look_examine import check, examine
     from polyhead.cli.look_files import check_writable, reason_against_page
+    from polyhead.cli.look_translation import look_at_translation
     from polyhead.cli.models import load_any
     from polyhead.cli.terminal import read_text
 
@@ -117,7 +134,20 @@ def look(
     if page or drawn:
         check_writable(out)
     loaded = load_any(model, dtype)
+    from polyhead.generation import TextToText
     from polyhead.inspection.heads import TokenizedText
+
+    if isinstance(loaded, TextToText):
+        given = {"--pair": pair, "--find": find, "--ablate": ablate, "--draw": draw,
+                 "--layers": layers}  # fmt: skip
+        if others := [option for option, value in given.items() if value]:
+            raise InputError(f"{others[0]} is for decoders and encoders: {model} is neither")
+        arguments = {"source_language": source, "target_language": target,
+                     "max_new_tokens": max_new_tokens}  # fmt: skip
+        look_at_translation(model, loaded, content, arguments, out if page else None, json=json)
+        return
+    if source is not None or target is not None:
+        raise InputError(f"--from and --to are for models that translate: {model} does not")
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
     check(loaded, tokens, pair=pair, heads=(ablated, drawn), layers=chosen)
@@ -132,7 +162,7 @@ def look(
         ablated=ablated,
         layers=chosen,
         labelled=(many or [content]) if find else [],
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=_CONTINUATION if max_new_tokens is None else max_new_tokens,
         echo=not json,
     )
     _present(found, out, drawn, page=page and refusal is None, refusal=refusal, json=json)

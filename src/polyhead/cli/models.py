@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from polyhead.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from polyhead.generation import LanguageModel, TextEncoder
+    from polyhead.generation import LanguageModel, TextEncoder, TextToText
     from polyhead.generation.loading import Model
 
 Expected = TypeVar("Expected")
@@ -37,18 +37,34 @@ def load_expecting(name: str, dtype: str, kind: type[Expected]) -> Expected:
     return model
 
 
-def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder:
+def load_reader(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder:
     """The model called ``name``, a decoder or an encoder.
 
     Raises:
         UnsupportedError: it is an encoder-decoder.
     """
-    model = _load(name, dtype)
-    from polyhead.generation import LanguageModel, TextEncoder
+    model = load_any(name, dtype)
+    from polyhead.generation import TextToText
 
-    if not isinstance(model, LanguageModel | TextEncoder):
+    if isinstance(model, TextToText):
         raise UnsupportedError(
-            f"{name} {_WORDS[type(model).__name__]}: this verb takes decoders and encoders"
+            f"{name} {_WORDS['TextToText']}: this verb takes decoders and encoders"
+        )
+    return model
+
+
+def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder | TextToText:
+    """The model called ``name``, of any kind that reads text.
+
+    Raises:
+        UnsupportedError: it reads sound.
+    """
+    model = _load(name, dtype)
+    from polyhead.generation import SpeechToText
+
+    if isinstance(model, SpeechToText):
+        raise UnsupportedError(
+            f"{name} {_WORDS['SpeechToText']}: this verb takes models that read text"
         )
     return model
 

@@ -86,11 +86,11 @@ def _of_file(path: Path) -> Trace:
 
 
 def _of_model(model: str, text: str | None, file: Path | None, layer: int, head: int) -> Trace:
-    from polyhead.cli.models import load_any
+    from polyhead.cli.models import load_reader
     from polyhead.cli.terminal import read_text
 
     content = read_text(text, file)
-    loaded = load_any(model)
+    loaded = load_reader(model)
 
     from polyhead.inspection.heads import TokenizedText
     from polyhead.inspection.trace_model import trace_model

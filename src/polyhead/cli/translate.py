@@ -10,6 +10,7 @@ import typer
 from polyhead.errors import InputError
 
 if TYPE_CHECKING:
+    from polyhead.cli.alignment import Aligned
     from polyhead.generation import Generation, TextToText
 
 _Text = Annotated[
@@ -54,6 +55,13 @@ def translate(
     ] = None,
     num_beams: _Beams = None,
     max_new_tokens: _Longest = None,
+    align: Annotated[
+        bool, typer.Option("--align", help="Show which source token each token reads.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="With --align: draw it, as an SVG file."),
+    ] = None,
     dtype: _Dtype = "float32",
     json: _Json = False,
 ) -> None:
@@ -61,10 +69,19 @@ def translate(
 
     Lines go to standard output as they are finished, in their order.
     """
+    from polyhead.cli.look_files import check_writable
+
     texts = _lines(text, file)
+    if out is not None:
+        if not align or len(texts) > 1:
+            raise InputError("--out draws the alignment of one text: give --align and one text")
+        check_writable(out)
     loaded = _load(model, dtype)
-    arguments = {"source_language": source, "target_language": target, "prefix": prefix}
-    _write(loaded, texts, arguments | _given(num_beams, max_new_tokens), json=json)
+    arguments: dict[str, Any] = {
+        "source_language": source, "target_language": target, "prefix": prefix
+    }  # fmt: skip
+    arguments |= _given(num_beams, max_new_tokens)
+    _write(loaded, texts, arguments, json=json, align=align, out=out)
 
 
 def summarize(
@@ -169,8 +186,17 @@ def _given(num_beams: int | None, max_new_tokens: int | None) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _write(model: TextToText, texts: list[str], arguments: dict[str, Any], *, json: bool) -> None:
+def _write(
+    model: TextToText,
+    texts: list[str],
+    arguments: dict[str, Any],
+    *,
+    json: bool,
+    align: bool = False,
+    out: Path | None = None,
+) -> None:
     """Writes what becomes of each text, in portions whose texts run side by side."""
+    from polyhead.cli.alignment import Aligned
     from polyhead.cli.terminal import print_json, progress, write_text
 
     portion, said = 32, list[dict[str, Any]]()
@@ -180,18 +206,26 @@ def _write(model: TextToText, texts: list[str], arguments: dict[str, Any], *, js
             advance(f"text {start + 1:,} of {len(texts):,}", start, len(texts))
             found = model.generate(part, **arguments)
         for given, each in zip(part, found, strict=True):
-            said.append(_as_data(given, each))
+            aligned = Aligned.of(model, given, each, arguments) if align else None
+            said.append(_as_data(given, each, aligned))
             if not json:
                 write_text(" ".join(each.text.splitlines()) + "\n")
+                if aligned is not None:
+                    aligned.show()
+            if aligned is not None and out is not None:
+                aligned.draw(out, f"{given} → {each.text}")
+                if not json:
+                    print(f"The picture: {out.resolve()}")
     if json:
         print_json(said)
 
 
-def _as_data(given: str, made: Generation) -> dict[str, Any]:
-    return {
+def _as_data(given: str, made: Generation, aligned: Aligned | None) -> dict[str, Any]:
+    data = {
         "source": given,
         "text": made.text,
         "ids": list(made.ids),
         "score": made.score,
         "ended_by": made.stats.stop_reason,
     }
+    return data if aligned is None else data | {"alignment": aligned.as_data()}

@@ -78,14 +78,15 @@ class TextToText(EncoderDecoder):
         """
         task = self._task(task, source_language, target_language)
         wanted = self._wanted(task, target_language, options)
-        source = self.source_ids(
+        source, start = self.both_ids(
             text,
             task=task,
             source_language=source_language,
             target_language=target_language,
             prefix=prefix,
+            **options,
         )
-        return self._streamed([source], self.start_ids(wanted), wanted, stop)
+        return self._streamed([source], start, wanted, stop)
 
     @overload
     def generate(self, texts: str, **arguments: Any) -> Generation: ...
@@ -156,6 +157,35 @@ class TextToText(EncoderDecoder):
             made = self._generated(read, [prompt] * len(batch), wanted, stop, cache)
             found |= zip(batch, made, strict=True)
         return found[0] if isinstance(texts, str) else [found[n] for n in range(len(sources))]
+
+    def both_ids(
+        self,
+        text: str,
+        *,
+        task: str | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        prefix: str | None = None,
+        **options: Any,
+    ) -> tuple[list[int], list[int]]:
+        """The tokens that the encoder reads for a text, and those that the decoder begins with.
+
+        Takes the arguments of ``generate`` and raises what it raises. Behind the second come the
+        ``ids`` of a ``Generation``:
+
+            source, start = model.both_ids(text)
+            found = polyhead.align(model, torch.tensor(source), [*start, *made.ids])
+        """
+        task = self._task(task, source_language, target_language)
+        wanted = self._wanted(task, target_language, options)
+        source = self.source_ids(
+            text,
+            task=task,
+            source_language=source_language,
+            target_language=target_language,
+            prefix=prefix,
+        )
+        return source, self.start_ids(wanted)
 
     def source_ids(
         self,

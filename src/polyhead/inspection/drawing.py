@@ -1,4 +1,4 @@
-"""Maps of chosen heads as one SVG picture: rows are queries, columns are keys, darker is more."""
+"""Maps of heads and alignments as SVG: rows are queries, columns are keys, darker is more."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ MOST = 96
 
 LABELLED = 48
 """Tokens up to which rows and columns are labelled."""
+
+_LEGIBLE = 5.0
+"""Size of letters from which tokens of an alignment are labelled."""
 
 _SIDE = 300
 _GAP = 28
@@ -59,7 +62,8 @@ def draw_heads(
         name = element(
             "text", f"layer {layer}, head {head}", y=-8, font_size=14, font_weight=600, fill=_INK
         )
-        drawn = name + _cells(weights) + (_labels(pieces, cell, size) if labelled else "")
+        drawn = name + _cells(weights, _SIDE / max(weights.shape))
+        drawn += _labels(pieces, pieces, cell, size) if labelled else ""
         maps.append(element("g", drawn, transform=f"translate({x:.1f} {y:.1f})"))
     return image(
         (0, 0, round(width), round(height)),
@@ -71,12 +75,51 @@ def draw_heads(
     )
 
 
-def _cells(weights: Tensor) -> str:
+def draw_alignment(
+    weights: Tensor, source: Sequence[str], target: Sequence[str], *, title: str = ""
+) -> str:
+    """An SVG with what each target token reads of a source: rows are targets, columns sources.
+
+    Args:
+        weights: ``[T, S]``, as of ``SourceAlignment``.
+        source: What each source token says.
+        target: What each target token says.
+        title: Stands in the picture's description.
+
+    Raises:
+        InputError: Another number of tokens than the weights have.
+    """
+    if weights.shape != (len(target), len(source)):
+        raise InputError(
+            f"weights must be [{len(target)}, {len(source)}] for these tokens: got "
+            f"{list(weights.shape)}"
+        )
+    cell = min(24.0, 2 * _SIDE / max(weights.shape))
+    size = min(13.0, 0.7 * cell)
+    left, below = (
+        0.62 * size * max(len(_shown(piece)) for piece in pieces) + 14
+        for pieces in (target, source)
+    )
+    labels = _labels(target, source, cell, size) if size >= _LEGIBLE else ""
+    drawn = element("g", _cells(weights, cell) + labels, transform=f"translate({left:.1f} 8)")
+    width, height = left + cell * len(source) + 8, below + cell * len(target) + 8
+    return image(
+        (0, 0, round(width), round(height)),
+        drawn,
+        title=title,
+        paper=_PAPER,
+        sized=True,
+        shape_rendering="crispEdges",
+        font_family=_FONT,
+    )
+
+
+def _cells(weights: Tensor, cell: float) -> str:
     """A frame, and one path for each shade: 24 steps of the root of the weight."""
     rows, columns = weights.shape
-    cell = _SIDE / max(rows, columns)
+    frame = {"width": f"{cell * columns:g}", "height": f"{cell * rows:g}"}
     shades = (weights.clamp(0, 1).sqrt() * _SHADES).round().long()
-    parts = [element("rect", width=_SIDE, height=_SIDE, fill="none", stroke="#c9d1dd")]
+    parts = [element("rect", **frame, fill="none", stroke="#c9d1dd")]
     for shade in range(1, _SHADES + 1):
         places = (shades == shade).nonzero().tolist()
         if places:
@@ -86,14 +129,21 @@ def _cells(weights: Tensor) -> str:
     return "".join(parts)
 
 
-def _labels(pieces: Sequence[str], cell: float, size: float) -> str:
+def _labels(queries: Sequence[str], keys: Sequence[str], cell: float, size: float) -> str:
     """Queries on the left, keys below."""
-    parts = []
-    for i, piece in enumerate(pieces):
-        word, at = words(_shown(piece)), f"{(i + 0.5) * cell + 0.35 * size:.1f}"
-        parts.append(element("text", word, x=-5, y=at))
-        turned = f"translate({at} {_SIDE + 5}) rotate(-90)"
-        parts.append(element("text", word, transform=turned))
+
+    def middle(place: int) -> str:
+        return f"{(place + 0.5) * cell + 0.35 * size:.1f}"
+
+    bottom = f"{cell * len(queries) + 5:g}"
+    parts = [
+        element("text", words(_shown(piece)), x=-5, y=middle(i)) for i, piece in enumerate(queries)
+    ] + [
+        element(
+            "text", words(_shown(piece)), transform=f"translate({middle(i)} {bottom}) rotate(-90)"
+        )
+        for i, piece in enumerate(keys)
+    ]
     labels = "".join(parts)
     return element("g", labels, font_size=f"{size:.1f}", fill=_INK, text_anchor="end")
 

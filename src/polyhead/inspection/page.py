@@ -136,6 +136,8 @@ class PageData:
             numbers of `HeadStatistics.from_weights`.
         facts: Small facts to show, name to text: speed, cache bytes, kernel, dtype.
         focus: (query token, key token) to begin with, as indexes.
+        layer_names: (short, long) of each layer, where they are not all of one kind: ("C0", "Cross-
+            attention 0"); default L0 and Layer 0.
     """
 
     title: str
@@ -147,6 +149,7 @@ class PageData:
     statistics: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     focus: tuple[int, int] | None = None
+    layer_names: Sequence[tuple[str, str]] | None = None
 
 
 def render(data: PageData) -> str:
@@ -236,6 +239,11 @@ def _checked_weights(data: PageData) -> npt.NDArray[np.floating]:
                 f"statistics[{name!r}] must have shape [layers, heads] = "
                 f"{list(weights.shape[:2])}: got {list(np.shape(numbers))}"
             )
+    if data.layer_names is not None and len(data.layer_names) != len(weights):
+        raise ValueError(
+            f"layer_names must be one pair for each of the {len(weights)} layers: got "
+            f"{len(data.layer_names)}"
+        )
     if data.focus is not None and not all(0 <= index < tokens for index in data.focus):
         raise ValueError(
             f"focus must be (query, key) with 0 <= index < {tokens} tokens: got {data.focus}"
@@ -267,6 +275,7 @@ def _header(
         "layers": layers,
         "heads": heads,
         "kvHeads": _kv_heads(data, layers, heads),
+        "layerNames": None if data.layer_names is None else [*map(list, data.layer_names)],
         "triangle": layout.triangle,
         "half": layout.half,
         "rounded": layout.half and weights.dtype == np.float32,

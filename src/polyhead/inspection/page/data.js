@@ -59,8 +59,12 @@ function kvHead(layer, head) {
   return Math.floor(head / (HEADS / page.kvHeads[layer]));
 }
 
+// Layers have names where they are not all of one kind: [short, long].
+const layerShort = (layer) => page.layerNames?.[layer][0] ?? `L${layer}`;
+const layerName = (layer) => page.layerNames?.[layer][1] ?? `Layer ${layer}`;
+
 function headName(layer, head) {
-  return `L${layer}H${head}`;
+  return `${layerShort(layer)}H${head}`;
 }
 
 // ---- tokens as people read them ----

@@ -2,7 +2,7 @@
 
 const maps = {
   box: $("#maps"), cells: new Map(), seen: new Set(), stale: new Set(),
-  steps: new Int16Array(TOKENS * TOKENS), size: 0, cursor: "L0H0",
+  steps: new Int16Array(TOKENS * TOKENS), size: 0, cursor: headName(0, 0),
 };
 
 const MIN_MAP = 22; // smallest side of a map, in CSS pixels
@@ -87,14 +87,14 @@ function arrangeMaps() {
     const groups = inRank ? [cells] : groupedByKv(layer, cells);
     rows.push(element("div", { classes: "layer", role: "row" }, [
       element("span", {
-        classes: "layer-name", role: "rowheader", text: inRank ? `#${start + 1}` : `L${layer}`,
-        "aria-label": inRank ? `Rank ${start + 1} and on` : `Layer ${layer}`,
+        classes: "layer-name", role: "rowheader", text: inRank ? `#${start + 1}` : layerShort(layer),
+        "aria-label": inRank ? `Rank ${start + 1} and on` : layerName(layer),
       }),
       element("div", { classes: "cells", role: "presentation" }, groups.map((group, index) => {
         const shared = !inRank && page.kvHeads[layer] < HEADS;
         return element("div", {
           classes: shared ? "group shared" : "group", role: "presentation",
-          ...(shared && { title: `Layer ${layer}, key/value head ${index}` }),
+          ...(shared && { title: `${layerName(layer)}, key/value head ${index}` }),
         }, group);
       })),
     ]));
@@ -127,7 +127,7 @@ function describeMaps() {
     const chosen = state.layer === at.layer && state.head === at.head;
     cell.setAttribute("aria-selected", String(chosen && state.open));
     const kv = page.kvHeads[at.layer] < HEADS ? `, kv head ${kvHead(at.layer, at.head)}` : "";
-    cell.setAttribute("aria-label", `Layer ${at.layer}, head ${at.head}${kv}. ` +
+    cell.setAttribute("aria-label", `${layerName(at.layer)}, head ${at.head}${kv}. ` +
       `${measure.name}: ${short(value)}` +
       (rankOf.has(name) ? `, rank ${rankOf.get(name)} of ${allHeads.length}` : ""));
   }
@@ -212,7 +212,7 @@ function startMaps() {
   makeCells();
   arrangeMaps();
   describeMaps();
-  moveCursor(maps.cells.get("L0H0"), false);
+  moveCursor(maps.cells.get(headName(0, 0)), false);
   new ResizeObserver(sizeMaps).observe(maps.box);
   maps.box.addEventListener("keydown", onMapsKey);
   maps.box.addEventListener("click", (event) => {
@@ -228,7 +228,7 @@ function startMaps() {
     const kv = page.kvHeads[at.layer] < HEADS ? ` · kv ${kvHead(at.layer, at.head)}` : "";
     const measure = measures[state.measure];
     showTip(event.clientX, event.clientY, [
-      `Layer ${at.layer} · head ${at.head}${kv}`, `${measure.name}  ${short(measure.at(at))}`,
+      `${layerName(at.layer)} · head ${at.head}${kv}`, `${measure.name}  ${short(measure.at(at))}`,
     ]);
   });
   maps.box.addEventListener("pointerleave", hideTip);

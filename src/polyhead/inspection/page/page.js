@@ -6,7 +6,7 @@ function openHead(layer, head, { replace = false } = {}) {
   const wasOpen = state.open;
   set({ layer, head, open: true });
   if (!wasOpen && !isWide()) $("#panel").scrollIntoView({ block: "start" });
-  const hash = `#${headName(layer, head)}`;
+  const hash = `#L${layer}H${head}`;
   if (location.hash === hash) return;
   if (replace) history.replaceState(null, "", hash);
   else history.pushState(null, "", hash);

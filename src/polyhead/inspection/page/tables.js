@@ -69,7 +69,7 @@ function drawMeasureChoice() {
 function drawPanelTop() {
   const { layer, head } = state;
   const chosen = layer >= 0;
-  $("#panel-title").textContent = chosen ? `Layer ${layer} · Head ${head}` : "Reading the weights";
+  $("#panel-title").textContent = chosen ? `${layerName(layer)} · Head ${head}` : "Reading the weights";
   const groups = chosen ? page.kvHeads[layer] : HEADS;
   const width = HEADS / groups;
   const first = Math.floor(head / width) * width;
@@ -77,7 +77,7 @@ function drawPanelTop() {
     : `shares kv head ${kvHead(layer, head)} with ` +
       (width === 2 ? `head ${first + (head === first ? 1 : 0)}` : `heads ${first}–${first + width - 1}`);
   $("#heatmap").setAttribute("aria-label", chosen
-    ? `Weights of layer ${layer}, head ${head}. Arrow keys move a cursor over the cells.` : "");
+    ? `Weights of ${layerName(layer)}, head ${head}. Arrow keys move a cursor over the cells.` : "");
 }
 
 function drawNumbers() {

@@ -1,0 +1,116 @@
+"""Which source token each token of a translation reads: a table, JSON, or a picture.
+
+An encoder-decoder's text is looked at as it was written: the decoder reads the tokens that it wrote
+once more, under a probe, so that nothing of this slows a translation down that nobody aligns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from polyhead.generation import Generation, TextToText
+    from polyhead.inspection.reading import SourceAlignment
+
+_BAR_CELLS = 10
+_HEADS = 6
+"""Heads that the terminal names; JSON has them all."""
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A text that was written, and what each of its tokens read.
+
+    Attributes:
+        source: What each source token says.
+        target: What each new token says, end of text included.
+        found: The alignment.
+    """
+
+    source: list[str]
+    target: list[str]
+    found: SourceAlignment
+
+    @classmethod
+    def of(
+        cls, model: TextToText, text: str, made: Generation, arguments: Mapping[str, Any]
+    ) -> Aligned:
+        """The alignment of what ``model.generate(text, **arguments)`` made."""
+        import torch
+
+        from polyhead.inspection.reading import align
+
+        source, start = model.both_ids(text, **arguments)
+        found = align(model, torch.tensor(source), [*start, *made.ids], prompt=len(start))
+        return cls(
+            model.source_tokenizer.pieces(source), model.tokenizer.pieces(list(made.ids)), found
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        found = self.found
+        return {
+            "source_tokens": self.source,
+            "target_tokens": self.target,
+            "sources": found.sources.tolist(),
+            "weights": [[round(weight, 6) for weight in row] for row in found.weights.tolist()],
+            "heads": [
+                {"layer": layer, "head": head, "score": float(found.scores[layer, head])}
+                for layer, head in found.heads
+            ],
+        }
+
+    def show(self) -> None:
+        """Prints a line for each new token, and the heads that say so."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        from polyhead.cli.encoding import plain
+        from polyhead.cli.terminal import console
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
+        for heading in ("written", "reads", "weight", ""):
+            table.add_column(heading, justify="right" if heading == "weight" else "left")
+        for token, row in zip(self.target, self.found.weights, strict=True):
+            key = int(row.argmax())
+            bar = "█" * round(_BAR_CELLS * float(row[key]))
+            source = f"{repr(self.source[key])[1:-1].strip()} ({key})"
+            table.add_row(
+                Text(repr(token)[1:-1].strip()),
+                Text(source),
+                f"{float(row[key]):.3f}",
+                Text(plain(bar), style="cyan"),
+            )
+        screen = console()
+        screen.print(table)
+        heads = self.found.heads
+        named = ", ".join(
+            f"{layer}.{head} {float(self.found.scores[layer, head]):.2f}"
+            for layer, head in heads[:_HEADS]
+        )
+        more = f" and {len(heads) - _HEADS} more" if len(heads) > _HEADS else ""
+        screen.print(
+            Text(
+                f"The mean of {len(heads)} cross-attention head{'s' if len(heads) > 1 else ''} "
+                f"that align best on this text (layer.head, score up to 1): {named}{more}",
+                style="dim",
+            )
+        )
+
+    def draw(self, out: Path, title: str) -> None:
+        """Writes the picture.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        from polyhead.inspection.drawing import draw_alignment
+        from polyhead.writing import replacing
+
+        picture = draw_alignment(self.found.weights, self.source, self.target, title=title)
+        with replacing(out) as draft:
+            draft.write_text(picture, encoding="utf-8")
