@@ -63,7 +63,8 @@ DAMAGED = {
     "compressed": (_wav(2, 4, b"1234"), "format 2 with 4 bits"),
     "odd bits": (_wav(1, 12, b"1234"), "format 1 with 12 bits"),
     "no channels": (_wav(1, 16, b"12", channels=0), "0 channels"),
-    "no rate": (_wav(1, 16, b"12", rate=0), "0 samples a second"),
+    "slow": (_wav(1, 16, b"12", rate=1), "and 1 samples a second; .* 1,000 to 384,000"),
+    "fast": (_wav(1, 16, b"12", rate=2**30), "1,073,741,824 samples a second"),
 }
 
 
@@ -83,7 +84,8 @@ def test_samples_that_are_none_are_refused(tmp_path: Path) -> None:
     for wrong, error, words in (
         (torch.zeros(2, 3), InputError, r"samples must be \[N\]"),
         (torch.zeros(0), InputError, "at least one"),
-        ([0.0, math.nan], InputError, "finite"),
+        ([0.0, math.nan], InputError, "between -1 and 1 .*: got nan"),
+        (torch.full((9,), 20_000.0), InputError, "got 20000"),
         (torch.ones(3, dtype=torch.int16), TypeError, "floats from -1 to 1"),
         ({"a": 1}, TypeError, "path of a WAV file or samples"),
     ):

@@ -41,7 +41,7 @@ def heard(whisper: SpeechToText) -> Any:
     """The transcript, and the ids that the decoder read."""
     transcript = whisper.transcribe(speech.samples())
     ids = transcript.segments[0].generation.ids
-    return transcript, torch.tensor([[50_257, 50_362, *ids]])
+    return transcript, torch.tensor([[*whisper.prompt_ids(), *ids]])
 
 
 def _oracle(directory: Path) -> Any:
@@ -186,7 +186,7 @@ def test_greedy_tokens_are_those_of_ctranslate2(
     features = whisper.features(speech.samples())
     theirs = ctranslate2.models.Whisper(str(whisper_directory), compute_type="float32").generate(
         ctranslate2.StorageView.from_array(features[None].contiguous().numpy()),
-        [[50_257, 50_362]],
+        [whisper.prompt_ids()],
         beam_size=1,
     )
     assert theirs[0].sequences_ids[0] == heard[1][0, 2:-1].tolist()
@@ -203,6 +203,7 @@ def test_what_does_not_belong_to_the_model_is_refused(whisper: SpeechToText) -> 
         with pytest.raises(InputError, match=words):
             whisper.generate(**arguments)
     assert whisper.detect_language(silence) == ["en"]
+    assert whisper.prompt_ids() == [50_257, 50_362]
     assert whisper.options.suppress_tokens[:3] == (1, 2, 7)
     assert whisper.options.begin_suppress_tokens == (220, 50_256)
     with pytest.raises(ValueError, match="batch_size"):

@@ -75,6 +75,7 @@ def test_language_and_task_are_tokens_of_the_prompt() -> None:
     assert isinstance(heard, list)
     assert isinstance(given, list)
     assert [each.ids for each in heard] == [each.ids for each in given]
+    assert model.prompt_ids("haw", "translate") == [50_258, 50_352, 50_358, 50_363]
     found = model.generate(features, max_new_tokens=2)
     wanted = [
         model.generate(features[i], language=codes[i], max_new_tokens=2).ids for i in range(2)
@@ -92,5 +93,6 @@ def test_a_model_of_english_is_told_neither() -> None:
     features = torch.randn(3, 10, generator=torch.Generator().manual_seed(3))
     assert model.generate(features, language="en").stats.prompt_tokens == 2
     assert model.detect_language(features) == ["en"]
+    assert model.prompt_ids() == [50_258, 50_363]
     with pytest.raises(InputError, match=r"en alone\): got 'de'"):
         model.generate(features, language="de")

@@ -36,6 +36,8 @@ _TYPES = {
     (_FLOAT, 32): torch.float32,
     (_FLOAT, 64): torch.float64,
 }
+_RATES = 1_000, 384_000  # beyond, a file is damaged and would become many times its size
+_MOST = 100.0  # loud recordings are a little beyond 1; whole numbers of 16 bits are far beyond
 _EDGE = 0.1  # seconds of silence, so that the ends of a recording do not meet when it is resampled
 
 
@@ -67,8 +69,12 @@ def read_wav(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
     if kind == _EXTENSIBLE and len(form) >= 26:
         kind = int.from_bytes(form[24:26], "little")
-    if channels < 1 or rate < 1:
-        raise InputError(f"{where} is damaged: it has {channels} channels, {rate} samples a second")
+    low, high = _RATES
+    if channels < 1 or not low <= rate <= high:
+        raise InputError(
+            f"{where} has {channels} channels and {rate:,} samples a second; one at least and "
+            f"{low:,} to {high:,} can be read"
+        )
     samples = _decoded(found[b"data"], kind, bits, where)
     samples = samples[: len(samples) // channels * channels].reshape(-1, channels)
     if not len(samples):
@@ -102,19 +108,20 @@ def samples_of(sound: object, rate: int | None) -> Tensor:
     Args:
         sound: the path of a WAV file, or samples ``[N]`` from −1 to 1: a tensor, an array or a
             list.
-        rate: of samples; default 16,000. A file says its own.
+        rate: of samples, 1,000 to 384,000 a second; default 16,000. A file says its own.
 
     Raises:
-        InputError: no samples, another shape, numbers that are not finite, or a damaged file.
+        InputError: no samples, another shape, numbers beyond ±100, or a damaged file.
         TypeError: samples that are no numbers.
-        ValueError: a rate below 1, or one beside a file.
+        ValueError: a rate out of range, or one beside a file.
     """
     if isinstance(sound, str | os.PathLike):
         if rate is not None:
             raise ValueError(f"rate belongs to samples, a file says its own: got rate={rate!r}")
         samples, rate = read_wav(sound)
-        return resampled(samples, rate)
-    rate = RATE if rate is None else whole("rate", rate, least=1, error=ValueError)
+        return resampled(_bounded(samples), rate)
+    low, high = _RATES
+    rate = RATE if rate is None else whole("rate", rate, least=low, most=high, error=ValueError)
     try:
         samples = torch.as_tensor(sound).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -125,9 +132,17 @@ def samples_of(sound: object, rate: int | None) -> Tensor:
         raise InputError(f"samples must be [N], at least one: got shape {list(samples.shape)}")
     if not samples.is_floating_point():
         raise TypeError(f"samples must be floats from -1 to 1: got {samples.dtype}")
-    if not bool(samples.isfinite().all()):
-        raise InputError("samples must be finite: got NaN or infinity")
-    return resampled(samples.float(), rate)
+    return resampled(_bounded(samples.float()), rate)
+
+
+def _bounded(samples: Tensor) -> Tensor:
+    """Raises InputError unless all samples are numbers of the size that samples have."""
+    greatest = float(samples.abs().max())
+    if not greatest <= _MOST:  # NaN is not
+        raise InputError(
+            f"samples must lie between -1 and 1 (up to {_MOST:g} is taken): got {greatest:g}"
+        )
+    return samples
 
 
 def resampled(samples: Tensor, rate: int) -> Tensor:

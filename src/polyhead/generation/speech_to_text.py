@@ -151,6 +151,19 @@ class SpeechToText(EncoderDecoder):
         best = logits[:, list(known.values())].argmax(dim=-1).tolist()
         return [list(known)[number] for number in best]
 
+    def prompt_ids(self, language: str = "en", task: str = "transcribe") -> list[int]:
+        """The tokens that a text begins with: the start, the language, the task, and no times.
+
+        Args:
+            language, task: as in ``generate``.
+
+        Raises:
+            InputError: an unknown language or task.
+        """
+        tokens = self.tokens
+        told = (tokens.language(language), tokens.task(task), tokens.no_timestamps)
+        return [*self.start_ids(self.options), *(token for token in told if token is not None)]
+
     def stream(
         self,
         features: Tensor,
@@ -237,20 +250,8 @@ class SpeechToText(EncoderDecoder):
         """The tokens that each text begins with."""
         if prompt_ids is not None:
             return [list(prompt_ids)] * len(batch)
-        start, tokens = self.start_ids(options), self.tokens
-        work = tokens.task(task)
         codes = self.detect_language(batch) if language is None else [language] * len(batch)
-        return [
-            [
-                *start,
-                *(
-                    token
-                    for token in (tokens.language(code), work, tokens.no_timestamps)
-                    if token is not None
-                ),
-            ]
-            for code in codes
-        ]
+        return [[*self.start_ids(options), *self.prompt_ids(code, task)[1:]] for code in codes]
 
     def _batch(self, features: Tensor | Sequence[Tensor]) -> Tensor:
         """``[B, mels, frames]``.
