@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os import PathLike
@@ -21,9 +23,12 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     A reader never sees half a file, and a failure leaves what was there before.
 
     Raises:
-        OSError: The folder is missing, may not be written or is full.
+        OSError: The folder is missing, may not be written or is full; or the path is that of a
+            pipe or a device, which no file may replace.
+        ValueError: No file can have that name.
     """
     target = Path(path)
+    _check_replaceable(target)
     draft = target.parent / f".partial-{secrets.token_hex(8)}"
     try:
         yield draft
@@ -32,6 +37,18 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+def _check_replaceable(target: Path) -> None:
+    try:
+        mode = target.stat().st_mode
+    except ValueError as error:
+        raise ValueError(f"no file can be called {os.fspath(target)!r}: {error}") from error
+    except OSError:  # nothing is there yet, or what is wrong shows when it is written
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        said = "a pipe or a device is no place for a file"
+        raise FileExistsError(errno.EEXIST, said, os.fspath(target))
 
 
 def write_tensors(

@@ -268,10 +268,10 @@ def test_tokenizer_larger_than_the_vocabulary(llama: Path) -> None:
 
 
 def test_unreadable_file(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Path) -> bytes:
+    def denied(self: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(Path, "open", denied)
     _refused(llama, "cannot be read: Permission denied", llama / "config.json")
 
 

@@ -246,6 +246,13 @@ def test_code_that_computes_wrongly_is_switched_off(monkeypatch):
     assert native.switched_off() == {}
 
 
+def test_code_that_is_named_is_used_within_its_block():
+    for code in CODES:
+        with native.using(code):
+            assert native.code() is code
+    assert native.code() is CODES[0]
+
+
 def test_the_first_use_may_be_inside_a_transform():
     q = torch.randn(3, 1, 2, 5, 16)
     module._chosen.cache_clear()

@@ -20,6 +20,7 @@ from torch import Tensor
 from polyhead.checks import shown
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
+from polyhead.reading import kind_of, size_of
 from polyhead.writing import write_tensors
 
 _KEY = "polyhead.cache"
@@ -114,8 +115,9 @@ def read(
 
 
 def _opened(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
+    if kind_of(path) is None:
         raise CheckpointError(f"{path}: no such file")
+    size_of(path)
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             text = (file.metadata() or {}).get(_KEY)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from polyhead.checkpoints.joined import join
 from polyhead.errors import CheckpointError, ModelNotFoundError
+from polyhead.reading import kind_of, size_of
 
 Format = Literal["gguf", "hugging_face", "ctranslate2"]
 
@@ -189,7 +190,7 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
                 )
             return ResolvedModel(name, path, _format(path), f"package {model.package}")
     path = Path(name).expanduser()
-    if name and path.exists():
+    if name and kind_of(path):
         return ResolvedModel(name, path, _format(path), str(path))
     if _HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         path = _download(name)
@@ -212,10 +213,10 @@ def _listing() -> str:
 
 
 def _format(path: Path) -> Format:
-    if path.is_dir():
-        if (path / "model.bin").is_file() and not any(path.glob("*.safetensors")):
+    if kind_of(path) == "folder":
+        if kind_of(path / "model.bin") == "file" and not any(path.glob("*.safetensors")):
             return "ctranslate2"
-        if not (path / "config.json").is_file():
+        if kind_of(path / "config.json") != "file":
             raise CheckpointError(
                 f"{path} is a directory without config.json; a Hugging Face directory holds "
                 f"config.json, *.safetensors and tokenizer.json, one of CTranslate2 model.bin"
@@ -229,6 +230,7 @@ def _format(path: Path) -> Format:
 
 
 def _magic(path: Path) -> bytes:
+    size_of(path)
     try:
         with path.open("rb") as file:
             return file.read(len(GGUF_MAGIC))

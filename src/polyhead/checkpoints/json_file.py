@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.errors import CheckpointError, shortened
+from polyhead.reading import size_of
 
 _MOST_BYTES = 32 << 20
 """The longest index of tensors has a tenth; as objects it takes some eight times as much."""
@@ -22,9 +23,10 @@ def read_text(path: Path) -> str:
         CheckpointError: the file is unreadable, larger, or not UTF-8.
     """
     try:
-        if (size := path.stat().st_size) > _MOST_BYTES:
+        if (size := size_of(path)) > _MOST_BYTES:
             raise CheckpointError(f"{path} has {size:,} bytes: at most {_MOST_BYTES:,} are read")
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

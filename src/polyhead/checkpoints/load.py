@@ -24,6 +24,7 @@ from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.models.transformer import Transformer
+from polyhead.reading import kind_of
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -126,7 +127,7 @@ def load_checkpoint(
             f"got {dtype!r}"
         )
     where = _device(device)
-    if adapter is None and (Path(source) / adapters.CONFIG).is_file():
+    if adapter is None and kind_of(Path(source) / adapters.CONFIG) == "file":
         adapter, source = source, adapters.base_of(Path(source))
     resolved = find(source)
     if adapter is not None and resolved.format != "hugging_face":

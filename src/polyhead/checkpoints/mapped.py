@@ -6,6 +6,7 @@ import mmap
 from pathlib import Path
 
 from polyhead.errors import CheckpointError
+from polyhead.reading import size_of
 
 
 def mapped(path: Path, what: str, least: int) -> mmap.mmap:
@@ -19,10 +20,10 @@ def mapped(path: Path, what: str, least: int) -> mmap.mmap:
     Raises:
         CheckpointError: the file cannot be read, or has fewer bytes.
     """
+    if size_of(path) < least:
+        raise CheckpointError(f"{path} is empty or too short to be {what}")
     try:
         with path.open("rb") as file:
-            if file.seek(0, 2) < least:
-                raise CheckpointError(f"{path} is empty or too short to be {what}")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -14,6 +14,7 @@ from torch import Tensor
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.rust import refusing
 from polyhead.errors import CheckpointError, shortened
+from polyhead.reading import size_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -42,8 +43,8 @@ def read_tensor_file(path: Path) -> dict[str, Tensor]:
     """
     from safetensors import safe_open
 
+    size = size_of(path)
     try:
-        size = path.stat().st_size
         with path.open("rb"):
             pass
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from polyhead.checkpoints.chat_template import render_chat
-from polyhead.checkpoints.json_file import read_json, write_json
+from polyhead.checkpoints.json_file import read_json, read_text, write_json
 from polyhead.checkpoints.rust import refusing
 from polyhead.checkpoints.stream import ByteStream, StreamDecoder, TextStream
 from polyhead.errors import CheckpointError, InputError, shortened
@@ -296,12 +296,7 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     """A file of its own, or a key of tokenizer_config.json (a string, or a list of named ones)."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path} is not UTF-8 text") from error
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        return read_text(path)
     template = config.get("chat_template")
     if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
         default = [entry for entry in template if entry.get("name") == "default"]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from polyhead.checks import shown, whole
 from polyhead.errors import InputError
+from polyhead.reading import size_of
 
 RATE = 16_000
 """Samples of a second."""
@@ -51,6 +52,7 @@ def read_wav(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
         InputError: the file cannot be read, is damaged, compressed or empty.
     """
     where = Path(path)
+    size_of(where, error=InputError)
     try:
         data = where.read_bytes()
     except OSError as error:

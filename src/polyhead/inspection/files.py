@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from polyhead.caches.source import Held
 from polyhead.checks import shown, whole
 from polyhead.errors import CheckpointError, UnsupportedError
 from polyhead.inspection.kept import KeptCall, TokenIds
+from polyhead.reading import size_of
 from polyhead.semantics import (
     ALiBi,
     Causal,
@@ -134,6 +136,7 @@ def read(path: str | os.PathLike[str]) -> Any:
     Raises:
         CheckpointError: Not a file of a probe, truncated or of another version.
     """
+    size_of(Path(path))
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)

@@ -21,6 +21,7 @@ from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
 from polyhead.planning.reading import read_config
+from polyhead.reading import kind_of
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,9 @@ def _subject(name: str, model: TransformerConfig, notes: tuple[str, ...] = ()) -
 
 def _path(given: str | os.PathLike[str]) -> Path:
     path = Path(given).expanduser()
-    if path.is_dir():
+    if kind_of(path) == "folder":
         path = path / "config.json"
-    if not path.exists():
+    if kind_of(path) is None:
         raise ModelNotFoundError(
             f"no configuration {os.fspath(given)!r}: it is neither a path nor a preset; presets "
             f"are {', '.join(presets())}"

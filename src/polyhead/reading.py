@@ -1,0 +1,44 @@
+"""What lies under a path, asked before it is opened: pipes and devices have no end."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Literal
+
+from polyhead.errors import CheckpointError, PolyheadError
+
+
+def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
+    """What is there, links followed; None where there is nothing.
+
+    Raises:
+        CheckpointError: It is forbidden to look.
+    """
+    try:
+        mode = path.stat().st_mode
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError):  # a loop of links, a name that no file can have
+        return None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "file" if stat.S_ISREG(mode) else "other"
+
+
+def size_of(path: Path, *, error: type[PolyheadError] = CheckpointError) -> int:
+    """Bytes of a file that can be read to its end.
+
+    Raises:
+        PolyheadError: Of the class ``error``: it is not there, or a directory, pipe or device.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as cause:
+        reason = getattr(cause, "strerror", None) or cause
+        raise error(f"{path} cannot be read: {reason}") from cause
+    if stat.S_ISDIR(found.st_mode):
+        raise error(f"{path} cannot be read: it is a directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{path} cannot be read: a pipe or a device is no file of the disk")
+    return found.st_size
