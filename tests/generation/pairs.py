@@ -82,11 +82,11 @@ def write_tokenizer(folder: Path, *, bare: bool = False, **declared) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(SPECIAL | declared), encoding="utf-8")
 
 
-def make_pair(name: str, folder: Path, **changes):
+def make_pair(name: str, folder: Path, *, tokenizer: bool = True, **changes):
     """The model of a family as transformers has it and as ``ph.load`` gives it."""
     kind, values = CONFIGS[name]
     torch.manual_seed(7)
-    config = kind(vocab_size=VOCABULARY, **{**values, **changes})
+    config = kind(**{"vocab_size": VOCABULARY, **values, **changes})
     model = hf.AutoModelForCausalLM if name in DECODERS else hf.AutoModelForSeq2SeqLM
     theirs = model.from_config(config).eval()
     with torch.no_grad():
@@ -97,7 +97,8 @@ def make_pair(name: str, folder: Path, **changes):
         if getattr(theirs, "final_logits_bias", None) is not None:
             theirs.final_logits_bias[:, EOS] = 0.5
     theirs.save_pretrained(folder)
-    write_tokenizer(folder, bare=name in DECODERS)
+    if tokenizer:
+        write_tokenizer(folder, bare=name in DECODERS)
     return theirs, ph.load(folder)
 
 

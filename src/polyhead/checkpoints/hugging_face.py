@@ -16,6 +16,7 @@ from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.parts import Parts
 from polyhead.checkpoints.safetensors_files import read_tensors
+from polyhead.checkpoints.sentencepiece_tokenizer import from_sentencepiece
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
@@ -29,6 +30,18 @@ OWN = "polyhead"
 def own_config(config: TransformerConfig) -> dict[str, Any]:
     """config.json's object in polyhead's own form."""
     return {"model_type": OWN, "transformer": config.to_dict()}
+
+
+def read_tokenizers(directory: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """Of the texts that are read and of those that are written; None where there are none.
+
+    Raises:
+        CheckpointError: a file is corrupt.
+    """
+    if (directory / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_directory(directory)
+        return tokenizer, tokenizer
+    return from_sentencepiece(directory) or (None, None)
 
 
 def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
@@ -45,15 +58,15 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
     path = directory / "config.json"
     values = read_json(path)
     tensors = read_tensors(directory)
-    tokenizer = (
-        Tokenizer.from_directory(directory) if (directory / "tokenizer.json").is_file() else None
-    )
+    tokenizer, target_tokenizer = read_tokenizers(directory)
     generation = GenerationConfig.from_directory(directory, values)
     if values.get("model_type") == OWN:
         if adapter is not None:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
         config = TransformerConfig.from_dict(values.get("transformer", {}))
-        return Parts(config, tensors, tokenizer, generation=generation)
+        return Parts(
+            config, tensors, tokenizer, generation=generation, target_tokenizer=target_tokenizer
+        )
     family = find_family(values.get("model_type"), path)
     values |= family.observed(values, tensors)
     config = read_config(values, path)
@@ -75,6 +88,7 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
         family=family.model_type,
         generation=generation,
         pooling=_pooling(directory),
+        target_tokenizer=target_tokenizer,
     )
 
 

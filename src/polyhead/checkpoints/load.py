@@ -79,7 +79,8 @@ class Checkpoint:
         """
         if self._tokenizer is None:
             raise CheckpointError(
-                f"{self.origin} holds no tokenizer.json, so text cannot be turned into tokens"
+                f"{self.origin} holds no tokenizer.json (nor a SentencePiece model of a family "
+                "that has no such file), so text cannot be turned into tokens"
             )
         return self._tokenizer
 
@@ -204,11 +205,14 @@ def build(
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check(parts, expected, where)
     vocab_size = parts.config.vocab_size
-    if parts.tokenizer is not None and parts.tokenizer.vocab_size > vocab_size:
-        raise CheckpointError(
-            f"{where}: the tokenizer has {parts.tokenizer.vocab_size} tokens, "
-            f"the model's vocabulary {vocab_size}"
-        )
+    source_size = parts.config.encoder.vocab_size or vocab_size
+    target = parts.target_tokenizer or parts.tokenizer
+    for tokenizer, size in ((parts.tokenizer, source_size), (target, vocab_size)):
+        if tokenizer is not None and tokenizer.vocab_size > size:
+            raise CheckpointError(
+                f"{where}: the tokenizer has {tokenizer.vocab_size} tokens, "
+                f"the model's vocabulary {size}"
+            )
     # Buffers are numbers that decide something (which expert): they stay as precise as they are.
     buffers = {name for name, _ in model.named_buffers()}
     state = {

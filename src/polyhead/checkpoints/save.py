@@ -33,6 +33,12 @@ _COMPANIONS = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "source.spm",
+    "target.spm",
+    "vocab.json",
+    "target_vocab.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
 )
 
 

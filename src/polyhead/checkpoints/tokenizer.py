@@ -48,8 +48,8 @@ class Tokenizer:
     """Token ids of a text, and the text of token ids.
 
     Args:
-        backend: the ``tokenizers.Tokenizer`` that does the work; its truncation and padding are
-            switched off, since nothing may be cut in silence.
+        backend: the ``tokenizers.Tokenizer`` that does the work, or what answers as one; its
+            truncation and padding are switched off, since nothing may be cut in silence.
         special_tokens: names (``"bos_token"``, ...) to tokens.
         stop_ids: ids that end a generation, beside eos and the well-known end-of-turn tokens.
         chat_template: Jinja source, if the model was trained on conversations.
@@ -59,7 +59,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: Any,
         *,
         special_tokens: Mapping[str, str] | None = None,
         stop_ids: Iterable[int] = (),
@@ -96,14 +96,8 @@ class Tokenizer:
             )
         with refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")):
             backend = tokenizers.Tokenizer.from_file(str(path))
-        config = _optional_json(directory / "tokenizer_config.json")
-        special = _optional_json(directory / "special_tokens_map.json") | config
-        generation = _optional_json(directory / "generation_config.json")
-        tokens = {
-            name: _content(special[name], f"{directory}: {name}")
-            for name in SPECIAL_NAMES
-            if special.get(name)
-        }
+        config, tokens = declared_tokens(directory)
+        generation = optional_json(directory / "generation_config.json")
         with refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")):
             return cls(
                 backend,
@@ -115,10 +109,7 @@ class Tokenizer:
 
     def save(self, directory: Path) -> None:
         """Writes files that ``from_directory`` and transformers read."""
-        self.backend.save(str(directory / "tokenizer.json"), pretty=False)
-        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        if "src_lang" in self.declared:  # a class of its own puts tokens of languages in place
-            config |= self.declared
+        config = self._save_vocabulary(directory)
         config |= self.special_tokens
         config["clean_up_tokenization_spaces"] = False
         if self.chat_template is not None:
@@ -127,6 +118,13 @@ class Tokenizer:
         if self.stop_ids:
             generation = {"bos_token_id": self.bos_token_id, "eos_token_id": sorted(self.stop_ids)}
             write_json(directory / "generation_config.json", generation)
+
+    def _save_vocabulary(self, directory: Path) -> dict[str, Any]:
+        """Writes what knows the tokens; what tokenizer_config.json is to say of it."""
+        self.backend.save(str(directory / "tokenizer.json"), pretty=False)
+        if "src_lang" in self.declared:  # a class of its own puts tokens of languages in place
+            return dict(self.declared)
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
     @property
     def bos_token_id(self) -> int | None:
@@ -273,6 +271,8 @@ class Tokenizer:
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> frozenset[str]:
     """The names of the decoder's parts, which say how the vocabulary spells its tokens."""
+    if hasattr(backend, "decoder_kinds"):
+        return frozenset(backend.decoder_kinds)
     if backend.decoder is None:
         return frozenset()
     state = json.loads(backend.decoder.__getstate__())
@@ -288,7 +288,19 @@ def _content(token: Any, where: str) -> str:
     return content
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
+def declared_tokens(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """tokenizer_config.json's object, and the special tokens that it and its companion name.
+
+    Raises:
+        CheckpointError: a file is corrupt.
+    """
+    config = optional_json(directory / "tokenizer_config.json")
+    special = optional_json(directory / "special_tokens_map.json") | config
+    names = (name for name in SPECIAL_NAMES if special.get(name))
+    return config, {name: _content(special[name], f"{directory}: {name}") for name in names}
+
+
+def optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
