@@ -253,7 +253,7 @@ def test_task_head_is_one_tensor_too_many(tmp_path: Path) -> None:
 def test_broken_and_missing_tokenizers(llama: Path) -> None:
     loaded = load_checkpoint(llama)
     assert not loaded.has_tokenizer
-    with pytest.raises(CheckpointError, match=r"holds no tokenizer\.json, so text cannot"):
+    with pytest.raises(CheckpointError, match=r"holds no tokenizer\.json .*so text cannot"):
         _ = loaded.tokenizer
     (llama / "tokenizer.json").write_text('{"model": 3}')
     _refused(llama, "is not a valid tokenizer file", llama / "tokenizer.json")

@@ -130,6 +130,8 @@ OPTIONS = {
     "min_length": st.integers(1, 12),
     "min_new_tokens": st.integers(1, 8),
 }
+# Beside exponential_decay_length_penalty it makes infinite scores, there as here.
+del OPTIONS["remove_invalid_values"]
 DRAWS = {
     "top_k": st.integers(1, 30),
     "top_p": st.sampled_from([0.2, 0.8, 0.99]),
