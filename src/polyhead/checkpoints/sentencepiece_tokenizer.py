@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.tokenizer import Tokenizer, declared_tokens, optional_json
 from polyhead.checks import whole
-from polyhead.errors import CheckpointError, shortened
+from polyhead.errors import CheckpointError, InputError, shortened
 from polyhead.families.common.reading import as_ids
 
 if TYPE_CHECKING:
@@ -272,7 +272,9 @@ class Pieces:
     def token_to_id(self, token: str) -> int | None:
         return self.ids.get(token)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+    def encode(self, text: str, other: str | None = None, add_special_tokens: bool = True) -> Any:
+        if other is not None:
+            raise InputError("a tokenizer of translation takes one text: got two")
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         start = 0
