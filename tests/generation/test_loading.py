@@ -35,7 +35,11 @@ def test_dtype_is_that_of_the_weights(tmp_path: Path, dtype: str | torch.dtype) 
 def test_encoder_loads_as_a_text_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoder()
     found = SimpleNamespace(
-        config=model.config, model=model, tokenizer=byte_tokenizer(), origin="here"
+        config=model.config,
+        model=model,
+        tokenizer=byte_tokenizer(),
+        origin="here",
+        pooling="mean",
     )
     monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments, **options: found)
     loaded = ph.load("anything")
