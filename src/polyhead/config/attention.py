@@ -66,10 +66,16 @@ class RelativeBiasConfig(Data):
     """T5's learned bias by bucketed distance, one table ``[num_buckets, H]`` for a whole stack.
 
     In an encoder keys ahead have buckets of their own, in a decoder they share the first.
+
+    Attributes:
+        num_buckets: Of distances.
+        max_distance: From which on all are alike.
+        per_layer: Every layer has a table of its own (UMT5).
     """
 
     num_buckets: int = 32
     max_distance: int = 128
+    per_layer: bool = False
 
     def __post_init__(self) -> None:
         check_whole("relative bias num_buckets", self.num_buckets, least=4)

@@ -131,6 +131,7 @@ class EmbeddingConfig(Data):
         sinusoid: How sinusoidal positions lie.
         num_segments: BERT's token types.
         norm: A norm over the sum (BERT, BLOOM, BART).
+        norm_of: Or over the ``"tokens"`` before positions are added (Blenderbot's small decoder).
         scale: Factor of the tokens: √E in the 2017 paper and Gemma, Granite's multiplier.
         projection: Where the embedding has another size than the model.
         frontend: What there is in place of a token table.
@@ -146,8 +147,10 @@ class EmbeddingConfig(Data):
     sinusoid: SinusoidConfig = SinusoidConfig()
     projection: EmbeddingProjectionConfig | None = None
     frontend: Frontend | None = None
+    norm_of: Literal["sum", "tokens"] = "sum"
 
     def __post_init__(self) -> None:
+        check_choice("norm_of", self.norm_of, ("sum", "tokens"))
         check_choice("positions", self.positions, (None, "learned", "sinusoidal"))
         check_whole("position_offset", self.position_offset, least=0)
         if self.position_offset and self.positions is None:

@@ -76,7 +76,12 @@ def read_layers(
 
 
 def read(
-    keys: Keys, embedding: EmbeddingConfig, *, first: bool, head_bias: bool = True
+    keys: Keys,
+    embedding: EmbeddingConfig,
+    *,
+    first: bool,
+    head_bias: bool = True,
+    small: bool = False,
 ) -> TransformerConfig:
     """One of the sisters.
 
@@ -85,6 +90,8 @@ def read(
         embedding: Of both stacks, without scale and dropout.
         first: Whether norms stand first.
         head_bias: Whether a bias is added to the logits.
+        small: Whether the decoder normalises tokens before positions are added, and never scales
+            them.
     """
     encoder, decoder = read_layers(keys, first=first)
     scale = math.sqrt(keys.size("hidden_size")) if keys.flag("scale_embedding") else 1.0
@@ -95,7 +102,7 @@ def read(
         kind="encoder-decoder",
         max_positions=keys.whole("max_position_embeddings"),
         norm=NORM if first else None,
-        embedding=embedding,
+        embedding=replace(embedding, norm_of="tokens", scale=1.0) if small else embedding,
         head_bias=head_bias,
         encoder_layers=tuple(encoder),
         # Without ties transformers gives either stack tokens of its own.
@@ -105,6 +112,7 @@ def read(
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     layers: list[Any] = [config.encoder_layers[0], config.layers[0]]
+    embedding: Any = config.encoder.embedding
     (attention, network), (own, other) = ((each.attention, each.feed_forward) for each in layers)
     return {
         "encoder_layers": len(config.encoder_layers),
@@ -114,7 +122,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "encoder_ffn_dim": network.hidden_dim,
         "decoder_ffn_dim": other.hidden_dim,
         "activation_dropout": network.dropout,
-        "scale_embedding": config.embedding.scale != 1.0,
+        "scale_embedding": embedding.scale != 1.0,
     }
 
 
@@ -261,6 +269,12 @@ FAMILIES = (
         "blenderbot",
         "Blenderbot",
         lambda keys: read(keys, EmbeddingConfig("learned"), first=True),
+        defaults={"pad_token_id": 0, "bos_token_id": 1},
+    ),
+    sister(
+        "blenderbot-small",
+        "BlenderbotSmall",
+        lambda keys: read(keys, replace(_LEARNED, position_offset=0), first=False, small=True),
         defaults={"pad_token_id": 0, "bos_token_id": 1},
     ),
     sister(

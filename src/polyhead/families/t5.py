@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020) and mT5: a learned bias by distance, no scale of the scores.
+"""T5 (Raffel et al. 2020), mT5 and UMT5: a learned bias by distance, no scale of the scores.
 
 The first T5 has one matrix for tokens and logits and scales what it multiplies by 1/√E; version 1.1
 and mT5 have a matrix for the logits alone and scale nothing. config.json does not tell them apart
@@ -43,7 +43,11 @@ _FORMS: Mapping[str, tuple[Activation, bool]] = {
 
 
 def read_stacks(
-    keys: Keys, networks: tuple[list[Network], list[Network]], *, scaled: bool
+    keys: Keys,
+    networks: tuple[list[Network], list[Network]],
+    *,
+    scaled: bool,
+    per_layer: bool = False,
 ) -> TransformerConfig:
     """T5 around the networks of the encoder's and of the decoder's layers.
 
@@ -51,12 +55,15 @@ def read_stacks(
         keys: Of config.json.
         networks: One for each layer.
         scaled: Whether what makes the logits is multiplied by 1/√E.
+        per_layer: Whether every layer has a bias of its own.
     """
     heads, dropout = keys.size("num_attention_heads"), keys.number("hidden_dropout_prob")
     norm = read_rms_norm(keys)
     attention = AttentionConfig(heads, heads, keys.size("head_dim"), scale=1.0, dropout=dropout)
     bias = RelativeBiasConfig(
-        keys.whole("relative_attention_num_buckets"), keys.whole("relative_attention_max_distance")
+        keys.whole("relative_attention_num_buckets"),
+        keys.whole("relative_attention_max_distance"),
+        per_layer,
     )
     encoder, decoder = (
         tuple(
@@ -86,7 +93,7 @@ def depths(keys: Keys) -> tuple[int, int]:
     return layers, keys.num_layers("num_decoder_layers") if said else layers
 
 
-def read(keys: Keys, *, scales: bool) -> TransformerConfig:
+def read(keys: Keys, *, scales: bool, per_layer: bool = False) -> TransformerConfig:
     activation, gated = keys.choice("feed_forward_proj", _FORMS)
     if keys.has("dense_act_fn"):
         activation = keys.choice("dense_act_fn", ACTIVATIONS)
@@ -102,6 +109,7 @@ def read(keys: Keys, *, scales: bool) -> TransformerConfig:
         keys,
         ([network] * encoder, [network] * decoder),
         scaled=scales and keys.flag("scale_decoder_outputs", tied),
+        per_layer=per_layer,
     )
 
 
@@ -147,22 +155,25 @@ def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
     return under(f"{theirs}.", f"{ours}.", {each: f"{each}_proj" for each in "qkvo"})
 
 
-def tables(network: Mapping[str, str], name: str = "DenseReluDense") -> tuple[Rule, ...]:
+def tables(
+    network: Mapping[str, str], name: str = "DenseReluDense", *, per_layer: bool = False
+) -> tuple[Rule, ...]:
     """Rules of both stacks.
 
     Args:
         network: A layer's network: the file's names and polyhead's.
         name: Of the module that has them.
+        per_layer: Whether every layer has a bias of its own.
     """
     rules: list[Rule] = []
     for side, ours, last in (("encoder", "encoder_", 1), ("decoder", "", 2)):
         layer = f"{side}.block.{{i}}.layer."
+        number, biased = (
+            ("{i}", f"{ours}relative_bias.{{i}}") if per_layer else ("0", f"{ours}relative_bias")
+        )
         rules += [
             Rule(f"{side}.final_layer_norm", f"{ours}final_norm"),
-            Rule(
-                f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias",
-                f"{ours}relative_bias",
-            ),
+            Rule(f"{side}.block.{number}.layer.0.SelfAttention.relative_attention_bias", biased),
             Rule(f"{layer}0.layer_norm", f"{ours}layers.{{i}}.attention_norm"),
             Rule(f"{layer}{last}.layer_norm", f"{ours}layers.{{i}}.feed_forward_norm"),
             *_attention(f"{layer}0.SelfAttention", f"{ours}layers.{{i}}.attention"),
@@ -182,10 +193,10 @@ DROPPED = {
     )
 }
 _TABLES = {
-    gated: Tensors(
+    (gated, per_layer): Tensors(
         (
             *(Rule(name.removesuffix(".weight"), "embedding.tokens") for name in _TOKENS),
-            *tables({**into, "wo": "down_proj"}),
+            *tables({**into, "wo": "down_proj"}, per_layer=per_layer),
         ),
         prefix="",
         dropped=DROPPED,
@@ -194,12 +205,13 @@ _TABLES = {
         (False, {"wi": "up_proj"}),
         (True, {"wi_0": "gate_proj", "wi_1": "up_proj"}),
     )
+    for per_layer in (False, True)
 }
 
 
-def _tensors(values: Mapping[str, Any], form: str) -> Tensors:
+def _tensors(values: Mapping[str, Any], form: str, *, per_layer: bool = False) -> Tensors:
     gated = str(values.get("feed_forward_proj", form)).startswith("gated-")
-    return _TABLES[bool(values.get("is_gated_act", gated))]
+    return _TABLES[bool(values.get("is_gated_act", gated)), per_layer]
 
 
 ALIASES = {
@@ -265,6 +277,20 @@ FAMILIES = (
         aliases=ALIASES,
         not_supported=NOT_SUPPORTED,
         harmless=HARMLESS | {"scale_decoder_outputs"},
+        with_head="ForConditionalGeneration",
+        observed=observed,
+    ),
+    Family(
+        "umt5",
+        "UMT5",
+        lambda keys: read(keys, scales=True, per_layer=True),
+        lambda values: _tensors(values, "gated-gelu", per_layer=True),
+        defaults={key: value for key, value in DEFAULTS.items() if key != "tie_word_embeddings"}
+        | {"feed_forward_proj": "gated-gelu"},
+        write=lambda config: {**write(config), "scale_decoder_outputs": config.logit_scale != 1.0},
+        aliases=ALIASES,
+        not_supported=NOT_SUPPORTED,
+        harmless=HARMLESS,
         with_head="ForConditionalGeneration",
         observed=observed,
     ),

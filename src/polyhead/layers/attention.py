@@ -18,29 +18,24 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
-from polyhead.checks import flag, share, whole
-from polyhead.config import (
-    AttentionConfig,
-    QKNormConfig,
-    RopeConfig,
-)
+from polyhead.checks import flag, share
+from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.errors import ConfigError
-from polyhead.layers.attention_parts import alibi_of, build_qk_norm, ragged_positions, tempered
+from polyhead.layers.attention_parts import (
+    alibi_of,
+    build_qk_norm,
+    check_cache,
+    check_sizes,
+    default_head_dim,
+    ragged_positions,
+    tempered,
+)
 from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear, side_by_side
 from polyhead.layers.positions import RoPE
-from polyhead.semantics import (
-    Bias,
-    Causal,
-    Chunk,
-    DenseSource,
-    KeyValueSource,
-    Mask,
-    Window,
-)
+from polyhead.semantics import Bias, Causal, Chunk, DenseSource, KeyValueSource, Mask, Window
 from polyhead.semantics.foreign import other_names, refuse
-from polyhead.semantics.masks.algebra import called
 
 Context = Tensor | tuple[Tensor, Tensor]
 
@@ -149,7 +144,7 @@ class MultiHeadAttention(Hooked):
         vdim: int | None,
         rope: RoPE | None,
     ) -> None:
-        _check_sizes(embed_dim=embed_dim, kdim=kdim, vdim=vdim)
+        check_sizes(embed_dim=embed_dim, kdim=kdim, vdim=vdim)
         share("dropout", config.dropout, error=ConfigError)
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
@@ -400,33 +395,3 @@ class MultiHeadAttention(Hooked):
 
 
 builds(AttentionConfig, MultiHeadAttention.from_config)
-
-
-def check_cache(cache: object) -> None:
-    """Raises TypeError unless ``cache`` is the cache of one layer."""
-    if isinstance(cache, KeyValueCache):
-        return
-    said = "cache must be a cache of one layer, such as DenseCache(), or None"
-    if isinstance(cache, type):
-        raise TypeError(f"{said}: got the class {cache.__name__}; {called(cache)}")
-    raise TypeError(f"{said}: got {type(cache).__name__}")
-
-
-def default_head_dim(embed_dim: int, num_heads: int) -> int:
-    """embed_dim / num_heads; raises ConfigError where that is not whole."""
-    _check_sizes(embed_dim=embed_dim, num_heads=num_heads)
-    if embed_dim % num_heads:
-        near = range(max(1, num_heads - 1000), min(embed_dim, num_heads + 1000) + 1)
-        divisors = [heads for heads in near if embed_dim % heads == 0] or [1]
-        nearest = min(divisors, key=lambda heads: (abs(heads - num_heads), -heads))
-        raise ConfigError(
-            f"num_heads must divide embed_dim: got embed_dim={embed_dim}, num_heads={num_heads}; "
-            f"use {nearest} or pass head_dim"
-        )
-    return embed_dim // num_heads
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    for name, value in sizes.items():
-        if value is not None:
-            whole(name, value, least=1, error=ConfigError)

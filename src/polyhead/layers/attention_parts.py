@@ -1,4 +1,5 @@
-"""Parts of attention: norms of heads, ALiBi, temperatures of queries, positions of ragged rows.
+"""Parts of attention: norms of heads, ALiBi, temperatures of queries, positions of ragged rows,
+and checks of arguments.
 
 Shape letters: B batch, H query heads, T queries, D head size.
 """
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
+from polyhead.checks import whole
 from polyhead.config import ALiBiConfig, QKNormConfig, QueryTemperatureConfig
+from polyhead.errors import ConfigError
 from polyhead.layers.norms import HeadNorm, build_norm
 from polyhead.semantics import ALiBi, Bias, RoundedALiBi, alibi_slopes
+from polyhead.semantics.masks.algebra import called
 
 
 def build_qk_norm(heads: int, head_dim: int, config: QKNormConfig) -> nn.Module:
@@ -53,3 +57,34 @@ def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:
         return None
     first = torch.tensor(lengths, device=tokens.device)
     return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+
+
+def check_cache(cache: object) -> None:
+    """Raises TypeError unless ``cache`` is the cache of one layer."""
+    if isinstance(cache, KeyValueCache):
+        return
+    said = "cache must be a cache of one layer, such as DenseCache(), or None"
+    if isinstance(cache, type):
+        raise TypeError(f"{said}: got the class {cache.__name__}; {called(cache)}")
+    raise TypeError(f"{said}: got {type(cache).__name__}")
+
+
+def default_head_dim(embed_dim: int, num_heads: int) -> int:
+    """embed_dim / num_heads; raises ConfigError where that is not whole."""
+    check_sizes(embed_dim=embed_dim, num_heads=num_heads)
+    if embed_dim % num_heads:
+        near = range(max(1, num_heads - 1000), min(embed_dim, num_heads + 1000) + 1)
+        divisors = [heads for heads in near if embed_dim % heads == 0] or [1]
+        nearest = min(divisors, key=lambda heads: (abs(heads - num_heads), -heads))
+        raise ConfigError(
+            f"num_heads must divide embed_dim: got embed_dim={embed_dim}, num_heads={num_heads}; "
+            f"use {nearest} or pass head_dim"
+        )
+    return embed_dim // num_heads
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raises ConfigError unless all that are given are whole numbers of at least 1."""
+    for name, value in sizes.items():
+        if value is not None:
+            whole(name, value, least=1, error=ConfigError)

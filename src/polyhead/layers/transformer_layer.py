@@ -31,7 +31,8 @@ from polyhead.config import (
 )
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
-from polyhead.layers.attention import MultiHeadAttention, default_head_dim
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.attention_parts import default_head_dim
 from polyhead.layers.built import build_attention, build_network
 from polyhead.layers.exact import Exactly
 from polyhead.layers.norms import build_norm

@@ -92,6 +92,9 @@ class Embedding(nn.Module):
         projection = self.config.projection
         if self.projection is not None and projection is not None and projection.of == "tokens":
             x = self.projection(x)
+        first = self.config.norm_of == "tokens"
+        if self.norm is not None and first:
+            x = self.norm(x)
         if self.segments is not None:
             x = x + (
                 self.segments.weight[0] if segments is None else self._of_segments(ids, segments)
@@ -105,7 +108,7 @@ class Embedding(nn.Module):
         elif self.positions is not None:
             at = positions + self.config.position_offset
             x = x + self.positions(at, x.shape[1], x.dtype, x.device)
-        if self.norm is not None:
+        if self.norm is not None and not first:
             x = self.norm(x)
         if self.projection is not None and projection is not None and projection.of == "sum":
             x = self.projection(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ def _share(layers: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
 
 
 class RelativeTable(nn.Module):
-    """T5's learned bias by distance, for all layers of a stack.
+    """T5's learned bias by distance, for all layers of a stack or for one.
 
     Args:
         config: Buckets.
@@ -102,7 +103,7 @@ class RelativeTable(nn.Module):
 
     @property
     def bias(self) -> RelativeBias:
-        """What is added to the scores of every layer."""
+        """What is added to scores."""
         weight: Tensor = self.weight
         return RelativeBias(
             weight, bidirectional=self.bidirectional, max_distance=self.config.max_distance
@@ -111,8 +112,19 @@ class RelativeTable(nn.Module):
 
 def relative_table(
     config: RelativeBiasConfig | None, layers: tuple[LayerConfig, ...], *, bidirectional: bool
-) -> RelativeTable | None:
-    """The table that ``config`` describes, or None."""
+) -> RelativeTable | nn.ModuleList | None:
+    """The table that ``config`` describes, one for each layer, or None."""
     if config is None:
         return None
-    return RelativeTable(config, layers[0].attention.num_heads, bidirectional=bidirectional)
+    heads, count = layers[0].attention.num_heads, len(layers) if config.per_layer else 1
+    tables = [RelativeTable(config, heads, bidirectional=bidirectional) for _ in range(count)]
+    return nn.ModuleList(tables) if config.per_layer else tables[0]
+
+
+def biases(
+    table: RelativeTable | nn.ModuleList | None, count: int
+) -> Sequence[RelativeBias | None]:
+    """What is added to the scores of each of so many layers."""
+    if isinstance(table, nn.ModuleList):
+        return [each.bias for each in table if isinstance(each, RelativeTable)]
+    return (None if table is None else table.bias,) * count

@@ -29,7 +29,7 @@ from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
 from polyhead.models.inputs import check_cache, check_ids, check_positions
 from polyhead.models.observation import Observation, observe
-from polyhead.models.stack import relative_table, stack
+from polyhead.models.stack import biases, relative_table, stack
 from polyhead.semantics import Causal, Mask
 
 
@@ -197,11 +197,13 @@ class Transformer(nn.Module):
             mask = self._causal if mask is None else self._causal & mask
         x: Tensor = self.embedding(ids, start if positions is None else positions, segments)
         count = len(self.config.layers)
-        bias = None if self.relative_bias is None else self.relative_bias.bias
+        tables = biases(self.relative_bias, count)
         caches = (None,) * count if cache is None else cache.layers
         cross = (None,) * count if cache is None or context is None else cache.cross
         try:
-            for layer, layer_cache, context_cache in zip(self.layers, caches, cross, strict=True):
+            for layer, bias, layer_cache, context_cache in zip(
+                self.layers, tables, caches, cross, strict=True
+            ):
                 x = layer(
                     x,
                     context,
@@ -279,8 +281,8 @@ class Transformer(nn.Module):
             most = encoder.max_positions or config.max_positions
             check_positions(positions, 0, ids, most)
         x: Tensor = embedding(ids, 0 if positions is None else positions, segments)
-        bias = None if self.encoder_relative_bias is None else self.encoder_relative_bias.bias
-        for layer in self.encoder_layers:
+        tables = biases(self.encoder_relative_bias, len(self.encoder_layers))
+        for layer, bias in zip(self.encoder_layers, tables, strict=True):
             x = layer(x, mask=mask, bias=bias, positions=positions, kernel=kernel)
         if self.encoder_final_norm is not None:
             x = self.encoder_final_norm(x)

@@ -49,7 +49,8 @@ def _around(config: TransformerConfig) -> Iterator[Piece]:
         yield Piece("norms", 1, config.final_norm.parameters(E), multiplied=False)
     if config.relative_bias is not None:
         heads = config.layers[0].attention.num_heads
-        yield Piece("attention", heads, config.relative_bias.num_buckets, multiplied=False)
+        for _ in config.layers if config.relative_bias.per_layer else (0,):
+            yield Piece("attention", heads, config.relative_bias.num_buckets, multiplied=False)
     size = E
     if config.head_transform is not None:
         yield from config.head_transform.pieces(E)
@@ -73,7 +74,8 @@ def _around_encoder(config: TransformerConfig) -> Iterator[Piece]:
         yield Piece("norms", 1, config.final_norm.parameters(E), multiplied=False)
     if own.relative_bias is not None:
         heads = config.encoder_layers[0].attention.num_heads
-        yield Piece("attention", heads, own.relative_bias.num_buckets, multiplied=False)
+        for _ in config.encoder_layers if own.relative_bias.per_layer else (0,):
+            yield Piece("attention", heads, own.relative_bias.num_buckets, multiplied=False)
 
 
 def counts(found: Counter[Piece]) -> ParameterCounts:

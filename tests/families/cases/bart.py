@@ -17,7 +17,7 @@ _SEQ2SEQ = "AutoModelForSeq2SeqLM"
 CASES = (
     *(
         Case(name, _SIZES, axes=(*_AXES, _ACTIVATIONS), auto=_SEQ2SEQ)
-        for name in ("bart", "plbart", "mbart", "blenderbot", "pegasus")
+        for name in ("bart", "plbart", "mbart", "blenderbot", "blenderbot-small", "pegasus")
     ),
     Case("m2m_100", _SIZES | {"pad_token_id": 1}, axes=(*_AXES, _ACTIVATIONS), auto=_SEQ2SEQ),
     Case(

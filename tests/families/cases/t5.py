@@ -62,7 +62,7 @@ CASES = tuple(
         alter=_apart,
         gguf=_GGUF if name == "t5" else None,
     )
-    for name in ("t5", "mt5")
+    for name in ("t5", "mt5", "umt5")
 )
 
 _SPARSE = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 2}
