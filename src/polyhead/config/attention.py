@@ -98,6 +98,10 @@ class QueryTemperatureConfig(Data):
         check_whole("query temperature offset", self.offset, least=0)
 
 
+MOST_HEADS = 1 << 20
+"""A thousand times as many as any model has; what is computed of a number of heads stays quick."""
+
+
 @dataclass(frozen=True)
 class AttentionConfig(HeadLayout, kind="heads"):
     """One attention layer. ``num_kv_heads``: H is MHA, 1 is MQA, a divisor of H between is GQA.
@@ -129,6 +133,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")
+        if self.num_heads > MOST_HEADS:
+            raise ConfigError(f"num_heads must be at most {MOST_HEADS:,}: got {self.num_heads:,}")
         if self.num_heads % self.num_kv_heads:
             near = range(1, min(self.num_heads, 1024) + 1)
             divisors = [g for g in near if self.num_heads % g == 0]
