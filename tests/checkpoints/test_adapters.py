@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from hf_tiny import DECODERS
+from safetensors.torch import load_file, save_file
 
 from polyhead.checkpoints import attach_adapter, load_checkpoint, save_checkpoint
 from polyhead.errors import CheckpointError, ConfigError, InputError, UnsupportedError
@@ -185,6 +186,14 @@ def test_what_cannot_be_attached_is_named(tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; supported is 'LORA'"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"novel": 1}, "key 'novel' .*not understood"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'; supported is True"),
+        (
+            {"alpha_pattern": {r"layers\.[01]\.": 4}},
+            "alpha_pattern is .*modules' names and numbers",
+        ),
+        ({"alpha_pattern": [3]}, r"alpha_pattern is \[3\]"),
+        ({"alpha_pattern": {"q_proj": []}}, r"alpha_pattern: q_proj must be a number: got \[\]"),
+        ({"alpha_pattern": {"q_proj": 1e300}}, "alpha_pattern: q_proj must be a number up to"),
     ],
 )
 def test_other_forms_are_refused_by_name(
@@ -208,3 +217,37 @@ def test_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     DECODERS["llama, explicit head_dim"].save(tmp_path / "wide")
     with pytest.raises(CheckpointError, match="q_proj does not fit"):
         load_checkpoint(tmp_path / "wide", adapter=tmp_path / "adapter")
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((0, 48), (48, 0)), "q_proj does not fit: lora_A torch.float32 .0, 48."),
+        (((4, 48), (48, 5)), "q_proj does not fit: lora_A"),
+        (((4,), (48, 4)), "q_proj does not fit: lora_A"),
+        (((4, 96), (24, 4)), "the base's weight is .48, 48., the change .24, 96."),
+        (((3, 48), (48, 3)), "q_proj has rank 3, and adapter_config.json says 4"),
+    ],
+)
+def test_a_pair_of_another_shape_is_refused(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], words: str, tmp_path: Path
+) -> None:
+    _adapted(tmp_path, DECODERS["llama, GQA"].build(), target_modules=["q_proj"])
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    pair = {
+        f"{Q}{side}.weight": torch.ones(shape) for side, shape in zip("AB", shapes, strict=True)
+    }
+    save_file(load_file(path) | pair, path)
+    with pytest.raises(CheckpointError, match=words):
+        load_checkpoint(tmp_path / "adapter")
+
+
+def test_whole_numbers_are_no_adapter(tmp_path: Path) -> None:
+    _adapted(tmp_path, DECODERS["llama, GQA"].build(), target_modules=["q_proj"])
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: tensor.to(torch.int8) for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(CheckpointError, match=r"lora_A torch.int8"):
+        load_checkpoint(tmp_path / "adapter")

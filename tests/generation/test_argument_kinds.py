@@ -142,6 +142,10 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     ),
     "prompt must be text": (TypeError, lambda: MODEL.generate([3])),
     "source must be a model's name or a path": (TypeError, lambda: ph.load(3)),
+    "adapter must be the path of a directory: got int": (
+        TypeError,
+        lambda: ph.load("smollm2", adapter=3),
+    ),
     "dtype must be text or a torch.dtype: got int": (
         TypeError,
         lambda: ph.load("smollm2", dtype=3),

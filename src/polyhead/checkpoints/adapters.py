@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -25,6 +25,8 @@ from polyhead.families.common.keys import Keys
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
+_NAME = re.compile(r"[\w.]+")
+_T = TypeVar("_T")
 _LORA = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 # They say where an adapter came from or how it was trained; what was trained stands in the weights.
 _HARMLESS = frozenset(
@@ -37,7 +39,6 @@ _HARMLESS = frozenset(
         "eva_config",
         "exclude_modules",
         "inference_mode",
-        "init_lora_weights",
         "layers_pattern",
         "layers_to_transform",
         "loftq_config",
@@ -47,8 +48,6 @@ _HARMLESS = frozenset(
         "modules_to_save",
         "peft_version",
         "qalora_group_size",
-        "r",
-        "rank_pattern",
         "revision",
         "runtime_config",
         "target_modules",
@@ -130,7 +129,10 @@ def read_adapter(adapter: Path) -> Lora:
     ):
         keys.expect(key, None, [])
     transposed = keys.flag("fan_in_fan_out", False)
-    alpha, patterns = keys.number("lora_alpha"), keys.take("alpha_pattern", {})
+    # The others also take their beginning out of the base's weights.
+    keys.expect("init_lora_weights", True, False, "gaussian", "orthogonal", "eva")
+    alpha, alphas = keys.number("lora_alpha"), _by_module(keys, "alpha_pattern")
+    rank, ranks = keys.whole("r", None), _by_module(keys, "rank_pattern")
     stabilised, dropout = keys.flag("use_rslora", False), keys.number("lora_dropout", 0.0)
     keys.finish(_HARMLESS)
     whole: dict[str, Tensor] = {}
@@ -151,14 +153,19 @@ def read_adapter(adapter: Path) -> Lora:
             raise CheckpointError(
                 f"{adapter / WEIGHTS}: {module} has one of lora_A and lora_B only"
             )
-        if down.ndim != 2 or up.ndim != 2 or up.shape[1] != len(down):
+        fits = down.ndim == up.ndim == 2 and len(down) == up.shape[1] > 0
+        if not (fits and down.is_floating_point() and up.is_floating_point()):
             raise CheckpointError(
-                f"{adapter / WEIGHTS}: {module} does not fit: lora_A {list(down.shape)}, "
-                f"lora_B {list(up.shape)}"
+                f"{adapter / WEIGHTS}: {module} does not fit: lora_A {down.dtype} "
+                f"{list(down.shape)}, lora_B {up.dtype} {list(up.shape)}"
             )
-        own = next((v for key, v in patterns.items() if _matches(key, module)), alpha)
-        rank = down.shape[0]
-        scale = own / (math.sqrt(rank) if stabilised else rank)
+        own = len(down)
+        if (said := _of_module(ranks, module, rank)) not in (None, own):
+            raise CheckpointError(
+                f"{adapter / WEIGHTS}: {module} has rank {own}, and {CONFIG} says {said:g}"
+            )
+        of_module = _of_module(alphas, module, alpha)
+        scale = of_module / (math.sqrt(own) if stabilised else own)
         pairs[module] = Pair(down, up, scale, embeds)
     return Lora(values, pairs, whole, transposed, dropout)
 
@@ -181,13 +188,14 @@ def merged(tensors: Mapping[str, Tensor], adapter: Path, prefix: str) -> dict[st
     for module, pair in lora.pairs.items():
         target = _known(f"{module}.weight", found, prefix, adapter)
         weight = found[target]
-        try:
-            change = pair.up.float() @ pair.down.float()
-            change = change.T if pair.embeds or lora.transposed else change
-            sum_ = weight.float() + pair.scale * change.view(weight.shape)
-        except RuntimeError as error:
-            raise CheckpointError(f"{adapter / WEIGHTS}: {module} does not fit: {error}") from error
-        found[target] = sum_.to(weight.dtype)
+        change = pair.up.float() @ pair.down.float()
+        change = change.T if pair.embeds or lora.transposed else change
+        if change.shape != weight.shape:
+            raise CheckpointError(
+                f"{adapter / WEIGHTS}: {module} does not fit: the base's weight is "
+                f"{list(weight.shape)}, the change {list(change.shape)}"
+            )
+        found[target] = (weight.float() + pair.scale * change).to(weight.dtype)
     return found
 
 
@@ -198,5 +206,19 @@ def _known(name: str, tensors: Mapping[str, Tensor], prefix: str, adapter: Path)
     raise CheckpointError(f"{adapter / WEIGHTS}: the base has no tensor {name!r}")
 
 
-def _matches(pattern: str, module: str) -> bool:
-    return re.fullmatch(rf"(.*\.)?{re.escape(pattern)}", module) is not None
+def _by_module(keys: Keys, key: str) -> dict[str, float]:
+    """Numbers by the end of a module's name.
+
+    Raises:
+        ConfigError: The library also takes regular expressions, which are not read.
+    """
+    values = keys.take(key, {})
+    if not isinstance(values, dict) or not all(map(_NAME.fullmatch, values)):
+        raise keys.refused(key, values, "an object of modules' names and numbers")
+    numbers = Keys(values, f"{keys.where}: {key}")
+    return {name: numbers.number(name) for name in values}
+
+
+def _of_module(values: Mapping[str, float], module: str, default: _T) -> float | _T:
+    """The first value whose name is that of ``module``, or the end of it."""
+    return next((v for k, v in values.items() if f".{module}".endswith(f".{k}")), default)

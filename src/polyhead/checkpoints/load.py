@@ -128,6 +128,8 @@ def load_checkpoint(
             f"got {dtype!r}"
         )
     where = _device(device)
+    if adapter is not None and not isinstance(adapter, str | os.PathLike):
+        raise TypeError(f"adapter must be the path of a directory: got {type(adapter).__name__}")
     if adapter is None and kind_of(Path(source) / adapters.CONFIG) == "file":
         adapter, source = source, adapters.base_of(Path(source))
     resolved = find(source)
