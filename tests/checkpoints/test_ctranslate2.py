@@ -92,7 +92,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 class Words:
     """A tokenizer as the converter needs one."""
 
-    bos_token, eos_token, unk_token, pad_token = "t0", "t2", "t3", "t1"
+    bos_token, eos_token, unk_token, pad_token = "t0", "t2", "t3", "<pad>"
     special_tokens_map: dict[str, str] = {}  # noqa: RUF012
     unk_token_id, num_madeup_words, additional_special_tokens = 3, 0, ()
 
@@ -100,10 +100,10 @@ class Words:
         self.size = size
 
     def get_vocab(self) -> dict[str, int]:
-        return {f"t{i}": i for i in range(self.size)}
+        return {self.convert_ids_to_tokens(i): i for i in range(self.size)}
 
     def convert_ids_to_tokens(self, number: int) -> str:
-        return f"t{number}"
+        return "<pad>" if number == 1 else f"t{number}"
 
     def convert_tokens_to_ids(self, token: str) -> int:
         return int(token[1:])
@@ -248,12 +248,17 @@ def test_scores_are_those_of_ctranslate2_itself(options: dict[str, Any], tmp_pat
     torch.testing.assert_close(ours, torch.tensor(theirs), atol=2e-6, rtol=1e-5)
 
 
-def test_models_are_saved_in_polyheads_form_and_whispers_as_whisper(tmp_path: Path) -> None:
-    spec, _, inputs = _converted("whisper")
-    loaded = load_checkpoint(_saved(spec, tmp_path / "model"))
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["marian", "m2m_100", "t5", "whisper"])
+def test_models_whose_positions_a_family_has_are_saved_as_that_family(
+    name: str, tmp_path: Path
+) -> None:
+    spec, wanted, inputs = _converted(name)
+    loaded = load_checkpoint(_saved(spec, tmp_path / "model", "float16"))
     save_checkpoint(loaded, tmp_path / "again")
     again = load_checkpoint(tmp_path / "again")
-    assert again.family == "whisper"
+    assert again.family == name
+    torch.testing.assert_close(again.model(**inputs)[..., :39], wanted[..., :39], atol=3e-3, rtol=0)
     assert torch.equal(again.model(**inputs), loaded.model(**inputs))
 
 

@@ -65,6 +65,9 @@ def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts
     names: dict[str, str] = {}
     # A tied head and a shared table are one variable with several names.
     skipped = {"decoder/projection/weight"} if config.head == "tied" else set()
+    for side, embedding in (("decoder", config.embedding), ("encoder", config.encoder.embedding)):
+        if embedding is not None and embedding.positions == "sinusoidal":
+            skipped.add(f"{side}/position_encodings/encodings")  # which are computed
     shapes = [
         name
         for name, variable in file.variables.items()
@@ -147,7 +150,12 @@ def _tokens(
         "suppress_tokens": [each for each in keys.numbers("suppress_ids", []) if each >= 0],
         "begin_suppress_tokens": keys.numbers("suppress_ids_begin", []),
     }
-    made = replace(config, bos_token_id=bos, eos_token_ids=() if eos is None else (eos,))
+    made = replace(
+        config,
+        bos_token_id=bos,
+        eos_token_ids=() if eos is None else (eos,),
+        pad_token_id=ids.get("<pad>"),
+    )
     return made, {key: value for key, value in generation.items() if value not in (None, [])}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from polyhead.checkpoints.ctranslate2_file import CTranslate2File
 from polyhead.checkpoints.ctranslate2_names import table
+from polyhead.checkpoints.ctranslate2_positions import positions_of
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
@@ -28,7 +29,6 @@ from polyhead.config import (
     QKNormConfig,
     RelativeBiasConfig,
     RopeConfig,
-    SinusoidConfig,
     TransformerConfig,
 )
 from polyhead.config.feed_forward import Activation
@@ -48,13 +48,10 @@ _ACTIVATIONS: tuple[Activation, ...] = (
 
 _LAYER = re.compile(r"(?:encoder|decoder)/layer_(\d+)/.+")
 _PARALLEL = ("shared_layer_norm", "input_layer_norm", "post_attention_layer_norm")
+_TABLE = "position_encodings/encodings"
 _MOST_LAYERS = 10_000
 _UNLIMITED = 1 << 20
 """Positions of a model that has no table of them."""
-_UNTABLED = EmbeddingConfig(
-    "sinusoidal", position_offset=1, sinusoid=SinusoidConfig("halves", spread=True)
-)
-"""Positions where the file has no table: OpenNMT's, which begin at 1."""
 
 # They choose which heads CTranslate2 reports, or belong to an option that is off.
 _HARMLESS = frozenset(
@@ -116,8 +113,7 @@ class Stack:
 
     @property
     def max_positions(self) -> int:
-        table = "position_encodings/encodings"
-        return self.shape(table, 2)[0] if self.has(table) else _UNLIMITED
+        return self.shape(_TABLE, 2)[0] if self.has(_TABLE) else _UNLIMITED
 
     def norm(self, name: str) -> NormConfig | None:
         """What stands under a name; None where nothing does."""
@@ -135,8 +131,9 @@ class Stack:
             return EmbeddingConfig(
                 "learned", frontend=AudioConfig(self.shape("conv1/weight", 3)[1])
             )
-        if self.has("position_encodings/encodings"):
-            found = EmbeddingConfig("learned")
+        if self.has(_TABLE):
+            self.shape(_TABLE, 2)
+            found = positions_of(self.file.tensor(f"{self.side}/{_TABLE}"))
         elif (
             self.relative_bias() is not None
             or self._rotary("layer_0/self_attention")
@@ -144,7 +141,7 @@ class Stack:
         ):
             found = EmbeddingConfig()
         else:
-            found = _UNTABLED
+            found = positions_of(None)
         return replace(found, norm=self.norm("layernorm_embedding"), scale=self._scale())
 
     def layers(self) -> tuple[LayerConfig, ...]:
@@ -246,7 +243,7 @@ class Stack:
             scale=self.keys.number(f"{side}/{name}/queries_scale", None),
             qkv_bias=self.has(f"{name}/linear_0/bias"),
             out_bias=self.has(f"{name}/linear_{2 if crossed else 1}/bias"),
-            rope=self._rope(name),
+            rope=self._rope(name, size),
             qk_norm=None if norm is None else QKNormConfig(norm),
             window=whole(f"{side}/{name}/sliding_window", window) or None,
             alibi=alibi,
@@ -257,16 +254,17 @@ class Stack:
     def _rotary(self, name: str) -> bool:
         return self.keys.has(f"{self.side}/{name}/rotary_dim")
 
-    def _rope(self, name: str) -> RopeConfig | None:
+    def _rope(self, name: str, size: int) -> RopeConfig | None:
         if not self._rotary(name):
             return None
         start = f"{self.side}/{name}"
         first = f"{self.side}/layer_0/self_attention/rotary_interleave"
         if self.keys.whole(f"{start}/rotary_interleave", 1) != self.keys.whole(first, 1):
             raise self.keys.refused(f"{start}/rotary_interleave", "another", "what layer 0 has")
+        dim = self.keys.whole(f"{start}/rotary_dim")
         return RopeConfig(
             theta=self.keys.number(f"{start}/rotary_base", 10_000.0),
-            dim=self.keys.whole(f"{start}/rotary_dim") or None,
+            dim=None if dim in (0, size) else dim,
             **self._rope_scaling(start),
         )
 
