@@ -151,6 +151,7 @@ def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
         ({"context_length": None}, r"key 'llama\.context_length' is missing"),
         ({"attention__head_count": [6, 6]}, r"attention\.head_count is \[6, 6\]"),
         ({"attention__head_count": 5}, r"num_kv_heads must divide num_heads"),
+        ({"embedding_length": "wide"}, r"embedding_length is 'wide'; supported is a number"),
         ({"block_count": 0}, r"llama\.block_count is 0; supported is 1 to 10000"),
         ({"block_count": "many"}, r"llama\.block_count must be a whole number: got 'many'"),
     ],

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import (
-    EmbeddingConfig,
     EmbeddingProjectionConfig,
     HeadTransformConfig,
     TransformerConfig,
@@ -16,24 +15,14 @@ from polyhead.families.bert import (
     EMBEDDINGS,
     POOLER,
     POSITIONS,
+    read_embedding,
     read_encoder,
     read_layers,
 )
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_activation, read_layer_norm, read_mha_sizes
-from polyhead.families.common.tasks import (
-    ANSWERS,
-    CLASSIFIER,
-    MASKED,
-    PRE_TRAINING,
-    QA,
-    SEQUENCE,
-    ending,
-    masked_rules,
-    read_head,
-    write_head,
-)
+from polyhead.families.common.tasks import MASKED, Heads, read_head, write_head
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 # Written by transformers of 2019 and 2020, where they did nothing.
@@ -62,7 +51,6 @@ def owners(num_layers: int, groups: int, inner: int) -> tuple[int, ...]:
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
-    keys.expect("position_embedding_type", "absolute")
     groups, inner = keys.whole("num_hidden_groups"), keys.whole("inner_group_num")
     if not 1 <= groups <= sizes.num_layers:
         wanted = f"1 to num_hidden_layers={sizes.num_layers}"
@@ -75,13 +63,7 @@ def read(keys: Keys) -> TransformerConfig:
         read_layers(keys, sizes, norm) * inner,
         weights_of=owners(sizes.num_layers, groups, inner),
         max_positions=sizes.max_positions,
-        embedding=EmbeddingConfig(
-            positions="learned",
-            num_segments=keys.whole("type_vocab_size"),
-            norm=norm,
-            dropout=keys.number("hidden_dropout_prob"),
-            projection=EmbeddingProjectionConfig(size),
-        ),
+        embedding=read_embedding(keys, norm, projection=EmbeddingProjectionConfig(size)),
         **read_head(
             keys, HeadTransformConfig(size, read_activation(keys), norm=norm), pooled=(POOLER,)
         ),
@@ -135,28 +117,23 @@ def _layers(values: Mapping[str, Any]) -> list[Rule]:
     return rules
 
 
+HEADS = Heads(
+    "predictions.decoder",
+    "predictions.bias",
+    (
+        Rule("predictions.dense", "head.transform.dense"),
+        Rule("predictions.LayerNorm", "head.transform.norm"),
+    ),
+    pooled=Rule("pooler", "task.transforms.0.dense"),
+    beside={r"sop_classifier\..+": "says in which order two texts were, beside the logits"},
+    others=r"(predictions|sop_classifier)\..+",
+    dropped=POSITIONS,
+)
+
+
 def table(values: Mapping[str, Any]) -> Tensors:
-    """By the groups of layers, and by what stands behind the last."""
     project = Rule("encoder.embedding_hidden_mapping_in", "embedding.projection")
-    rules = [*EMBEDDINGS, project, *_layers(values)]
-    pooler = {r"pooler\.(weight|bias)": "comes after the hidden states"}
-    found, dropped = ending(values.get("architectures")), POSITIONS | pooler
-    outside: tuple[Rule, ...] = (QA,) if found == ANSWERS else (CLASSIFIER,)
-    if found == SEQUENCE:
-        rules.append(Rule("pooler", "task.transforms.0.dense"))
-        dropped = POSITIONS
-    elif found in (MASKED, PRE_TRAINING):
-        outside = (
-            Rule("predictions.dense", "head.transform.dense"),
-            Rule("predictions.LayerNorm", "head.transform.norm"),
-            *masked_rules(values, "predictions.decoder", "predictions.bias"),
-        )
-        dropped[r"sop_classifier\..+"] = "says in which order two texts were, beside the logits"
-        if not values.get("tie_word_embeddings", True):
-            dropped[r"predictions\.bias"] = "only the decoder's is added, where it has its own"
-    elif found == "Model":
-        dropped[r"(predictions|sop_classifier)\..+"] = "comes after the hidden states"
-    return Tensors(tuple(rules), prefix="albert.", outside=outside, dropped=dropped)
+    return HEADS.table(values, (*EMBEDDINGS, project, *_layers(values)), "albert.")
 
 
 FAMILIES = (

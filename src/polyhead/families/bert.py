@@ -23,23 +23,11 @@ from polyhead.families.common.reading import (
     read_network,
     read_token_ids,
 )
-from polyhead.families.common.tasks import (
-    ANSWERS,
-    CLASSIFIER,
-    MASKED,
-    PRE_TRAINING,
-    QA,
-    SEQUENCE,
-    ending,
-    masked_rules,
-    read_head,
-    write_head,
-)
+from polyhead.families.common.tasks import MASKED, Heads, read_head, write_head
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 POOLER = HeadTransformConfig(activation="tanh")
 POOLER_RULE = Rule("pooler.dense", "task.transforms.0.dense")
-NO_POOLER = {r"pooler\.dense\.(weight|bias)": "comes after the hidden states"}
 POSITIONS = {r"embeddings\.position_ids": "0, 1, 2, ..."}
 
 
@@ -78,19 +66,25 @@ def read_encoder(
     )
 
 
+def read_embedding(keys: Keys, norm: NormConfig, **options: Any) -> EmbeddingConfig:
+    """Learned positions, segments, a norm."""
+    keys.expect("position_embedding_type", "absolute")
+    return EmbeddingConfig(
+        positions="learned",
+        num_segments=keys.whole("type_vocab_size"),
+        norm=norm,
+        dropout=keys.number("hidden_dropout_prob"),
+        **options,
+    )
+
+
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
-    keys.expect("position_embedding_type", "absolute")
     return read_encoder(
         keys,
         read_layers(keys, sizes, norm),
         max_positions=sizes.max_positions,
-        embedding=EmbeddingConfig(
-            positions="learned",
-            num_segments=keys.whole("type_vocab_size"),
-            norm=norm,
-            dropout=keys.number("hidden_dropout_prob"),
-        ),
+        embedding=read_embedding(keys, norm),
         **read_head(
             keys, HeadTransformConfig(None, read_activation(keys), norm=norm), pooled=(POOLER,)
         ),
@@ -130,32 +124,20 @@ PREDICTIONS = under(
 )
 
 
+HEADS = Heads(
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+    PREDICTIONS,
+    pooled=POOLER_RULE,
+    beside={r"cls\.seq_relationship\..+": "says whether two texts follow on, beside the logits"},
+    others=r"cls\..+",
+    dropped=POSITIONS,
+)
+
+
 def table(values: Mapping[str, Any]) -> Tensors:
-    """By what stands behind the last layer."""
-    found, rules = ending(values.get("architectures")), [*EMBEDDINGS, *LAYERS]
-    dropped, outside = POSITIONS | NO_POOLER, [CLASSIFIER]
-    if found in (MASKED, PRE_TRAINING):
-        decoder = masked_rules(values, "cls.predictions.decoder", "cls.predictions.bias")
-        outside = [*PREDICTIONS, *decoder]
-        dropped |= {
-            r"cls\.seq_relationship\..+": "says whether two texts follow on, beside the logits",
-            r"cls\.predictions\.bias": "only the decoder's is added, where it has its own",
-        }
-        if values.get("tie_word_embeddings", True):
-            del dropped[r"cls\.predictions\.bias"]
-    elif found == SEQUENCE:
-        rules, dropped = [*rules, POOLER_RULE], POSITIONS
-    elif found == ANSWERS:
-        outside = [QA]
-    else:
-        dropped |= {r"cls\..+": "the pre-training heads come after the hidden states"}
-    return Tensors(
-        tuple(rules),
-        prefix="bert.",
-        outside=tuple(outside),
-        leaves={"gamma": "weight", "beta": "bias"},
-        dropped=dropped,
-    )
+    leaves = {"gamma": "weight", "beta": "bias"}
+    return HEADS.table(values, (*EMBEDDINGS, *LAYERS), "bert.", leaves=leaves)
 
 
 DEFAULTS: Mapping[str, Any] = {

@@ -18,14 +18,10 @@ from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_activation, read_mha_sizes
 from polyhead.families.common.tasks import (
-    ANSWERS,
     CLASSIFIER,
     MASKED,
     PRE_TRAINING,
-    QA,
-    SEQUENCE,
-    ending,
-    masked_rules,
+    Heads,
     read_head,
     write_head,
 )
@@ -88,21 +84,20 @@ RULES = (
 )
 
 
+HEADS = Heads(
+    "vocab_projector",
+    masked=(
+        Rule("vocab_transform", "head.transform.dense"),
+        Rule("vocab_layer_norm", "head.transform.norm"),
+    ),
+    texts=(CLASSIFIER, Rule("pre_classifier", "task.transforms.0.dense")),
+    others=r"vocab_.+",
+    dropped=POSITIONS,
+)
+
+
 def table(values: Mapping[str, Any]) -> Tensors:
-    """By what stands behind the last layer."""
-    found, dropped = ending(values.get("architectures")), dict(POSITIONS)
-    outside: tuple[Rule, ...] = (QA,) if found == ANSWERS else (CLASSIFIER,)
-    if found == SEQUENCE:
-        outside = (CLASSIFIER, Rule("pre_classifier", "task.transforms.0.dense"))
-    elif found == MASKED:
-        outside = (
-            Rule("vocab_transform", "head.transform.dense"),
-            Rule("vocab_layer_norm", "head.transform.norm"),
-            *masked_rules(values, "vocab_projector"),
-        )
-    elif found == "Model":
-        dropped |= {r"vocab_.+": "comes after the hidden states"}
-    return Tensors(RULES, prefix="distilbert.", outside=outside, dropped=dropped)
+    return HEADS.table(values, RULES, "distilbert.")
 
 
 FAMILIES = (

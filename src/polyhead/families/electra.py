@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import (
-    EmbeddingConfig,
     EmbeddingProjectionConfig,
     HeadTransformConfig,
     TaskHeadConfig,
@@ -21,6 +20,7 @@ from polyhead.families.bert import (
     LAYERS,
     ONLY_ENCODER,
     POSITIONS,
+    read_embedding,
     read_encoder,
     read_layers,
 )
@@ -28,15 +28,10 @@ from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_activation, read_layer_norm, read_mha_sizes
 from polyhead.families.common.tasks import (
-    ANSWERS,
     CLASSIFICATION_HEAD,
-    CLASSIFIER,
     MASKED,
     PRE_TRAINING,
-    QA,
-    SEQUENCE,
-    ending,
-    masked_rules,
+    Heads,
     read_head,
     write_head,
 )
@@ -45,20 +40,14 @@ from polyhead.families.common.tensors import Rule, Tensors
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
-    keys.expect("position_embedding_type", "absolute")
     size = keys.whole("embedding_size")
+    projection = None if size == sizes.embed_dim else EmbeddingProjectionConfig(size)
     replaced = HeadTransformConfig(activation=read_activation(keys))
     return read_encoder(
         keys,
         read_layers(keys, sizes, norm),
         max_positions=sizes.max_positions,
-        embedding=EmbeddingConfig(
-            positions="learned",
-            num_segments=keys.whole("type_vocab_size"),
-            norm=norm,
-            dropout=keys.number("hidden_dropout_prob"),
-            projection=None if size == sizes.embed_dim else EmbeddingProjectionConfig(size),
-        ),
+        embedding=read_embedding(keys, norm, projection=projection),
         **read_head(
             keys,
             HeadTransformConfig(size, "gelu", norm=norm),
@@ -80,27 +69,27 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     return values
 
 
-def table(values: Mapping[str, Any]) -> Tensors:
-    """By what stands behind the last layer."""
-    found, dropped = ending(values.get("architectures")), dict(POSITIONS)
-    outside: tuple[Rule, ...] = {
-        ANSWERS: (QA,),
-        SEQUENCE: CLASSIFICATION_HEAD,
+HEADS = Heads(
+    "generator_lm_head",
+    masked=(
+        Rule("generator_predictions.dense", "head.transform.dense"),
+        Rule("generator_predictions.LayerNorm", "head.transform.norm"),
+    ),
+    texts=CLASSIFICATION_HEAD,
+    own={
         PRE_TRAINING: (
             Rule("discriminator_predictions.dense", "task.transforms.0.dense"),
             Rule("discriminator_predictions.dense_prediction", "task.classifier"),
-        ),
-        MASKED: (
-            Rule("generator_predictions.dense", "head.transform.dense"),
-            Rule("generator_predictions.LayerNorm", "head.transform.norm"),
-            *masked_rules(values, "generator_lm_head"),
-        ),
-    }.get(found, (CLASSIFIER,))
-    if found == "Model":
-        dropped[r"(generator|discriminator)_.+"] = "comes after the hidden states"
+        )
+    },
+    others=r"(generator|discriminator)_.+",
+    dropped=POSITIONS,
+)
+
+
+def table(values: Mapping[str, Any]) -> Tensors:
     project = Rule("embeddings_project", "embedding.projection")
-    rules = (*EMBEDDINGS, project, *LAYERS)
-    return Tensors(rules, prefix="electra.", outside=outside, dropped=dropped)
+    return HEADS.table(values, (*EMBEDDINGS, project, *LAYERS), "electra.")
 
 
 FAMILIES = (

@@ -17,9 +17,7 @@ from polyhead.families.common.tasks import (
     CLASSIFIER,
     MASKED,
     PRE_TRAINING,
-    SEQUENCE,
-    ending,
-    masked_rules,
+    Heads,
     read_head,
     write_head,
 )
@@ -60,17 +58,16 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     return {"classifier_pooling": pooling, **write_head(config, "EuroBert")}
 
 
+HEADS = Heads(
+    "lm_head",
+    texts=(CLASSIFIER, Rule("dense", "task.transforms.0.dense")),
+    others=r"lm_head\..+",
+    dropped=DECODER.dropped,
+)
+
+
 def table(values: Mapping[str, Any]) -> Tensors:
-    """By what stands behind the last layer."""
-    found, dropped = ending(values.get("architectures")), dict(DECODER.dropped)
-    outside: tuple[Rule, ...] = (CLASSIFIER,)
-    if found == MASKED:
-        outside = masked_rules(values, "lm_head")
-    elif found == SEQUENCE:
-        outside = (CLASSIFIER, Rule("dense", "task.transforms.0.dense"))
-    elif found == "Model":
-        dropped[r"lm_head\..+"] = "comes after the hidden states"
-    return Tensors(DECODER.rules, outside=outside, dropped=dropped)
+    return HEADS.table(values, DECODER.rules, "model.")
 
 
 FAMILIES = (

@@ -79,8 +79,7 @@ RULES = (
 
 
 def table(values: Mapping[str, Any]) -> Tensors:
-    """RoBERTa's heads behind other layers."""
-    return roberta.table(values, RULES, "mpnet.")
+    return roberta.HEADS.table(values, RULES, "mpnet.")
 
 
 FAMILIES = (

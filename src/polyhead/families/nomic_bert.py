@@ -9,7 +9,6 @@ from polyhead.config import EmbeddingConfig, HeadTransformConfig, LayerConfig, T
 from polyhead.families.bert import (
     EMBEDDINGS,
     ENCODER_SETTINGS,
-    NO_POOLER,
     POOLER,
     POOLER_RULE,
     POSITIONS,
@@ -28,12 +27,9 @@ from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.steps import QKVRows
 from polyhead.families.common.tasks import (
     ANSWERS,
-    CLASSIFIER,
     MASKED,
     PRE_TRAINING,
-    SEQUENCE,
-    ending,
-    masked_rules,
+    Heads,
     read_head,
     write_head,
 )
@@ -93,24 +89,21 @@ RULES = (
 )
 
 
+HEADS = Heads(
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+    (
+        Rule("cls.predictions.transform.dense", "head.transform.dense"),
+        Rule("cls.predictions.transform.layer_norm", "head.transform.norm"),
+    ),
+    pooled=POOLER_RULE,
+    others=r"cls\..+",
+    dropped=POSITIONS,
+)
+
+
 def table(values: Mapping[str, Any]) -> Tensors:
-    """By what stands behind the last layer."""
-    found, dropped = ending(values.get("architectures")), POSITIONS | NO_POOLER
-    rules, outside = RULES, [CLASSIFIER]
-    if found == MASKED:
-        outside = [
-            Rule("cls.predictions.transform.dense", "head.transform.dense"),
-            Rule("cls.predictions.transform.layer_norm", "head.transform.norm"),
-            *masked_rules(values, "cls.predictions.decoder", "cls.predictions.bias"),
-        ]
-        if not values.get("tie_word_embeddings", True):
-            only = "only the decoder's is added, where it has its own"
-            dropped |= {r"cls\.predictions\.bias": only}
-    elif found == SEQUENCE:
-        rules, dropped = (*RULES, POOLER_RULE), POSITIONS
-    elif found == "Model":
-        dropped |= {r"cls\..+": "comes after the hidden states"}
-    return Tensors(rules, prefix="nomic_bert.", outside=tuple(outside), dropped=dropped)
+    return HEADS.table(values, RULES, "nomic_bert.")
 
 
 FAMILIES = (

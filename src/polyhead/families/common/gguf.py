@@ -320,6 +320,11 @@ def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object)
 def _single(keys: Keys, setting: str, layers: int) -> Any:
     """A setting that files give once for all layers, or as a list with one entry per layer."""
     value = keys.take(setting)
+    for each in value if isinstance(value, list) else (value,):
+        # Families calculate with them before their readers see them.
+        flag = isinstance(each, bool) and setting in _SETTINGS
+        if flag or not isinstance(each, int | float):
+            raise keys.refused(setting, value, "a number")
     if not isinstance(value, list) or setting.startswith("rope.") or setting in WINDOWS:
         return value
     same = len({*map(repr, value)}) == 1

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polyhead.config import HeadTransformConfig, TaskHeadConfig, TransformerConfig
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.tensors import Rule
+from polyhead.families.common.tensors import Rule, Tensors
 
 BARE, MASKED, PRE_TRAINING = "Model", "ForMaskedLM", "ForPreTraining"
 SEQUENCE, TOKENS = "ForSequenceClassification", "ForTokenClassification"
@@ -143,3 +144,60 @@ def masked_rules(
     own = Rule(f"{decoder}.bias", "head.bias")
     biases = (own,) if bias is None else (Rule(bias, "head.bias"), own) if tied else (own,)
     return (*biases, Rule(f"{decoder}.weight", weight))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Where a family's files keep what stands behind the last layer.
+
+    Attributes:
+        decoder: The matrix of the logits of masked tokens.
+        bias: A second name of its bias, or None.
+        masked: What comes before those logits.
+        texts: Of the classes of texts.
+        pooled: Likewise, among the body's own tensors; other heads leave it out.
+        own: By further endings.
+        beside: Patterns of what stands beside the logits in the file, and why it is dropped.
+        others: A pattern of the heads of masked tokens, which files with another may hold too.
+        dropped: As of ``Tensors``, whatever the head.
+    """
+
+    decoder: str
+    bias: str | None = None
+    masked: tuple[Rule, ...] = ()
+    texts: tuple[Rule, ...] = (CLASSIFIER,)
+    pooled: Rule | None = None
+    own: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    others: str = ""
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+    def table(
+        self, values: Mapping[str, Any], rules: tuple[Rule, ...], prefix: str, **options: Any
+    ) -> Tensors:
+        """By what the class in config.json has.
+
+        Args:
+            values: Of config.json.
+            rules: Of the body.
+            prefix: Of its names.
+            **options: Further fields of ``Tensors``.
+        """
+        found, dropped = ending(values.get("architectures")), dict(self.dropped)
+        if self.pooled is not None:
+            if found == SEQUENCE:
+                rules = (*rules, self.pooled)
+            else:
+                pooler = re.escape(self.pooled.theirs) + r"\.(weight|bias)"
+                dropped[pooler] = "comes after the hidden states"
+        if found in _LOGITS and found not in self.own:
+            outside = (*self.masked, *masked_rules(values, self.decoder, self.bias))
+            dropped |= self.beside
+            if self.bias is not None and not values.get("tie_word_embeddings", True):
+                dropped[re.escape(self.bias)] = "only the decoder's is added, where it has its own"
+        else:
+            known = {ANSWERS: (QA,), SEQUENCE: self.texts, **self.own}
+            outside = known.get(found, (CLASSIFIER,))
+            if self.others and found not in self.own:
+                dropped[self.others] = "comes after the hidden states"
+        return Tensors(rules, prefix=prefix, outside=outside, dropped=dropped, **options)
