@@ -78,6 +78,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
         {"tie_word_embeddings": False},
     ),
+    "umt5": ("UMT5ForConditionalGeneration", T5, {}),
     "whisper": ("WhisperForConditionalGeneration", SIZES | WHISPER, {}),
     "gpt2": ("GPT2LMHeadModel", DECODER | {"n_embd": 16, "n_head": 2}, {}),
     "gptj": ("GPTJForCausalLM", DECODER | {"n_embd": 16, "n_head": 2, "rotary_dim": 4}, {}),
@@ -227,11 +228,6 @@ def test_scores_are_those_of_ctranslate2_itself(options: dict[str, Any], tmp_pat
     """Without a table of positions, with a zero vector first: what transformers has no file of."""
     spec = tiny.spec("translation", **options)
     spec.decoder.start_from_zero_embedding = True
-    for stack in (spec.encoder, spec.decoder):
-        if "relative_attention_bias" in options:  # one table for all layers
-            for layer in stack.layer[1:]:
-                first = stack.layer[0].self_attention.relative_attention_bias
-                layer.self_attention.relative_attention_bias = first
     spec.validate()
     folder = _saved(spec, tmp_path / "model")
     source, target = ["t3", "t9", "t1", "</s>"], ["t5", "t2", "t7"]
@@ -343,17 +339,12 @@ def test_what_is_not_built_is_refused_by_name(tmp_path: Path) -> None:
         made.validate()
         return _saved(made, tmp_path / str(number))
 
-    def own_tables(made: Any) -> None:
-        table = made.decoder.layer[1].self_attention
-        table.relative_attention_bias = np.ones((8, 2), np.float32)
-
     def relative(part: Any, name: str, value: Any) -> None:
         if "relative_position" in name:
             setattr(part, name.rsplit("/", 1)[-1], np.ones((9, 4), np.float32))
 
     for number, (change, options, words) in enumerate(
         (
-            (own_tables, {"relative_attention_bias": True}, "tables of relative_attention_bias of"),
             (
                 lambda made: visit_spec(made, relative),
                 {"with_relative_position": True},

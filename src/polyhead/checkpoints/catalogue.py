@@ -131,6 +131,8 @@ HUB_FILES = (
     "target_vocab.json",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "spm.model",
     "*.safetensors",
     "*.safetensors.index.json",
     "model.bin",

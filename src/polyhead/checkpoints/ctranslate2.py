@@ -16,10 +16,10 @@ from torch import Tensor
 
 from polyhead.checkpoints.ctranslate2_file import CTranslate2File
 from polyhead.checkpoints.ctranslate2_layers import read_layers
+from polyhead.checkpoints.ctranslate2_tokenizer import read_vocabulary, tokenizers_of
 from polyhead.checkpoints.generation_config import GenerationConfig
-from polyhead.checkpoints.json_file import parse_json, read_json, read_text
+from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
-from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError, shortened
 from polyhead.families.common.keys import Keys
@@ -30,9 +30,7 @@ _REVISIONS = {"TransformerSpec": 7, "TransformerDecoderSpec": 8, "WhisperSpec": 
 """The specifications that are read, each up to a revision."""
 
 # How CTranslate2 treats texts and what it reports; the numbers are the same.
-_HARMLESS = frozenset(
-    ("unk_token", "add_source_bos", "add_source_eos", "alignment_heads", "lang_ids")
-)
+_HARMLESS = frozenset(("add_source_bos", "add_source_eos", "alignment_heads", "lang_ids"))
 
 
 def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts:
@@ -81,18 +79,24 @@ def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts
     progress("reading tensors", len(shapes), len(shapes))
     if file.specification == "WhisperSpec":
         _drop_key_biases(state, file.path)
-    tokenizer = directory / "tokenizer.json"
-    vocabulary = _vocabulary(directory, config.vocab_size)
-    config, generation = _tokens(config, keys, vocabulary)
+    written = read_vocabulary(directory, "target", config.vocab_size)
+    size = config.encoder.vocab_size or config.vocab_size
+    read = read_vocabulary(directory, "source", size) if config.encoder_layers else written
+    special = {
+        name: keys.text(name) for name in ("bos_token", "eos_token", "unk_token") if keys.has(name)
+    }
+    tokenizer, target_tokenizer = tokenizers_of(directory, read, written, special)
+    config, generation = _tokens(config, keys, written)
     if file.scalars().get("decoder/start_from_zero_embedding"):
         config, generation = _with_start(config, generation, state)
     keys.finish(_HARMLESS)
     return Parts(
         config,
         state,
-        Tokenizer.from_directory(directory) if tokenizer.is_file() else None,
+        tokenizer,
         file_names=names,
         generation=GenerationConfig(generation, str(said)),
+        target_tokenizer=target_tokenizer,
     )
 
 
@@ -101,33 +105,6 @@ def _drop_key_biases(state: dict[str, Tensor], path: Path) -> None:
     for name in [name for name in state if name.endswith(".k_proj.bias")]:
         if state.pop(name).any():
             raise CheckpointError(f"{path}: keys of Whisper have a bias ({name}), which is not 0")
-
-
-def _vocabulary(directory: Path, size: int) -> list[str]:
-    """The tokens that a text is made of, by their ids; none where the directory says none.
-
-    Raises:
-        CheckpointError: it has another number of them than the model.
-    """
-    for name in ("shared_vocabulary", "target_vocabulary", "vocabulary"):
-        path = directory / f"{name}.json"
-        if path.is_file():
-            try:
-                tokens: Any = parse_json(read_text(path))
-            except ValueError as error:
-                raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-            if not isinstance(tokens, list) or not all(isinstance(each, str) for each in tokens):
-                raise CheckpointError(f"{path} must hold a JSON list of texts")
-        elif (path := path.with_suffix(".txt")).is_file():
-            tokens = read_text(path).removesuffix("\n").split("\n")
-        else:
-            continue
-        if len(tokens) != size:
-            raise CheckpointError(
-                f"{path} has {len(tokens):,} tokens, the model's vocabulary {size:,}"
-            )
-        return list(tokens)
-    return []
 
 
 def _tokens(

@@ -158,26 +158,21 @@ class Stack:
         return tuple(self._layer(f"layer_{i}", heads, pre, activation) for i in range(self.depth))
 
     def relative_bias(self) -> RelativeBiasConfig | None:
-        """T5's, one table for all layers."""
+        """T5's, one table for all layers or (UMT5) one for each."""
         first = "layer_0/self_attention/relative_attention_bias"
         if not self.has(first):
             return None
-        distance = 0
+        distance, apart = 0, False
         for i in range(self.depth):
-            name = f"layer_{i}/self_attention/relative_attention_bias"
-            self.shape(name, 2)
-            if not self.file.same(f"{self.side}/{first}", f"{self.side}/{name}"):
-                raise ConfigError(
-                    f"{self.file.path}: layers with tables of relative_attention_bias of their own "
-                    f"are not supported: '{self.side}/{name}' differs from layer 0's"
-                )
-            own = self.keys.whole(
-                f"{self.side}/layer_{i}/self_attention/relative_attention_max_distance"
-            )
+            start = f"layer_{i}/self_attention/relative_attention"
+            self.shape(f"{start}_bias", 2)
+            apart = apart or not self.file.same(f"{self.side}/{first}", f"{self.side}/{start}_bias")
+            key = f"{self.side}/{start}_max_distance"
+            own = self.keys.whole(key)
             distance = distance or own
             if own != distance:
-                raise self.keys.refused(f"{self.side}/{name}", own, f"{distance}, as in layer 0")
-        return RelativeBiasConfig(self.shape(first, 2)[0], distance)
+                raise self.keys.refused(key, own, f"{distance}, as in layer 0")
+        return RelativeBiasConfig(self.shape(first, 2)[0], distance, per_layer=apart)
 
     def _layer(self, name: str, heads: int, pre: bool, activation: Activation) -> LayerConfig:
         gated = self.has(f"{name}/ffn/linear_0_noact/weight")

@@ -26,6 +26,8 @@ def table(config: TransformerConfig, *, shared: bool, interleaved: bool) -> Tens
             getattr(each.feed_forward, "gated", False)
             for each in (config.encoder_layers if ours else config.layers)
         )
+        bias = config.encoder.relative_bias if ours else config.relative_bias
+        apart = bias is not None and bias.per_layer
         queries = tuple(f"{into}attention.{each}_proj" for each in "qkv")
         rules += [
             Rule(f"{side}.position_encodings", f"{ours}embedding.positions"),
@@ -33,7 +35,7 @@ def table(config: TransformerConfig, *, shared: bool, interleaved: bool) -> Tens
             Rule(f"{side}.layer_norm", f"{ours}final_norm"),
             Rule(
                 f"{side}.layer_{{i}}.self_attention.relative_attention_bias",
-                f"{ours}relative_bias.weight",
+                f"{ours}relative_bias{'.{i}' if apart else ''}.weight",
             ),
             Rule(f"{layer}self_attention.linear_0", queries, QKVRows(), Each(*turned)),
             Rule(f"{layer}self_attention.linear_1", f"{into}attention.o_proj"),

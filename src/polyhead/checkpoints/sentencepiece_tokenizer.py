@@ -342,7 +342,12 @@ class SentencePieceTokenizer(Tokenizer):
         return dict(self.declared)
 
 
-def _model(path: Path) -> sentencepiece.SentencePieceProcessor:
+def read_model(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """The model of a file.
+
+    Raises:
+        CheckpointError: It is corrupt, or the package ``sentencepiece`` is missing.
+    """
     try:
         import sentencepiece
     except ImportError as error:
@@ -410,7 +415,7 @@ def _made(
         if key not in tokens:
             raise CheckpointError(f"{directory}: the vocabulary has no {key}")
     pieces = Pieces(
-        _model(directory / model),
+        read_model(directory / model),
         ids,
         {token: ids[token] for token in (*tokens.values(), *special) if token in ids},
         tokens["unk_token"],
@@ -458,7 +463,7 @@ def _count(config: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _own_pieces(directory: Path, model: str) -> list[str]:
-    found = _model(directory / model)
+    found = read_model(directory / model)
     pieces: list[str] = found.id_to_piece([*range(found.get_piece_size())])
     return pieces
 
