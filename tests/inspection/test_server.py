@@ -76,12 +76,11 @@ def test_malformed_requests_are_refused_in_words(body: object, words: str, ask: 
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(port: int) -> None:
-    began = time.monotonic()
+    # The body is never sent: a server that waits for it lets the client's patience end.
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         head = f"POST /{TOKEN}/look HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
         client.sendall(head.encode())
         assert client.recv(100).startswith(b"HTTP/1.1 413")
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

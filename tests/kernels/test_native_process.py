@@ -93,7 +93,7 @@ def test_an_interrupt_ends_a_long_call():
 
         def interrupt():
             time.sleep(0.4)
-            sent.append(time.monotonic())
+            sent.append(time.process_time())
             os.kill(os.getpid(), signal.SIGINT)
 
         for call in calls:
@@ -104,7 +104,7 @@ def test_an_interrupt_ends_a_long_call():
                 call()
                 print("nothing", 0)
             except KeyboardInterrupt:
-                print("interrupted", time.monotonic() - sent[0])
+                print("interrupted", time.process_time() - sent[0])
             thread.join()
             small = torch.randn(1, 2, 40, 16)
             found, exact = (
@@ -114,8 +114,8 @@ def test_an_interrupt_ends_a_long_call():
         """
     )
     assert out[::2] == ["interrupted"] * 3
-    # 0.1 to 0.2 s where the processor is not shared
-    assert all(float(seconds) < 1.0 for seconds in out[1::2])
+    # Processor time of both threads: 0.2 to 0.4 s of calls that take more than 10.
+    assert all(float(seconds) < 2.0 for seconds in out[1::2])
 
 
 def test_a_forked_child_computes_on_one_thread_and_says_so():
