@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import polyhead as ph
+from polyhead.checkpoints import load_checkpoint, save_checkpoint
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
 from polyhead.generation import TextEncoder
 
@@ -168,6 +169,9 @@ def test_vectors_are_pooled_as_the_files_say(mode: str, tmp_path: Path) -> None:
     modes = {f"pooling_mode_{each}": each == mode for each in ("cls_token", mode)}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"width": 24} | modes))
     ours = ph.load(tmp_path, expect=TextEncoder)
+    for form in ("hugging-face", "polyhead"):
+        save_checkpoint(load_checkpoint(tmp_path), tmp_path / "saved", form=form)
+        assert load_checkpoint(tmp_path / "saved").pooling == ours.pooling
     if mode == "max_tokens":
         with pytest.raises(
             UnsupportedError, match=r"pooling is 'pooling_mode_max_tokens'.*'first'"

@@ -65,7 +65,12 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
         config = TransformerConfig.from_dict(values.get("transformer", {}))
         return Parts(
-            config, tensors, tokenizer, generation=generation, target_tokenizer=target_tokenizer
+            config,
+            tensors,
+            tokenizer,
+            generation=generation,
+            target_tokenizer=target_tokenizer,
+            pooling=_pooling(directory),
         )
     family = find_family(values.get("model_type"), path)
     values |= family.observed(values, tensors)
@@ -94,7 +99,7 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
 
 def _pooling(directory: Path) -> str:
     """What the sentence-transformers library wrote beside the model: one of its modes is true."""
-    path = directory / "1_Pooling" / "config.json"
+    path = directory / POOLING
     if not path.is_file():
         return "mean"
     modes = [key for key, value in read_json(path).items() if value is True]
@@ -102,11 +107,19 @@ def _pooling(directory: Path) -> str:
     return _MODES.get(modes[0], modes[0]) if len(modes) == 1 else f"{len(modes)} modes"
 
 
+POOLING = Path("1_Pooling", "config.json")
+"""How an encoder's hidden states become one vector of a text."""
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
     "pooling_mode_lasttoken": "last",
 }
+
+
+def pooling_config(pooling: str) -> dict[str, bool]:
+    """The inverse of what ``read_directory`` reads there."""
+    found = next((theirs for theirs, ours in _MODES.items() if ours == pooling), pooling)
+    return {name: name == found for name in dict.fromkeys((*_MODES, found))}
 
 
 def _drop_tied_copy(state: dict[str, Tensor], file_names: dict[str, str], directory: Path) -> None:

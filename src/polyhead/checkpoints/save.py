@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from polyhead.checkpoints import generation_config
-from polyhead.checkpoints.hugging_face import own_config
+from polyhead.checkpoints.hugging_face import POOLING, own_config, pooling_config
 from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.load import Checkpoint
 from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
@@ -85,6 +85,10 @@ def save_checkpoint(
             with tempfile.TemporaryDirectory(prefix=".partial-", dir=target) as partial:
                 _write(Path(partial), config, weights, checkpoint)
                 _publish(Path(partial), target)
+            (target / POOLING).unlink(missing_ok=True)
+            if checkpoint.pooling != "mean":
+                (target / POOLING).parent.mkdir(exist_ok=True)
+                write_json(target / POOLING, pooling_config(checkpoint.pooling))
         except BaseException:
             if made:
                 shutil.rmtree(target, ignore_errors=True)

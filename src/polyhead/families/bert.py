@@ -151,8 +151,6 @@ DEFAULTS: Mapping[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": True,
 }
-ENCODER_SETTINGS = {"pooling_type": None, "attention.head_count_kv": None}
-"""Of GGUF files: how one vector is made of a text's hidden states is no key of the family's."""
 ONLY_ENCODER = {
     "is_decoder": "only the encoder is built",
     "add_cross_attention": "only the encoder is built",
@@ -169,6 +167,6 @@ FAMILIES = (
         with_head=MASKED,
         not_supported=ONLY_ENCODER,
         # RoBERTa and XLM-RoBERTa come so too: the converter cuts the positions that they never use.
-        gguf=Gguf("bert", ENCODER_SETTINGS, causal=False),
+        gguf=Gguf("bert", {"attention.head_count_kv": None}, causal=False),
     ),
 )

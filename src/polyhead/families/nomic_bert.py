@@ -8,7 +8,6 @@ from typing import Any
 from polyhead.config import EmbeddingConfig, HeadTransformConfig, LayerConfig, TransformerConfig
 from polyhead.families.bert import (
     EMBEDDINGS,
-    ENCODER_SETTINGS,
     POOLER,
     POOLER_RULE,
     POSITIONS,
@@ -126,6 +125,6 @@ FAMILIES = (
         },
         write=write,
         with_head=MASKED,
-        gguf=Gguf("nomic-bert", ENCODER_SETTINGS, causal=False),
+        gguf=Gguf("nomic-bert", causal=False),
     ),
 )

@@ -47,7 +47,9 @@ _SETTINGS: Mapping[str, str] = {
 WINDOWS = {"attention.sliding_window_pattern": ".windows"}
 """Settings of families where a file says of every layer whether it has a window."""
 # They change no number that the model computes.
-_HARMLESS = frozenset(("rope.scaling.finetuned", "tensor_data_layout", "use_parallel_residual"))
+_HARMLESS = frozenset(
+    ("pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "use_parallel_residual")
+)
 
 
 # What a layer may have otherwise than its neighbours.
