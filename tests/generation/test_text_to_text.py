@@ -9,10 +9,24 @@ import torch
 import transformers as hf
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pairs import DECODERS, DRAWS, EOS, IDS, OPTIONS, PAD, VALUES, make_pair, their_texts
+from pairs import (
+    DECODERS,
+    DRAWS,
+    EOS,
+    IDS,
+    OPTIONS,
+    PAD,
+    SPECIAL,
+    VALUES,
+    VOCABULARY,
+    letters,
+    make_pair,
+    their_texts,
+)
 
 import polyhead as ph
 from polyhead.caches import Quantized
+from polyhead.checkpoints import Checkpoint, Tokenizer, load_checkpoint, save_checkpoint
 
 FAMILIES = ("t5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot")
 TEXTS = ["the cat sat on the mat", "a", "dogs and cats"]
@@ -177,8 +191,6 @@ def test_load_says_which_kind_it_found_where_another_is_expected(pair_of, tmp_pa
 
 
 def test_generation_config_becomes_the_models_options_and_is_saved_again(tmp_path):
-    from polyhead.checkpoints import load_checkpoint, save_checkpoint
-
     theirs, _ = make_pair("marian", tmp_path)
     theirs.generation_config.update(num_beams=3, max_length=9, length_penalty=0.5, **IDS)
     theirs.generation_config.save_pretrained(tmp_path)
@@ -278,3 +290,36 @@ def test_a_probe_sees_cross_attention(pair_of):
     rows = seen[crossing[0]].rows()
     assert rows.shape == (1, 4, target.shape[1], source.shape[1])
     torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[..., 0]))
+
+
+def test_the_transformer_of_2017_is_one_line_and_is_saved_in_either_form(tmp_path):
+    config = ph.TransformerConfig.vanilla(VOCABULARY, 24, 2, 4, 40, max_positions=32)
+    torch.manual_seed(1)
+    model = ph.Transformer(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    tokenizer = Tokenizer(letters(), special_tokens=SPECIAL)
+    made = ph.TextToText(model, tokenizer)
+    options = {"num_beams": 3, "max_new_tokens": 6, "eos_token_ids": (0,)}
+    wanted = made.generate(TEXTS[0], **options)
+    checkpoint = Checkpoint(config, model, tokenizer, "made here")
+    for form in ("polyhead", "hugging-face"):
+        save_checkpoint(checkpoint, tmp_path / form, form=form)
+        again = ph.load(tmp_path / form, expect=ph.TextToText)
+        assert again.config == config
+        assert again.start_ids(again.options) == [config.pad_token_id]
+        assert again.generate(TEXTS[0], **options).ids == wanted.ids
+    theirs = hf.MarianMTModel.from_pretrained(tmp_path / "hugging-face")
+    source, target = torch.tensor([made.source_ids(TEXTS[0])]), torch.tensor([[33, *wanted.ids]])
+    with torch.no_grad():
+        logits = theirs(input_ids=source, decoder_input_ids=target).logits
+        torch.testing.assert_close(logits, made(source, target), atol=1e-4, rtol=1e-4)
+    found = theirs.generate(source, num_beams=3, max_new_tokens=6, eos_token_id=0)
+    assert found[0, 1:].tolist() == list(wanted.ids)
+
+    paper = ph.TransformerConfig.vanilla(VOCABULARY, 24, 2, 4, 40, sinusoids="interleaved")
+    with pytest.raises(ph.ConfigError, match=r"cannot say embedding\.sinusoid\.layout"):
+        save_checkpoint(Checkpoint(paper, ph.Transformer(paper), None, ""), tmp_path / "paper")
+    for sizes in ({"embed_dim": 25}, {"num_heads": 5}, {"pad_token_id": 40}, {"num_layers": 0}):
+        with pytest.raises(ph.ConfigError, match=f"{next(iter(sizes))}.*(must be|got 5)"):
+            ph.TransformerConfig.vanilla(VOCABULARY, **sizes)

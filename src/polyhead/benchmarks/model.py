@@ -30,16 +30,16 @@ def cases(settings: Settings) -> Iterator[Case]:
     if not installed(SMOLLM2):
         return
     length = 256 if settings.quick else 1024
-    theirs = _theirs() if installed("transformers") else None
+    peer = theirs() if installed("transformers") else None
     llama = LlamaCpp(find(MODEL).path) if installed("llama.cpp") else None
     try:
         for dtype in settings.dtypes:
             ours = cast(LanguageModel, load(MODEL, dtype=dtype))
             ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
-            if theirs is not None:
-                theirs = _as_dtype(theirs, dtype)
-            yield _decode(ours, theirs, llama, ids, dtype)
-            yield _prefill(ours, theirs, llama, ids, dtype)
+            if peer is not None:
+                peer = _as_dtype(peer, dtype)
+            yield _decode(ours, peer, llama, ids, dtype)
+            yield _prefill(ours, peer, llama, ids, dtype)
     finally:
         if llama is not None:
             llama.close()
@@ -133,7 +133,8 @@ def _knows(llama: LlamaCpp, ids: list[int], place: int) -> Callable[[Tensor, Tol
     return differs
 
 
-def _theirs() -> Any:
+def theirs() -> Any:
+    """SmolLM2 in transformers."""
     import transformers
 
     file = find(MODEL).path

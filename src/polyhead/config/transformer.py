@@ -7,12 +7,14 @@ of local and global attention (Gemma) or of head counts need no special case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
-from polyhead.config.attention import RelativeBiasConfig
+from polyhead.config.attention import AttentionConfig, RelativeBiasConfig
 from polyhead.config.data import Data, check_choice, check_positive, check_whole
-from polyhead.config.embedding import EmbeddingConfig
+from polyhead.config.embedding import EmbeddingConfig, SinusoidConfig
+from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.norm import NormConfig
@@ -122,6 +124,87 @@ class TransformerConfig(Data):
             "encoder relative_bias", self.encoder.relative_bias, self.encoder_layers
         )
         self._check_head()
+
+    @classmethod
+    def vanilla(
+        cls,
+        vocab_size: int,
+        embed_dim: int = 512,
+        num_layers: int = 6,
+        num_heads: int = 8,
+        hidden_dim: int = 2048,
+        *,
+        max_positions: int = 1024,
+        dropout: float = 0.1,
+        sinusoids: Literal["halves", "interleaved"] = "halves",
+        pad_token_id: int | None = None,
+        eos_token_id: int = 0,
+    ) -> Self:
+        """The encoder-decoder of Vaswani et al. 2017: sinusoids, norms last, ReLU, one embedding.
+
+            model = ph.Transformer(ph.TransformerConfig.vanilla(8_000, embed_dim=256))
+
+        Defaults are the paper's base model. Like Marian's it has a bias over the logits, and texts
+        begin with the padding token. With ``sinusoids="halves"`` it can be saved as a Marian
+        directory, which transformers reads.
+
+        Args:
+            vocab_size: Tokens, of both languages.
+            embed_dim: E.
+            num_layers: Of the encoder, and of the decoder.
+            num_heads: Of each attention.
+            hidden_dim: Of the feed-forward networks.
+            max_positions: Tokens of a source or a text at most.
+            dropout: When training.
+            sinusoids: ``"interleaved"``: sin, cos, sin, cos … as the paper writes them;
+                ``"halves"``: all sin, then all cos, which is the same model with its features in
+                another order.
+            pad_token_id: Default the last token.
+            eos_token_id: Ends a text.
+
+        Raises:
+            ConfigError: Sizes or ids that do not go together.
+        """
+        check_whole("num_heads", num_heads)
+        check_whole("num_layers", num_layers)
+        check_whole("embed_dim", embed_dim)
+        check_whole("vocab_size", vocab_size)
+        pad = vocab_size - 1 if pad_token_id is None else pad_token_id
+        for name, token in (("pad_token_id", pad), ("eos_token_id", eos_token_id)):
+            check_whole(name, token, least=0)
+            if token >= vocab_size:
+                raise ConfigError(f"{name} must be below vocab_size={vocab_size}: got {token}")
+        if embed_dim % num_heads or embed_dim % 2:
+            raise ConfigError(
+                f"embed_dim must be even and a multiple of num_heads={num_heads}: got {embed_dim}"
+            )
+        attention = AttentionConfig(
+            num_heads, num_heads, embed_dim // num_heads, qkv_bias=True, out_bias=True
+        )
+        network = FeedForwardConfig(hidden_dim, "relu", gated=False, bias=True)
+        norm = NormConfig("layernorm", bias=True)
+        encoder = LayerConfig(attention, network, norm, "post", dropout=dropout)
+        embedding = EmbeddingConfig(
+            "sinusoidal",
+            scale=math.sqrt(embed_dim),
+            dropout=dropout,
+            sinusoid=SinusoidConfig(sinusoids),
+        )
+        return cls(
+            "encoder-decoder",
+            vocab_size,
+            embed_dim,
+            max_positions,
+            (replace(encoder, cross_attention=attention),) * num_layers,
+            (encoder,) * num_layers,
+            embedding,
+            final_norm=None,
+            head_bias=True,
+            bos_token_id=pad,
+            eos_token_ids=(eos_token_id,),
+            pad_token_id=pad,
+            encoder=EncoderConfig(embedding),
+        )
 
     def _check_head(self) -> None:
         if self.task is not None and self.head is not None:

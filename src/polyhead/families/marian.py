@@ -36,6 +36,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "vocab_size": source or config.vocab_size,
         "decoder_vocab_size": config.vocab_size,
         _APART: source is None,
+        "decoder_start_token_id": config.pad_token_id,
     }
 
 

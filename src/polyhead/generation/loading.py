@@ -146,11 +146,13 @@ def generation_options(checkpoint: Checkpoint) -> GenerationOptions:
     if decoder:
         values.pop("eos_token_id", None)  # the tokenizer has it among its stops
     else:
-        start = said.values.get("decoder_start_token_id")
-        fallback = said.start if start is None else start
-        values["decoder_start_token_id"] = (
-            said.values.get("bos_token_id") if fallback is None else fallback
+        starts = (
+            said.values.get("decoder_start_token_id"),
+            said.start,
+            checkpoint.config.bos_token_id,
+            said.values.get("bos_token_id"),
         )
+        values["decoder_start_token_id"] = next((each for each in starts if each is not None), None)
     options = GenerationOptions.from_dict(values, said.where)
     if options.max_new_tokens is None and options.max_length is None:
         most = language_model.MAX_NEW_TOKENS if decoder else encoder_decoder.MAX_NEW_TOKENS
