@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pydoc_data.topics import topics
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def cases(settings: Settings) -> Iterator[Case]:
     llama = LlamaCpp(find(MODEL).path) if installed("llama.cpp") else None
     try:
         for dtype in settings.dtypes:
-            ours = cast(LanguageModel, load(MODEL, dtype=dtype))
+            ours = load(MODEL, dtype=dtype, expect=LanguageModel)
             ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
             if peer is not None:
                 peer = _as_dtype(peer, dtype)
