@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,16 @@ import pytest
 from polyhead.config import (
     AttentionConfig,
     Data,
+    EmbeddingConfig,
     FeedForwardConfig,
     HeadLayout,
     LatentAttentionConfig,
     LayerConfig,
     MixtureConfig,
     Network,
+    NormConfig,
     RopeConfig,
+    TransformerConfig,
 )
 from polyhead.errors import ConfigError
 
@@ -54,3 +58,27 @@ def test_an_unknown_kind_and_a_wrong_one_are_refused() -> None:
         HeadLayout.from_dict({"kind": "linear", "num_heads": 4})
     with pytest.raises(ConfigError, match="AttentionConfig: kind must be 'heads': got 'latent'"):
         AttentionConfig.from_dict({"kind": "latent", "num_heads": 4})
+
+
+HEADS = AttentionConfig(4, 2, 8)
+LAYER = LayerConfig(HEADS, FeedForwardConfig(16))
+MODEL = TransformerConfig("decoder", 20, 32, 16, (LAYER,))
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        (HEADS, {"v_head_dim": 0}, "v_head_dim must be a whole number of at least 1: got 0"),
+        (HEADS, {"v_head_dim": -1}, "v_head_dim must be a whole number of at least 1: got -1"),
+        (HEADS, {"scale": 1e308}, r"scale must be a finite number of at most 1e\+18 or None: got"),
+        (LAYER, {"residual_scale": 10**30}, r"residual_scale must be .* at most 1e\+18"),
+        (MODEL, {"logit_softcap": 0.0}, "logit_softcap must be a finite number, above 0: got 0"),
+        (EmbeddingConfig(), {"dropout": -1.0}, "dropout must be a finite number, at least 0"),
+        (NormConfig(), {"eps": -1e-6}, "eps must be a finite number, at least 0: got -1e-06"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(
+    config: Data, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        replace(config, **change)

@@ -130,9 +130,9 @@ class AttentionConfig(HeadLayout, kind="heads"):
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1: got {value!r}")
+            check_whole(name, getattr(self, name))
+        if self.v_head_dim is not None:
+            check_whole("v_head_dim", self.v_head_dim)
         if self.num_heads > MOST_HEADS:
             raise ConfigError(f"num_heads must be at most {MOST_HEADS:,}: got {self.num_heads:,}")
         if self.num_heads % self.num_kv_heads:

@@ -18,6 +18,9 @@ from typing import Any, ClassVar, Self
 from polyhead.checks import is_finite, is_whole, number, one_of, share, shown, whole
 from polyhead.errors import ConfigError
 
+MOST_NUMBER = 1e18
+"""Far beyond any constant of a model, and products of two are still float32."""
+
 
 @dataclass(frozen=True)
 class Data:
@@ -25,7 +28,7 @@ class Data:
 
     Raises:
         ConfigError: A value of another kind than its field's type: text for a number, a number for
-            True or False, a number that is not finite. Lists become tuples.
+            True or False, a number that is not finite or beyond 1e18. Lists become tuples.
     """
 
     def __init_subclass__(cls) -> None:
@@ -202,7 +205,7 @@ def _fits(hint: Any, value: Any) -> bool:
         item, *_ = typing.get_args(hint)
         return isinstance(value, tuple) and all(_fits(item, entry) for entry in value)
     if hint is float:
-        return is_finite(value)
+        return is_finite(value) and abs(value) <= MOST_NUMBER
     if hint is int:
         return is_whole(value)
     return hint is Any or isinstance(value, origin or hint)
@@ -211,7 +214,7 @@ def _fits(hint: Any, value: Any) -> bool:
 _WORDS = {
     bool: "True or False",
     int: "a whole number of 64 bits",
-    float: "a finite number",
+    float: f"a finite number of at most {MOST_NUMBER:g}",
     str: "text",
 }
 

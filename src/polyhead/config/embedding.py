@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from polyhead.config.data import Data, OneOfSeveral, check_choice, check_positive, check_whole
+from polyhead.config.data import (
+    Data,
+    OneOfSeveral,
+    check_choice,
+    check_positive,
+    check_share,
+    check_whole,
+)
 from polyhead.config.norm import NormConfig
 from polyhead.config.pieces import Piece
 from polyhead.errors import ConfigError
@@ -157,6 +164,7 @@ class EmbeddingConfig(Data):
             raise ConfigError("position_offset needs positions: got positions=None")
         check_whole("num_segments", self.num_segments, least=0)
         check_positive("embedding scale", self.scale)
+        check_share("embedding dropout", self.dropout)
         if self.frontend is not None and (self.num_segments or self.projection is not None):
             raise ConfigError("an embedding of patches or sound has no segments and no projection")
 

@@ -108,6 +108,8 @@ class TransformerConfig(Data):
         check_choice("kind", self.kind, ("decoder", "encoder", "encoder-decoder"))
         check_choice("head", self.head, (None, "tied", "untied"))
         check_positive("logit_scale", self.logit_scale)
+        if self.logit_softcap is not None:
+            check_positive("logit_softcap", self.logit_softcap)
         if not self.layers:
             raise ConfigError("layers must hold at least one layer: got none")
         if (self.kind == "encoder-decoder") != bool(self.encoder_layers):

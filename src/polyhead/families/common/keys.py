@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, overload
 
+from polyhead.config.data import MOST_NUMBER
 from polyhead.errors import ConfigError, shortened
 
 _T = TypeVar("_T")
@@ -18,8 +19,6 @@ _MISSING: Any = object()
 _MOST_LAYERS = 10_000
 _MOST_WHOLE = 2**63 - 1
 """What torch's integers hold."""
-_MOST_NUMBER = 1e18
-"""Far beyond any constant of a model, and products of several are still float64."""
 
 
 class Keys:
@@ -125,8 +124,8 @@ class Keys:
         value = self._typed(key, default, (int, float), "a number")
         if value is None:
             return None
-        if not -_MOST_NUMBER <= value <= _MOST_NUMBER:  # NaN is not
-            raise self._wrong(key, value, f"a number up to {_MOST_NUMBER:g}")
+        if not -MOST_NUMBER <= value <= MOST_NUMBER:  # NaN is not
+            raise self._wrong(key, value, f"a number up to {MOST_NUMBER:g}")
         return float(value)
 
     def positive(self, key: str) -> float:
