@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     ),
     "num_kv_heads must divide num_heads": (
         ValueError,
-        lambda: ph.MultiHeadAttention(8, 2**62, 7, head_dim=8),
+        lambda: ph.MultiHeadAttention(8, 2**20, 7, head_dim=8),
     ),
     "embed_dim must be a whole number": (ValueError, lambda: ph.MultiHeadAttention(10**40, 8)),
     "cross_attention must be True or False": (
