@@ -48,9 +48,9 @@ def wordpiece(keys: Keys) -> tokenizers.Tokenizer:
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ValueError(f"{len(tokens) - len(vocabulary)} tokens occur twice")
-    missing = [token for token in (first, last) if token not in vocabulary]
-    if missing:
-        raise ValueError(f"there is no token {missing[0]}")
+    absent = [token for token in (first, last) if token not in vocabulary]
+    if absent:
+        raise ValueError(f"there is no token {absent[0]}")
     backend = tokenizers.Tokenizer(
         models.WordPiece(
             vocab=vocabulary,

@@ -93,7 +93,7 @@ CASES = (
             ({}, {"lm_head_bias": True}, {"router_jitter_noise": 0.3}),
             # Beyond the trained length transformers keeps the short factors, and the model's own
             # code does not.
-            ({}, _LONG),
+            (_LONG, {}),
         ),
         gguf=GgufCase("phimoe", _phi, options={"lm_head_bias": True, "attention_bias": True}),
         more_gguf=(GgufCase("phimoe", _long, with_factors, _LONG),),

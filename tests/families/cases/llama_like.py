@@ -62,7 +62,7 @@ CASES = (
     Case(
         "hunyuan_v1_dense",
         {"head_dim": 8},
-        axes=(TIED, ({}, {"attention_bias": True}), ({}, _ALPHA)),
+        axes=(TIED, ({}, {"attention_bias": True}), (_ALPHA, {})),  # as published
         gguf=GgufCase("hunyuan-dense"),
         more_gguf=(GgufCase("hunyuan-dense", _stretched, options=_ALPHA),),
     ),
