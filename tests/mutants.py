@@ -68,6 +68,13 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "generation": {
+        "tests/generation/test_sound.py tests/generation/test_speech_tokens.py": [
+            ("the loudness of resampled sound", "(count / len(padded))", "1.0"),
+            ("channels are mixed", "samples.mean(dim=1), rate", "samples[:, 0], rate"),
+            ("samples that are no numbers", "if not greatest <= _MOST:", "if greatest > _MOST:"),
+            ("languages that a model does not know", "several = vocab_size >= _MULTILINGUAL", "several = True"),
+            ("the order of a prompt", "tokens.language(language), tokens.task(task), tokens.no_timestamps", "tokens.task(task), tokens.language(language), tokens.no_timestamps"),
+        ],
         "tests/generation/test_sampling.py tests/generation/test_search.py tests/generation/test_stops.py": [
             ("temperature", "scores = scores / max(", "scores = scores * max("),
             ("top_k", "rule.top_k < scores.shape[-1]:", "False:"),
@@ -91,6 +98,11 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "inspection": {
+        "tests/inspection/test_reading.py": [
+            ("who reads a place", "read = weights.sum(dim=-2, keepdim=True)", "read = weights.sum(dim=-1, keepdim=True)"),
+            ("the step that wrote a token", "queries=slice(prompt - 1, None)", "queries=slice(prompt, None)"),
+            ("heads that align too little", "if flat[number] >= least", "if True"),
+        ],
         "tests/inspection/test_ablation.py": [
             ("pruned sinks", "module.sinks.detach()[list(q_heads)]", "module.sinks.detach()[: len(q_heads)]"),
             ("pruned query heads", '("q_proj", q_heads, ', '("q_proj", sorted(q_heads)[::-1], '),
@@ -219,6 +231,12 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "checkpoints": {
+        "tests/checkpoints/test_ctranslate2.py": [
+            ("sizes of variables", "or prod(shape) * dtype.itemsize != num_bytes", ""),
+            ("variables beyond the file", "if start + num_bytes > len(self._data):", "if False:"),
+            ("scales of aliases", 'scales[f"{alias}_scale"] = found[f"{name}_scale"]', "pass"),
+            ("what starts a text is no word", "bias.new_full((1,), -math.inf)", "bias.new_zeros(1)"),
+        ],
         "tests/checkpoints/test_bad_files.py tests/checkpoints/test_gguf.py tests/checkpoints/test_tokenizer_json.py"
         " tests/checkpoints/test_tokenizer.py": [
             ("a missing tensor", "if missing:", "if False:"),

@@ -63,6 +63,8 @@ def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts
     names: dict[str, str] = {}
     # A tied head and a shared table are one variable with several names.
     skipped = {"decoder/projection/weight"} if config.head == "tied" else set()
+    if not config.encoder.own_tokens:
+        skipped |= {"encoder/embeddings_0/weight", "encoder/embeddings/weight"}
     for side, embedding in (("decoder", config.embedding), ("encoder", config.encoder.embedding)):
         if embedding is not None and embedding.positions == "sinusoidal":
             skipped.add(f"{side}/position_encodings/encodings")  # which are computed

@@ -352,7 +352,7 @@ def read_layers(file: CTranslate2File, eps: float | None) -> tuple[TransformerCo
         encoder=_encoder(encoder, decoder, embedding, shared) if others else EncoderConfig(),
         relative_bias=decoder.relative_bias(),
     )
-    names = table(config, shared=shared, interleaved=_interleaved(keys))
+    names = table(config, interleaved=_interleaved(keys))
     keys.whole("decoder/start_from_zero_embedding", 0)
     keys.finish(_HARMLESS)
     return config, names

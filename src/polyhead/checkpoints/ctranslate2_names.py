@@ -10,12 +10,11 @@ from polyhead.families.common.steps import Each, QKVRows, RotaryPairs, Rows
 from polyhead.families.common.tensors import Rule, Tensors
 
 
-def table(config: TransformerConfig, *, shared: bool, interleaved: bool) -> Tensors:
+def table(config: TransformerConfig, *, interleaved: bool) -> Tensors:
     """The table for a file.
 
     Args:
         config: what the file's options mean.
-        shared: whether encoder and decoder have one table of tokens.
         interleaved: whether rotated features stand in pairs.
     """
     rules: list[Rule] = []
@@ -61,10 +60,8 @@ def table(config: TransformerConfig, *, shared: bool, interleaved: bool) -> Tens
         Rule("decoder.layer_{i}.attention.linear_2", f"{cross}.o_proj"),
         Rule("decoder.layer_{i}.attention.layer_norm", f"{cross}_norm"),
         Rule("decoder.embeddings", "embedding.tokens"),
-        *(
-            Rule(name, "embedding.tokens" if shared else "encoder_embedding.tokens")
-            for name in ("encoder.embeddings_0", "encoder.embeddings")
-        ),
+        Rule("encoder.embeddings_0", "encoder_embedding.tokens"),
+        Rule("encoder.embeddings", "encoder_embedding.tokens"),
         Rule("encoder.conv1", "encoder_embedding.frontend.conv1"),
         Rule("encoder.conv2", "encoder_embedding.frontend.conv2"),
         Rule("decoder.projection", "head"),
