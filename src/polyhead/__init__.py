@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
+    from polyhead.training import Trainable
 
 try:
     __version__ = version("polyhead")
@@ -90,6 +91,7 @@ _LAZY = {
     "SpeechToText": "polyhead.generation",
     "TextEncoder": "polyhead.generation",
     "TextToText": "polyhead.generation",
+    "Trainable": "polyhead.training",
     "Transformer": "polyhead.models",
     "TransformerConfig": "polyhead.config",
     "TransformerLayer": "polyhead.layers",
@@ -143,6 +145,7 @@ __all__ = [
     "SpeechToText",
     "TextEncoder",
     "TextToText",
+    "Trainable",
     "Transformer",
     "TransformerConfig",
     "TransformerLayer",

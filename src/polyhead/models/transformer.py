@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
@@ -50,6 +52,8 @@ class Transformer(nn.Module):
         head: Holds ``weight`` where the head is untied, ``bias`` and ``transform`` where there
             are any.
         task: In place of a head, or None.
+        recompute: Whether layers are computed again for their gradients, where that saves memory
+            (gradient checkpointing, Chen et al. 2016); False after construction.
 
     Raises:
         ConfigError: Sizes or numbers that do not go together.
@@ -95,6 +99,7 @@ class Transformer(nn.Module):
         task = config.task
         self.task = None if task is None else TaskHead(E, task, config.eos_token_ids)
         self._causal = Causal()
+        self.recompute = False
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -204,7 +209,8 @@ class Transformer(nn.Module):
             for layer, bias, layer_cache, context_cache in zip(
                 self.layers, tables, caches, cross, strict=True
             ):
-                x = layer(
+                x = self._through(
+                    layer,
                     x,
                     context,
                     mask=mask,
@@ -229,6 +235,14 @@ class Transformer(nn.Module):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x
+
+    def _through(self, layer: nn.Module, *states: Tensor | None, **call: Any) -> Tensor:
+        """A layer's output; with ``recompute`` made again for its gradients, not remembered."""
+        if self.recompute and torch.is_grad_enabled() and call.get("cache") is None:
+            again: Tensor = checkpoint(layer, *states, use_reentrant=False, **call)
+            return again
+        made: Tensor = layer(*states, **call)
+        return made
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[B, T, E]`` hidden states to ``[B, T, W]`` logits.
@@ -283,7 +297,7 @@ class Transformer(nn.Module):
         x: Tensor = embedding(ids, 0 if positions is None else positions, segments)
         tables = biases(self.encoder_relative_bias, len(self.encoder_layers))
         for layer, bias in zip(self.encoder_layers, tables, strict=True):
-            x = layer(x, mask=mask, bias=bias, positions=positions, kernel=kernel)
+            x = self._through(layer, x, mask=mask, bias=bias, positions=positions, kernel=kernel)
         if self.encoder_final_norm is not None:
             x = self.encoder_final_norm(x)
         return x

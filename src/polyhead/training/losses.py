@@ -1,0 +1,163 @@
+"""Cross-entropy of the next token, without the logits of all tokens at once.
+
+A vocabulary of 50,000 makes the logits of 8,192 tokens 1.6 GB in float32, and their gradient as
+much again. Here the logits of some tokens are made, used for the loss and its gradients, and let
+go, before those of the next (torch's ``linear_cross_entropy``).
+
+Shape letters: B batch, T tokens, N tokens that have a label, E embed size, V vocabulary size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from polyhead.checks import number
+from polyhead.models import Transformer
+
+Reduction = Literal["mean", "sum"]
+
+IGNORED = -100
+"""The label of tokens that are not learned, as everywhere in torch."""
+
+_CHUNK_BYTES = 64 << 20
+"""Logits that are held at once where torch's function cannot be used."""
+
+
+def loss(
+    model: Transformer,
+    ids: Tensor,
+    labels: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+    **call: Any,
+) -> Tensor:
+    """How badly a model foretells ``labels``.
+
+        loss(model, ids, ids).backward()                                # a decoder
+        loss(model, read, written, encoder_ids=source)                  # an encoder-decoder
+
+    Args:
+        model: A decoder; an encoder-decoder; or an encoder with a head over its vocabulary.
+        ids: ``[B, T]`` tokens.
+        labels: ``[B, T]`` int64. Of a decoder those of ``ids``: the label of token t is foretold
+            from the tokens before it, and the first label is not used. Otherwise each token's own.
+            −100: not learned.
+        label_smoothing: Share of each label that goes to all tokens alike (Szegedy et al. 2016).
+        reduction: ``"mean"`` over the tokens that have a label, or ``"sum"``.
+        **call: Other arguments of the model, such as ``mask``, ``positions``, ``encoder_ids``.
+
+    Returns:
+        A float32 scalar in nats; of no labels 0.
+
+    Raises:
+        ValueError: Labels of another shape than ids, a token outside the vocabulary, a model
+            without a head, or a number out of its range.
+    """
+    if labels.shape != ids.shape:
+        raise ValueError(
+            f"labels must have the shape of ids, {list(ids.shape)}: got {list(labels.shape)}"
+        )
+    hidden = model.hidden_states(ids, **call)
+    if model.config.kind == "decoder":
+        hidden, labels = hidden[:, :-1], labels[:, 1:]
+    return cross_entropy(
+        model, hidden, labels, label_smoothing=label_smoothing, reduction=reduction
+    )
+
+
+def cross_entropy(
+    model: Transformer,
+    hidden: Tensor,
+    labels: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy of ``model.logits(hidden)`` and labels, for hidden states ``[B, T, E]``.
+
+    Args:
+        model: Whose head is used.
+        hidden: As of ``model.hidden_states``.
+        labels: ``[B, T]`` int64, −100 for none.
+        label_smoothing, reduction: As in ``loss``.
+
+    Raises:
+        ValueError: As ``loss`` does.
+    """
+    number("label_smoothing", label_smoothing, least=0.0, most=1.0)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum': got {reduction!r}")
+    head, config = model.head, model.config
+    if head is None:
+        raise ValueError("this model has no head over its vocabulary: its loss is for you to say")
+    learned = labels != IGNORED
+    hidden, labels = hidden[learned], labels[learned]
+    count = len(labels)
+    if not count:
+        return hidden.float().sum() * 0.0  # of no tokens, and with gradients all the same
+    if labels.is_cpu and not 0 <= int(labels.min()) <= int(labels.max()) < config.vocab_size:
+        wrong = labels[(labels < 0) | (labels >= config.vocab_size)][0]
+        raise ValueError(
+            f"labels must be {IGNORED} or tokens from 0 to {config.vocab_size - 1}: got {wrong}"
+        )
+    if head.transform is not None:
+        hidden = head.transform(hidden)
+    if config.logit_scale != 1.0:
+        hidden = hidden * config.logit_scale
+    weight: Tensor = model.embedding.table if head.weight is None else head.weight
+    plain = config.logit_softcap is None and label_smoothing == 0.0
+    if plain and (head.bias is None or config.logit_scale == 1.0):
+        hidden, weight, bias = _one_dtype(hidden, weight, head.bias)
+        total = F.linear_cross_entropy(
+            hidden,
+            weight,
+            labels,
+            linear_bias=bias,
+            reduction="sum",
+            options=nn.LinearCrossEntropyOptions(allow_retain_graph=True),
+        ).float()
+    else:
+        total = _in_chunks(model, hidden, labels, weight, label_smoothing)
+    return total / count if reduction == "mean" else total
+
+
+def _one_dtype(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All in the dtype of autocast, or in that of the hidden states."""
+    kind, dtype = hidden.device.type, hidden.dtype
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _in_chunks(
+    model: Transformer, hidden: Tensor, labels: Tensor, weight: Tensor, label_smoothing: float
+) -> Tensor:
+    """The sum where torch's function would hold all logits: with a softcap, or smoothed labels.
+
+    Each chunk's logits are made again for its gradients.
+    """
+    assert model.head is not None
+    bias, cap, scale = model.head.bias, model.config.logit_softcap, model.config.logit_scale
+
+    def of_chunk(part: Tensor, wanted: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        logits = F.linear(part, weight).float()
+        if bias is not None:
+            logits = logits + bias * scale
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=label_smoothing)
+
+    rows = max(1, _CHUNK_BYTES // (4 * len(weight)))
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for part, wanted in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True):
+        made: Tensor = checkpoint(of_chunk, part, wanted, weight, bias, use_reentrant=False)
+        total = total + made
+    return total
