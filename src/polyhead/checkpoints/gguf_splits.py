@@ -85,15 +85,24 @@ SPLITS: Mapping[str, Split] = {
     **_named(Split((_DIGIT, _GPT2)), "smollm", "starcoder", "refact", "command-r", "codeshell"),
     **_named(Split((_DIGIT, _GPT2)), "exaone", "minerva-7b"),
     **_named(_LLAMA3, "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"),
-    **_named(_LLAMA3, "midm-2.0", "lfm2"),
+    **_named(_LLAMA3, "midm-2.0", "lfm2", "jina-v5-nano"),
     **_named(Split((_THREE_DIGITS,)), "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
     "qwen2": Split((_ONE_DIGIT,), nfc=True),
-    **_named(Split((_ONE_DIGIT,)), "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan"),
+    **_named(
+        Split((_ONE_DIGIT,)),
+        "deepseek-r1-qwen",
+        "kormo",
+        "megrez",
+        "stablelm2",
+        "hunyuan",
+        "f2llmv2",
+        "solar-open",
+    ),
     "seed-coder": Split((_ONE_DIGIT.replace(r"\p{N}]+[\r\n]*|", r"\p{N}\r\n]+|"),)),
     "tekken": Split(
         (_BY_CASE % ("", "") + r"|\p{N}|" + _MARKS + _SPACES,), ignore_merges=True, adds_bos=True
     ),
-    **_named(_GPT4O, "gpt-4o", "llama4", "minimax-m2"),
+    **_named(_GPT4O, "gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"),
     **_named(_DEEPSEEK3, "deepseek-v3", "hunyuan-dense"),
     "deepseek-coder": Split(
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", _DIGIT)
