@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import polyhead as ph
+from generation.tiny import byte_tokenizer, decoder
 from polyhead.caches import ModelCache
 from polyhead.config import (
     AttentionConfig,
@@ -24,6 +25,8 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.errors import SharedCacheError
+from polyhead.generation import LanguageModel
 from polyhead.kernels import KERNELS
 
 THREADS = (1, 2, 3, 5)
@@ -228,3 +231,20 @@ def test_two_threads_run_one_model_side_by_side() -> None:
         for got, wanted in zip(together, alone, strict=True):
             assert torch.equal(got[0], wanted[0])
             assert all(map(torch.equal, got[1], wanted[1]))
+
+
+def test_a_stream_that_another_thread_is_reading_is_refused() -> None:
+    stream = LanguageModel(decoder(), byte_tokenizer()).stream("ab", max_new_tokens=4)
+    refused: list[BaseException] = []
+    tokens = stream._tokens
+
+    def interrupted() -> Iterator[int]:
+        for token in tokens():
+            with pytest.raises(SharedCacheError, match="this stream is in use by another") as error:
+                in_threads(lambda: next(stream))
+            refused.append(error.value)
+            yield token
+
+    stream._tokens = interrupted
+    assert len([*stream]) > 0
+    assert len(refused) == 4

@@ -259,7 +259,7 @@ def test_a_cache_of_another_model_is_refused_by_the_field_that_differs():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kind": "paged", "page_size": 0}, "page_size must be a whole number of at least 1: got"),
+        ({"kind": "paged", "page_size": 0}, "page_size must be a whole number from 1 to"),
         ({"spare": -1}, "spare must be a whole number of at least 0: got -1"),
         ({"kind": "latent"}, "kind must be 'auto', 'dense' or 'paged': got 'latent'"),
         ({"capacity": -1}, "capacity must be a whole number of at least 0: got -1"),

@@ -125,8 +125,8 @@ def test_tiles_of_pages_are_small_and_cover_every_key_once():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: PagedCache(0), "page_size must be a whole number of at least 1: got 0"),
-        (lambda: PagedCache(2.5), "page_size must be a whole number of at least 1: got 2.5"),
+        (lambda: PagedCache(0), "page_size must be a whole number from 1 to 1,048,576: got 0"),
+        (lambda: PagedCache(2.5), "page_size must be a whole number from 1 to 1,048,576: got 2.5"),
         (
             lambda: PagedCache(48, storage=Quantized(group=32)),
             "page_size must be a multiple of group=32: got 48",

@@ -135,6 +135,14 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         lambda: SinusoidalPositions("8"),
     ),
     "prompt must be text, or messages": (TypeError, lambda: MODEL.generate(3)),
+    "cache must be arguments of new_cache, such as .*: got ModelCache": (
+        TypeError,
+        lambda: MODEL.generate("a", cache=MODEL.new_cache(), num_beams=2),
+    ),
+    "cache must be arguments of new_cache, .'capacity', .*: got 'knid'": (
+        TypeError,
+        lambda: MODEL.generate("a", cache={"knid": "paged"}),
+    ),
     "stop must be a text or several: got 3": (TypeError, lambda: MODEL.generate("a", stop=3)),
     "'do_sample'; in polyhead that is temperature": (
         TypeError,

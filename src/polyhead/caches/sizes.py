@@ -58,7 +58,7 @@ class Paged:
     page_size: int
 
     def __post_init__(self) -> None:
-        whole("page_size", self.page_size, least=1, error=ConfigError)
+        whole("page_size", self.page_size, least=1, most=1 << 20, error=ConfigError)
 
 
 @dataclass(frozen=True)

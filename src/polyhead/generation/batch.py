@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from polyhead.checks import shown
 from polyhead.generation.options import GenerationOptions, room
 from polyhead.generation.rules import rules_of
 from polyhead.generation.search import BeamSearch, Hypothesis, Steps, draw
@@ -17,6 +19,7 @@ from polyhead.generation.stops import StopTexts
 from polyhead.generation.stream import GenerationStats
 
 if TYPE_CHECKING:
+    from polyhead.caches import ModelCache
     from polyhead.checkpoints import Tokenizer
     from polyhead.models import Transformer
 
@@ -72,7 +75,7 @@ def continued(
     training = model.training
     model.eval()
     try:
-        held = model.new_cache(**cache)
+        held = _new_cache(model, cache)
         steps = steps_of(model, prompts, held, sources)
         read = () if sources is None or isinstance(sources, Tensor) else sources
         started = perf_counter()
@@ -98,6 +101,18 @@ def continued(
         best, *others = finished
         made.append(Generation(best.text, best.ids, best.stats, best.score, tuple(others)))
     return made
+
+
+def _new_cache(model: Transformer, options: object) -> ModelCache:
+    known = [*inspect.signature(model.new_cache).parameters]
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            "cache must be arguments of new_cache, such as {'kind': 'paged'}, since a generation "
+            f"begins with an empty one: got {type(options).__name__}"
+        )
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"cache must be arguments of new_cache, {known}: got {shown(unknown[0])}")
+    return model.new_cache(**options)
 
 
 def _beams(

@@ -6,6 +6,7 @@ decode; everything is settled before it starts. Nothing of it runs while nobody 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from polyhead.errors import SharedCacheError
 from polyhead.generation.options import GenerationOptions, room
 from polyhead.generation.rules import rules_of
 from polyhead.generation.search import draw
@@ -101,7 +103,14 @@ class TextStream(Iterator[str]):
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except ValueError as error:
+            if inspect.getgeneratorstate(self._pieces) == inspect.GEN_RUNNING:
+                raise SharedCacheError(
+                    "this stream is in use by another thread: give every thread a stream of its own"
+                ) from error
+            raise
 
     def close(self) -> None:
         """Ends the stream early and frees its cache."""
