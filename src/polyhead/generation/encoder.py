@@ -284,14 +284,14 @@ class TextEncoder(nn.Module):
         lengths = torch.tensor([len(each.ids) for each in encodings], device=device)
         shape = len(encodings), int(lengths.max())
         ids = torch.full(shape, self.config.pad_token_id or 0, device=device)
-        segments = torch.zeros(shape, dtype=torch.long, device=device)
-        for row, kinds, each in zip(ids, segments, encodings, strict=True):
+        for row, each in zip(ids, encodings, strict=True):
             row[: len(each.ids)] = torch.tensor(each.ids)
-            kinds[: len(each.ids)] = torch.tensor(each.type_ids)
         made: dict[str, Any] = {"ids": ids, "lengths": lengths}
         made["mask"] = KeyLengths(lengths) if bool((lengths < shape[1]).any()) else None
-        if self.config.embedding.num_segments > 1:
-            made["segments"] = segments
+        if self.config.embedding.num_segments > 1 and any(any(each.type_ids) for each in encodings):
+            made["segments"] = torch.zeros_like(ids)
+            for row, each in zip(made["segments"], encodings, strict=True):
+                row[: len(each.ids)] = torch.tensor(each.type_ids)
         return made
 
     def _vectors(self, ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:
