@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from polyhead.inspection.pruning import prune
     from polyhead.inspection.reading import SourceAlignment, align
     from polyhead.inspection.tables import compare_texts
+    from polyhead.inspection.word_times import word_times
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
@@ -104,6 +105,7 @@ _LAZY = {
     "plan": "polyhead.planning",
     "probe": "polyhead.inspection.probe",
     "prune": "polyhead.inspection.pruning",
+    "word_times": "polyhead.inspection.word_times",
 }
 
 __all__ = [
@@ -164,6 +166,7 @@ __all__ = [
     "plan",
     "probe",
     "prune",
+    "word_times",
 ]
 
 

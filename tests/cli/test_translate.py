@@ -177,10 +177,14 @@ def test_words_of_a_recording_are_written_down(run: Run, whisper: str, tmp_path:
         file.setsampwidth(2)
         file.setframerate(16_000)
         file.writeframes(sound.numpy().tobytes())
-    found = json.loads(run("transcribe", "speech.wav", "--json").out)
+    found = json.loads(run("transcribe", "speech.wav", "--json", "--words").out)
     assert "is the history of a few men who" in found["text"]
     (part,) = found["segments"]
     assert (part["start"], part["end"], part["text"]) == (0.0, 5.0, found["text"])
+    assert " ".join(word["text"] for word in found["words"]) == found["text"]
+    spoken = [word["start"] for word in found["words"]]
+    assert spoken == sorted(spoken)
+    assert abs(spoken[4] - 0.9) < 0.2  # "world"
     (tmp_path / "noise.wav").write_bytes(b"no sound at all")
     run("transcribe", "noise.wav").refused(2, "noise.wav")
     run("transcribe", "absent.wav").refused(2, "absent.wav")

@@ -177,6 +177,17 @@ def test_heads_that_follow_the_words_are_found_without_being_told(
     assert len({*found.heads} & {*published}) >= 3
 
 
+def test_words_have_the_times_in_which_they_are_spoken(whisper: SpeechToText, heard: Any) -> None:
+    transcript, _ = heard
+    words = ph.word_times(whisper, speech.samples(), transcript)
+    assert " ".join(word.text for word in words) == transcript.text
+    assert all(word.end == after.start for word, after in pairwise(words))
+    starts = torch.tensor([words[number].start for _, number in speech.ONSETS])
+    late = (starts - torch.tensor([time for time, _ in speech.ONSETS]) / 1000).abs()
+    assert late.median() < 0.1
+    assert (late < 0.25).float().mean() > 0.9
+
+
 @pytest.mark.slow
 def test_greedy_tokens_are_those_of_ctranslate2(
     whisper: SpeechToText, whisper_directory: Path, heard: Any

@@ -12,6 +12,8 @@ from polyhead.errors import InputError
 if TYPE_CHECKING:
     from polyhead.cli.alignment import Aligned
     from polyhead.generation import Generation, TextToText
+    from polyhead.generation.speech_to_text import Segment
+    from polyhead.inspection.word_times import Word
 
 _Text = Annotated[
     str | None,
@@ -130,6 +132,9 @@ def transcribe(
     task: Annotated[str | None, typer.Option(help="transcribe, or translate into English.")] = None,
     num_beams: _Beams = None,
     dtype: _Dtype = "float32",
+    words: Annotated[
+        bool, typer.Option("--words", help="Each word with the second in which it is spoken.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Parts with their times as JSON.")] = False,
 ) -> None:
     """Write down the words of a recording of any length."""
@@ -143,11 +148,27 @@ def transcribe(
         found = loaded.transcribe(
             sound, **{name: value for name, value in said.items() if value is not None}
         )
+    times: list[Any] = []
+    if words:
+        from polyhead.inspection.word_times import word_times
+
+        with progress("finding the time of each word"):
+            times = word_times(loaded, sound, found)
     if not json:
-        write_text(found.text + "\n")
+        lines = [f"{word.start:8.2f}  {word.text}" for word in times] if words else [found.text]
+        write_text("\n".join(lines) + "\n")
         return
-    parts = [{"text": part.text, "start": part.start, "end": part.end} for part in found.segments]
-    print_json({"text": found.text, "segments": parts})
+    data: dict[str, Any] = {
+        "text": found.text,
+        "segments": [_timed(part) for part in found.segments],
+    }
+    if words:
+        data["words"] = [_timed(word) for word in times]
+    print_json(data)
+
+
+def _timed(part: Segment | Word) -> dict[str, Any]:
+    return {"text": part.text, "start": round(part.start, 3), "end": round(part.end, 3)}
 
 
 def _lines(text: str | None, file: Path | None) -> list[str]:

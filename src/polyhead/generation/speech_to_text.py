@@ -37,12 +37,14 @@ class Segment:
         text: The words.
         start, end: Seconds from the beginning of the recording.
         generation: All that is known of the text.
+        prompt_ids: The tokens that it begins with: the language, the task.
     """
 
     text: str
     start: float
     end: float
     generation: Generation
+    prompt_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ class SpeechToText(EncoderDecoder):
         sound: str | os.PathLike[str] | Tensor | Sequence[float],
         *,
         rate: int | None = None,
+        language: str | None = None,
+        task: str = "transcribe",
+        prompt_ids: Sequence[int] | None = None,
         batch_size: int = 8,
         **options: Any,
     ) -> Transcript:
@@ -98,8 +103,9 @@ class SpeechToText(EncoderDecoder):
             sound: the path of a WAV file, or samples ``[N]`` from −1 to 1 (a tensor, an array, a
                 list).
             rate: of samples, how many make a second; default 16,000.
+            language, task, prompt_ids: as in ``generate``.
             batch_size: parts that run at a time.
-            options: those of ``generate``: ``language``, ``task``, ``num_beams`` and others.
+            options: fields of ``GenerationOptions``, such as ``num_beams``.
 
         Raises:
             InputError: a file that cannot be read or is damaged, no samples, or what ``generate``
@@ -109,16 +115,18 @@ class SpeechToText(EncoderDecoder):
         batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
         samples = samples_of(sound, rate)
         spans = list(pairwise(cuts(samples, self._frames * HOP)))
-        features = [self.features(samples[start:end]) for start, end in spans]
-        found: list[Generation] = []
+        wanted = self.options.with_(**options)
+        segments: list[Segment] = []
         for first in range(0, len(spans), batch_size):
-            made = self.generate(features[first : first + batch_size], **options)
-            found += made if isinstance(made, list) else [made]
-        segments = tuple(
-            Segment(each.text.strip(), start / RATE, end / RATE, each)
-            for (start, end), each in zip(spans, found, strict=True)
-        )
-        return Transcript(" ".join(each.text for each in segments if each.text), segments)
+            part = spans[first : first + batch_size]
+            batch = torch.stack([self.features(samples[start:end]) for start, end in part])
+            prompts = self._prompts(batch, wanted, language, task, prompt_ids)
+            made = self._generated(batch, prompts, wanted)
+            segments += [
+                Segment(each.text.strip(), start / RATE, end / RATE, each, tuple(prompt))
+                for each, prompt, (start, end) in zip(made, prompts, part, strict=True)
+            ]
+        return Transcript(" ".join(each.text for each in segments if each.text), tuple(segments))
 
     def features(
         self, sound: str | os.PathLike[str] | Tensor | Sequence[float], rate: int | None = None
