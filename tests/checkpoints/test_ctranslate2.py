@@ -191,6 +191,9 @@ def test_every_type_of_number_is_read_as_it_was_rounded(tmp_path: Path) -> None:
     first, second = (spec.decoder.layer[i].ffn.linear_0 for i in (0, 1))
     second.weight = first.weight  # stored once, with an alias
     exact = load_checkpoint(_saved(spec, tmp_path / "float32")).model.state_dict()
+    up = [exact[f"layers.{i}.feed_forward.up_proj.weight"] for i in (0, 1)]
+    assert torch.equal(*up)
+    assert up[0].data_ptr() != up[1].data_ptr()  # training one leaves the other
     for kind, within in (
         ("float16", lambda w: w.abs() * 2**-11 + 2**-25),
         ("bfloat16", lambda w: w.abs() * 2**-8),
@@ -332,6 +335,28 @@ def test_lengths_are_checked_before_anything_is_made(tmp_path: Path) -> None:
         path.write_bytes(head + rest)
         with pytest.raises(CheckpointError, match=words):
             CTranslate2File(path)
+
+
+def test_many_names_of_one_variable_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file could otherwise ask for any amount of memory."""
+    made = tiny.spec("translation")
+    for stack in (made.encoder, made.decoder):
+        stack.layer[1].ffn.linear_1.weight = made.decoder.layer[0].ffn.linear_1.weight
+    made.validate()
+    folder = _saved(made, tmp_path / "model")
+    read: list[str] = []
+    plain = CTranslate2File.tensor
+
+    def counted(file: CTranslate2File, name: str) -> Tensor:
+        read.append(name)
+        return plain(file, name)
+
+    monkeypatch.setattr(CTranslate2File, "tensor", counted)
+    load_checkpoint(folder)
+    assert sum(name.endswith("layer_1/ffn/linear_1/weight") for name in read) == 0
+    assert "decoder/layer_0/ffn/linear_1/weight" in read
 
 
 def test_what_is_not_built_is_refused_by_name(tmp_path: Path) -> None:

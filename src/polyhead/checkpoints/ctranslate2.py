@@ -73,9 +73,13 @@ def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts
         for name, variable in file.variables.items()
         if variable.shape and not file.is_scale(name) and name not in skipped
     ]
+    held: dict[int, Tensor] = {}  # an alias is no copy: a file may have many of something large
     for done, name in enumerate(shapes):
         progress("reading tensors", done, len(shapes))
-        made, _ = table.to_ours({name.replace("/", "."): file.tensor(name)}, config, file.path)
+        start = file.variables[name].start
+        if start not in held:
+            held[start] = file.tensor(name)
+        made, _ = table.to_ours({name.replace("/", "."): held[start]}, config, file.path)
         state |= made
         names |= dict.fromkeys(made, name)
     progress("reading tensors", len(shapes), len(shapes))

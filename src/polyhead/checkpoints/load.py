@@ -217,10 +217,17 @@ def build(
             )
     # Buffers are numbers that decide something (which expert): they stay as precise as they are.
     buffers = {name for name, _ in model.named_buffers()}
-    state = {
-        name: tensor.to(device, tensor.dtype if name in buffers else dtype).contiguous()
-        for name, tensor in parts.state.items()
-    }
+    held: set[int] = set()
+
+    def own(name: str, tensor: Tensor) -> Tensor:
+        """For the parameter alone: a file may give several names to the same numbers."""
+        found = tensor.to(device, tensor.dtype if name in buffers else dtype).contiguous()
+        if found.data_ptr() in held:
+            found = found.clone()
+        held.add(found.data_ptr())
+        return found
+
+    state = {name: own(name, tensor) for name, tensor in parts.state.items()}
     model.load_state_dict(state, strict=True, assign=True)
     return model.eval()
 

@@ -56,8 +56,8 @@ def load(
     """Loads a model with its tokenizer.
 
     Args:
-        source: a known name (``"smollm2"``), a Hugging Face directory, a ``.gguf`` file, or a hub
-            id ``"org/name"``.
+        source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
+            file, or a hub id ``"org/name"``.
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"auto"`` (that of
             most of the file's numbers) or a ``torch.dtype``.
         device: where the model runs: ``"cpu"``, ``"cuda"``, ...
