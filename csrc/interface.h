@@ -73,7 +73,7 @@
 
 #define PH_STEP_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "LayerWeights") \
-    FIELD(heads, "Heads") FIELD(k, "Tensor") FIELD(v, "Tensor") FIELD(activation, "int") FIELD(y, "Tensor")
+    FIELD(heads, "Heads") FIELD(held, "list[tuple[Tensor, Tensor]]") FIELD(activation, "int") FIELD(y, "Tensor")
 
 #define PH_FUNCTIONS(GROUP) \
     GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \

@@ -611,9 +611,8 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Arguments<A> a("step", args, count);
     const Fields<L> weights(a.code ? a[A::weights] : nullptr, "weights");
     const Fields<H> heads(a.code ? a[A::heads] : nullptr, "heads");
-    View x, k, v, cos, sin;
-    if (!a.code || !weights || !heads || !view_of(a[A::x], "x", x) || !view_of(a[A::k], "k", k) ||
-        !view_of(a[A::v], "v", v) || !pair_of(heads[H::rotation], "rotation", cos, sin))
+    View x, cos, sin;
+    if (!a.code || !weights || !heads || !view_of(a[A::x], "x", x) || !pair_of(heads[H::rotation], "rotation", cos, sin))
         return nullptr;
     Step s{};
     s.heads = heads.whole(H::heads), s.kv_heads = heads.whole(H::kv_heads);
@@ -626,9 +625,9 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
         return nullptr;
     }
     s.dtype = (Dtype)x.kind, s.batch = x.size[0], s.embed_dim = x.size[2], s.x = x.at;
-    auto are_held = [&](const View& held, int64_t width) {
+    auto are_held = [&](const View& held, int64_t length, int64_t width) {
         return held.dims == 4 && held.kind == x.kind && held.is(0, s.batch) && held.is(1, s.kv_heads) &&
-               held.size[2] >= 1 && held.is(2, k.size[2]) && held.is(3, width) && held.is_dense_from(3);
+               length >= 1 && held.is(2, length) && held.is(3, width) && held.is_dense_from(3);
     };
     auto is_row = [&](const View& table) {
         int64_t numbers = 1;
@@ -637,13 +636,22 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     };
     const int64_t most = 1 << 24;
     if (s.kv_heads < 1 || s.heads < 1 || s.heads > most || s.heads % s.kv_heads || s.key_dim < 1 || s.key_dim > most ||
-        s.value_dim < 1 || s.value_dim > most || !are_held(k, s.key_dim) || !are_held(v, s.value_dim) || !is_row(cos) || !is_row(sin))
+        s.value_dim < 1 || s.value_dim > most || !is_row(cos) || !is_row(sin))
         return wrong("step: sizes that do not go together");
     s.cos = cos.at, s.sin = sin.at;
-    Piece& p = s.cache;
-    p.k = k.at, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
-    p.v = v.at, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
-    p.length = k.size[2];
+    const int64_t pieces = PyList_Check(a[A::held]) ? PyList_Size(a[A::held]) : 0;
+    if (pieces < 1 || pieces > 2) return wrong("held must be a list of one or two pairs");
+    for (; s.pieces < pieces; ++s.pieces) {
+        View k, v;
+        PyObject* pair = PyList_GetItem(a[A::held], s.pieces);
+        if (pair == Py_None || !pair_of(pair, "held", k, v)) return wrong("held must be keys and values");
+        if (!are_held(k, k.size[2], s.key_dim) || !are_held(v, k.size[2], s.value_dim))
+            return wrong("step: sizes that do not go together");
+        Piece& p = s.cache[s.pieces];
+        p.k = k.at, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
+        p.v = v.at, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
+        p.length = k.size[2];
+    }
 
     auto norm = [&](int field, int64_t features, NormWeight& to) {
         return weights[field] == Py_None || norm_from(weights[field], k_LayerWeights[field].name, x.kind, features, to);

@@ -147,7 +147,8 @@ struct Step {
     Factor qkv[3];
     NormWeight q_norm, k_norm;          // of every head
     const void *cos, *sin;              // [D] of the token's position, or null
-    Piece cache;                        // in one piece; its last token is not written yet
+    Piece cache[2];                     // in order; the last token of the last is not written yet
+    int pieces;
     float scale, softcap;
     Factor out;
     NormWeight attention_out_norm, feed_forward_norm;

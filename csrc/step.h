@@ -56,7 +56,7 @@ const T* project(const Step& s, const T* x, float* wide, Room& room, int64_t& q_
         q_batch = (H + G) * D;
         rotate(Rotation{s.dtype, qkv, s.batch, 1, H + G, D, width, width, D, s.cos, s.sin, qk}, threads);
     }
-    const Piece& held = s.cache;
+    const Piece& held = s.cache[s.pieces - 1];
     const int64_t last = held.length - 1;
     for (int64_t b = 0; b < s.batch; ++b)
         for (int64_t g = 0; g < G; ++g) {
@@ -80,7 +80,10 @@ template <class T> Outcome step_of(const Step& s, int threads) {
     c.dtype = s.dtype, c.batch = s.batch, c.heads = s.heads, c.kv_heads = s.kv_heads, c.queries = 1;
     c.key_dim = s.key_dim, c.value_dim = s.value_dim, c.scale = s.scale, c.softcap = s.softcap;
     c.q = (const char*)project(s, h, wide, room, c.q_batch, threads), c.q_head = c.q_token = s.key_dim;
-    c.pieces[0] = s.cache, c.count = 1, c.keys = s.cache.length;
+    for (; c.count < s.pieces; ++c.count) {
+        c.pieces[c.count] = s.cache[c.count];
+        c.keys += s.cache[c.count].length;
+    }
     c.out = (char*)out, c.out_batch = heads, c.out_head = c.out_query = s.value_dim;
     if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
     product_with(s, out, heads, &s.out, 1, wide, h, threads);

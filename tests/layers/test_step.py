@@ -402,6 +402,32 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_goes_around_a_ring(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, spare: int
+) -> None:
+    layer = _layer(LAYERS["window"], dtype)
+    cache = _prompted(layer, 2, RingCache(9, spare=spare))
+    other, taken = cache.fork(), 0
+    for seed in range(25):
+        if seed in (7, 14):  # once before it is full and once behind
+            cache.rollback(1)
+            other.rollback(1)
+        x = _token(2, dtype, seed)
+        found = step(layer, x, ph.Causal(), cache)
+        taken += found is not None
+        if found is None:  # the ring grows
+            found = layer(x, mask=ph.Causal(), cache=cache)
+        wanted = _without(monkeypatch, lambda x=x: layer(x, mask=ph.Causal(), cache=other))
+        assert torch.equal(found, wanted), seed
+        assert cache.lengths == other.lengths
+        assert cache.max_rollback == other.max_rollback
+        for mine, theirs in zip(cache.source().gather(), other.source().gather(), strict=True):
+            assert torch.equal(mine, theirs)
+    assert taken > 20
+
+
 class _Counting(StoredCache):
     """A cache of somebody's own."""
 
@@ -413,7 +439,6 @@ class _Counting(StoredCache):
 
 
 OTHER_CACHES: dict[str, Callable[[], KeyValueCache]] = {
-    "ring": lambda: RingCache(16),
     "paged": lambda: ph.PagedCache(page_size=4),
     "quantised": lambda: ph.QuantizedCache(),
     "full": lambda: ph.DenseCache(),

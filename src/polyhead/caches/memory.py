@@ -194,8 +194,10 @@ class Rows(Memory):
         Returns:
             Where the first of them goes.
         """
-        start = self.stops[0]
+        start, limit = self.stops[0], self.store.limit
         self.stops = [start + count] * len(self.stops)
+        if limit is not None:
+            self.firsts = [max(first, start + count - limit) for first in self.firsts]
         return start
 
     def _join(self, start: int, records: Sequence[Tensor]) -> None:

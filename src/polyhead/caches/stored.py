@@ -240,15 +240,17 @@ class StoredCache(KeyValueCache):
         self._lengths[row] = length
 
     @alone
-    def grow(self, shape: Shape) -> tuple[Tensor, Tensor] | None:
+    def grow(self, shape: Shape, window: int | None = None) -> list[tuple[Tensor, Tensor]] | None:
         """One more token in every row, for who writes its keys and values where they belong.
 
         Args:
             shape: What the caller is going to write.
+            window: Tokens that the new one sees, itself included; None: all that are held.
 
         Returns:
-            Keys ``[B, G, S, D]`` and values ``[B, G, S, V]`` of all tokens, the last of which is
-            still to be written. None, and nothing is counted, unless ``append`` would only write.
+            Keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` of the tokens that it sees, in order,
+            in one piece or (around the end of a ring) two; the last of them is still to be written.
+            None, and nothing is counted, unless ``append`` would only write.
         """
         contents = self._contents
         if contents is None or contents.shape != shape:
@@ -258,8 +260,12 @@ class StoredCache(KeyValueCache):
             return None
         stop = rows.grow(1) + 1
         self._lengths = [*rows.stops]
-        k, v = rows.read(0, stop)
-        return k, v
+        first = 0 if window is None else max(0, stop - window)
+        held = [
+            rows.read(run.address, run.address + run.length)
+            for run in rows.runs(max(first, rows.firsts[0]), stop)
+        ]
+        return [(k, v) for k, v in held]
 
     def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
         """Does what decoding does for every token and layer, without the rest of ``append``.
@@ -271,25 +277,30 @@ class StoredCache(KeyValueCache):
         if rows is None:
             return False
         start = rows.grow(k.shape[2])
+        (run,) = rows.runs(start, start + k.shape[2])
         for tensor, record in zip(rows.tensors, (k, v), strict=True):
-            tensor.narrow(2, start, k.shape[2]).copy_(record)
+            tensor.narrow(2, run.address, run.length).copy_(record)
         self._lengths = [*rows.stops]
         return True
 
     def _with_room(self, contents: Contents, count: int) -> Rows | None:
-        """The memory, if exact tokens go to the end of dense rows of equal length with room."""
+        """The memory, if exact tokens go to the end of rows of equal length with room.
+
+        A ring has it while a token at a time takes the place of one that nobody sees any more.
+        """
         rows = contents.main
         if (
             not isinstance(rows, Rows)
-            or type(self.layout) is not Dense
+            or type(self.layout) not in (Dense, Ring)
             or type(self.storage) is not Plain
             or torch.is_grad_enabled()
             or contents.has_positions
             or not contents.even
-            or rows.stops[0] + count > rows.capacity
         ):
             return None
-        return rows
+        stop, limit = rows.stops[0] + count, rows.store.limit
+        fits = stop <= rows.capacity or (count == 1 and rows.capacity == limit)
+        return rows if fits else None
 
     def _pushes(self, count: int, before: int) -> bool:
         """Whether appending takes keys out of a ring that the first new queries still see."""

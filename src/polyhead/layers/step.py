@@ -2,21 +2,22 @@
 
 A layer of a small model takes less time to compute than Python takes to ask for its ten operations.
 Here they are one call, with the bits of the layer's own path. What that call cannot do (prompts,
-gradients, hooks, other masks, caches that are no dense rows) takes the modules, one by one. So does
-whatever it does not know: it is an allowlist of exact classes and of fields of configurations. What
-a layer consists of is found out once, and again when anything about its modules changed.
+gradients, hooks, other masks, other caches than dense rows and rings) takes the modules, one by
+one. So does whatever it does not know: it is an allowlist of exact classes and of fields of
+configurations. What a layer consists of is found out once, and again when anything about its
+modules changed.
 
 Shape letters: B batch, E embed size, H query heads, G kv heads, D key size, V value size.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from polyhead.caches import DenseCache, KeyValueCache, StoredCache
+from polyhead.caches import DenseCache, KeyValueCache, Ring, RingCache, StoredCache
 from polyhead.caches.contents import Shape
 from polyhead.config import (
     AttentionConfig,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _ATTENTION, _FEED_FORWARD = Exactly(MultiHeadAttention), Exactly(FeedForward)
 _NORM, _ROPE = Exactly(RMSNorm), Exactly(RoPE, "apply")
-_STORED, _DENSE = Exactly(StoredCache, "append"), Exactly(DenseCache, "append")
+_CACHES = tuple(Exactly(kind, "append") for kind in (StoredCache, DenseCache, RingCache))
 
 
 def _any(names: str) -> dict[str, None]:
@@ -112,9 +113,9 @@ def step(
 
     Returns:
         ``[B, 1, E]``, with the bits of the modules one after the other. None for more than 8 rows,
-        masks other than ``Causal``, caches other than exact tokens in dense rows of equal length
-        with room, modules that somebody watches or replaced, deterministic algorithms, and where
-        there is no native code.
+        masks other than ``Causal``, caches other than exact tokens in rows of equal length with
+        room (dense, or the ring of a window), modules that somebody watches or replaced,
+        deterministic algorithms, and where there is no native code.
     """
     code = code_for_rows(x)
     if (
@@ -123,7 +124,7 @@ def step(
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
         or not (mask is None or type(mask) is Causal)
-        or not (_STORED.is_class_of(cache) or _DENSE.is_class_of(cache))
+        or not _in_rows(cache)
     ):
         return None
     remembered = layer.remembered
@@ -132,16 +133,16 @@ def step(
         known = remembered.layer = _described(layer, x)
     if known is None or known.embed_dim != x.shape[2] or known.attention.is_shown:
         return None
-    position, rotation, heads = cache.length, None, known.heads
-    if known.window is not None and position >= known.window:
-        return None
+    position, rotation, heads, window = cache.length, None, known.heads, known.window
+    if window is not None and position >= window and type(cache.layout) is not Ring:
+        return None  # whose tiles begin elsewhere: the sums would round differently
     if known.rope is not None:
         if not _ROPE.is_class_of(known.rope) or known.rope.config is not known.rope_config:
             return None
         rotation = known.rope.tables_at(x, position, heads.key_dim)
     H, G, D, V, scale, softcap, _ = heads
     with cache.in_use:
-        held = cache.grow(Shape(x.shape[0], G, D, V, x.dtype, x.device))
+        held = cache.grow(Shape(x.shape[0], G, D, V, x.dtype, x.device), window)
         if held is None:
             return None
         heads = Heads(H, G, D, V, scale, softcap, rotation)
@@ -151,6 +152,10 @@ def step(
             cache.rollback(1)
             remembered.layer = None
             return None
+
+
+def _in_rows(cache: KeyValueCache) -> TypeGuard[StoredCache]:
+    return any(kind.is_class_of(cache) for kind in _CACHES)
 
 
 def _described(layer: TransformerLayer, x: Tensor) -> _Layer | None:

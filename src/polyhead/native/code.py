@@ -151,7 +151,7 @@ class Code:
         x: Tensor,
         weights: LayerWeights,
         heads: Heads,
-        held: tuple[Tensor, Tensor],
+        held: list[tuple[Tensor, Tensor]],
         activation: str,
     ) -> Tensor:
         """One token of every batch row behind a whole layer.
@@ -160,13 +160,13 @@ class Code:
             x: ``[B, 1, E]``, at most ``MOST_ROWS`` rows, dense.
             weights: Of the layer, in the dtype of x.
             heads: Of its attention.
-            held: Keys ``[B, G, S, D]`` and values ``[B, G, S, V]``, last dimensions dense; those of
-                the last token are written here.
+            held: One or two pieces of keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` in order,
+                last dimensions dense; those of the last token of the last are written here.
             activation: One of ``ACTIVATIONS``.
         """
         y = x.new_empty(x.shape)
         number = ACTIVATIONS[activation]
-        self._step(self._index, threads(), x, weights, heads, *held, number, y)
+        self._step(self._index, threads(), x, weights, heads, held, number, y)
         return y
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:

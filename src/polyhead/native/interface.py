@@ -30,7 +30,7 @@ _FUNCTIONS = {
     "gradients": "code threads q pieces scale extras out lse grad_out grad_lse grad_q grad_k "
     "grad_v grad_bias",
     "tile_sums": "code threads logs first sums",
-    "step": "code threads x weights heads k v activation y",
+    "step": "code threads x weights heads held activation y",
 }
 """Arguments in the order in which ``Code`` gives them; the first three take any objects."""
 
