@@ -186,6 +186,7 @@ def test_impossible_options_are_named(options, words):
         ({"suppress_tokens": (40,)}, "suppress_tokens must be tokens of the vocabulary"),
         ({"begin_suppress_tokens": (40,)}, "begin_suppress_tokens must be tokens"),
         ({"forced_eos_token_ids": (40,)}, "forced_eos_token_ids must be tokens"),
+        ({"exponential_decay_length_penalty": (0, 10**40)}, "logits must be finite"),
         ({"forced_bos_token_id": 40}, "forced_bos_token_id must be tokens"),
         ({"suppress_tokens": tuple(range(40))}, "rules leave no token"),
         ({"suppress_tokens": tuple(range(40)), "temperature": 1.0}, "rules leave no token"),
@@ -194,6 +195,13 @@ def test_impossible_options_are_named(options, words):
 def test_options_that_no_token_can_follow_are_named(pair, options, words, beams):
     with pytest.raises(ValueError, match=words):
         ours(pair[1], [[8, 9, 10]], max_new_tokens=4, num_beams=beams, **options)
+
+
+def test_stop_tokens_beyond_the_vocabulary_never_come(pair):
+    for rule in ({"min_new_tokens": 3}, {"exponential_decay_length_penalty": (0, 2.0)}):
+        options = GenerationOptions(max_new_tokens=4, **rule)
+        found = continued(pair[1], Letters(), [[8, 9]], options, frozenset([99, -1]), (), {})
+        assert len(found[0].ids) == 4
 
 
 def test_a_decoders_source_is_its_prompt_as_in_transformers(pair):

@@ -149,7 +149,7 @@ class GenerationOptions:
         flag("remove_invalid_values", self.remove_invalid_values, error=ValueError)
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(
-                f"early_stopping must be True, False or 'never': got {self.early_stopping!r}"
+                f"early_stopping must be True, False or 'never': got {shown(self.early_stopping)}"
             )
         for name in _LIST:
             for token in _sequence(name, getattr(self, name)):
@@ -210,7 +210,7 @@ class GenerationOptions:
         changes = {name: value for name, value in changes.items() if name not in _REFUSED}
         unknown = sorted(changes.keys() - known)
         if unknown:
-            said = f"no option of generation is called {unknown[0]!r}"
+            said = f"no option of generation is called {shown(unknown[0])}"
             if unknown[0] in _OTHER_NAMES:
                 raise TypeError(f"{said}; in polyhead that is {_OTHER_NAMES[unknown[0]]}")
             raise TypeError(f"{said}: {sorted(known)}")
@@ -255,7 +255,7 @@ class GenerationOptions:
                 value = found.pop(theirs)
                 found[ours] = tuple(value) if isinstance(value, list) else (value,)
         for key in sorted(cls.not_understood(found)):
-            raise ConfigError(f"{where}: key {key!r} is not understood, so texts might differ")
+            raise ConfigError(f"{where}: key {shown(key)} is not understood, so texts might differ")
         known = {field.name for field in fields(cls)}
         return {key: _frozen(value) for key, value in found.items() if key in known}
 
@@ -270,7 +270,7 @@ def refuse(name: str, value: Any, nothing: Sequence[Any], where: object = "") ->
     """Raises unless the value of an option that is not built asks for nothing."""
     if value not in nothing:
         before = f"{where}: " if where else ""
-        raise UnsupportedError(f"{before}{name} is not supported: got {value!r}")
+        raise UnsupportedError(f"{before}{name} is not supported: got {shown(value)}")
 
 
 def _frozen(value: Any) -> Any:
@@ -279,7 +279,7 @@ def _frozen(value: Any) -> Any:
 
 def _sequence(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} must be a sequence of tokens: got {value!r}")
+        raise ValueError(f"{name} must be a sequence of tokens: got {shown(value)}")
     return value
 
 

@@ -144,7 +144,8 @@ def _not_before(stops: Sequence[int], length: int, new_tokens: int) -> Rule:
         if not any(short):
             return scores
         hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-        hidden[:, stops] = torch.tensor(short, device=scores.device)[:, None]
+        here = [stop for stop in stops if 0 <= stop < scores.shape[-1]]
+        hidden[:, here] = torch.tensor(short, device=scores.device)[:, None]
         return scores.masked_fill(hidden, NEVER)
 
     return rule
@@ -179,10 +180,14 @@ def _pressed_to_stop(stops: Sequence[int], start: int, factor: float) -> Rule:
     def rule(rows: Rows, scores: Tensor) -> Tensor:
         if rows.new <= start:
             return scores
-        values = scores[:, stops]
-        more = values.abs() * (factor ** (rows.new - start) - 1)
+        here = [stop for stop in stops if 0 <= stop < scores.shape[-1]]
+        values = scores[:, here]
+        growth = torch.tensor(float(factor), dtype=torch.float64) ** (
+            rows.new - start
+        )  # or infinity
+        more = values.abs() * (growth.to(values) - 1)
         pressed = scores.clone()
-        pressed[:, stops] = values + more.masked_fill(~values.isfinite(), 0.0)
+        pressed[:, here] = values + more.masked_fill(~values.isfinite(), 0.0)
         return pressed
 
     return rule
