@@ -34,8 +34,8 @@ _TYPES = (
 )
 _INTEGERS = (torch.int8, torch.int16, torch.int32)
 _MOST_RANK = 4
-_MOST_NAMES = 50_000
-"""Of variables, and of aliases: a model of a thousand layers has as many."""
+_MOST_NAMES = 20_000
+"""Of variables, and of aliases: a model of several hundred layers has as many."""
 
 
 @dataclass(frozen=True)
