@@ -118,6 +118,7 @@ VALUES = {
     "forced_eos_token_ids": (EOS,),
     "exponential_decay_length_penalty": (3, 1.4),
     "remove_invalid_values": True,
+    "renormalize_logits": True,
 }
 """A value of each option that changes what is written."""
 

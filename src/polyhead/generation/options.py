@@ -25,7 +25,11 @@ _HARMLESS = frozenset(
         "return_dict_in_generate", "cache_implementation", "max_time", "low_memory",
         "return_timestamps", "is_multilingual", "lang_to_id", "task_to_id", "language", "task",
         "prev_sot_token_id", "alignment_heads", "max_initial_timestamp_index", "forced_decoder_ids",
-        "num_assistant_tokens", "disable_compile", "no_timestamps_token_id",
+        "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+        "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "is_assistant",
+        "prompt_lookup_num_tokens", "max_matching_ngram_size", "prefill_chunk_size",
+        "compile_config", "cache_config", "trust_remote_code", "disable_compile",
+        "no_timestamps_token_id",
     )
 )  # fmt: skip
 
@@ -94,6 +98,8 @@ class GenerationOptions:
         begin_suppress_tokens: Tokens that never come first.
         exponential_decay_length_penalty: (start, factor): stops become likelier from there on.
         remove_invalid_values: NaN scores count as 0.
+        renormalize_logits: Beam search adds log-probabilities of what the rules leave, which sum to
+            1 again (Marian's files ask for it).
         eos_token_ids: Tokens that end a text.
         pad_token_id: Of batches.
         decoder_start_token_id: First token of an encoder-decoder's text.
@@ -129,6 +135,7 @@ class GenerationOptions:
     begin_suppress_tokens: tuple[int, ...] = ()
     exponential_decay_length_penalty: tuple[int, float] | None = None
     remove_invalid_values: bool = False
+    renormalize_logits: bool = False
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
@@ -146,7 +153,8 @@ class GenerationOptions:
             number(name, getattr(self, name), above=0, error=ValueError)
         # Any context's length to such a power is a number.
         number("length_penalty", self.length_penalty, least=-32, most=32, error=ValueError)
-        flag("remove_invalid_values", self.remove_invalid_values, error=ValueError)
+        for name in ("remove_invalid_values", "renormalize_logits"):
+            flag(name, getattr(self, name), error=ValueError)
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(
                 f"early_stopping must be True, False or 'never': got {shown(self.early_stopping)}"

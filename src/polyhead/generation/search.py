@@ -129,6 +129,8 @@ class BeamSearch:
                 scores = rule(rows, scores)
             if samplers[0] is not None:
                 scores = samplers[0].restricted(scores)
+            if self.options.renormalize_logits:
+                scores = scores.log_softmax(dim=-1)
             chosen: list[int] = []
             tokens: list[int] = []
             left: list[int] = []
