@@ -53,7 +53,7 @@ def write_marian(folder, model, **declared):
     write_json(folder / "vocab.json", vocabulary)
     if declared:
         first, *middle, last = vocabulary  # transformers takes special tokens' ids from one file
-        reordered = [first, "<unk>", *reversed(middle[1:]), last]
+        reordered = [first, "<unk>", *reversed(middle[1:-2]), last]  # and no languages
         write_json(folder / "target_vocab.json", {each: i for i, each in enumerate(reordered)})
     write_json(folder / "tokenizer_config.json", declared)
     return len(vocabulary)
@@ -79,6 +79,7 @@ def test_marians_ids_and_texts_are_those_of_transformers(models, tmp_path, apart
         assert target.encode(text) == written
         assert target.decode(written) == theirs.decode(written, skip_special_tokens=True)
     assert source.spans("the cat")[:2] == [(0, 3), (3, 7)]
+    assert source.spans(">>fra<< the </s>cat")[:4] == [(0, 7), (8, 11), (12, 16), (16, 19)]
     assert source.pieces(source.encode("the cat")) == [" the", " cat", "</s>"]
     assert "".join(map(target.stream().push, target.encode("the cat sat"))) == "the cat sat"
 
@@ -153,6 +154,20 @@ def test_marian_is_told_the_language_in_front_of_the_source(models, tmp_path):
         model.generate("the cat", target_language="fr")
     with pytest.raises(ph.InputError, match="told the target language alone: got source_language"):
         model.generate("the cat", source_language="eng", target_language="fra")
+
+
+def test_marian_has_a_vocabulary_for_each_side(models, tmp_path):
+    size = write_marian(tmp_path, models[0], separate_vocabs=True)
+    theirs, model = make_pair(
+        "marian", tmp_path, vocab_size=size, decoder_vocab_size=size - 2, pad_token_id=1,
+        eos_token_id=0, decoder_start_token_id=1, share_encoder_decoder_embeddings=False,
+        tokenizer=False,
+    )  # fmt: skip
+    sizes = [each.vocab_size for each in (model.source_tokenizer, model.tokenizer)]
+    assert sizes == [size, size - 2]
+    found = model.generate("the cat", num_beams=2, max_new_tokens=6, target_language="fra")
+    source = model.source_ids("the cat", target_language="fra")
+    assert found.ids == their_texts(theirs, source, eos=0, num_beams=2, max_new_tokens=6)[0][0]
 
 
 def test_m2m_100_reads_one_language_and_writes_another(models, tmp_path):
