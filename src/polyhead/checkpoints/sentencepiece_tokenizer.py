@@ -22,173 +22,32 @@ from polyhead.checkpoints.tokenizer import Tokenizer, declared_tokens, optional_
 from polyhead.checks import whole
 from polyhead.errors import CheckpointError, InputError, shortened
 from polyhead.families.common.reading import as_ids
+from polyhead.reading import size_of
 
 if TYPE_CHECKING:
     import sentencepiece
 
+_MOST_BYTES = 64 << 20
+"""The largest published model has a tenth."""
 _SPACE = "▁"
 _FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 
-_M2M100 = [
-    "af",
-    "am",
-    "ar",
-    "ast",
-    "az",
-    "ba",
-    "be",
-    "bg",
-    "bn",
-    "br",
-    "bs",
-    "ca",
-    "ceb",
-    "cs",
-    "cy",
-    "da",
-    "de",
-    "el",
-    "en",
-    "es",
-    "et",
-    "fa",
-    "ff",
-    "fi",
-    "fr",
-    "fy",
-    "ga",
-    "gd",
-    "gl",
-    "gu",
-    "ha",
-    "he",
-    "hi",
-    "hr",
-    "ht",
-    "hu",
-    "hy",
-    "id",
-    "ig",
-    "ilo",
-    "is",
-    "it",
-    "ja",
-    "jv",
-    "ka",
-    "kk",
-    "km",
-    "kn",
-    "ko",
-    "lb",
-    "lg",
-    "ln",
-    "lo",
-    "lt",
-    "lv",
-    "mg",
-    "mk",
-    "ml",
-    "mn",
-    "mr",
-    "ms",
-    "my",
-    "ne",
-    "nl",
-    "no",
-    "ns",
-    "oc",
-    "or",
-    "pa",
-    "pl",
-    "ps",
-    "pt",
-    "ro",
-    "ru",
-    "sd",
-    "si",
-    "sk",
-    "sl",
-    "so",
-    "sq",
-    "sr",
-    "ss",
-    "su",
-    "sv",
-    "sw",
-    "ta",
-    "th",
-    "tl",
-    "tn",
-    "tr",
-    "uk",
-    "ur",
-    "uz",
-    "vi",
-    "wo",
-    "xh",
-    "yi",
-    "yo",
-    "zh",
-    "zu",
-]
-_WMT21 = ["en", "ha", "is", "ja", "cs", "ru", "zh", "de"]
-_MBART = [
-    "ar_AR",
-    "cs_CZ",
-    "de_DE",
-    "en_XX",
-    "es_XX",
-    "et_EE",
-    "fi_FI",
-    "fr_XX",
-    "gu_IN",
-    "hi_IN",
-    "it_IT",
-    "ja_XX",
-    "kk_KZ",
-    "ko_KR",
-    "lt_LT",
-    "lv_LV",
-    "my_MM",
-    "ne_NP",
-    "nl_XX",
-    "ro_RO",
-    "ru_RU",
-    "si_LK",
-    "tr_TR",
-    "vi_VN",
-    "zh_CN",
-]
-_MBART50 = [
-    "af_ZA",
-    "az_AZ",
-    "bn_IN",
-    "fa_IR",
-    "he_IL",
-    "hr_HR",
-    "id_ID",
-    "ka_GE",
-    "km_KH",
-    "mk_MK",
-    "ml_IN",
-    "mn_MN",
-    "mr_IN",
-    "pl_PL",
-    "ps_AF",
-    "pt_XX",
-    "sv_SE",
-    "sw_KE",
-    "ta_IN",
-    "te_IN",
-    "th_TH",
-    "tl_XX",
-    "uk_UA",
-    "ur_PK",
-    "xh_ZA",
-    "gl_ES",
-    "sl_SI",
-]
-_OF_CLASS = {"MBart": _MBART, "MBart50": [*_MBART, *_MBART50], "Nllb": []}
+_M2M100 = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu "
+    "ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr "
+    "ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk "
+    "ur uz vi wo xh yi yo zh zu"
+)
+_WMT21 = "en ha is ja cs ru zh de"
+_MBART = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT "
+    "lv_LV my_MM ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+)
+_MBART50 = (
+    "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF "
+    "pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+)
+_OF_CLASS = {"MBart": _MBART, "MBart50": f"{_MBART} {_MBART50}", "Nllb": ""}
 _OF_TYPE = {
     "mbart": "MBart",
     "m2m_100": "Nllb",
@@ -334,12 +193,21 @@ class SentencePieceTokenizer(Tokenizer):
     ) -> None:
         stops = as_ids(optional_json(directory / "generation_config.json").get("eos_token_id"))
         super().__init__(backend, special_tokens=special_tokens, stop_ids=stops, declared=declared)
-        self.files = {name: (directory / name).read_bytes() for name in files}
+        self.files = {name: _content(directory / name) for name in files}
 
     def _save_vocabulary(self, directory: Path) -> dict[str, Any]:
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
         return dict(self.declared)
+
+
+def _content(path: Path) -> bytes:
+    if (size := size_of(path)) > _MOST_BYTES:
+        raise CheckpointError(f"{path} has {size:,} bytes: at most {_MOST_BYTES:,} are read")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def read_model(path: Path) -> sentencepiece.SentencePieceProcessor:
@@ -354,10 +222,9 @@ def read_model(path: Path) -> sentencepiece.SentencePieceProcessor:
         raise CheckpointError(
             f"{path} is a SentencePiece model: reading it needs pip install sentencepiece"
         ) from error
+    content = _content(path)
     try:
-        return sentencepiece.SentencePieceProcessor.from_proto(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        return sentencepiece.SentencePieceProcessor.from_proto(content)
     except (RuntimeError, ValueError, MemoryError) as error:
         raise CheckpointError(f"{path} is not a valid SentencePiece model: {error}") from error
 
@@ -448,7 +315,7 @@ def _m2m_100(directory: Path) -> Tokenizer:
     ids = _vocabulary(directory / "vocab.json")
     config, _ = declared_tokens(directory)
     codes = _M2M100 if config.get("language_codes", "m2m100") == "m2m100" else _WMT21
-    languages = [f"__{code}__" for code in codes]
+    languages = [f"__{code}__" for code in codes.split()]
     first = len(ids)
     ids |= {token: first + number for number, token in enumerate(languages)}
     files = ("sentencepiece.bpe.model", "vocab.json")
@@ -490,7 +357,11 @@ def _fairseq(directory: Path) -> Tokenizer:
     """fairseq's four tokens, the model's pieces but its first three, languages, the mask."""
     model, name = "sentencepiece.bpe.model", _class_of(directory)
     config, _ = declared_tokens(directory)
-    said = config.get("additional_special_tokens") or _OF_CLASS[name]
-    tokens = [*_FAIRSEQ, *_own_pieces(directory, model)[3:], *map(str, said), "<mask>"]
+    said = config.get("additional_special_tokens") or _OF_CLASS[name].split()
+    if not isinstance(said, list) or not all(isinstance(each, str) for each in said):
+        raise CheckpointError(
+            f"{directory}: additional_special_tokens must be a list of texts: got {shortened(said)}"
+        )
+    tokens = [*_FAIRSEQ, *_own_pieces(directory, model)[3:], *said, "<mask>"]
     ids = {token: index for index, token in enumerate(tokens)}
-    return _made(directory, name, (model,), ids, [*map(str, said), "<mask>"], model=model)
+    return _made(directory, name, (model,), ids, [*said, "<mask>"], model=model)
