@@ -10,10 +10,10 @@ import random
 import pytest
 import sentencepiece
 import transformers as hf
-from pairs import EOS, LANGUAGES, make_pair, their_texts, write_tokenizer
+from pairs import EOS, LANGUAGES, letters, make_pair, their_texts, write_tokenizer
 
 import polyhead as ph
-from polyhead.checkpoints import load_checkpoint, save_checkpoint
+from polyhead.checkpoints import Tokenizer, load_checkpoint, save_checkpoint
 from polyhead.checkpoints.sentencepiece_tokenizer import from_sentencepiece
 
 SENTENCE = "the cat sat on mat dogs and house is wonderful small frog teacher über naïve 東京"
