@@ -191,6 +191,17 @@ def test_m2m_100_reads_one_language_and_writes_another(models, tmp_path):
     assert model.generate("the cat", forced_bos_token_id=first, max_new_tokens=2).ids[0] == first
 
 
+def test_madlad_is_told_the_language_in_front_of_the_source(tmp_path):
+    _, loaded = make_pair("t5", tmp_path)
+    backend = letters()
+    backend.add_tokens(["<2de>", "<2fr>"])
+    model = ph.TextToText(loaded.transformer, Tokenizer(backend))
+    wanted = [backend.token_to_id("<2fr>"), *loaded.source_ids("cat")]
+    assert model.source_ids("cat", target_language="fr") == wanted
+    with pytest.raises(ph.InputError, match="target_language is needed: the model has 2, such as"):
+        model.source_ids("cat")
+
+
 @pytest.mark.parametrize(("name", "behind"), [("MBart", True), ("MBart50", False), ("Nllb", False)])
 def test_the_languages_stand_where_each_family_has_them(tmp_path, name, behind):
     _, loaded = make_pair("mbart", tmp_path)
