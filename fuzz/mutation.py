@@ -15,6 +15,9 @@ NUMBERS = (
 )
 """Where readers go wrong: nothing, ends of integers, and what is no number."""
 
+MOST_TEXT = 4 << 20
+"""Longer texts than these are no cases: making them takes longer than reading them."""
+
 _TEXTS = (
     *("", " ", "\0", "\n", "a", "null", "../../etc/passwd", "/dev/zero", "☃" * 3, "\ud800"),
     *("x" * 5_000, "9" * 5_000, "%s%n{0}{{x}}", "<script>", "model.safetensors"),
