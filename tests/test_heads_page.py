@@ -18,6 +18,7 @@ NEEDED = ("transformers", "rxnmapper")
 """Packages of single snippets: where one is not installed, its snippets are left out."""
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_snippets_print_what_the_page_shows(tmp_path, monkeypatch):
     """Words are equal, and numbers within what rounding to the digits shown may change."""

@@ -217,14 +217,15 @@ def build(
             )
     # Buffers are numbers that decide something (which expert): they stay as precise as they are.
     buffers = {name for name, _ in model.named_buffers()}
-    held: set[int] = set()
+    held: set[tuple[object, object]] = set()
 
     def own(name: str, tensor: Tensor) -> Tensor:
         """For the parameter alone: a file may give several names to the same numbers."""
         found = tensor.to(device, tensor.dtype if name in buffers else dtype).contiguous()
-        if found.data_ptr() in held:
+        place = found.untyped_storage()._cdata, found.storage_offset()
+        if place in held:
             found = found.clone()
-        held.add(found.data_ptr())
+        held.add(place)
         return found
 
     state = {name: own(name, tensor) for name, tensor in parts.state.items()}
