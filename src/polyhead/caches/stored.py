@@ -294,8 +294,8 @@ class StoredCache(KeyValueCache):
             or type(self.layout) not in (Dense, Ring)
             or type(self.storage) is not Plain
             or torch.is_grad_enabled()
-            or contents.has_positions
-            or not contents.even
+            or len(rows.tensors) != 2  # keys, values: no positions
+            or (len(rows.stops) > 1 and not contents.even)
         ):
             return None
         stop, limit = rows.stops[0] + count, rows.store.limit
