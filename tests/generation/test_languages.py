@@ -129,6 +129,13 @@ def test_damaged_files_are_named(models, tmp_path, name, content, words):
         from_sentencepiece(tmp_path)
 
 
+def test_a_piece_that_is_no_text_is_named(models, tmp_path):
+    # U+2581, which begins words, without its last byte
+    (tmp_path / "spiece.model").write_bytes(models[1].replace(b"\xe2\x96\x81", b"\xe2\x96a"))
+    with pytest.raises(ph.CheckpointError, match="is not a valid SentencePiece model"):
+        from_sentencepiece(tmp_path)
+
+
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_marian_is_told_the_language_in_front_of_the_source(models, tmp_path):
     size = write_marian(tmp_path, models[0])

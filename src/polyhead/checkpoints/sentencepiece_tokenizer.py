@@ -224,9 +224,11 @@ def read_model(path: Path) -> sentencepiece.SentencePieceProcessor:
         ) from error
     content = _content(path)
     try:
-        return sentencepiece.SentencePieceProcessor.from_proto(content)
+        found = sentencepiece.SentencePieceProcessor.from_proto(content)
+        found.id_to_piece([*range(found.get_piece_size())])  # raises where one is no text
     except (RuntimeError, ValueError, MemoryError) as error:
         raise CheckpointError(f"{path} is not a valid SentencePiece model: {error}") from error
+    return found
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
