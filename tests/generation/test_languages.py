@@ -132,6 +132,7 @@ def test_damaged_files_are_named(models, tmp_path, name, content, words):
 def test_a_piece_that_is_no_text_is_named(models, tmp_path):
     # U+2581, which begins words, without its last byte
     (tmp_path / "spiece.model").write_bytes(models[1].replace(b"\xe2\x96\x81", b"\xe2\x96a"))
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"})
     with pytest.raises(ph.CheckpointError, match="is not a valid SentencePiece model"):
         from_sentencepiece(tmp_path)
 
