@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -66,15 +67,10 @@ def case(random: Random) -> None:
     (whole or cache).save(path)
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["polyhead.cache"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file itself cannot be iterated
     kind = random.random()
     for _ in range(0 if kind < 0.1 else random.choice((1, 1, 2, 3))):
-        if kind < 0.4:
-            overwrite(random, tensors)
-        elif random.random() < 0.7:
-            _lie(random, header)
-        else:
-            cut(random, tensors)
+        damage(random, header, tensors, _lie, in_tensors=kind < 0.4)
     text = json.dumps(header)
     if len(text) > MOST_TEXT:  # lies within lies
         return
@@ -91,6 +87,23 @@ def case(random: Random) -> None:
         wanted = cache.source().gather()
         assert all(map(torch.equal, loaded.source().gather(), wanted))
     _use(loaded, k[:, :, :1], latent, explicit=positions is not None)
+
+
+def damage(
+    random: Random,
+    header: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    lie: Callable[[Random, dict[str, Any]], None],
+    *,
+    in_tensors: bool,
+) -> None:
+    """Other numbers in a tensor; or a lie in the header, or a tensor cut."""
+    if in_tensors:
+        overwrite(random, tensors)
+    elif random.random() < 0.7:
+        lie(random, header)
+    else:
+        cut(random, tensors)
 
 
 def _use(cache: StoredCache, k: torch.Tensor, latent: bool, explicit: bool) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import polyhead as ph
 from fuzz.mutation import MOST_TEXT
-from fuzz.targets.saved_caches import VALUES, cut, overwrite
+from fuzz.targets.saved_caches import VALUES, damage
 from polyhead.inspection.files import KEY
 from polyhead.inspection.probe import Probe
 from polyhead.inspection.statistics import STATISTICS
@@ -59,7 +59,7 @@ def _keep(seen: Probe) -> None:
     seen.save(path)
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()[KEY])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # the file itself cannot be iterated
     _saved.append((header, tensors))
 
 
@@ -68,12 +68,7 @@ def case(random: Random) -> None:
     header, tensors = copy.deepcopy(random.choice(_saved))
     kind = random.random()
     for _ in range(0 if kind < 0.05 else random.choice((1, 1, 2, 3))):
-        if kind < 0.3:
-            overwrite(random, tensors)
-        elif random.random() < 0.75:
-            _lie(random, header)
-        else:
-            cut(random, tensors)
+        damage(random, header, tensors, _lie, in_tensors=kind < 0.3)
     text = json.dumps(header)
     if len(text) > MOST_TEXT:  # lies within lies
         return

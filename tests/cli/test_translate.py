@@ -149,6 +149,35 @@ def test_a_look_shows_encoder_decoder_and_cross_attention(command: Command, tmp_
     run("look", "good day", "-m", path, "--from", "en_XX", "--to", "xx").refused(2, "xx")
 
 
+def test_the_page_holds_the_weights_of_all_three_parts(
+    mbart: tuple[str, ph.TextToText], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polyhead.cli.look_translation import Translation
+    from polyhead.inspection import page
+
+    said = {"source_language": "en_XX", "target_language": "fr_XX", "max_new_tokens": 5}
+    found = Translation.of("tiny", mbart[1], "good day", said)
+    pages: list[page.PageData] = []
+    monkeypatch.setattr(page, "write", lambda data, path: pages.append(data))
+    found.write_page(tmp_path / "page.html")
+    (data,) = pages
+    S, T = len(found.source), len(found.target)
+    assert list(data.tokens) == [*found.source, *found.target]
+    assert data.layer_names is not None
+    wanted = {"Encoder": (0, S, 0, S), "Decoder": (S, S + T, S, S + T)}
+    wanted["Cross-attention"] = (S, S + T, 0, S)
+    seen = {"Encoder": found.seen.encoder, "Decoder": found.seen.decoder}
+    seen["Cross-attention"] = found.seen.cross
+    for (short, name), weights in zip(data.layer_names, data.weights, strict=True):
+        part, number = name.rsplit(" ", 1)
+        top, bottom, left, right = wanted[part]
+        assert short == f"{part[0]}{number}"
+        expected = seen[part][int(number)].rows()[0].numpy()
+        assert (weights[:, top:bottom, left:right] == expected).all()
+        assert weights.sum() == pytest.approx(4 * (bottom - top), rel=1e-5)  # nothing elsewhere
+    assert len(data.layer_names) == 6
+
+
 def test_models_of_another_kind_name_the_verb_for_them(command: Command, tiny: str) -> None:
     run, path, _ = command
     result = run("translate", "good day", "-m", tiny)

@@ -7,6 +7,7 @@ The options are read here. ``look_examine`` runs the model and finds what its he
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -140,15 +141,13 @@ def look(
     if isinstance(loaded, TextToText):
         given = {"--pair": pair, "--find": find, "--ablate": ablate, "--draw": draw,
                  "--layers": layers}  # fmt: skip
-        if others := [option for option, value in given.items() if value]:
-            raise InputError(f"{others[0]} is for decoders and encoders: {model} is neither")
+        _refuse_options(model, given)
         arguments = {"source_language": source, "target_language": target,
                      "max_new_tokens": max_new_tokens}  # fmt: skip
         look_at_translation(model, loaded, content, arguments, out if page else None, json=json)
         return
     if source is not None or target is not None:
         raise InputError(f"--from and --to are for models that translate: {model} does not")
-
     tokens = TokenizedText.of(loaded.tokenizer, content)
     check(loaded, tokens, pair=pair, heads=(ablated, drawn), layers=chosen)
     refusal = reason_against_page(loaded, len(tokens.ids)) if page and not drawn else None
@@ -166,6 +165,12 @@ def look(
         echo=not json,
     )
     _present(found, out, drawn, page=page and refusal is None, refusal=refusal, json=json)
+
+
+def _refuse_options(model: str, given: Mapping[str, object]) -> None:
+    """InputError where an option is given that an encoder-decoder cannot have."""
+    if others := [option for option, value in given.items() if value]:
+        raise InputError(f"{others[0]} is for decoders and encoders: {model} is neither")
 
 
 def _present(

@@ -3,64 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyhead.errors import ConfigError, InputError
+from polyhead.errors import InputError
 from polyhead.generation.batch import Generation, continued
+from polyhead.generation.generative_model import GenerativeModel
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.steps import Sources
 from polyhead.generation.stops import StopTexts
 from polyhead.generation.stream import TextStream
 
-if TYPE_CHECKING:
-    from polyhead.caches import ModelCache
-    from polyhead.checkpoints import Tokenizer
-    from polyhead.config import TransformerConfig
-    from polyhead.models import Transformer
 
-MAX_NEW_TOKENS = 512
-"""Where neither the model's files nor the caller say how long a text may be."""
+class EncoderDecoder(GenerativeModel):
+    """An encoder-decoder with the tokenizer of what it writes; see ``GenerativeModel``."""
 
-
-class EncoderDecoder(nn.Module):
-    """An encoder-decoder with the tokenizer of what it writes.
-
-    Args:
-        transformer: an encoder-decoder.
-        tokenizer: of the texts that it writes.
-        origin: where it came from, in words.
-        options: what generation does where a call does not say otherwise.
-
-    Attributes:
-        options: as given.
-
-    Raises:
-        ConfigError: the transformer is no encoder-decoder.
-    """
-
-    def __init__(
-        self,
-        transformer: Transformer,
-        tokenizer: Tokenizer,
-        origin: str = "",
-        options: GenerationOptions | None = None,
-    ) -> None:
-        super().__init__()
-        if transformer.config.kind != "encoder-decoder":
-            raise ConfigError(
-                f"a {type(self).__name__} needs an encoder-decoder: got "
-                f"kind={transformer.config.kind!r}"
-            )
-        self.transformer = transformer
-        self.tokenizer = tokenizer
-        self.origin = origin
-        self.options = options or GenerationOptions(max_new_tokens=MAX_NEW_TOKENS)
-
-    @property
-    def config(self) -> TransformerConfig:
-        return self.transformer.config
+    kind = "encoder-decoder"
+    max_new_tokens = 512
 
     @property
     def max_source(self) -> int:
@@ -81,10 +41,6 @@ class EncoderDecoder(nn.Module):
     def encode(self, source: Tensor, **options: Any) -> Tensor:
         """The encoder's output ``[B, S, E]``; takes the options of ``Transformer.encode``."""
         return self.transformer.encode(source, **options)
-
-    def new_cache(self, capacity: int = 0, **options: Any) -> ModelCache:
-        """An empty cache, as of ``Transformer.new_cache``; it also holds what was read."""
-        return self.transformer.new_cache(capacity, **options)
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -157,6 +113,3 @@ class EncoderDecoder(nn.Module):
             StopTexts(stop),
             source,
         )
-
-    def extra_repr(self) -> str:
-        return self.origin

@@ -5,76 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.checks import shown
-from polyhead.errors import ConfigError, ContextLengthError, InputError
+from polyhead.errors import ContextLengthError, InputError
 from polyhead.generation.batch import Generation, continued
+from polyhead.generation.generative_model import GenerativeModel
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.stops import StopTexts
 from polyhead.generation.stream import TextStream
 
 if TYPE_CHECKING:
-    from polyhead.caches import ModelCache
-    from polyhead.checkpoints import Tokenizer
-    from polyhead.config import TransformerConfig
-    from polyhead.models import Transformer
-
-MAX_NEW_TOKENS = 128
-"""Where neither the model's files nor the caller say how long a text may be."""
+    pass
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
 
-class LanguageModel(nn.Module):
-    """A model that writes text; ``polyhead.load`` makes these.
+class LanguageModel(GenerativeModel):
+    """A decoder with its tokenizer; ``polyhead.load`` makes these. See ``GenerativeModel``."""
 
-    Args:
-        transformer: a decoder.
-        tokenizer: its tokenizer.
-        origin: where it came from, in words.
-        options: what ``stream`` and ``generate`` do where a call does not say otherwise; default
-            128 new tokens, greedy.
-
-    Attributes:
-        options: as given.
-
-    Raises:
-        ConfigError: the transformer is no decoder.
-    """
-
-    def __init__(
-        self,
-        transformer: Transformer,
-        tokenizer: Tokenizer,
-        origin: str = "",
-        options: GenerationOptions | None = None,
-    ) -> None:
-        super().__init__()
-        if transformer.config.kind != "decoder":
-            raise ConfigError(
-                f"a LanguageModel needs a decoder: got kind={transformer.config.kind!r}"
-            )
-        self.transformer = transformer
-        self.tokenizer = tokenizer
-        self.origin = origin
-        self.options = options or GenerationOptions(max_new_tokens=MAX_NEW_TOKENS)
-
-    @property
-    def config(self) -> TransformerConfig:
-        return self.transformer.config
+    kind = "decoder"
+    max_new_tokens = 128
 
     def forward(self, ids: Tensor, **options: Any) -> Tensor:
         """Logits ``[B, T, V]`` of ``ids [B, T]``; options are those of ``Transformer``."""
         logits: Tensor = self.transformer(ids, **options)
         return logits
-
-    def new_cache(self, capacity: int = 0, **options: Any) -> ModelCache:
-        """An empty cache for ``model(ids, cache=cache)``, with room for ``capacity`` tokens.
-
-        Takes the other arguments of ``Transformer.new_cache``, such as ``kind`` and ``quantized``.
-        """
-        return self.transformer.new_cache(capacity, **options)
 
     def stream(
         self,
@@ -229,6 +185,3 @@ class LanguageModel(nn.Module):
         if not ids:
             raise InputError("the prompt holds no tokens")
         return ids
-
-    def extra_repr(self) -> str:
-        return self.origin

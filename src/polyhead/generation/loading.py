@@ -10,8 +10,8 @@ import torch
 
 from polyhead.checkpoints import Checkpoint, Progress, load_checkpoint
 from polyhead.errors import UnsupportedError
-from polyhead.generation import encoder_decoder, language_model
 from polyhead.generation.encoder import TextEncoder
+from polyhead.generation.encoder_decoder import EncoderDecoder
 from polyhead.generation.language_model import LanguageModel
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.speech_to_text import SpeechToText
@@ -155,6 +155,6 @@ def generation_options(checkpoint: Checkpoint) -> GenerationOptions:
         values["decoder_start_token_id"] = next((each for each in starts if each is not None), None)
     options = GenerationOptions.from_dict(values, said.where)
     if options.max_new_tokens is None and options.max_length is None:
-        most = language_model.MAX_NEW_TOKENS if decoder else encoder_decoder.MAX_NEW_TOKENS
+        most = (LanguageModel if decoder else EncoderDecoder).max_new_tokens
         options = options.with_(max_new_tokens=most)
     return options

@@ -78,15 +78,14 @@ class TextToText(EncoderDecoder):
         """
         task = self._task(task, source_language, target_language)
         wanted = self._wanted(task, target_language, options)
-        source, start = self.both_ids(
+        source = self.source_ids(
             text,
             task=task,
             source_language=source_language,
             target_language=target_language,
             prefix=prefix,
-            **options,
         )
-        return self._streamed([source], start, wanted, stop)
+        return self._streamed([source], self.start_ids(wanted), wanted, stop)
 
     @overload
     def generate(self, texts: str, **arguments: Any) -> Generation: ...
@@ -176,8 +175,6 @@ class TextToText(EncoderDecoder):
             source, start = model.both_ids(text)
             found = polyhead.align(model, torch.tensor(source), [*start, *made.ids])
         """
-        task = self._task(task, source_language, target_language)
-        wanted = self._wanted(task, target_language, options)
         source = self.source_ids(
             text,
             task=task,
@@ -185,7 +182,8 @@ class TextToText(EncoderDecoder):
             target_language=target_language,
             prefix=prefix,
         )
-        return source, self.start_ids(wanted)
+        task = self._task(task, source_language, target_language)
+        return source, self.start_ids(self._wanted(task, target_language, options))
 
     def source_ids(
         self,
