@@ -265,5 +265,5 @@ def test_bad_value_is_refused_before_anything_runs(
 
 
 def test_an_encoder_is_no_language_model() -> None:
-    with pytest.raises(ConfigError, match="needs a decoder: got kind='encoder'"):
+    with pytest.raises(ConfigError, match="made of kind='decoder': got kind='encoder'"):
         LanguageModel(encoder(), byte_tokenizer())
