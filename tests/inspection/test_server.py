@@ -75,6 +75,13 @@ def test_malformed_requests_are_refused_in_words(body: object, words: str, ask: 
     assert len(answer) < 500
 
 
+def test_numbers_of_thousands_of_digits_are_refused_in_words(ask: Ask) -> None:
+    for path in ("next/%s", "page/%s", "row/%s/0/0/0", "region/0/%s/0", "thumbnails/0/%s"):
+        status, answer = ask(path % ("9" * 3_000), {} if "next" in path else None)
+        assert 400 <= status < 500, path
+        assert len(answer) < 500
+
+
 def test_a_body_over_the_limit_is_refused_before_it_is_read(port: int) -> None:
     # The body is never sent: a server that waits for it lets the client's patience end.
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from polyhead.checks import shown
 from polyhead.errors import ContextLengthError, InputError, shortened
 from polyhead.inspection.ablation import ablate
 from polyhead.inspection.heads import TokenizedText
@@ -203,7 +204,7 @@ class Studio:
 
     def __getitem__(self, number: int) -> Look:
         if number not in self._looks:
-            raise InputError(f"look {number} is not kept any more: look at the text again")
+            raise InputError(f"look {shown(number)} is not kept any more: look at the text again")
         return self._looks[number]
 
     def _model(self, name: str) -> tuple[str, Model]:
