@@ -204,12 +204,29 @@ def test_the_shapes_in_the_signatures_are_true(monkeypatch):
         merge([out], [lse[:, :1]])
 
 
-def test_importing_the_operation_imports_neither_jaxtyping_nor_the_compiler():
+def test_importing_imports_nothing_before_it_is_used():
     import subprocess
 
-    code = "import polyhead, sys; print({'jaxtyping', 'beartype', 'triton'} & set(sys.modules))"
+    code = """
+import sys
+import polyhead
+print({"torch", "numpy", "typer"} & set(sys.modules))
+polyhead.attention
+print({"jaxtyping", "beartype", "triton", "polyhead.generation"} & set(sys.modules))
+print(polyhead.semantics.__name__, polyhead.__version__)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert done.stdout.split("\n")[:3] == [
+        "set()", "set()", f"polyhead.semantics {ph.__version__}"
+    ]  # fmt: skip
+
+
+def test_every_public_name_has_a_home():
+    for name in ph.__all__:
+        assert name in dir(ph)
+        assert getattr(ph, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'atention'"):
+        _ = ph.atention
 
 
 def test_a_mask_draws_itself():

@@ -5,44 +5,14 @@
     out = ph.attention(q, k, v, mask=ph.Causal() & ph.Window(4096), softcap=50.0)
     print(ph.explain(q, k, v, mask=ph.Causal()))
 
-Names that need more than torch (loading models, probing, planning) are imported when first used.
+Names are imported when first used: ``import polyhead`` alone does not import torch.
 """
 
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-from polyhead.errors import (
-    CheckpointError,
-    ConfigError,
-    ContextLengthError,
-    InputError,
-    ModelNotFoundError,
-    PolyheadError,
-    SharedCacheError,
-    UnsupportedError,
-)
-from polyhead.functional import Explanation, attention, explain
-from polyhead.semantics import (
-    ALiBi,
-    Bias,
-    Causal,
-    Chunk,
-    DenseSource,
-    Documents,
-    Drop,
-    Keep,
-    KeyLengths,
-    KeyValueSource,
-    Mask,
-    Prefix,
-    RelativeBias,
-    Window,
-    draw,
-    merge_states,
-)
 
 if TYPE_CHECKING:
     from polyhead.caches import (
@@ -55,6 +25,17 @@ if TYPE_CHECKING:
     )
     from polyhead.checkpoints import attach_adapter
     from polyhead.config import TransformerConfig
+    from polyhead.errors import (
+        CheckpointError,
+        ConfigError,
+        ContextLengthError,
+        InputError,
+        ModelNotFoundError,
+        PolyheadError,
+        SharedCacheError,
+        UnsupportedError,
+    )
+    from polyhead.functional import Explanation, attention, explain
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder, TextToText, load
     from polyhead.inspection.ablation import ablate
     from polyhead.inspection.alignment import Alignment
@@ -67,46 +48,88 @@ if TYPE_CHECKING:
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
+    from polyhead.semantics import (
+        ALiBi,
+        Bias,
+        Causal,
+        Chunk,
+        DenseSource,
+        Documents,
+        Drop,
+        Keep,
+        KeyLengths,
+        KeyValueSource,
+        Mask,
+        Prefix,
+        RelativeBias,
+        Window,
+        draw,
+        merge_states,
+    )
     from polyhead.training import Trainable
 
-try:
-    __version__ = version("polyhead")
-except PackageNotFoundError:  # imported from a source tree that is not installed
-    __version__ = "0+unknown"
+    __version__: str
 
-_LAZY = {
-    "Alignment": "polyhead.inspection.alignment",
-    "DenseCache": "polyhead.caches",
-    "LanguageModel": "polyhead.generation",
-    "LatentCache": "polyhead.caches",
-    "ModelCache": "polyhead.caches",
-    "MultiHeadAttention": "polyhead.layers",
-    "MultiHeadLatentAttention": "polyhead.layers",
-    "PagedCache": "polyhead.caches",
-    "Plan": "polyhead.planning",
-    "Probe": "polyhead.inspection.probe",
-    "QuantizedCache": "polyhead.caches",
-    "RingCache": "polyhead.caches",
-    "RoPE": "polyhead.layers",
-    "SourceAlignment": "polyhead.inspection.reading",
-    "SpeechToText": "polyhead.generation",
-    "TextEncoder": "polyhead.generation",
-    "TextToText": "polyhead.generation",
-    "Trainable": "polyhead.training",
-    "Transformer": "polyhead.models",
-    "TransformerConfig": "polyhead.config",
-    "TransformerLayer": "polyhead.layers",
-    "ablate": "polyhead.inspection.ablation",
-    "align": "polyhead.inspection.reading",
-    "attach_adapter": "polyhead.checkpoints",
-    "compare_texts": "polyhead.inspection.tables",
-    "find_heads": "polyhead.inspection.finding",
-    "load": "polyhead.generation",
-    "plan": "polyhead.planning",
-    "probe": "polyhead.inspection.probe",
-    "prune": "polyhead.inspection.pruning",
-    "word_times": "polyhead.inspection.word_times",
+_HOMES = {
+    "polyhead.caches": (
+        "DenseCache",
+        "LatentCache",
+        "ModelCache",
+        "PagedCache",
+        "QuantizedCache",
+        "RingCache",
+    ),
+    "polyhead.checkpoints": ("attach_adapter",),
+    "polyhead.config": ("TransformerConfig",),
+    "polyhead.errors": (
+        "CheckpointError",
+        "ConfigError",
+        "ContextLengthError",
+        "InputError",
+        "ModelNotFoundError",
+        "PolyheadError",
+        "SharedCacheError",
+        "UnsupportedError",
+    ),
+    "polyhead.functional": ("Explanation", "attention", "explain"),
+    "polyhead.generation": ("LanguageModel", "SpeechToText", "TextEncoder", "TextToText", "load"),
+    "polyhead.inspection.ablation": ("ablate",),
+    "polyhead.inspection.alignment": ("Alignment",),
+    "polyhead.inspection.finding": ("find_heads",),
+    "polyhead.inspection.probe": ("Probe", "probe"),
+    "polyhead.inspection.pruning": ("prune",),
+    "polyhead.inspection.reading": ("SourceAlignment", "align"),
+    "polyhead.inspection.tables": ("compare_texts",),
+    "polyhead.inspection.word_times": ("word_times",),
+    "polyhead.layers": (
+        "MultiHeadAttention",
+        "MultiHeadLatentAttention",
+        "RoPE",
+        "TransformerLayer",
+    ),
+    "polyhead.models": ("Transformer",),
+    "polyhead.planning": ("Plan", "plan"),
+    "polyhead.semantics": (
+        "ALiBi",
+        "Bias",
+        "Causal",
+        "Chunk",
+        "DenseSource",
+        "Documents",
+        "Drop",
+        "Keep",
+        "KeyLengths",
+        "KeyValueSource",
+        "Mask",
+        "Prefix",
+        "RelativeBias",
+        "Window",
+        "draw",
+        "merge_states",
+    ),
+    "polyhead.training": ("Trainable",),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ALiBi",
@@ -171,14 +194,26 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "integrations":
-        return importlib.import_module("polyhead.integrations")
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'polyhead' has no attribute {name!r}")
+    if name == "__version__":
+        value: Any = _version()
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif not name.startswith("_") and find_spec(f"polyhead.{name}") is not None:
+        return importlib.import_module(f"polyhead.{name}")
+    else:
+        raise AttributeError(f"module 'polyhead' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_HOME, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("polyhead")
+    except PackageNotFoundError:  # imported from a source tree that is not installed
+        return "0+unknown"

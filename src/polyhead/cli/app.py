@@ -28,13 +28,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from polyhead import __version__
 
-        try:
-            number = version("polyhead")
-        except PackageNotFoundError:  # a source tree that is not installed
-            number = "0+unknown"
-        print(f"polyhead {number}")
+        print(f"polyhead {__version__}")
         raise typer.Exit
 
 
