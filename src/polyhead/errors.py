@@ -39,6 +39,10 @@ class DisagreementError(PolyheadError, ArithmeticError):
     """Two ways of computing the same thing gave different results; nothing was timed."""
 
 
+class DivergedError(PolyheadError, ArithmeticError):
+    """A training run whose loss or gradients are no longer finite numbers."""
+
+
 class NotPlainError(PolyheadError, ValueError):
     """A tensor for native code whose memory is not its value, or that its storage does not hold."""
 

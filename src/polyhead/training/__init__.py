@@ -1,6 +1,8 @@
-"""Training: the loss, and models as Hugging Face's Trainer, accelerate and Lightning call them."""
+"""Training: the loss, the loop, and models as Hugging Face's Trainer and Lightning call them."""
 
 from polyhead.training.losses import cross_entropy, loss
+from polyhead.training.run import Batch, Run, Step
+from polyhead.training.schedule import Schedule
 from polyhead.training.trainable import Trainable
 
-__all__ = ["Trainable", "cross_entropy", "loss"]
+__all__ = ["Batch", "Run", "Schedule", "Step", "Trainable", "cross_entropy", "loss"]

@@ -1,0 +1,108 @@
+"""How long a run is, and its learning rate on the way.
+
+    share = the part of the budget that is used: of steps, tokens or minutes, whichever is most
+    rate  = lr · warm-up · shape(share)
+
+A run that ends by the clock decays by the clock, too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from polyhead.checks import number, one_of, whole
+from polyhead.config.data import Data
+from polyhead.errors import ConfigError
+
+Shape = Literal["constant", "linear", "cosine", "inverse-sqrt"]
+_SHAPES = ("constant", "linear", "cosine", "inverse-sqrt")
+
+
+@dataclass(frozen=True)
+class Schedule(Data):
+    """The numbers of a run.
+
+    Attributes:
+        steps: Steps of the optimiser at most.
+        tokens: Tokens with a label at most.
+        minutes: Time at most; of the three the one that is reached first ends the run.
+        lr: The greatest learning rate, of AdamW.
+        shape: How it falls after the warm-up: to ``floor`` at the end of the budget (``"linear"``,
+            ``"cosine"``), as 1/√step (``"inverse-sqrt"``, the 2017 paper), or not.
+        warmup: Steps in which it rises from 0.
+        floor: Share of ``lr`` that is left at the end.
+        weight_decay: Of matrices; vectors have none.
+        beta1, beta2: Of AdamW.
+        clip: The norm that gradients are cut to; 0: they are not.
+        accumulate: Batches whose gradients are added up for a step, in each process.
+        label_smoothing: Share of each label that goes to all tokens alike.
+        precision: ``"bfloat16"``: matrix products under autocast.
+        validate_every: Steps between validations; 0: at the end alone.
+        save_every: Steps between saves of the state; 0: at the end alone.
+        seed: Of the initial weights, the order of the data, and dropout.
+    """
+
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    lr: float = 1e-3
+    shape: Shape = "cosine"
+    warmup: int = 100
+    floor: float = 0.0
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.98
+    clip: float = 1.0
+    accumulate: int = 1
+    label_smoothing: float = 0.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    validate_every: int = 0
+    save_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("tokens", 1), ("accumulate", 1), ("warmup", 0),
+                            ("validate_every", 0), ("save_every", 0), ("seed", 0)):  # fmt: skip
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), least=least, error=ConfigError)
+        if self.minutes is not None:
+            number("minutes", self.minutes, above=0, error=ConfigError)
+        number("lr", self.lr, above=0, error=ConfigError)
+        for name in ("weight_decay", "clip"):
+            number(name, getattr(self, name), least=0, error=ConfigError)
+        for name in ("floor", "label_smoothing"):
+            number(name, getattr(self, name), least=0, most=1, error=ConfigError)
+        for name in ("beta1", "beta2"):
+            number(name, getattr(self, name), least=0, below=1, error=ConfigError)
+        one_of("shape", self.shape, _SHAPES, error=ConfigError)
+        one_of("precision", self.precision, ("float32", "bfloat16"), error=ConfigError)
+        if self.steps is None and self.tokens is None and self.minutes is None:
+            raise ConfigError("a run needs steps, tokens or minutes: got none of them")
+
+    def share(self, steps: int, tokens: int, seconds: float) -> float:
+        """The part of the budget that so much uses; from 1 on the run is over."""
+        return max(
+            steps / self.steps if self.steps else 0.0,
+            tokens / self.tokens if self.tokens else 0.0,
+            seconds / (60 * self.minutes) if self.minutes else 0.0,
+        )
+
+    def rate(self, step: int, share: float) -> float:
+        """The learning rate of a step.
+
+        Args:
+            step: From 0.
+            share: Of the budget, when the step begins.
+        """
+        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        shape = 1.0
+        if self.shape == "inverse-sqrt":
+            shape = math.sqrt(max(self.warmup, 1) / max(step + 1, self.warmup, 1))
+        elif self.shape == "linear":
+            shape = 1.0 - (1.0 - self.floor) * min(share, 1.0)
+        elif self.shape == "cosine":
+            falling = (1.0 + math.cos(math.pi * min(share, 1.0))) / 2
+            shape = self.floor + (1.0 - self.floor) * falling
+        return self.lr * warm * shape
