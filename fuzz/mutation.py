@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copy
 import json
 import struct
 from random import Random
@@ -133,7 +134,9 @@ def _change(random: Random, holder: Any, key: Any) -> None:
         holder[key] = random.choice((old + 1, old - 1, -old, old * 2, old * 10**9, [old] * 3))
     elif kind == 2:
         size = len(json.dumps(old))
-        holder[key] = [old] * min(random.choice((1, 3, 12, 1000)), 1 + 10**6 // size)
+        count = min(random.choice((1, 3, 12, 1000)), 1 + 10**6 // size)
+        # Copies: one object a thousand times would grow a thousandfold with the next change.
+        holder[key] = [copy.deepcopy(old) for _ in range(count)]
     elif kind == 3 and isinstance(holder, dict):
         holder[random.choice((*_TEXTS, str(key).upper(), f"{key}_"))] = holder.pop(key)
     else:

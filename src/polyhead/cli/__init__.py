@@ -63,6 +63,8 @@ def _run(line: list[str]) -> int:
     from polyhead.cli.app import app
 
     command = get_command(app)
+    if "_POLYHEAD_COMPLETE" in os.environ:  # a shell asks what may come next
+        command.main(line, "polyhead")
     try:
         # Command.main would print and swallow errors its own way; this leaves them to us.
         with command.make_context("polyhead", line or ["--help"]) as context:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from polyhead.cli.bench import bench
+from polyhead.cli.chat import chat
 from polyhead.cli.doctor import doctor
 from polyhead.cli.generate import generate
 from polyhead.cli.look import look
@@ -19,7 +20,6 @@ from polyhead.cli.translate import summarize, transcribe, translate
 app = typer.Typer(
     name="polyhead",
     help="Every kind of multi-head attention as one system.",
-    add_completion=False,
     no_args_is_help=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -51,5 +51,5 @@ def _reflowed(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
 
 
-for verb in (look, trace, generate, translate, summarize, transcribe, plan, bench, doctor):
+for verb in (look, trace, generate, chat, translate, summarize, transcribe, plan, bench, doctor):
     app.command(help=_reflowed(verb.__doc__ or ""))(verb)

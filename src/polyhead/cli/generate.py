@@ -3,73 +3,63 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from polyhead.cli import options
 
 if TYPE_CHECKING:
     from polyhead.generation import GenerationStats
 
 
 def generate(
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TEXT", help="The prompt; @FILE reads it from a file, - from standard input."
-        ),
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
-        ),
-    ] = "smollm2",
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read the prompt from this file.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", "-n", help="Stop after so many tokens.")
-    ] = 128,
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="0 is greedy; larger is more varied.")
-    ] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens that reach probability p.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.")] = None,
+    text: options.Prompt = None,
+    model: options.ModelName = "smollm2",
+    file: options.PromptFile = None,
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be given more than once.")
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a message: use the model's chat template.")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: options.Dtype = "float32",
+    device: options.Device = "cpu",
+    json: Annotated[
+        bool, typer.Option("--json", help="Text, tokens and figures as JSON, at the end.")
+    ] = False,
 ) -> None:
     """Stream a continuation of TEXT.
 
     The text goes to standard output, speed and sizes to standard error.
     """
     from polyhead.cli.models import load_expecting
-    from polyhead.cli.terminal import read_text, started, write_text
+    from polyhead.cli.terminal import print_json, read_text, started, write_text
     from polyhead.generation import LanguageModel
 
     prompt = read_text(text, file)
-    language_model = load_expecting(model, dtype, LanguageModel)
+    language_model = load_expecting(model, dtype, LanguageModel, device)
     stream = language_model.stream(
         prompt,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        repetition_penalty=repetition_penalty,
         seed=seed,
         chat=chat,
         stop=stop,
     )
+    if json:
+        written = "".join(started(stream))
+        print_json({"prompt": prompt, "text": written, "ids": stream.ids, **as_data(stream.stats)})
+        return
     try:
         for piece in started(stream):
             write_text(piece)
@@ -78,6 +68,13 @@ def generate(
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
             write_text("\n")
             report(stream.stats)
+
+
+def as_data(stats: GenerationStats) -> dict[str, Any]:
+    """The figures of a generation for JSON."""
+    from dataclasses import asdict
+
+    return {**asdict(stats), "tokens_per_second": stats.tokens_per_second}
 
 
 def report(stats: GenerationStats) -> None:

@@ -25,13 +25,13 @@ _VERBS = {
 }
 
 
-def load_expecting(name: str, dtype: str, kind: type[Expected]) -> Expected:
+def load_expecting(name: str, dtype: str, kind: type[Expected], device: str = "cpu") -> Expected:
     """The model called ``name``, which must be of a kind.
 
     Raises:
         UnsupportedError: it is of another.
     """
-    model = _load(name, dtype)
+    model = _load(name, dtype, device)
     if not isinstance(model, kind):
         raise UnsupportedError(f"{name} {_WORDS[type(model).__name__]}: {_VERBS[kind.__name__]}")
     return model
@@ -69,11 +69,11 @@ def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder |
     return model
 
 
-def _load(name: str, dtype: str) -> Model:
+def _load(name: str, dtype: str, device: str = "cpu") -> Model:
     from polyhead.cli.terminal import progress
 
     with progress(f"loading {name}") as advance:
         # torch is imported here, which takes a second itself
         from polyhead.generation import load
 
-        return load(name, dtype, progress=advance)
+        return load(name, dtype, device=device, progress=advance)

@@ -7,6 +7,12 @@ from typing import Annotated
 import typer
 
 
+def _presets(incomplete: str) -> list[str]:
+    from polyhead.planning.presets import presets
+
+    return [name for name in presets() if name.startswith(incomplete)]
+
+
 def plan(
     config: Annotated[
         str,
@@ -14,6 +20,7 @@ def plan(
             metavar="CONFIG_OR_NAME",
             help="A config.json, its directory, or a preset such as llama-3-8b.",
             show_default=False,
+            autocompletion=_presets,
         ),
     ] = "",
     tokens: Annotated[

@@ -1,6 +1,7 @@
 """Text in, text out: search, sampling, streaming, translation, and embeddings of texts."""
 
 from polyhead.generation.batch import Generation
+from polyhead.generation.conversation import Conversation
 from polyhead.generation.encoder import TextEncoder
 from polyhead.generation.language_model import LanguageModel
 from polyhead.generation.loading import load
@@ -12,6 +13,7 @@ from polyhead.generation.tasks import Filled, Label, Span
 from polyhead.generation.text_to_text import TextToText
 
 __all__ = [
+    "Conversation",
     "Filled",
     "Generation",
     "GenerationOptions",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast, overload
 
 from torch import Tensor
 
@@ -14,9 +14,6 @@ from polyhead.generation.generative_model import GenerativeModel
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.stops import StopTexts
 from polyhead.generation.stream import TextStream
-
-if TYPE_CHECKING:
-    pass
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
@@ -71,7 +68,7 @@ class LanguageModel(GenerativeModel):
             self.tokenizer,
             self.prompt_ids(prompt, chat=chat),
             wanted,
-            self._stop_ids(wanted),
+            self.stop_ids(wanted),
             StopTexts(stop),
         )
 
@@ -138,7 +135,7 @@ class LanguageModel(GenerativeModel):
             self.tokenizer,
             [self.prompt_ids(each, chat=chat) for each in texts],
             wanted,
-            self._stop_ids(wanted),
+            self.stop_ids(wanted),
             StopTexts(stop).stops,
             cache or {},
         )
@@ -147,7 +144,8 @@ class LanguageModel(GenerativeModel):
     def _wanted(self, options: Mapping[str, Any]) -> GenerationOptions:
         return self.options.with_(**options)
 
-    def _stop_ids(self, options: GenerationOptions) -> frozenset[int]:
+    def stop_ids(self, options: GenerationOptions) -> frozenset[int]:
+        """Tokens that end a text: those that the options name, or the model's own."""
         if options.eos_token_ids:
             return frozenset(options.eos_token_ids)
         return self.tokenizer.stop_ids | frozenset(self.config.eos_token_ids)

@@ -69,7 +69,8 @@ class GenerationStats:
 class TextStream(Iterator[str]):
     """Text as a model writes it, piece by piece; a piece never ends inside a character.
 
-    A model's ``stream`` makes these. ``stats`` can be read at any time.
+    A model's ``stream`` makes these. ``stats`` can be read at any time. A ``cache`` that is given
+    holds the first tokens of the prompt, but not all, and stays the caller's.
 
     Attributes:
         ids: the new tokens so far.
@@ -84,6 +85,7 @@ class TextStream(Iterator[str]):
         stop_ids: frozenset[int],
         stops: StopTexts,
         sources: Sources | None = None,
+        cache: ModelCache | None = None,
     ) -> None:
         check_search(options, model.config.vocab_size, sources)
         self.ids: list[int] = []
@@ -93,7 +95,7 @@ class TextStream(Iterator[str]):
         self._sources = sources
         self._stop_ids, self._stops = stop_ids, stops
         self._decoder = tokenizer.stream()
-        self._cache: ModelCache | None = None
+        self._cache = cache
         self._cache_figures = (0, 0, 0)
         self._prefill_seconds = self._decode_seconds = 0.0
         self._stop_reason: str | None = None
@@ -143,7 +145,8 @@ class TextStream(Iterator[str]):
         """The pieces; keeps the model in evaluation mode meanwhile."""
         training = self._model.training
         self._model.eval()
-        self._cache = self._model.new_cache(len(self._prompt) + min(self._room, _ROOM))
+        if self._cache is None:
+            self._cache = self._model.new_cache(len(self._prompt) + min(self._room, _ROOM))
         try:
             for token in self._tokens():
                 piece = self._stops.feed(self._decoder.push(token))
@@ -169,7 +172,7 @@ class TextStream(Iterator[str]):
             return
         assert self._cache is not None  # made by _write, which alone asks for tokens
         drawn = draw(
-            steps_of(self._model, [self._prompt], self._cache, self._sources),
+            steps_of(self._model, [self._prompt[self._cache.length :]], self._cache, self._sources),
             [self._prompt],
             self._options,
             rules_of(self._options, sorted(self._stop_ids), self._room),
