@@ -47,7 +47,7 @@ template <class T> void finish(const Attention& c, const Rows& rows, const State
     for (int64_t i = 0; i < rows.count; ++i) {
         const int64_t h = rows.head(i), t = rows.token(i);
         const float total = state.total[i];
-        const float factor = state.poisoned[i] ? __builtin_nanf("") : total == 0 ? 0.0f : 1.0f / total;
+        const float factor = state.poisoned[i] ? __builtin_nanf("") : total == 0 ? 0.0f : c.dropout.factor / total;
         T* out = (T*)c.out + rows.batch * c.out_batch + h * c.out_head + t * c.out_query;
         const float* values = state.values + i * width;
         int64_t d = 0;

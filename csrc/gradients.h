@@ -3,6 +3,8 @@
 //     P = exp(score − lse)    dP = dO Vᵀ    dS = scale · P ∘ (dP − Δ)    Δ = rowsum(dO ∘ O) − dlse
 //     dV = Pᵀ dO              dK = dSᵀ Q    dQ = dS K
 //
+// With dropout dP and the P of dV are multiplied with 0 where a weight was dropped, and 1 / (1 − p) elsewhere.
+//
 // A task is a kv head and every n-th of its blocks of keys. It goes over all rows of its group for
 // each of them, so the gradients of its keys and values are its own. Those of the queries it adds up
 // in memory of its own (the first task of a head where they belong, if it can), and they are summed
@@ -136,13 +138,16 @@ void weigh_again(const Attention& c, const Rows& rows, const Strip& strip, Visib
         if (!keys.length) continue;
         score(c, rows, i, keys, visible, weights, strip.to - strip.from, slope);
         const Vec lse = splat(packed.lse[i] * kLog2OfE), delta = splat(packed.delta[i]);
+        const Vec factor = splat(c.dropout.factor);
+        Dropped dropped(c, rows, i, keys);
         for (int64_t j = 0; j < strip.to - strip.from; j += W) {
             const Vec weight = power_of_two(load(weights + j) * power - lse);
-            Vec change = weight * (load(gradients + j) - delta);
+            const Vec share = c.dropout.least ? dropped.next(factor) : factor;
+            Vec change = weight * (load(gradients + j) * share - delta);
             if (bias.to) store_any(changes + j, change);
             change = change * c.scale;
             if (c.softcap > 0) change = change * load(slope + j);
-            store_any(weights + j, weight);
+            store_any(weights + j, weight * share);
             store_any(gradients + j, change);
         }
         if (bias.to) add_bias_gradient(c, rows, i, keys, bias, changes);

@@ -15,7 +15,9 @@
 #define PH_EXTRAS(FIELD) \
     FIELD(softcap, "float") FIELD(bounds, "tuple[Tensor, Tensor] | None") FIELD(keep, "Tensor | None") \
     FIELD(q_positions, "Tensor | None") FIELD(slopes, "Tensor | None") \
-    FIELD(by_distance, "Tensor | None") FIELD(bias, "Tensor | None")
+    FIELD(by_distance, "Tensor | None") FIELD(bias, "Tensor | None") FIELD(dropout, "Dropout | None")
+
+#define PH_DROPOUT(FIELD) FIELD(p, "float") FIELD(seed, "Tensor") FIELD(query, "int") FIELD(key, "int")
 
 #define PH_HEADS(FIELD) \
     FIELD(heads, "int") FIELD(kv_heads, "int") FIELD(key_dim, "int") FIELD(value_dim, "int") \
@@ -39,7 +41,7 @@
 
 // The tuples, by their names in Python.
 #define PH_GROUPS(GROUP) \
-    GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Heads, PH_HEADS) \
+    GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Dropout, PH_DROPOUT) GROUP(Heads, PH_HEADS) \
     GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(LayerWeights, PH_LAYER) \
     GROUP(TileSums, PH_TILE_SUMS)
 

@@ -390,6 +390,22 @@ bool piece_from(PyObject* tuple, Attention& c, Piece& p, bool is_first) {
     return !PyErr_Occurred();
 }
 
+bool dropout_from(PyObject* tuple, Dropout& d) {
+    using F = Group_Dropout;
+    const Fields<F> f(tuple, "dropout");
+    View seed;
+    if (!f || !view_of(f[F::seed], "seed", seed)) return false;
+    if (seed.kind != kOfInt64 || seed.dims != 1 || !seed.is(0, 1)) return wrong("seed must be [1] int64");
+    const double p = PyFloat_AsDouble(f[F::p]);
+    d.query = (uint32_t)f.whole(F::query), d.key = (uint32_t)f.whole(F::key);
+    if (PyErr_Occurred()) return false;
+    if (!(p > 0 && p < 1)) return wrong("p of dropout must be above 0 and below 1");
+    d.seed = (uint32_t)*(const int64_t*)seed.at;
+    d.least = (uint32_t)__builtin_ceil((double)(float)p * (1 << 24));  // torch compares in float32
+    d.factor = (float)(1.0 / (1.0 - p));
+    return true;
+}
+
 bool extras_from(PyObject* tuple, Attention& c) {
     using F = Group_Extras;
     const Fields<F> f(tuple, "extras");
@@ -438,6 +454,7 @@ bool extras_from(PyObject* tuple, Attention& c) {
         c.bias = (const float*)bias.at;
         c.bias_batch = bias.step(0), c.bias_head = bias.step(1), c.bias_query = bias.step(2), c.bias_key = bias.step(3);
     }
+    if (f[F::dropout] != Py_None && !dropout_from(f[F::dropout], c.dropout)) return false;
     return !PyErr_Occurred();
 }
 

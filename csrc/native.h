@@ -108,6 +108,14 @@ struct Piece {
 
 constexpr int kMostPieces = 16;
 
+// Which weights are set to 0: those whose hash of (seed, batch row and head, query place, key place) is
+// less than `least`, of 24 bits. The others are multiplied with `factor`.
+struct Dropout {
+    uint32_t least = 0;                 // 0: all are kept
+    float factor = 1;
+    uint32_t seed = 0, query = 0, key = 0;  // places of the first query and the first key
+};
+
 struct Attention {
     Dtype dtype;
     int64_t batch, heads, kv_heads, queries, keys, key_dim, value_dim;
@@ -127,6 +135,7 @@ struct Attention {
     int64_t q_positions_batch;
     const float* bias;                  // float32, strides in elements, or null
     int64_t bias_batch, bias_head, bias_query, bias_key;
+    Dropout dropout;
     char* out;                          // [B, H, T, V]
     int64_t out_batch, out_head, out_query;
     float* lse;                         // [B, H, T] without gaps, or null

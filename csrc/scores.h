@@ -1,6 +1,6 @@
 // One row of scores: what is done to them between the two products, whatever computed them.
 //
-//     scale → softcap → bias → mask → online softmax
+//     scale → softcap → bias → mask → online softmax → dropout
 //
 // Online softmax (Milakov & Gimelshein 2018): per row the greatest score m so far and the sum l of
 // exp(score − m); a new m rescales what was summed by exp(m_old − m).
@@ -225,8 +225,36 @@ inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& k
     for (int64_t j = keys.length; j < padded; ++j) s[j] = kMinusInfinity;
 }
 
+// A 32-bit avalanche (Mueller's integer hash), as native/dropout.py has it.
+template <class Word> inline Word mixed(Word x) {
+    x = ((x >> 16) ^ x) * 0x45d9f3bu;
+    x = ((x >> 16) ^ x) * 0x45d9f3bu;
+    return (x >> 16) ^ x;
+}
+
+// What dropout does to the weights of a row, from the first key of a block on: W of them at a time.
+class Dropped {
+  public:
+    Dropped(const Attention& c, const Rows& rows, int64_t i, const Keys& keys) : least_((int32_t)c.dropout.least) {
+        const Dropout& d = c.dropout;
+        const uint32_t row = mixed(d.seed + (uint32_t)(rows.batch * c.heads + rows.head(i)));
+        const uint32_t first = mixed(row + d.query + (uint32_t)rows.token(i)) + d.key + (uint32_t)keys.index;
+        place_ = (VecWord)counted() + first;
+    }
+    // `x` where weights are kept, and 0 elsewhere.
+    Vec next(Vec x) {
+        const VecInt number = (VecInt)(mixed(place_) & 0xffffffu);
+        place_ += (uint32_t)W;
+        return (Vec)((VecInt)(number >= least_) & (VecInt)x);
+    }
+
+  private:
+    int32_t least_;
+    VecWord place_;
+};
+
 // Turns raw products into weights exp(score − peak), in place; returns the factor of what the row
-// has summed so far.
+// has summed so far. Sums are those of all weights, dropped or not.
 inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
                    float* s, int64_t padded, State& state) {
     score(c, rows, i, keys, visible, s, padded, nullptr);
@@ -250,6 +278,10 @@ inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& 
         const Vec weight = power_of_two((load(s + j) - at) * power);
         store_any(s + j, weight);
         all += weight;
+    }
+    if (c.dropout.least) {
+        Dropped dropped(c, rows, i, keys);
+        for (int64_t j = 0; j < padded; j += W) store_any(s + j, dropped.next(load(s + j)));
     }
     float factor = 1.0f;
     if (peak != before) {

@@ -5,6 +5,7 @@
 
 typedef float Vec __attribute__((vector_size(4 * PH_WIDTH)));
 typedef int32_t VecInt __attribute__((vector_size(4 * PH_WIDTH)));
+typedef uint32_t VecWord __attribute__((vector_size(4 * PH_WIDTH)));
 typedef uint16_t VecHalf __attribute__((vector_size(2 * PH_WIDTH)));
 
 constexpr int W = PH_WIDTH;

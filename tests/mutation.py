@@ -86,7 +86,7 @@ ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
 STATISTICS_CPP = "csrc/statistics.h"
 CODES_CPP, FEW_CODES_CPP, INTEGERS_CPP = "csrc/codes.h", "csrc/few_codes.h", "csrc/few_integers.h"
-CODING = "native/coding.py"
+CODING, DROPOUT = "native/coding.py", "native/dropout.py"
 GRADIENTS_CPP, BIAS_CPP = "csrc/gradients.h", "csrc/bias_gradients.h"
 OPERATOR, BIASES = "kernels/native_operator.py", "semantics/biases.py"
 
@@ -203,7 +203,18 @@ MUTATIONS = [
     _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
     _m("refuses far distances", NATIVE, "spec.bias.max_distance > FARTHEST:", "False:"),
     _m("refuses other biases", NATIVE, "type(spec.bias) not in _BIASES:", "False:"),
-    _m("refuses dropout", NATIVE, "if spec.dropout_p:", "if False:"),
+    _m("dropout", NATIVE, "if spec.dropout_p else None", "if False else None"),
+    _m("dropout alone", NATIVE, "or spec.dropout_p", ""),
+    _m(
+        "dropout, differentiable",
+        OPERATOR,
+        "if seed is None else Dropout(",
+        "if True else Dropout(",
+    ),
+    _m("heads and rows", DROPOUT, "_mix(seed + rows)", "_mix(seed + 0 * rows)"),
+    _m("queries", DROPOUT, " + queries[:, None]", ""),
+    _m("keys", DROPOUT, " + keys)", ")"),
+    _m("the avalanche", DROPOUT, "return (x >> 16) ^ x", "return x"),
     _m("refuses float64", NATIVE, "if q.dtype not in DTYPES:", "if False:"),
     _m("refuses other masks", NATIVE, "if not _is_ranged(call):", "if False:"),
     _m("window's far side", POSITIONAL, "at + self.ahead + 1)", "None)"),
@@ -229,6 +240,16 @@ MUTATIONS = [
     _m("T5's near keys", ROWS_CPP, "s[j] += numbers[at.column + j];", ";"),
     _m("T5's far keys ahead", ROWS_CPP, "s[j] += numbers[last];", ";"),
     _m("T5, positions", ROWS_CPP, "numbers[column_of(c, query, keys.positions[j])]", "numbers[0]"),
+    _m("dropout", ROWS_CPP, "if (c.dropout.least) {", "if (false) {"),
+    _m(
+        "dropout: heads and rows", ROWS_CPP, "(uint32_t)(rows.batch * c.heads + rows.head(i))", "0u"
+    ),
+    _m("dropout: queries", ROWS_CPP, " + (uint32_t)rows.token(i)", ""),
+    _m("dropout: blocks of keys", ROWS_CPP, " + (uint32_t)keys.index;", ";"),
+    _m("dropout: place of queries", ROWS_CPP, "row + d.query", "row"),
+    _m("dropout: place of keys", ROWS_CPP, " + d.key + ", " + "),
+    _m("dropout: next keys", ROWS_CPP, "place_ += (uint32_t)W;", ""),
+    _m("dropout: the avalanche", ROWS_CPP, "return (x >> 16) ^ x;", "return x;"),
     _m("mask", ROWS_CPP, "if (visible == Visible::some) hide(c, rows, i, keys, s);", ""),
     _m("mask's tensors", ROWS_CPP, "if (!keep[j]) s[j] = kMinusInfinity;", ";"),
     _m("padding of a block", ROWS_CPP, "j < padded; ++j) s[j] = kMinusInfinity", "false;)"),
@@ -336,7 +357,13 @@ MUTATIONS = [
     ),
     _m("codes: sizes", CODING, "codes.shape[3] * 8 != count * bits", "False"),
     _m("codes: sizes of scales", CODING, "or x.shape != (*codes.shape[:3], width)", ""),
-    _m("empty row: sum", ATTEND_CPP, "total == 0 ? 0.0f : 1.0f / total", "1.0f / total"),
+    _m(
+        "empty row: sum",
+        ATTEND_CPP,
+        "total == 0 ? 0.0f : c.dropout.factor / total",
+        "c.dropout.factor / total",
+    ),
+    _m("dropout's factor", ATTEND_CPP, "c.dropout.factor / total", "1.0f / total"),
     _m("lse", ATTEND_CPP, "* scale + __builtin_logf(total)", "* scale"),
     _m("scale of lse", ATTEND_CPP, "state.peak[i] * scale", "state.peak[i]"),
     _m(
@@ -359,7 +386,14 @@ MUTATIONS = [
     _m("strips before a key", GRADIENTS_CPP, "strip.to <= m ||", "strip.to <= m + keys ||"),
     _m("strips behind a key", GRADIENTS_CPP, "strip.from >= m + keys", "strip.from >= m"),
     _m("keys of a strip", GRADIENTS_CPP, "block.k_rows + k * p.key_width", "block.k_rows"),
-    _m("what the sum takes", GRADIENTS_CPP, "(load(gradients + j) - delta)", "load(gradients + j)"),
+    _m("what the sum takes", GRADIENTS_CPP, "* share - delta)", "* share)"),
+    _m(
+        "dropout of what comes back",
+        GRADIENTS_CPP,
+        "(load(gradients + j) * share",
+        "(load(gradients + j)",
+    ),
+    _m("dropout of weights", GRADIENTS_CPP, "weights + j, weight * share", "weights + j, weight"),
     _m("gradient of lse", GRADIENTS_CPP, "delta - g.grad_lse[at]", "delta"),
     _m("rows that saw nothing", GRADIENTS_CPP, "lse == kMinusInfinity || strange", "strange"),
     _m("rows that saw NaN", GRADIENTS_CPP, "&& has_nan(out, V)", "&& false"),

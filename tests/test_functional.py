@@ -92,7 +92,7 @@ def test_a_kernel_that_is_named_refuses_and_says_who_can():
         ({"mask": ~ph.Causal()}, "tiled", "tiled"),
         ({"softcap": 3.0}, "native", "tiled"),
         ({"bias": ph.ALiBi(4)}, "native", "tiled"),
-        ({"dropout_p": 0.1}, "tiled", "tiled"),
+        ({"dropout_p": 0.1}, "native", "tiled"),
         ({"sinks": torch.ones(4)}, "native", "sdpa"),
     ],
 )

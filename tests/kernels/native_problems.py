@@ -62,5 +62,6 @@ def problems(draw):
         ),
         "sinks": draw(st.sampled_from([None, torch.randn(H, generator=generator)])),
         "scale": draw(st.sampled_from([None, 0.7])),
+        "dropout_p": draw(st.sampled_from([0.0, 0.2])),
     }
     return q, k, v, arguments

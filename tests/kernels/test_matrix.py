@@ -58,10 +58,7 @@ def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
 
 def _native_cells():
     """Cells without what native code refuses."""
-    possible = {
-        "dropout": [0.0],
-        "dtype": [torch.float32, torch.bfloat16, torch.float16],
-    }
+    possible = {"dtype": [torch.float32, torch.bfloat16, torch.float16]}
     of_places = {"documents", "causal & documents", "key lengths"}
     of_positions = set(axes.AXES["mask"]) - of_places - {"not", "all of them"}
     return [

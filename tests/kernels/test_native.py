@@ -60,12 +60,19 @@ def exact(q, k, v, **arguments):
     sinks = None if sinks is None else sinks.double()
     return ph.attention(
         q.double(), k.double(), v.double(), kernel="reference", return_lse=True, sinks=sinks,
-        **arguments,
+        generator=dice(), **arguments,
     )  # fmt: skip
 
 
+def dice():
+    """Where the seed of dropout comes from: the same for all kernels."""
+    return torch.Generator().manual_seed(7)
+
+
 def check(q, k, v, **arguments):
-    out, lse = ph.attention(q, k, v, kernel="native", return_lse=True, **arguments)
+    out, lse = ph.attention(
+        q, k, v, kernel="native", return_lse=True, generator=dice(), **arguments
+    )
     wanted, wanted_lse = exact(q, k, v, **arguments)
     close = CLOSE[q.dtype]
     torch.testing.assert_close(out.double(), wanted, atol=close, rtol=close, equal_nan=True)
@@ -133,6 +140,34 @@ def test_what_is_masked_does_not_leak_and_what_is_not_does(code, T, content):
                 causal = ph.attention(q, seen["k"], seen["v"], mask=ph.Causal(), kernel="native")
                 assert causal[:, :2].isnan().all()
                 assert causal[:, 2:].isfinite().all()
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize(("T", "p"), [(1, 0.1), (3, 1e-9), (150, 0.5), (150, 1 - 1e-9)])
+def test_dropout_keeps_the_weights_that_the_reference_keeps(code, threads, T, p):
+    H, G, S = 6, 2, 272
+    q = torch.zeros(2, H, T, 16)  # all weights are alike
+    k, v = torch.zeros(2, G, S, 16), torch.eye(S).expand(2, G, S, S)
+
+    def kept(kernel, dtype, *source, mask):
+        return ph.attention(
+            q.to(dtype), *source, mask=mask, dropout_p=p, generator=dice(), kernel=kernel
+        ).ne(0)
+
+    causal, window = ph.Causal(), ph.Causal() & ph.Window(S - 30)
+    with native.using(code):
+        for dtype in CLOSE:
+            pair = k.to(dtype), v.to(dtype)
+            wanted = kept("reference", dtype, *pair, mask=causal)
+            assert torch.equal(kept("native", dtype, *pair, mask=causal), wanted)
+            caches = PagedCache(40), ph.QuantizedCache(8, 8, recent=5), RingCache(S - 30, spare=T)
+            for cache in caches:
+                source = cache.append(*(x[:, :, :-T] for x in pair))
+                source = cache.append(*(x[:, :, -T:] for x in pair))
+                mask = window if isinstance(cache, RingCache) else causal
+                found = kept("native", dtype, source, mask=mask)
+                assert torch.equal(found, kept("reference", dtype, source, mask=mask))
+                assert mask is window or torch.equal(found, wanted)
 
 
 def test_a_row_that_sees_nothing_is_zero():
@@ -210,7 +245,6 @@ def test_explicit_positions_are_compared_key_by_key():
     ("feature", "change"),
     [
         ("float64", lambda q: {"q": q.double()}),
-        ("dropout", lambda q: {"q": q, "dropout_p": 0.5}),
         ("CosineBias", lambda q: {"q": q, "bias": CosineBias(torch.zeros(2))}),
         (
             "max_distance=20000",

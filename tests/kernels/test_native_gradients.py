@@ -37,6 +37,7 @@ def gradients(tensors, dtype, kernel, weights, sinks=None, bias=None, **argument
         sinks = leaf(sinks)
     if bias is not None:
         bias = bias.with_tensor(leaf(bias.tensor))
+    arguments["generator"] = torch.Generator().manual_seed(7)  # dropout is the same everywhere
     out, lse = ph.attention(
         q, k, v, kernel=kernel, return_lse=True, sinks=sinks, bias=bias, **arguments
     )
@@ -115,8 +116,9 @@ def test_any_problem_equals_the_oracle(problem):
 def test_shapes_of_training(H, G, T, S, D, V):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, H, T, D), torch.randn(1, G, S, D), torch.randn(1, G, S, V)
-    for dtype in APART:
-        check(q.to(dtype), k.to(dtype), v.to(dtype), mask=ph.Causal(), threads=(1, 2, 5))
+    for dtype, p in zip(APART, (0.0, 0.1, 0.5), strict=True):
+        arguments = {"mask": ph.Causal(), "dropout_p": p}
+        check(q.to(dtype), k.to(dtype), v.to(dtype), threads=(1, 2, 5), **arguments)
 
 
 @pytest.mark.parametrize("scale", [-0.7, 0.0, 1.0, 3.0])
@@ -136,7 +138,7 @@ def test_a_bias_of_any_shape_gets_the_sum_over_what_it_was_broadcast_to(shape):
     bias, sinks = torch.randn(shape), torch.randn(4)
     for dtype in APART:
         call = q.to(dtype), k.to(dtype), v.to(dtype), sinks, bias
-        check(*call, mask=ph.Causal() & ph.KeyLengths([0, 210]), softcap=3.0)
+        check(*call, mask=ph.Causal() & ph.KeyLengths([0, 210]), softcap=3.0, dropout_p=0.1)
 
 
 @pytest.mark.parametrize("positions", [False, True])

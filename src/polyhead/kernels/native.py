@@ -19,8 +19,17 @@ from polyhead.kernels.base import Kernel
 from polyhead.kernels.native_operator import dense, differentiable
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.native.gate import is_fake, stranger
-from polyhead.semantics import ALiBi, Call, DenseSource, RelativeBias, State, TensorBias
+from polyhead.semantics import (
+    ALiBi,
+    Call,
+    DenseSource,
+    RelativeBias,
+    Specification,
+    State,
+    TensorBias,
+)
 from polyhead.semantics.masks import And, Keep, Mask
+from polyhead.semantics.scores import dropout_of
 from polyhead.semantics.storage import check_storage
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
 
@@ -57,8 +66,6 @@ class NativeKernel(Kernel):
             return strange
         elif is_traced(q) and not is_fake((q,)):
             return "torch.func"
-        if spec.dropout_p:
-            return f"dropout_p={spec.dropout_p}"
         if isinstance(spec.bias, RelativeBias) and spec.bias.max_distance > FARTHEST:
             return f"bias={spec.bias!r} with max_distance={spec.bias.max_distance}"
         if spec.bias is not None and type(spec.bias) not in _BIASES:
@@ -81,7 +88,7 @@ class NativeKernel(Kernel):
     def run(self, call: Call) -> State:
         spec = call.spec
         extras = NO_EXTRAS
-        if spec.mask is not None or spec.bias is not None or spec.softcap is not None:
+        if _has_extras(spec):
             extras = _extras(call)
         pieces = _pieces(call)
         if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors().values()):
@@ -94,6 +101,12 @@ class NativeKernel(Kernel):
             return State(*code.attend(call.q, pieces, spec.scale, extras, lse=call.needs_lse))
         pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
         return State(*code.attend(dense(call.q), pieces, spec.scale, extras, lse=call.needs_lse))
+
+
+def _has_extras(spec: Specification) -> bool:
+    return bool(
+        spec.mask is not None or spec.bias is not None or spec.softcap is not None or spec.dropout_p
+    )
 
 
 def _pieces(call: Call) -> list[Piece]:
@@ -132,7 +145,9 @@ def _extras(call: Call) -> Extras:
             by_distance = dense(by_distance)
         else:
             slopes = dense(spec.bias.tensor.float())
-    return Extras(spec.softcap or 0.0, bounds, keep, positions, slopes, by_distance, bias)
+    dropout = dropout_of(spec, call.q_tokens, call.source.tokens) if spec.dropout_p else None
+    numbers = positions, slopes, by_distance, bias
+    return Extras(spec.softcap or 0.0, bounds, keep, *numbers, dropout)
 
 
 def _split(mask: Mask) -> tuple[Mask | None, list[Keep]]:

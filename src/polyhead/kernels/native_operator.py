@@ -15,6 +15,7 @@ from torch import Tensor
 from polyhead import native
 from polyhead.native.arguments import Extras, Piece
 from polyhead.native.code import Code
+from polyhead.native.dropout import Dropout
 from polyhead.semantics import State
 from polyhead.semantics.storage import check_storage
 
@@ -24,11 +25,15 @@ _KINDS = {1: "slopes", 2: "by_distance", 4: "bias"}
 
 def differentiable(piece: Piece, q: Tensor, scale: float, extras: Extras) -> State:
     """What ``Code.attend`` computes, with gradients of q, of the piece and of the bias."""
+    dropout = extras.dropout
+    numbers = scale, extras.softcap, 0.0 if dropout is None else dropout.p
+    places = [piece.first] if dropout is None else [piece.first, dropout.query, dropout.key]
     tensors = [
         piece.positions, *(extras.bounds or (None, None)), extras.keep, extras.q_positions,
+        None if dropout is None else dropout.seed,
     ]  # fmt: skip
-    numbers = scale, extras.softcap, piece.first
-    return State(*attention_operator(q, piece.k, piece.v, extras.learned, *numbers, tensors))
+    given = q, piece.k, piece.v, extras.learned
+    return State(*attention_operator(*given, *numbers, places, tensors))
 
 
 @torch.library.custom_op("polyhead::attention", mutates_args=(), device_types="cpu")
@@ -39,11 +44,12 @@ def attention_operator(
     bias: Tensor | None,
     scale: float,
     softcap: float,
-    first: int,
+    dropout_p: float,
+    places: Sequence[int],
     extras: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
-    """out ``[B, H, T, V]`` and lse ``[B, H, T]``; ``extras`` as ``differentiable`` lists them."""
-    piece, parts = _as_given(k, v, bias, softcap, first, extras)
+    """out ``[B, H, T, V]`` and lse ``[B, H, T]``; the lists are those of ``differentiable``."""
+    piece, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
     out, lse = _code().attend(dense(q), [piece], scale, parts, lse=True)
     assert lse is not None
     return out, lse
@@ -65,12 +71,13 @@ def gradients_operator(
     bias: Tensor | None,
     scale: float,
     softcap: float,
-    first: int,
+    dropout_p: float,
+    places: Sequence[int],
     extras: Sequence[Tensor | None],
     of_bias: bool,
 ) -> list[Tensor]:
     """Gradients of q, k, v and, if asked for, the bias, given out and lse and their gradients."""
-    piece, parts = _as_given(k, v, bias, softcap, first, extras)
+    piece, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
     out, lse = result
     grad_out, grad_lse = grads
     both = dense(grad_out), grad_lse.contiguous()
@@ -98,7 +105,7 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     of_found = found if of_bias else [*found, None]
     # torch takes a list of tensors for so many inputs, and one that holds a None for a value.
     of_extras = None if any(x is None for x in extras) else [None] * len(extras)
-    return (*of_found, None, None, None, of_extras)
+    return (*of_found, None, None, None, None, of_extras)
 
 
 def _one_by_one(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -125,14 +132,17 @@ def _as_given(
     v: Tensor,
     bias: Tensor | None,
     softcap: float,
-    first: int,
+    dropout_p: float,
+    places: Sequence[int],
     extras: Sequence[Tensor | None],
 ) -> tuple[Piece, Extras]:
-    positions, low, high, keep, q_positions = extras
+    positions, low, high, keep, q_positions, seed = extras
+    first, *of_dropout = places
     bounds = None if low is None or high is None else (low, high)
     learned = {} if bias is None else {_KINDS[bias.ndim]: bias}
     piece = Piece(dense(k), dense(v), first, positions)
-    return piece, Extras(softcap, bounds, keep, q_positions, **learned)
+    dropout = None if seed is None else Dropout(dropout_p, seed, *of_dropout)
+    return piece, Extras(softcap, bounds, keep, q_positions, dropout=dropout, **learned)
 
 
 def dense(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyhead.native.coding import Coding
+from polyhead.native.dropout import Dropout
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_ROWS = 8
@@ -81,6 +82,7 @@ class Extras(NamedTuple):
         by_distance: ``[H, 2 n + 1]`` float32, dense: what is added for keys n and more places
             behind the query, …, n and more ahead of it; or None.
         bias: ``[1 or B, 1 or H, 1 or T, 1 or S]`` float32, any strides, or None.
+        dropout: Of the weights, or None.
     """
 
     softcap: float = 0.0
@@ -90,6 +92,7 @@ class Extras(NamedTuple):
     slopes: Tensor | None = None
     by_distance: Tensor | None = None
     bias: Tensor | None = None
+    dropout: Dropout | None = None
 
     @property
     def learned(self) -> Tensor | None:

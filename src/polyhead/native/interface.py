@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from polyhead.native import arguments, coding
+from polyhead.native import arguments, coding, dropout
 from polyhead.native.arguments import ACTIVATIONS, DTYPES, MOST_PIECES, MOST_ROWS, MOST_WEIGHTS
 
 _GROUPS: tuple[type[Any], ...] = (
     arguments.Piece,
     coding.Coding,
     arguments.Extras,
+    dropout.Dropout,
     arguments.Heads,
     arguments.Weight,
     arguments.NormWeight,

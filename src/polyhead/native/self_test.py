@@ -7,6 +7,7 @@ from torch import Tensor
 
 from polyhead.native.arguments import DTYPES, Extras, Piece, Weight
 from polyhead.native.code import Code
+from polyhead.native.dropout import Dropout, kept
 from polyhead.native.samples import samples
 
 
@@ -28,13 +29,16 @@ def disagreement(candidate: Code) -> str | None:
             q, k, v = random(1, 4, queries, 32), random(1, 2, 150, 32), random(1, 2, 150, 48)
             high = torch.arange(150 - queries, 150)[None] + 1
             added = random(1, 4, 1, 150).float()
-            extras = Extras(bounds=(torch.full_like(high, 3), high), bias=added)
+            seed, at = torch.tensor([7]), torch.arange(150)
+            dropout = Dropout(0.25, seed, 150 - queries, 0)
+            share = kept(0.25, seed, (1, 4), at[150 - queries :], at).double() / 0.75
+            bounds = torch.full_like(high, 3), high
+            extras = Extras(bounds=bounds, bias=added, dropout=dropout)
             out, _ = candidate.attend(q, [Piece(k, v)], 0.2, extras)
             wide_k, wide_v = (t.double().repeat_interleave(2, dim=1) for t in (k, v))
-            at = torch.arange(150)
             hidden = (at < 3) | (at >= high[0][:, None])
             scores = (q.double() @ wide_k.mT * 0.2 + added).masked_fill(hidden, -torch.inf)
-            exact = scores.softmax(dim=-1) @ wide_v
+            exact = scores.softmax(dim=-1) * share @ wide_v
             if not torch.allclose(out.double(), exact, atol=close, rtol=close):
                 return f"attention in {dtype} differs from float64"
             grad = random(1, 4, queries, 48)
@@ -44,11 +48,16 @@ def disagreement(candidate: Code) -> str | None:
                 q, Piece(k, v), 0.2, extras, (out, lse), (grad, torch.zeros_like(lse)), of_bias=True
             )
             weights, wide_grad = scores.softmax(dim=-1), grad.double()
-            changes = wide_grad @ wide_v.mT - (wide_grad * exact).sum(dim=-1, keepdim=True)
+            changes = wide_grad @ wide_v.mT * share - (wide_grad * exact).sum(dim=-1, keepdim=True)
             of_scores = weights * changes
             changes = 0.2 * of_scores
             of_bias = of_scores.sum(dim=2, keepdim=True)
-            wanted = changes @ wide_k, changes.mT @ q.double(), weights.mT @ wide_grad, of_bias
+            wanted = (
+                changes @ wide_k,
+                changes.mT @ q.double(),
+                (weights * share).mT @ wide_grad,
+                of_bias,
+            )
             for mine, theirs in zip(found, wanted, strict=True):
                 theirs = theirs.reshape(1, mine.shape[1], -1, *mine.shape[2:]).sum(dim=2)
                 if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=close):

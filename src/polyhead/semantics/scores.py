@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
+from polyhead.native.dropout import Dropout, kept
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Visibility
 from polyhead.semantics.tokens import Tokens, is_traced
@@ -162,27 +163,15 @@ def poisoned(visible: Tensor | None, bad_BGS: Tensor, num_heads: int) -> Tensor:
     return (visible & bad_BHS[:, :, None, :]).any(dim=-1)
 
 
-def keep_weights(spec: Specification, shape: torch.Size, q: Tokens, k: Tokens) -> Tensor:
-    """Which weights of a tile dropout keeps, ``[B, H, T, S]``, True for a share 1 − p.
-
-    A counter-based hash of (seed, batch row, head, query place, key place): the same weights are
-    dropped whatever the tiling or kernel, forward and backward, with nothing stored.
-    """
+def dropout_of(spec: Specification, q: Tokens, k: Tokens) -> Dropout:
+    """What dropout does to the weights of these queries and keys."""
     if spec.seed is None:
         raise ValueError("dropout needs a seed")
-    B, H, _, _ = shape
-    device = spec.seed.device
-    rows = torch.arange(B * H, device=device).view(B, H, 1, 1)
-    key = _mix(
-        _mix(_mix(spec.seed + rows) + q.place_tensor(device)[:, None]) + k.place_tensor(device)
-    )
-    uniform = (key & 0xFFFFFF).to(torch.float32) / float(1 << 24)
-    return uniform >= spec.dropout_p
+    return Dropout(spec.dropout_p, spec.seed.view(1), q.places.low, k.places.low)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """A 32-bit avalanche (Mueller's integer hash) in int64 arithmetic."""
-    x = x & 0xFFFFFFFF
-    x = (((x >> 16) ^ x) * 0x45D9F3B) & 0xFFFFFFFF
-    x = (((x >> 16) ^ x) * 0x45D9F3B) & 0xFFFFFFFF
-    return (x >> 16) ^ x
+def keep_weights(spec: Specification, shape: torch.Size, q: Tokens, k: Tokens) -> Tensor:
+    """Which weights of a tile dropout keeps, ``[B, H, T, S]`` (``native.dropout.kept``)."""
+    p, seed, _, _ = dropout_of(spec, q, k)
+    places = q.place_tensor(seed.device), k.place_tensor(seed.device)
+    return kept(p, seed, (shape[0], shape[1]), *places)
