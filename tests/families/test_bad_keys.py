@@ -68,6 +68,22 @@ def test_bad_keys_are_named(model_type: str) -> None:
             read_config(values, "config.json")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "key", "bad"),
+    [
+        ("llama", "hidden_size", 0),
+        ("llama", "num_attention_heads", -1),
+        ("llama", "head_dim", 0),
+        ("gptj", "n_head", 0),
+        ("gemma2", "query_pre_attn_scalar", 0),
+        ("gemma2", "query_pre_attn_scalar", -1.0),
+    ],
+)
+def test_sizes_and_scales_are_above_zero(model_type: str, key: str, bad: float) -> None:
+    with pytest.raises(ConfigError, match=rf"config\.json: {key} is {bad}.*a (whole )?number"):
+        read_config(_tiny(model_type) | {key: bad}, "config.json")
+
+
 def test_there_are_many_more_than_two_hundred() -> None:
     assert sum(len(_changes(model_type)) for model_type in all_cases()) > 700
 

@@ -499,8 +499,10 @@ def test_what_is_no_single_token_of_a_decoder_takes_the_modules() -> None:
     with torch.enable_grad():
         assert step(layer, _token(), None, cache) is None
     assert step(layer, _token(2), ph.Causal(), cache) is None
-    assert step(layer, _token(dtype=torch.float64), ph.Causal(), cache) is None
-    assert cache.lengths == [5]
+    step(layer, _token(), ph.Causal(), cache)  # from here on the layer is known
+    for dtype in (torch.float64, torch.bfloat16):
+        assert step(layer, _token(dtype=dtype), ph.Causal(), cache) is None
+    assert cache.lengths == [6]
     with pytest.raises(ValueError, match="batch"):
         layer(_token(2), mask=ph.Causal(), cache=cache)
 
