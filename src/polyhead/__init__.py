@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         SharedCacheError,
         UnsupportedError,
     )
+    from polyhead.evaluation import Perplexity, perplexity
     from polyhead.functional import Explanation, attention, explain
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder, TextToText, load
     from polyhead.inspection.ablation import ablate
@@ -91,6 +92,7 @@ _HOMES = {
         "SharedCacheError",
         "UnsupportedError",
     ),
+    "polyhead.evaluation": ("Perplexity", "perplexity"),
     "polyhead.functional": ("Explanation", "attention", "explain"),
     "polyhead.generation": ("LanguageModel", "SpeechToText", "TextEncoder", "TextToText", "load"),
     "polyhead.inspection.ablation": ("ablate",),
@@ -157,6 +159,7 @@ __all__ = [
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "PagedCache",
+    "Perplexity",
     "Plan",
     "PolyheadError",
     "Prefix",
@@ -186,6 +189,7 @@ __all__ = [
     "find_heads",
     "load",
     "merge_states",
+    "perplexity",
     "plan",
     "probe",
     "prune",

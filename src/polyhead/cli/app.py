@@ -13,6 +13,7 @@ from polyhead.cli.chat import chat
 from polyhead.cli.doctor import doctor
 from polyhead.cli.generate import generate
 from polyhead.cli.look import look
+from polyhead.cli.perplexity import perplexity
 from polyhead.cli.plan import plan
 from polyhead.cli.trace import trace
 from polyhead.cli.translate import summarize, transcribe, translate
@@ -51,5 +52,18 @@ def _reflowed(text: str) -> str:
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(text))
 
 
-for verb in (look, trace, generate, chat, translate, summarize, transcribe, plan, bench, doctor):
+_VERBS = (
+    look,
+    trace,
+    generate,
+    chat,
+    translate,
+    summarize,
+    transcribe,
+    perplexity,
+    plan,
+    bench,
+    doctor,
+)
+for verb in _VERBS:
     app.command(help=_reflowed(verb.__doc__ or ""))(verb)

@@ -1,0 +1,53 @@
+"""``polyhead perplexity``: how well a model foretells files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def perplexity(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
+        ),
+    ],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Texts in UTF-8, each by itself.")
+    ],
+    window: Annotated[
+        int | None,
+        typer.Option(help="Tokens read at once; default the model's context, 1,024 at most."),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Tokens between the beginnings of windows; default half a window."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Windows read side by side.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Perplexity and bits per byte of a model on texts.
+
+    Example: polyhead perplexity smollm2 book.txt --window 2048 --stride 512
+    """
+    from dataclasses import asdict
+
+    from polyhead.cli.models import load_expecting
+    from polyhead.cli.terminal import console, print_json, progress, read_text
+    from polyhead.evaluation import perplexity as evaluate
+    from polyhead.generation import LanguageModel
+
+    texts = [read_text(None, file) for file in files]
+    loaded = load_expecting(model, dtype, LanguageModel)
+    with progress("perplexity") as advance:
+        found = evaluate(loaded, texts, window=window, stride=stride, batch=batch, progress=advance)
+    if json:
+        figures = {"perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+        print_json(figures | asdict(found))
+    else:
+        console().print(str(found))
