@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -371,3 +372,39 @@ def test_dropout_only_when_training() -> None:
         assert torch.equal(layer(x), layer(x))
         layer.train()
         assert not torch.equal(layer(x), layer(x))
+
+
+def test_explicit_frequencies_and_bare_latents_equal_the_formula() -> None:
+    """No norm, no features without rotation, a bias of queries: everything that converted models
+    have, against einsum over all pairs of tokens."""
+    frequencies = (1.0, 0.3, 0.01)
+    config = LatentAttentionConfig(
+        num_heads=3,
+        kv_lora_rank=8,
+        qk_nope_head_dim=0,
+        qk_rope_head_dim=6,
+        v_head_dim=4,
+        bias=True,
+        q_bias=True,
+        norm=None,
+        rope=RopeConfig(type="explicit", frequencies=frequencies),
+        scale=0.5,
+    )
+    torch.manual_seed(0)
+    layer = MultiHeadLatentAttention.from_config(16, config).double()
+    assert "kv_a_norm.weight" not in layer.state_dict()
+    assert sum(p.count for p in config.pieces(16)) == sum(p.numel() for p in layer.parameters())
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    latent, q = layer.kv_a_proj_with_mqa(x)[0], layer.q_proj(x)[0].view(9, 3, 6)
+    turns = torch.exp(1j * torch.arange(9)[:, None] * torch.tensor(frequencies))
+    keys = torch.complex(latent[:, 8:11], latent[:, 11:]) * turns
+    queries = torch.complex(q[..., :3], q[..., 3:]) * turns[:, None]
+    scores = torch.einsum("thi,si->hts", queries.conj(), keys).real * 0.5
+    weights = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), -torch.inf).softmax(-1)
+    values = torch.einsum("hvr,sr->hsv", layer.kv_b_proj.weight.view(3, 4, 8), latent[:, :8])
+    expected = layer.o_proj((weights @ values).transpose(0, 1).reshape(9, 12))
+    for computation in ("absorbed", "expanded"):
+        found = layer(x, mask=ph.Causal(), computation=computation)[0]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    with pytest.raises(ConfigError, match="q_bias needs queries straight from the input"):
+        dataclasses.replace(config, q_lora_rank=4)

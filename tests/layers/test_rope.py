@@ -211,6 +211,8 @@ def test_works_without_values_on_the_meta_device():
         ({"dim": 7}, "even number"),
         ({"type": "dynamic", "dim": 2, "factor": 2.0, "original_max_positions": 8}, "at least 4"),
         ({"theta": 0.0}, "theta must be positive"),
+        ({"type": "explicit"}, "needs frequencies"),
+        ({"frequencies": (1.0,)}, "does not read frequencies"),
         (
             {
                 "type": "longrope",
@@ -237,6 +239,8 @@ def test_sizes_that_do_not_fit_the_head_are_refused():
         RoPE.from_config(RopeConfig(dim=10), head_dim=8)
     with pytest.raises(ConfigError, match="one number per rotated pair, 4"):
         RoPE.from_config(RopeConfig(type="longrope", **SCALINGS["longrope"]), head_dim=8)
+    with pytest.raises(ConfigError, match="frequencies need one number per rotated pair, 4: got 2"):
+        RoPE.from_config(RopeConfig(type="explicit", frequencies=(1.0, 0.5)), head_dim=8)
     with pytest.raises(ConfigError, match="even number"):
         RoPE().apply(torch.randn(1, 1, 2, 7))
 

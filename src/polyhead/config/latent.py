@@ -39,8 +39,10 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
 
     A key has ``qk_nope_head_dim`` features made from the latent and ``qk_rope_head_dim`` rotated
     ones that all heads share. ``bias`` is of the projections into the latents and of ``o_proj``
-    (``attention_bias`` in the files). ``scale`` None is 1/√(key size), times the square of yarn's
-    temperature where the rotary scaling has ``mscale_all_dim``.
+    (``attention_bias`` in the files), ``q_bias`` of a ``q_proj`` straight from the input. ``norm``
+    is over the latents; None: latents are used as they are projected. ``scale`` None is
+    1/√(key size), times the square of yarn's temperature where the rotary scaling has
+    ``mscale_all_dim``.
 
     Raises:
         ConfigError: A size that is impossible, or a ``rope`` over other features than the rotary
@@ -53,7 +55,8 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     v_head_dim: int
     q_lora_rank: int | None = None  # None: queries straight from the input (V2-Lite)
     bias: bool = False
-    norm: NormConfig = field(default_factory=lambda: NormConfig(eps=1e-6))
+    norm: NormConfig | None = field(default_factory=lambda: NormConfig(eps=1e-6))
+    q_bias: bool = False
     rope: RopeConfig | None = field(default_factory=RopeConfig, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -68,7 +71,11 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
             value = getattr(self, name)
             if value is None and name == "q_lora_rank":
                 continue
-            check_whole(name, value)
+            check_whole(name, value, least=0 if name == "qk_nope_head_dim" else 1)
+        if self.q_bias and self.q_lora_rank is not None:
+            raise ConfigError(
+                f"q_bias needs queries straight from the input: got q_lora_rank={self.q_lora_rank}"
+            )
         if self.qk_rope_head_dim % 2:
             raise ConfigError(f"qk_rope_head_dim must be even: got {self.qk_rope_head_dim}")
         if self.rope is not None and self.rope.dim not in (None, self.qk_rope_head_dim):
@@ -124,16 +131,22 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         into = self.q_lora_rank
         if into is None:
             yield Piece("attention", H, self.qk_head_dim * E)
+            if self.q_bias:
+                yield Piece("attention", H, self.qk_head_dim, multiplied=False)
         else:
             yield Piece("attention", 1, into * E)
-            yield Piece("norms", 1, self.norm.parameters(into), multiplied=False)
+            yield self._norm_piece(into)
             yield Piece("attention", H, self.qk_head_dim * into)
         yield Piece("attention", 1, self.latent_dim * E)
-        yield Piece("norms", 1, self.norm.parameters(R), multiplied=False)
+        yield self._norm_piece(R)
         yield Piece("attention", H, (self.qk_nope_head_dim + V) * R)
         yield Piece("attention", H, V * E)
         if self.bias:
             yield Piece("attention", 1, (into or 0) + self.latent_dim + E, multiplied=False)
+
+    def _norm_piece(self, size: int) -> Piece:
+        count = 0 if self.norm is None else self.norm.parameters(size)
+        return Piece("norms", 1, count, multiplied=False)
 
     def cost(
         self, computation: Computation, batch: int, queries: int, keys: int

@@ -9,7 +9,7 @@ from typing import Literal
 from polyhead.config.data import Data
 from polyhead.errors import ConfigError, shortened
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "explicit"]
 
 
 # What each scaling type must have, and what it may have besides; theta and dim belong to all.
@@ -26,6 +26,7 @@ _ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("original_max_positions", "short_factor", "long_factor"),
         ("factor", "attention_factor"),
     ),
+    "explicit": (("frequencies",), ("attention_factor",)),
 }
 
 
@@ -33,9 +34,11 @@ _ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class RopeConfig(Data):
     """Rotary position embedding (Su et al. 2021) and its scaling, in the names of config.json.
 
-    ``dim`` is the number of rotated features of a head (None: all of them). The other fields
-    belong to the scaling types that read them; see ``polyhead.layers.frequencies``. A field that
-    the type does not read is refused: a scaling that is half applied loads cleanly and is wrong.
+    ``dim`` is the number of rotated features of a head (None: all of them). ``frequencies`` of the
+    type ``"explicit"`` are radians per position, one for each rotated pair; ``theta`` is then not
+    read. The other fields belong to the scaling types that read them; see
+    ``polyhead.layers.frequencies``. A field that the type does not read is refused: a
+    scaling that is half applied loads cleanly and is wrong.
 
     Raises:
         ConfigError: An unknown type, a field that is missing, or one that the type does not read.
@@ -56,6 +59,7 @@ class RopeConfig(Data):
     truncate: bool = True
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
+    frequencies: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or self.type not in _ROPE_FIELDS:
@@ -79,7 +83,7 @@ class RopeConfig(Data):
                 raise ConfigError(f"rope type {self.type!r} does not read {name}: got {value!r}")
         if self.type == "longrope" and self.factor is None and self.attention_factor is None:
             raise ConfigError("rope type 'longrope' needs factor or attention_factor: got neither")
-        for name in ("short_factor", "long_factor"):
+        for name in ("short_factor", "long_factor", "frequencies"):
             factors = getattr(self, name)
             if factors is not None and self.dim is not None and len(factors) != self.dim // 2:
                 raise ConfigError(

@@ -8,6 +8,7 @@ types change those frequencies so that a model reads further than it was trained
     llama3     low frequencies divided, high ones kept, a ramp between (Llama 3.1)
     yarn       the same with a ramp over pairs, and a temperature (Peng et al. 2023, eqs. 18-25)
     longrope   a factor per pair, one set for short and one for long sequences (Ding et al. 2024)
+    explicit   given one by one (converted models, whose pairs stand in another order)
 
 Everything is float32, operation by operation as in Hugging Face transformers: at position 60,000
 a rounding of a frequency in its last bit moves the angle by thousandths, so the checkpoints' own
@@ -50,6 +51,8 @@ def inverse_frequencies(config: RopeConfig, dim: int, length: int = 0) -> tuple[
         return _yarn(config, dim)
     if config.type == "longrope":
         return _longrope(config, dim, length)
+    if config.type == "explicit":
+        return _explicit(config, dim)
     return _default(config.theta, dim), 1.0
 
 
@@ -141,6 +144,16 @@ def _longrope(config: RopeConfig, dim: int, length: int) -> tuple[Tensor, float]
     if factor <= 1:
         return frequencies, 1.0
     return frequencies, math.sqrt(1 + math.log(factor) / math.log(trained))
+
+
+def _explicit(config: RopeConfig, dim: int) -> tuple[Tensor, float]:
+    frequencies = _of(config.frequencies)
+    if len(frequencies) != dim // 2:
+        raise ConfigError(
+            f"rope frequencies need one number per rotated pair, {dim // 2}: got {len(frequencies)}"
+        )
+    factor = 1.0 if config.attention_factor is None else config.attention_factor
+    return torch.tensor(frequencies, dtype=torch.float32, device="cpu"), factor
 
 
 def _of(value: _T | None) -> _T:

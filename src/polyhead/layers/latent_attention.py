@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
 from polyhead.checks import whole
-from polyhead.config import LatentAttentionConfig, RopeConfig
+from polyhead.config import LatentAttentionConfig, NormConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
 from polyhead.layers.built import builds
@@ -50,7 +50,7 @@ class MultiHeadLatentAttention(Hooked):
         num_heads: H.
         q_lora_rank: Size of the latent that queries are made from; None: straight from ``x``.
         kv_lora_rank: R.
-        qk_nope_head_dim: N.
+        qk_nope_head_dim: N; 0 where all of a key is rotated.
         qk_rope_head_dim: P, even.
         v_head_dim: V.
         bias: Biases on the projections into the latents and on ``o_proj``.
@@ -59,10 +59,10 @@ class MultiHeadLatentAttention(Hooked):
 
     Attributes:
         config: Everything above as data.
-        q_proj: ``[H(N + P), E]`` where there is no ``q_lora_rank``; otherwise ``q_a_proj``,
-            ``q_a_norm``, ``q_b_proj``.
+        q_proj: ``[H(N + P), E]``, with ``config.q_bias`` a bias, where there is no
+            ``q_lora_rank``; otherwise ``q_a_proj``, ``q_a_norm``, ``q_b_proj``.
         kv_a_proj_with_mqa: ``[R + P, E]``.
-        kv_a_norm: Over the R features.
+        kv_a_norm: Over the R features; nothing where ``config.norm`` is None.
         kv_b_proj: ``[H(N + V), R]``.
         o_proj: ``[E, H · V]``.
 
@@ -128,13 +128,13 @@ class MultiHeadLatentAttention(Hooked):
         H, R = config.num_heads, config.kv_lora_rank
         into, out = config.q_lora_rank, H * config.qk_head_dim
         if into is None:
-            self.q_proj = nn.Linear(embed_dim, out, bias=False)
+            self.q_proj = nn.Linear(embed_dim, out, bias=config.q_bias)
         else:
             self.q_a_proj = nn.Linear(embed_dim, into, bias=config.bias)
-            self.q_a_norm = build_norm(into, config.norm)
+            self.q_a_norm = _latent_norm(into, config.norm)
             self.q_b_proj = nn.Linear(into, out, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(embed_dim, config.latent_dim, bias=config.bias)
-        self.kv_a_norm = build_norm(R, config.norm)
+        self.kv_a_norm = _latent_norm(R, config.norm)
         self.kv_b_proj = nn.Linear(R, H * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
         self.o_proj = nn.Linear(H * config.v_head_dim, embed_dim, bias=config.bias)
         self.rope = rope
@@ -292,6 +292,10 @@ class MultiHeadLatentAttention(Hooked):
 
 
 builds(LatentAttentionConfig, MultiHeadLatentAttention.from_config)
+
+
+def _latent_norm(dim: int, config: NormConfig | None) -> nn.Module:
+    return nn.Identity() if config is None else build_norm(dim, config)
 
 
 def _forced(computation: str) -> Computation | None:
