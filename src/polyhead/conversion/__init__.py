@@ -1,0 +1,1 @@
+"""One head layout into another: exact steps with proofs, lossy steps with prices, healing."""
