@@ -112,7 +112,7 @@ def _lie(random: Random, header: dict[str, Any]) -> None:
         elif isinstance(old, str) and random.random() < 0.6:
             at[key] = random.choice((*KINDS, *map(str, range(12))))
         elif random.random() < 0.1:
-            at[key] = [old] * random.choice((1, 2, 900))
+            at[key] = [copy.deepcopy(old) for _ in range(random.choice((1, 2, 900)))]
         else:
             at[key] = random.choice(VALUES)
         return
