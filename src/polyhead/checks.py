@@ -6,6 +6,7 @@ error for both, it is given as ``error``.
 
 from __future__ import annotations
 
+import difflib
 import math
 import reprlib
 from collections.abc import Iterable
@@ -133,6 +134,12 @@ def shown(value: Any) -> str:
         return reprlib.repr(value)
     except ValueError:  # Python writes no number of so many digits
         return f"a number of {value.bit_length():,} bits"
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'llama-3-8b'?)`` where something known is spelt alike, otherwise nothing."""
+    near = difflib.get_close_matches(given.lower(), [*known], 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _limits(least: int | None, most: int | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from plan_facts import GEMMA_3_27B, TINY, TINY_LATENT
 
+import polyhead as ph
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
 from polyhead.errors import ConfigError, ContextLengthError, ModelNotFoundError
 from polyhead.planning import plan
@@ -166,3 +167,19 @@ def test_quantities_as_they_are_shown() -> None:
     assert decimal(8_030_261_248) == "8.03 G"
     assert decimal(12, "FLOP") == "12 FLOP"
     assert decimal(5e18, "FLOP") == "5,000 PFLOP"
+
+
+def test_a_name_that_is_spelt_alike_is_asked_for() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"'lama-3-8b' \(did you mean 'llama-3-8b'\?\)"):
+        ph.plan("lama-3-8b")
+    with pytest.raises(ModelNotFoundError, match=r"'smollm' \(did you mean 'smollm2'\?\)"):
+        ph.load("smollm")
+
+
+def test_a_plan_has_the_model_s_own_context_and_a_short_repr() -> None:
+    plan = ph.plan("llama-3-8b")
+    assert plan.tokens == 8192
+    assert repr(plan) == (
+        "Plan('LLaMA-3-8B', tokens=8192, batch=1, dtype='bfloat16', parameters=8030261248, "
+        "cache_bytes=1073741824)"
+    )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from polyhead.checkpoints.joined import join
+from polyhead.checks import meant
 from polyhead.errors import CheckpointError, ModelNotFoundError
 from polyhead.reading import kind_of, size_of
 
@@ -203,9 +204,10 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
     if _HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         path = _download(name)
         return ResolvedModel(name, path, _format(path), f"Hugging Face hub {name}")
+    names = [model.name for model in KNOWN_MODELS]
     raise ModelNotFoundError(
-        f"no model {name!r}: it is neither a known name, nor an existing directory or .gguf file, "
-        f"nor a hub id of the form org/name. {_listing()}"
+        f"no model {name!r}{meant(name, names)}: it is neither a known name, nor an existing "
+        f"directory or .gguf file, nor a hub id of the form org/name. {_listing()}"
     )
 
 

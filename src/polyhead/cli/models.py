@@ -76,4 +76,5 @@ def _load(name: str, dtype: str, device: str = "cpu") -> Model:
         # torch is imported here, which takes a second itself
         from polyhead.generation import load
 
-        return load(name, dtype, device=device, progress=advance)
+        loaded: Model = load(name, dtype, device=device, progress=advance)
+        return loaded

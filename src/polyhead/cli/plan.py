@@ -66,7 +66,6 @@ def plan(
     from polyhead.errors import InputError
     from polyhead.planning import plan as plan_model
     from polyhead.planning.presets import presets as known
-    from polyhead.planning.presets import subject
     from polyhead.planning.report import render, shapes
     from polyhead.planning.units import token_count
 
@@ -81,13 +80,9 @@ def plan(
         return
     if not config:
         raise InputError(f"no model: give a config.json or a preset: {', '.join(known())}")
-    if tokens is not None:
-        context = token_count("--tokens", tokens)
-    else:
-        context = subject(config).config.max_positions
     made = plan_model(
         config,
-        tokens=context,
+        tokens=None if tokens is None else token_count("--tokens", tokens),
         batch=batch,
         dtype=dtype,
         kv_dtype=kv_dtype,

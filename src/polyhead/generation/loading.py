@@ -27,13 +27,40 @@ Expected = TypeVar("Expected", LanguageModel, TextEncoder, TextToText, SpeechToT
 
 @overload
 def load(
+    source: Literal["smollm2", "gemma3-270m"],
+    dtype: str | torch.dtype = "float32",
+    *,
+    device: str | torch.device = "cpu",
+    adapter: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> LanguageModel: ...
+@overload
+def load(
+    source: Literal["minilm"],
+    dtype: str | torch.dtype = "float32",
+    *,
+    device: str | torch.device = "cpu",
+    adapter: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> TextEncoder: ...
+@overload
+def load(
+    source: Literal["whisper-tiny.en"],
+    dtype: str | torch.dtype = "float32",
+    *,
+    device: str | torch.device = "cpu",
+    adapter: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> SpeechToText: ...
+@overload
+def load(
     source: str | os.PathLike[str],
     dtype: str | torch.dtype = "float32",
     *,
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-) -> Model: ...
+) -> Any: ...
 @overload
 def load(
     source: str | os.PathLike[str],
@@ -66,7 +93,8 @@ def load(
             names.
         progress: called with what is being done, how much is done, and how much there is.
         expect: the class that the caller needs; a model of another kind is then an error, and type
-            checkers know what comes.
+            checkers know what comes. Without it they know the classes of known names, and of
+            others nothing.
 
     Returns:
         A ``LanguageModel`` for a decoder, a ``TextEncoder`` for an encoder, a ``TextToText`` for

@@ -46,6 +46,12 @@ class Plan(Figures):
                 data[name] |= {"model": each.model, "hardware": each.hardware}
         return data
 
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.name!r}, tokens={self.tokens}, batch={self.batch}, dtype={self.dtype!r}, "
+            f"parameters={self.parameters.total}, cache_bytes={self.cache_bytes})"
+        )
+
     def __str__(self) -> str:
         return text(self)
 
@@ -53,7 +59,7 @@ class Plan(Figures):
 def plan(
     config: Any,
     *,
-    tokens: int,
+    tokens: int | None = None,
     batch: int = 1,
     dtype: str = "bfloat16",
     kv_dtype: str | None = None,
@@ -68,7 +74,8 @@ def plan(
     Args:
         config: A preset's name (``"llama-3-8b"``), a path to a Hugging Face config.json or its
             directory, the file's object, or a ``TransformerConfig``.
-        tokens: Context, of each sequence; of an encoder-decoder, of both sides.
+        tokens: Context, of each sequence; of an encoder-decoder, of both sides; default: all that
+            the model was made for.
         batch: Sequences.
         dtype: Of weights: float32, bfloat16, float16, float8, int8 or int4.
         kv_dtype: Of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
@@ -88,13 +95,14 @@ def plan(
         ContextLengthError: More tokens than max_position_embeddings.
         ModelNotFoundError: No preset and no path of that name.
     """
-    for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", tensor_parallel)):
+    found = subject(config)
+    model, ranks = found.config, tensor_parallel
+    tokens = model.max_positions if tokens is None else tokens
+    for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", ranks)):
         whole(name, value, least=1, error=ConfigError)
     if page is not None:
         whole("page", page, least=1, error=ConfigError)
     kv_dtype = _cache_dtype(kv_dtype, dtype)
-    found = subject(config)
-    model, ranks = found.config, tensor_parallel
     check_ranks(model, ranks)
     _check_context(model, tokens)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polyhead.checkpoints.json_file import read_json
+from polyhead.checks import meant
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
@@ -147,8 +148,8 @@ def _path(given: str | os.PathLike[str]) -> Path:
         path = path / "config.json"
     if kind_of(path) is None:
         raise ModelNotFoundError(
-            f"no configuration {os.fspath(given)!r}: it is neither a path nor a preset; presets "
-            f"are {', '.join(presets())}"
+            f"no configuration {os.fspath(given)!r}{meant(os.fspath(given), presets())}: it is "
+            f"neither a path nor a preset; presets are {', '.join(presets())}"
         )
     if path.suffix != ".json":
         raise ConfigError(f"{path} is no config.json: a plan reads a .json file or its directory")

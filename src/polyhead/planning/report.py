@@ -210,12 +210,12 @@ def _layouts(plan: Figures) -> Table:
             binary(row.cache_bytes),
             f"{row.share:.1%}",
             decimal(row.parameters),
-            decimal(row.decode_flops, "FLOP"),
+            decimal(row.decode_flops),
             style="bold" if row.current else "",
         )
     table.caption_justify = "left"
     table.caption = (
         "numbers: per token and layer; cache: at these tokens, all layers; weights: of "
-        "attention; scores: one decode step"
+        "attention; scores: FLOP of one decode step"
     )
     return table
