@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.errors import CheckpointError, ConfigError, DivergedError
 from polyhead.models import Transformer
 from polyhead.training import Batch, Run, Schedule, Step
 
@@ -76,3 +79,149 @@ def test_a_run_that_was_interrupted_goes_on_with_the_same_losses_to_the_bit(tmp_
     assert _seen(found) == wanted
     for ours, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_what_is_not_finite_stops_the_run_and_keeps_the_state_before_it(tmp_path: Path) -> None:
+    whole = _run()
+    list(islice(whole, 3))
+
+    run = _run(folder=tmp_path)
+
+    def poison(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * float("nan") if run.steps == 3 and module.training else output
+
+    run.model.get_submodule("embedding").register_forward_hook(poison)
+    with pytest.raises(DivergedError, match=r"the loss at step 4 is nan: the state of step 3 is"):
+        list(run)
+    assert run.steps == 3
+    kept = _run(folder=tmp_path)
+    kept.resume()
+    assert kept.steps == 3
+    for ours, theirs in zip(kept.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    other = _run()
+    weight = next(other.model.parameters())
+    weight.register_hook(lambda gradient: gradient * float("inf"))
+    before = weight.detach().clone()
+    with pytest.raises(
+        DivergedError, match=r"norm of the gradients at step 1 is .*nothing is saved"
+    ):
+        list(other)
+    assert torch.equal(weight, before)
+
+
+def test_a_full_disk_leaves_the_former_state_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _run(folder=tmp_path)
+    steps = iter(run)
+    while run.steps < 4:
+        next(steps)
+    before = run.state_file.read_bytes()
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("polyhead.writing.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        list(steps)
+    assert run.state_file.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.safetensors",
+        "state.safetensors",
+    ]
+    again = _run(folder=tmp_path)
+    again.resume()
+    assert again.steps == 4
+
+
+def test_files_that_are_no_state_of_this_model_are_refused(tmp_path: Path) -> None:
+    run = _run(replace(SCHEDULE, steps=1), tmp_path)
+    with pytest.raises(CheckpointError, match=r"no .*state\.safetensors: nothing was saved"):
+        run.resume()
+    list(run)
+    torch.manual_seed(0)
+    other = Run(Transformer(replace(CONFIG, vocab_size=V + 1)), _batch, SCHEDULE, folder=tmp_path)
+    before = [p.detach().clone() for p in other.model.parameters()]
+    with pytest.raises(CheckpointError, match=r"of another model: .* must be \[32, 16\]"):
+        other.resume()
+    assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
+    run.state_file.write_bytes(run.state_file.read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match="is no state of a training run"):
+        run.resume()
+    with pytest.raises(CheckpointError, match="has no folder"):
+        _run().state_file  # noqa: B018
+
+
+def test_accumulated_batches_are_one_large_batch_whatever_they_hold() -> None:
+    """The mean is over all labels: batches with few count less."""
+
+    def together(number: int) -> Batch:
+        parts = [_batch(2 * number), _batch(2 * number + 1)]
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+    plain = replace(
+        CONFIG,
+        layers=(replace(LAYER, dropout=0.0, attention=replace(LAYER.attention, dropout=0.0)),) * 2,
+    )
+    found = []
+    for accumulate, batches in ((2, _batch), (1, together)):
+        torch.manual_seed(0)
+        schedule = replace(SCHEDULE, steps=3, accumulate=accumulate)
+        found.append([s.loss for s in Run(Transformer(plain), batches, schedule)])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_the_best_weights_come_back_and_a_budget_of_tokens_or_time_ends_a_run(
+    tmp_path: Path,
+) -> None:
+
+    def misleading(number: int) -> Batch:
+        batch = _batch(number)
+        return batch if number < 4 else {**batch, "labels": batch["labels"].clamp(max=3)}
+
+    schedule = replace(SCHEDULE, validate_every=1, lr=3e-2, shape="constant")
+    run = _run(schedule, tmp_path, misleading)
+    measured = {s.number: s.validation for s in run}
+    best = min(measured.values(), key=lambda v: v or 0.0)
+    assert best != measured[8]
+    run.use_best()
+    assert run.validate() == best
+    tokens = sum(int((_batch(n)["labels"][:, 1:] != -100).sum()) for n in range(2))
+    short = _run(replace(SCHEDULE, steps=None, tokens=tokens))
+    assert [s.number for s in short] == [1, 2]
+    clocked = _run(replace(SCHEDULE, steps=None, minutes=1e-9))
+    clocked.seconds = 1.0
+    assert not list(clocked)
+    assert clocked.best is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 0.8, 0.6, 0.2]),
+        ("cosine", [0.5, 0.5 + 0.5 * 0.7071, 0.5, 0.5 - 0.5 * 0.7071]),
+        ("inverse-sqrt", [0.5, 1.0, (2 / 3) ** 0.5, 0.5]),
+    ],
+)
+def test_learning_rates(shape: Any, wanted: list[float]) -> None:
+    floor = {"linear": 0.2}.get(shape, 0.0)
+    shares = {"linear": [0.0, 0.25, 0.5, 1.0]}.get(shape, [0.0, 0.25, 0.5, 0.75])
+    schedule = Schedule(steps=8, lr=3.0, warmup=2, shape=shape, floor=floor)
+    steps = [0, 1, 2, 7]
+    found = [schedule.rate(n, share) / 3.0 for n, share in zip(steps, shares, strict=True)]
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    for values, message in (
+        ({}, "steps, tokens or minutes: got none"),
+        ({"steps": 0}, "steps must be a whole number of at least 1: got 0"),
+        ({"steps": 1, "lr": 0.0}, "lr must be .* above 0"),
+        ({"steps": 1, "shape": "round"}, "shape must be one of .*: got 'round'"),
+        ({"steps": 1, "precision": "float16"}, "precision must be one of"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Schedule(**values)

@@ -16,6 +16,7 @@ from polyhead.cli.look import look
 from polyhead.cli.perplexity import perplexity
 from polyhead.cli.plan import plan
 from polyhead.cli.trace import trace
+from polyhead.cli.train import train
 from polyhead.cli.translate import summarize, transcribe, translate
 
 app = typer.Typer(
@@ -60,6 +61,7 @@ _VERBS = (
     translate,
     summarize,
     transcribe,
+    train,
     perplexity,
     plan,
     bench,

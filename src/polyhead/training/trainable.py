@@ -105,7 +105,8 @@ class Trainable(nn.Module):
             position_ids: ``[T]`` or ``[B, T]``; default 0, 1, ….
             decoder_input_ids: What the decoder reads; default the labels behind its start token.
             decoder_attention_mask: Padding of ``decoder_input_ids``.
-            document_lengths: Of the documents that a row of packed tokens consists of, in order.
+            document_lengths: ``[D]`` or ``[B, D]`` of the documents that rows of packed tokens
+                consist of, in order; zeros fill rows with fewer.
             num_items_in_batch: The loss is the sum over tokens divided by it, as trainers ask that
                 accumulate gradients; default: the mean over the labels of this call.
 
@@ -118,7 +119,7 @@ class Trainable(nn.Module):
         model = self.transformer
         mask = _mask_of(attention_mask, input_ids, "attention_mask")
         if document_lengths is not None:
-            packed = Documents([int(n) for n in document_lengths.flatten() if int(n)])
+            packed = Documents(_lengths_of(document_lengths))
             mask = packed if mask is None else mask & packed
         if self.config.is_encoder_decoder:
             read = self._read(decoder_input_ids, labels)
@@ -221,3 +222,9 @@ def _mask_of(given: Tensor | None, ids: Tensor, name: str) -> Mask | None:
     if bool((real[:, :-1] >= real[:, 1:]).all()):
         return KeyLengths(real.sum(dim=1))
     return Keep(real[:, None, None, :])
+
+
+def _lengths_of(given: Tensor) -> list[list[int]]:
+    """The lengths of a row's documents, for each row."""
+    rows = given.tolist() if given.ndim == 2 else [given.flatten().tolist()]
+    return [[int(n) for n in row if n] for row in rows]

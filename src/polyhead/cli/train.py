@@ -1,0 +1,188 @@
+"""``polyhead train``: a model from a recipe, with its losses, samples and a picture of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from polyhead.training.job import Job
+    from polyhead.training.run import Step
+
+_SMOOTH = 0.95
+"""Of the loss that the bar shows, the share that was there before."""
+
+
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="translate-numbers, translate-bible, text, or a .toml file."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the model goes; default: its name.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the state in DIR, with the same losses.")
+    ] = False,
+    minutes: Annotated[float | None, typer.Option(help="End after so many minutes.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Another value, such as schedule.steps=100."
+        ),
+    ] = None,
+) -> None:
+    """Train a model by a recipe: a decoder on text files, or an encoder-decoder on pairs.
+
+    Ctrl-C saves the state; --resume goes on with exactly the losses that would have come. The
+    model that did best on held-out texts is saved in DIR, where the other commands find it.
+
+    Example: polyhead train translate-numbers
+    """
+    from polyhead.cli.terminal import console
+    from polyhead.errors import InputError
+
+    try:
+        import accelerate  # noqa: F401
+    except ImportError as error:
+        raise InputError("training needs accelerate: pip install 'polyhead[train]'") from error
+    from polyhead.training.job import Job
+    from polyhead.training.recipe import Recipe
+
+    given = [*(changes or [])]
+    given += [f"schedule.minutes={minutes}"] if minutes is not None else []
+    given += [f"schedule.seed={seed}"] if seed is not None else []
+    wanted = Recipe.read(recipe, given)
+    folder = out or Path(wanted.name)
+    job = Job(wanted, folder, resume=resume)
+    screen = console(stderr=True)
+    screen.print(_described(job), soft_wrap=True)
+    try:
+        _train(job, screen)
+    except KeyboardInterrupt:
+        if job.run.is_main:
+            screen.print(
+                f"stopped after step {job.run.steps:,}; the state is in {folder}: go on with "
+                "--resume",
+                soft_wrap=True,
+            )
+        raise
+    job.finish()
+    if job.run.is_main:
+        _report(job)
+
+
+def _described(job: Job) -> str:
+    count = sum(parameter.numel() for parameter in job.model.parameters())
+    what = (
+        f"{len(job.batches.rows):,} packed rows"
+        if job.corpus is None
+        else f"{len(job.corpus.training):,} pairs, {len(job.corpus.held_out):,} held out"
+    )
+    place = f", going on after step {job.run.steps:,}" if job.run.steps else ""
+    return f"{job.recipe.name}: {count:,} parameters, {what}{place}"
+
+
+def _train(job: Job, screen: Console) -> None:
+    with _bar(screen, shown=job.run.is_main) as show:
+        for step in job.steps():
+            show(job, step)
+            if step.validation is None or not job.run.is_main:
+                continue
+            line = f"step {step.number:,}  loss {step.loss:.3f}  held out {step.validation:.3f}"
+            metric = job.recipe.report.metric
+            if metric != "loss" and job.corpus is not None and step.share < 1:
+                found = _measured(job, job.recipe.report.probes)
+                job.history.note(step.number, **{metric: found})
+                line += f"  {_said(metric, found)} of {job.recipe.report.probes}"
+            screen.print(f"{line}  {job.run.seconds / 60:.1f} min", soft_wrap=True)
+            for text in job.recipe.report.samples:
+                screen.print(f"    {job.sample(text)}", style="dim", soft_wrap=True)
+
+
+@contextmanager
+def _bar(screen: Console, *, shown: bool) -> Iterator[Any]:
+    """A bar with the loss, tokens a second and the time that is left."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    hidden = not (shown and screen.is_terminal)
+    smooth: dict[str, float] = {}
+    with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
+        task = bar.add_task("training", total=1.0)
+
+        def show(job: Job, step: Step) -> None:
+            speed = step.tokens / max(step.seconds, 1e-9)
+            for name, value in (("loss", step.loss), ("speed", speed)):
+                before = smooth.get(name, value)
+                smooth[name] = _SMOOTH * before + (1 - _SMOOTH) * value
+            bar.update(
+                task,
+                completed=min(step.share, 1.0),
+                description=f"step {step.number:,}  loss {smooth['loss']:.3f}  "
+                f"{smooth['speed']:,.0f} tokens/s",
+            )
+
+        yield show
+
+
+def _measured(job: Job, probes: int | None = None) -> float:
+    from polyhead.training.job import scored
+
+    assert job.corpus is not None
+    pairs = job.corpus.held_out[:probes]
+    written = job.translated([pair.source for pair in pairs])
+    return scored(job.recipe.report.metric, written, [pair.target for pair in pairs])
+
+
+def _said(metric: str, value: float) -> str:
+    return f"exact {value:.1%}" if metric == "exact" else f"BLEU {value:.1f}"
+
+
+def _report(job: Job) -> None:
+    """What the best weights do on all held-out pairs, beside what needs no training."""
+    from polyhead.cli.terminal import console
+    from polyhead.training.job import scored
+
+    screen, metric = console(), job.recipe.report.metric
+    run = job.run
+    spent = f"{run.steps:,} steps, {run.tokens:,} tokens, {run.seconds / 60:.1f} minutes"
+    screen.print(f"{spent}, CPU {time.process_time() / 60:.1f} minutes", soft_wrap=True)
+    if job.corpus is not None and metric != "loss":
+        pairs = job.corpus.held_out
+        wanted = [pair.target for pair in pairs]
+        for name, baseline in job.corpus.baselines.items():
+            found = scored(metric, [baseline(pair.source) for pair in pairs], wanted)
+            screen.print(f"{name}: {_said(metric, found)}", soft_wrap=True)
+        screen.print(f"this model: {_said(metric, _measured(job))} of {len(pairs):,} held out")
+    if job.recipe.report.align and job.corpus is not None:
+        _align(job, job.recipe.report.align)
+    screen.print(f"saved in {job.out}, with curves.svg", soft_wrap=True)
+
+
+def _align(job: Job, text: str) -> None:
+    """The alignment of one source, and the command that draws it."""
+    from polyhead.cli.alignment import Aligned
+    from polyhead.cli.terminal import console
+    from polyhead.generation import TextToText
+
+    model = job.model.eval()
+    assert isinstance(model, TextToText)
+    made = model.generate(text)
+    screen = console()
+    screen.print(f"\n{text} → {made.text}", soft_wrap=True)
+    Aligned.of(model, text, made, {}).show()
+    screen.print(
+        f"its picture: polyhead translate {text!r} --model {job.out} --align --out {text}.svg",
+        soft_wrap=True,
+    )

@@ -1,0 +1,12 @@
+"""Corpora that recipes name."""
+
+from collections.abc import Callable
+
+from polyhead.training.corpora.bible import bible
+from polyhead.training.corpora.corpus import Corpus, Pair
+from polyhead.training.corpora.numbers import numbers
+
+__all__ = ["CORPORA", "Corpus", "Pair"]
+
+CORPORA: dict[str, Callable[[], Corpus]] = {"numbers": numbers, "bible": bible}
+"""By the names that recipes have for them."""
