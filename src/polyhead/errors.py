@@ -16,7 +16,7 @@ class UnsupportedError(PolyheadError, NotImplementedError):
 
 
 class ConfigError(PolyheadError, ValueError):
-    """A configuration that is impossible, contradicts itself, or has keys nobody understands."""
+    """A configuration that is impossible, contradicts itself, or has unknown keys."""
 
 
 class CheckpointError(PolyheadError, ValueError):

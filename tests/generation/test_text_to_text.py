@@ -271,7 +271,7 @@ def test_older_config_json_says_how_to_generate_where_no_other_file_does(tmp_pat
     theirs = hf.BartForConditionalGeneration.from_pretrained(tmp_path)
     assert_same(model.generate("cat", prefix=""), theirs, model.source_ids("cat", prefix=""), {})
     (tmp_path / "generation_config.json").write_text('{"num_beams": 2, "chat_format": "x"}')
-    with pytest.warns(UserWarning, match="nobody here knows chat_format; left out"):
+    with pytest.warns(UserWarning, match="unknown options chat_format; left out"):
         model = ph.load(tmp_path)
     options = model.options
     assert (options.num_beams, options.max_length, options.max_new_tokens) == (2, None, 512)

@@ -134,7 +134,7 @@ class Pages(Memory):
             self.stops[row] = stop
 
     def _own(self, rows: Iterable[int], start: int, stop: int) -> None:
-        """Pages for units ``start`` to ``stop`` of these rows, written by nobody else."""
+        """Pages for units ``start`` to ``stop`` of these rows, that no other sequence uses."""
         wanted = self.store.pages(stop)
         fresh = sum(wanted - len(self.table[row]) for row in rows)
         self.pool.reserve(fresh)
@@ -165,7 +165,7 @@ class Pages(Memory):
         return PageTable(self._page_index()[:, first:last], start - first * page, stop - start)
 
     def _page_index(self) -> Tensor:
-        """``[B, m]`` the table; a row that is shorter repeats a page that nobody may look at."""
+        """``[B, m]`` the table; a row that is shorter repeats a page that the mask hides."""
         if self._index is None:
             longest = max(map(len, self.table), default=0)
             rows = [row + [0] * (longest - len(row)) for row in self.table]

@@ -241,7 +241,7 @@ class StoredCache(KeyValueCache):
 
     @alone
     def grow(self, shape: Shape, window: int | None = None) -> list[tuple[Tensor, Tensor]] | None:
-        """One more token in every row, for who writes its keys and values where they belong.
+        """Room for one more token in every row; the caller writes its keys and values there.
 
         Args:
             shape: What the caller is going to write.
@@ -286,7 +286,7 @@ class StoredCache(KeyValueCache):
     def _with_room(self, contents: Contents, count: int) -> Rows | None:
         """The memory, if exact tokens go to the end of rows of equal length with room.
 
-        A ring has it while a token at a time takes the place of one that nobody sees any more.
+        A ring has it while a token at a time takes the place of one that is out of the window.
         """
         rows = contents.main
         if (

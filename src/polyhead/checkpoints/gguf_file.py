@@ -74,7 +74,7 @@ class GGUFFile:
         tensors: the tensor table by name.
 
     Raises:
-        CheckpointError: the file is empty, not GGUF, truncated, or holds a type nobody knows.
+        CheckpointError: the file is empty, not GGUF, truncated, or holds an unknown type.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,7 +1,7 @@
 """Which source token each token of a translation reads: a table, JSON, or a picture.
 
 An encoder-decoder's text is looked at as it was written: the decoder reads the tokens that it wrote
-once more, under a probe, so that nothing of this slows a translation down that nobody aligns.
+once more, under a probe, so that a translation without --align is not slowed down.
 """
 
 from __future__ import annotations

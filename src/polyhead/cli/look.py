@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polyhead.inspection.model import HeadsByLayer
 
 _CONTINUATION = 24
-"""Tokens of a decoder's continuation where nobody says how many."""
+"""Tokens of a decoder's continuation where the caller does not say how many."""
 
 _LAYER = re.compile(r"[0-9]{1,4}")
 

@@ -1,6 +1,6 @@
 """What every configuration is: a frozen dataclass that round-trips through JSON.
 
-``from_dict`` refuses unknown keys by name: a key that nobody understands is a model that would load
+``from_dict`` refuses unknown keys by name: an unknown key is a model that would load
 cleanly and be wrong.
 """
 

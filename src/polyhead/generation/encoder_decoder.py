@@ -51,7 +51,7 @@ class EncoderDecoder(GenerativeModel):
         """The tokens that every text begins with.
 
         Raises:
-            InputError: nobody says which.
+            InputError: neither the model's files nor the options name one.
         """
         start = options.decoder_start_token_id
         if start is None:

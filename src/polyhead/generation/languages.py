@@ -28,7 +28,7 @@ _AROUND = re.compile(r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})|__([A-Za-z_]{2,8})__")
 _IN_FRONT = re.compile(r">>([^<>]+)<<|<2([A-Za-z_]{2,12})>")
 
 # Classes of transformers' tokenizers: whether the source's language stands behind the text, and
-# which it is where nobody says so.
+# which it is where no language is given.
 _CLASSES = {
     "MBart": (True, "en_XX"),
     "PLBart": (True, None),

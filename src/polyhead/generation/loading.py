@@ -167,7 +167,7 @@ def generation_options(checkpoint: Checkpoint) -> GenerationOptions:
     unknown = GenerationOptions.not_understood(said.values)
     if unknown:
         warnings.warn(
-            f"{said.where}: nobody here knows {', '.join(sorted(unknown))}; left out", stacklevel=4
+            f"{said.where}: unknown options {', '.join(sorted(unknown))}; left out", stacklevel=4
         )
     values = {key: value for key, value in said.values.items() if key not in unknown}
     decoder = checkpoint.config.kind == "decoder"

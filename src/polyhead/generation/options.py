@@ -269,7 +269,7 @@ class GenerationOptions:
 
     @classmethod
     def not_understood(cls, values: Mapping[str, Any]) -> set[str]:
-        """The keys of a generation_config.json that nobody here knows."""
+        """The keys of a generation_config.json that are not known here."""
         known = {field.name for field in fields(cls)} | {"do_sample", *_THEIRS}
         return values.keys() - known - _HARMLESS - _REFUSED.keys()
 

@@ -144,7 +144,7 @@ class BeamSearch:
                 else:
                     done.append(sentence)
             new += 1
-            # A sentence whose texts are all there waits for nobody: it leaves the batch.
+            # A sentence whose texts are all there leaves the batch.
             running = [running[n] for n in left]
             if not running:
                 break

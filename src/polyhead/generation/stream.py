@@ -1,7 +1,7 @@
 """The decode loop: one prefill, then a token at a time, given out as whole characters.
 
 The loop does nothing per token but run the model on one id, draw from the last row of logits and
-decode; everything is settled before it starts. Nothing of it runs while nobody asks for text.
+decode; everything is settled before it starts. Nothing of it runs before text is asked for.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Cancelled(InputError):
-    """A run was stopped because nobody waits for it any more."""
+    """A run was stopped because its client is gone."""
 
 
 class Run:
-    """One run of a model, as somebody who waits for it sees it.
+    """One run of a model, as the client that waits for it sees it.
 
     Attributes:
         done: Layers that have run.

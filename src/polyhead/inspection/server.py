@@ -50,7 +50,7 @@ MOST_BYTES = 32 << 20
 """Longest request: a text of 10 MB, escaped."""
 
 _ASK_AGAIN = 0.2
-"""Seconds after which the server asks whether somebody still waits for a look."""
+"""Seconds after which the server asks whether a look's client is still there."""
 
 _SCRIPTS = (
     ("page", "theme"), ("page", "dom"), ("page", "ramp"), ("served", "api"), ("served", "grid"),
@@ -281,5 +281,5 @@ def _asset(folder: str, name: str) -> str:
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A token that cannot be guessed."""
     return secrets.token_urlsafe(24)

@@ -199,11 +199,11 @@ def flash_attn_varlen_func(
             states.append(
                 attend(q[None, a:b], k_row[None], v_row[None], mask=mask, slopes=slopes, **meaning)
             )
-    # Tokens after the last sequence belong to nobody.
+    # Tokens after the last sequence belong to none.
     rest = len(q) - starts_q[-1]
     outs = [out[0] for out, _ in states]
-    nobody = q.new_zeros(rest, q.shape[1], v.shape[-1])
-    out = torch.cat([*outs, nobody])
+    unused = q.new_zeros(rest, q.shape[1], v.shape[-1])
+    out = torch.cat([*outs, unused])
     if not return_attn_probs:
         return out
     lses = [lse[0] for _, lse in states if lse is not None]

@@ -1,6 +1,6 @@
 """Which module each configuration of attention or of a feed-forward network builds.
 
-The file of a module says so with ``builds``; nobody else asks which class a configuration has.
+The file of a module says so with ``builds``; nothing else asks which class a configuration has.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Unchanged:
     """Modules as they were when a fast path described them.
 
     What was found out about them holds as long as they and their classes hold the same objects:
-    then nobody replaced a parameter, a part or a method, added a hook, or changed the mode. The
+    then no one has replaced a parameter, a part or a method, added a hook, or changed the mode. The
     memory of a parameter is not compared: the gate of native code looks at it in every call.
 
     Args:
@@ -91,7 +91,7 @@ class KnownFields:
     """The fields of configurations that a fast path was written for.
 
     A field that is not listed must have its default, so a field that is added later takes the
-    modules until somebody lists it.
+    modules until it is listed.
 
     Args:
         fields: By class of configuration the names of the fields, each with the values that are

@@ -99,7 +99,7 @@ def code_for_rows(x: Tensor) -> Code | None:
 
 
 def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
-    """Weight and bias of a plain ``nn.Linear`` that nobody watches, if they fit."""
+    """Weight and bias of a plain ``nn.Linear`` without hooks, if they fit."""
     if module is None or not PLAIN_LINEAR.is_unwatched(module):
         return None
     parameters = module._parameters

@@ -114,7 +114,7 @@ def step(
     Returns:
         ``[B, 1, E]``, with the bits of the modules one after the other. None for more than 8 rows,
         masks other than ``Causal``, caches other than exact tokens in rows of equal length with
-        room (dense, or the ring of a window), modules that somebody watches or replaced,
+        room (dense, or the ring of a window), modules that are hooked or replaced,
         deterministic algorithms, and where there is no native code.
     """
     code = code_for_rows(x)

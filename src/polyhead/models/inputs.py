@@ -56,7 +56,7 @@ def check_positions(
     Raises:
         ContextLengthError: A position beyond the context.
         TypeError: Not a tensor of whole numbers.
-        ValueError: Positions below 0 that nobody would leave out, or a shape that does not belong
+        ValueError: Positions below 0 without ``padding``, or a shape that does not belong
             to ``ids``.
     """
     B, T = ids.shape

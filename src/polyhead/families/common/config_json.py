@@ -1,6 +1,6 @@
 """config.json to a ``TransformerConfig`` and back, by the family that it names.
 
-Every key is taken by the family's reader. A key that nobody takes, and that is not known to be
+Every key is taken by the family's reader. A key that is not taken, and that is not known to be
 harmless, is an error by name.
 
 No rule decides which family fits a configuration. Each is asked to write it down, what it wrote is

@@ -31,7 +31,7 @@ class Family:
     Attributes:
         model_type: As config.json says it.
         class_name: transformers' classes begin with it: ``"Llama"``.
-        read: The configuration that the keys mean; every key is taken by somebody.
+        read: The configuration that the keys mean; every key is taken.
         tensors: The table of names, or a function from config.json's object to it where the table
             depends on what the file says.
         defaults: What an absent key means, as in transformers' config class. A key without a

@@ -1,6 +1,6 @@
 """Reading a file's settings so that none goes unread.
 
-A key that nobody understands is a model that loads cleanly and is wrong. So every key is *taken*
+With an unknown key a model loads cleanly and is wrong. So every key is *taken*
 from here by the code that uses it, and what is left over at the end is an error by name, unless it
 stands on a list of keys known to change nothing.
 """
@@ -198,7 +198,7 @@ class Keys:
                 )
 
     def misspelt(self) -> str:
-        """What to say of a key that nobody took and that is nearly one that was looked for."""
+        """What to say of a key that was not taken and is nearly one that was looked for."""
         absent = [name for name in self._taken if name not in self._values]
         for name in self.untaken():
             near = difflib.get_close_matches(name, absent, 1, 0.85)
@@ -207,7 +207,7 @@ class Keys:
         return ""
 
     def untaken(self) -> list[str]:
-        """The keys that were there and that nobody took."""
+        """The keys that were there and were not taken."""
         return [
             name
             for name in self._values

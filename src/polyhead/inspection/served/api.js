@@ -1,4 +1,4 @@
-// Talking to the server that sent this page, and to nobody else.
+// Talking to the server that sent this page, and to no other.
 
 const begin = JSON.parse($("#begin").textContent);
 
