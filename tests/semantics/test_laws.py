@@ -246,6 +246,17 @@ def test_a_window_as_long_as_the_sequence_is_none(kernel, call, more):
 
 
 @kernels
+def test_rows_of_another_number_of_documents_do_not_change_each_other(kernel):
+    torch.manual_seed(0)
+    rows = [[5, 3, 8], [16], [0, 9, 0, 7], [2, 14]]
+    q, k, v = (torch.randn(4, 2, 16, 6, dtype=torch.float64) for _ in range(3))
+    together = ph.attention(q, k, v, mask=ph.Documents(rows), kernel=kernel)
+    for row, lengths in enumerate(rows):
+        alone = (x[row : row + 1] for x in (q, k, v))
+        same(ph.attention(*alone, mask=ph.Documents(lengths), kernel=kernel)[0], together[row])
+
+
+@kernels
 @pytest.mark.parametrize("lengths", [[5, 3, 8], [16], [0, 9, 0, 7], [1] * 16])
 def test_packed_documents_equal_separate_runs_forward_and_backward(kernel, lengths):
     torch.manual_seed(0)

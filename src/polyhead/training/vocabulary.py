@@ -43,8 +43,8 @@ def make_tokenizer(texts: Iterable[str], kind: Kind = "bytes", size: int = 8_000
     trainer: Any
     if kind == "bytes":
         backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=max(room, 257),
             special_tokens=[END],

@@ -14,6 +14,9 @@ from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below, short
 from polyhead.semantics.tokens import Span, Tokens
 
+_NEVER = torch.iinfo(torch.int64).max
+"""Where documents end that a row does not have."""
+
 
 class KeyLengths(Mask):
     """Only the first ``length`` keys of a batch row are real; the rest is padding on the right.
@@ -94,16 +97,14 @@ class Documents(Mask):
         ends, ids = self._end_table(device), self.ids(q, device)
         starts = torch.nn.functional.pad(ends, (1, 0))
         # A query beyond the last document sees the keys beyond it: there are none.
-        ends = torch.nn.functional.pad(ends, (0, 1), value=torch.iinfo(torch.int64).max)
+        ends = torch.cat((ends, torch.full_like(ends[:, :1], _NEVER)), dim=1)
         return Range(starts.gather(1, ids), ends.gather(1, ids))
 
     def _end_table(self, device: torch.device) -> Tensor:
         """``[1 or B, documents]`` where each document ends; rows with fewer go on with ∞."""
-        return torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(row, device=device) for row in self._ends],
-            batch_first=True,
-            padding_value=torch.iinfo(torch.int64).max,
-        )
+        widest = max(map(len, self._ends))
+        rows = [[*row, *[_NEVER] * (widest - len(row))] for row in self._ends]
+        return torch.tensor(rows, device=device)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         kinds = {self._classify_row(ends, q.places, k.places) for ends in self._ends}

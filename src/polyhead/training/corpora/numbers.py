@@ -12,10 +12,15 @@ from polyhead.training.corpora.corpus import Corpus, Pair, needed
 MOST = 1_000_000
 HELD_OUT = 300
 _TRAINING = 30_000
+_SMALL, _OFTEN = 100, 20
+"""There are few small numbers, and their words are in all others: they are seen so often."""
 
 
 def numbers(seed: int = 0) -> Corpus:
     """Numbers below a million, drawn alike by their count of digits; 300 are held out.
+
+    Args:
+        seed: Of the draw.
 
     Raises:
         InputError: The package num2words is not installed.
@@ -25,8 +30,10 @@ def numbers(seed: int = 0) -> Corpus:
     found: dict[int, None] = {}
     while len(found) < HELD_OUT + _TRAINING:
         digits = drawn.choice((2, 3, 4, 5, 5, 6, 6, 6))
-        found[drawn.randrange(min(10**digits, MOST))] = None
-        if len(found) == HELD_OUT:
-            found.update(dict.fromkeys(n for n in range(10)))
-    pairs = [Pair(words(n, lang="de"), words(n, lang="en"), f"number {n}") for n in found]
-    return Corpus(pairs[HELD_OUT:], pairs[:HELD_OUT])
+        found[drawn.randrange(10, min(10**digits, MOST))] = None
+    pairs = [
+        (n, Pair(words(n, lang="de"), words(n, lang="en"), f"number {n}"))
+        for n in (*found, *range(10))
+    ]
+    training = [pair for n, pair in pairs[HELD_OUT:] for _ in range(_OFTEN if n < _SMALL else 1)]
+    return Corpus(training, [pair for _, pair in pairs[:HELD_OUT]])

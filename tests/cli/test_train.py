@@ -1,0 +1,132 @@
+"""``polyhead train``: what it prints, that it resumes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from process import Run
+
+import polyhead as ph
+
+RECIPE = """
+[model]
+model_type = "marian"
+d_model = 16
+encoder_layers = 1
+decoder_layers = 1
+encoder_attention_heads = 2
+decoder_attention_heads = 2
+encoder_ffn_dim = 32
+decoder_ffn_dim = 32
+max_position_embeddings = 32
+scale_embedding = true
+dropout = 0.1
+
+[vocabulary]
+kind = "characters"
+size = 40
+
+[data]
+pairs = "pairs.tsv"
+held_out = 4
+batch_tokens = 64
+
+[schedule]
+steps = 6
+lr = 1e-2
+warmup = 2
+validate_every = 3
+save_every = 2
+
+[report]
+metric = "exact"
+samples = ["abc"]
+align = "abc"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines = [f"{a}{b}c\t{b}{a}" for a in "abcdefg" for b in "abcdefg"]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def _losses(folder: Path) -> list[tuple[int, float]]:
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return [(each["step"], each["loss"]) for each in map(json.loads, lines) if "loss" in each]
+
+
+def test_a_recipe_is_trained_saved_and_resumed_with_the_same_losses(run: Run, folder: Path) -> None:
+    whole = run("train", "tiny.toml")
+    assert whole.code == 0, whole.err
+    for words in ("of 4 held out", "6 steps", "polyhead translate 'abc' --model tiny"):
+        assert words in whole.out
+    for words in ("tiny: ", "45 pairs, 4 held out", "step 3  loss", "held out"):
+        assert words in whole.err
+    model = ph.load(folder / "tiny", expect=ph.TextToText)
+    assert model.config.layers[0].norm_placement == "post"
+    ElementTree.parse(folder / "tiny" / "curves.svg")
+    assert len(_losses(folder / "tiny")) == 6
+    # The state of step 4 is the last that a run of 5 steps saved.
+    part = run("train", "tiny.toml", "--out", "part", "--set", "schedule.steps=4",
+               "--set", "schedule.shape=constant")  # fmt: skip
+    assert part.code == 0, part.err
+    run("train", "tiny.toml", "--out", "part", "--resume").refused(
+        2, "state of another recipe: schedule.shape was 'constant' and is 'cosine'"
+    )
+    run("train", "tiny.toml", "--out", "part").refused(
+        2, "part holds the state of a run: give --resume"
+    )
+    on = run("train", "tiny.toml", "--out", "part", "--resume", "--set", "schedule.shape=constant")
+    assert on.code == 0, on.err
+    assert "going on after step 4" in on.err
+    straight = run("train", "tiny.toml", "--out", "once", "--set", "schedule.shape=constant")
+    assert straight.code == 0, straight.err
+    assert _losses(folder / "part") == _losses(folder / "once")
+
+
+def test_what_a_recipe_cannot_say_is_refused(run: Run, folder: Path) -> None:
+    for change, *wanted in (
+        ("schedule.step=3", "nobody knows 'step'; do you mean 'steps'?"),
+        ("shedule.steps=3", "nobody knows 'shedule'; do you mean 'schedule'?"),
+        ("schedule.steps=no", "steps must be a whole number", "no"),
+        ("data.corpus=numbers", "one of corpus, pairs, source", "got corpus and pairs"),
+        ("data.pairs=absent.tsv", "cannot read", "absent.tsv"),
+        ("model.d_modell=8", "d_modell"),
+        ("model.max_position_embeddings=3", "pairs.tsv, line", "source has 4 tokens, the model"),
+        ("model.begin=copying", "copying needs an encoder-decoder with norms first"),
+        ("model.model_type=llama", "hidden_size"),
+        ("report.metric=beauty", "metric must be one of 'loss', 'exact', 'bleu'"),
+        ("steps", "--set takes table.key=value"),
+    ):  # fmt: skip
+        result = run("train", "tiny.toml", "--out", "x", "--set", change)
+        result.refused(2, *wanted)
+        assert not (folder / "x" / "config.json").exists()
+    run("train", "absent").refused(
+        2, "no recipe 'absent': here are text, translate-bible, translate-numbers"
+    )
+    run("train", "tiny.toml", "--resume").refused(2, "nothing was saved to resume from")
+    (folder / "bad.toml").write_text("[model\n")
+    run("train", "bad.toml").refused(2, "bad.toml is no TOML")
+
+
+def test_a_decoder_learns_text_files_and_goes_on_with_a_sample(run: Run, folder: Path) -> None:
+    (folder / "book.txt").write_text("the cat sat on the mat. " * 80)
+    result = run(
+        "train", "text", "--out", "lm",
+        *(word for change in (
+            'data.text=["book.txt"]', "data.length=16", "data.batch_tokens=64",
+            "vocabulary.kind=characters", "model.hidden_size=16", "model.num_hidden_layers=1",
+            "model.num_attention_heads=2", "model.num_key_value_heads=1",
+            "model.intermediate_size=16", "schedule.steps=4", "report.samples=['the']",
+        ) for word in ("--set", change)),
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "packed rows" in result.err
+    assert "    the" in result.err
+    assert isinstance(ph.load(folder / "lm"), ph.LanguageModel)
