@@ -10,6 +10,7 @@ import typer
 
 from polyhead.cli.bench import bench
 from polyhead.cli.chat import chat
+from polyhead.cli.compare import compare_app
 from polyhead.cli.doctor import doctor
 from polyhead.cli.generate import generate
 from polyhead.cli.look import look
@@ -69,3 +70,4 @@ _VERBS = (
 )
 for verb in _VERBS:
     app.command(help=_reflowed(verb.__doc__ or ""))(verb)
+app.add_typer(compare_app, name="compare")

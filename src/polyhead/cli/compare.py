@@ -1,0 +1,304 @@
+"""``polyhead compare``: head layouts trained side by side; ``compare heads``: how many heads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from polyhead.comparison.experiment import Experiment, Finish
+    from polyhead.comparison.variants import Variant
+
+compare_app = typer.Typer()
+Stage = Literal["all", "train", "measure", "report"]
+
+Seeds = Annotated[int, typer.Option(help="Runs of each variant; at least 2.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="Time for the training of all runs, such as 30m or 2h; makes --tokens of it.",
+    ),
+]
+Tokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens that each run reads; default: by --budget.")
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="A text file; may be given more than once. Default: documentation strings of what "
+        "is installed.",
+        show_default=False,
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder for runs and report.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")]
+Json = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
+Width = Annotated[int, typer.Option(help="Features of the decoder.")]
+Layers = Annotated[int, typer.Option(help="Of the decoder.")]
+Hidden = Annotated[int, typer.Option(help="Hidden features of its feed-forward networks.")]
+Vocabulary = Annotated[int, typer.Option(help="Tokens of the BPE, at most.")]
+Context = Annotated[int, typer.Option(help="Tokens of a block.")]
+Batch = Annotated[int, typer.Option(help="Blocks of a step.")]
+Rate = Annotated[float, typer.Option(help="Learning rate, of all variants.")]
+Dtype = Annotated[str, typer.Option(help="float32, or bfloat16 by autocast.")]
+
+
+@compare_app.callback(invoke_without_command=True)
+def compare(
+    context: typer.Context,
+    variants: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: mha, mqa, gqa:G, mla:R+D (latent + rotated), window:W, heads:H."
+        ),
+    ] = "mha,gqa:2,mqa,mla:32+8",
+    seeds: Seeds = 5,
+    budget: Budget = None,
+    tokens: Tokens = None,
+    data: Data = None,
+    out: Out = Path("comparison"),
+    resume: Resume = False,
+    stage: Annotated[
+        str, typer.Option(help="all, train, measure (speed, anew) or report.")
+    ] = "all",
+    width: Width = 128,
+    layers: Layers = 3,
+    heads: Annotated[int, typer.Option(help="Query heads of the decoder.")] = 8,
+    hidden: Hidden = 352,
+    vocabulary: Vocabulary = 1024,
+    block: Annotated[int, typer.Option("--context", help="Tokens of a block.")] = 256,
+    batch: Batch = 8,
+    rate: Rate = 2e-3,
+    dtype: Dtype = "float32",
+    json: Json = False,
+) -> None:
+    """Train the same decoder with other head layouts, and say which differ.
+
+    Parameters and tokens are equal, seeds are paired. --out gets the runs, report.json, plot.svg
+    and report.html. Ctrl-C loses the run in progress at most; --resume goes on.
+
+    Example: polyhead compare --variants gqa:2,mqa,mla:32+8 --seeds 8 --budget 30m
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from polyhead.checks import one_of
+    from polyhead.comparison.runs import Schedule
+    from polyhead.comparison.variants import Sizes
+    from polyhead.comparison.variants import variants as named
+    from polyhead.errors import InputError
+
+    one_of("--stage", stage, ("all", "train", "measure", "report"), error=InputError)
+    _check_seeds(seeds)
+    if resume or stage in ("measure", "report"):
+        experiment = _resumed(out, {"--tokens": tokens, "--budget": budget, "--data": data})
+        chosen = named(variants, experiment.sizes)
+    else:
+        sizes = Sizes(width, layers, heads, hidden, vocabulary)
+        chosen = named(variants, sizes)
+        schedule = Schedule(tokens or 1, block, batch, rate, dtype)
+        experiment = _begun(out, sizes, schedule, data or [], tokens, budget, len(chosen) * seeds)
+    if stage in ("all", "train"):
+        _train(experiment, chosen, seeds, show=not json)
+    _report(experiment, chosen, seeds, stage, json=json)
+
+
+@compare_app.command("heads")
+def heads(
+    text: Annotated[
+        bool, typer.Option("--text", help="Train decoders on text instead of the task.")
+    ] = False,
+    heads: Annotated[str, typer.Option(help="Numbers of heads, comma-separated.")] = (
+        "1,2,4,8,16,32"
+    ),
+    seeds: Seeds = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps on the task.")] = 400,
+    budget: Budget = None,
+    tokens: Tokens = None,
+    data: Data = None,
+    out: Out = Path("comparison-heads"),
+    resume: Resume = False,
+    width: Width = 64,
+    layers: Layers = 3,
+    hidden: Hidden = 192,
+    vocabulary: Vocabulary = 512,
+    context: Context = 256,
+    batch: Batch = 4,
+    rate: Rate = 2e-3,
+    dtype: Dtype = "float32",
+    json: Json = False,
+) -> None:
+    """How many heads? A task that needs several, or --text with what each head is worth.
+
+    The task: name the tokens 1, 2, 3 and 4 places back; one layer, equal parameters. It takes no
+    data and leaves no files.
+
+    Example: polyhead compare heads
+    """
+    _check_seeds(seeds)
+    counts = _counts(heads)
+    if not text:
+        _task(counts, seeds, steps, json=json)
+        return
+    from polyhead.comparison.heads import redundancy
+    from polyhead.comparison.runs import Schedule
+    from polyhead.comparison.variants import Sizes, variants
+
+    usual = 8  # the number of heads of the reference, mha
+    names = [f"heads:{count}" for count in counts if count != usual]
+    if resume:
+        experiment = _resumed(out, {"--tokens": tokens, "--budget": budget, "--data": data})
+        chosen = variants(names, experiment.sizes)
+    else:
+        sizes = Sizes(width, layers, usual, hidden, vocabulary)
+        chosen = variants(names, sizes)
+        schedule = Schedule(tokens or 1, context, batch, rate, dtype)
+        experiment = _begun(out, sizes, schedule, data or [], tokens, budget, len(chosen) * seeds)
+    _train(experiment, chosen, seeds, show=not json, finish=redundancy)
+    _report(experiment, chosen, seeds, "train", json=json)
+
+
+def _check_seeds(seeds: int) -> None:
+    from polyhead.errors import InputError
+
+    if seeds < 2:
+        raise InputError(f"--seeds must be at least 2, an interval needs pairs: got {seeds}")
+
+
+def _counts(text: str) -> list[int]:
+    from polyhead.errors import InputError
+
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        raise InputError(f"--heads must be whole numbers, such as 1,4,16: got {text!r}")
+    return list(dict.fromkeys(int(number) for number in text.split(",")))
+
+
+def _seconds(text: str) -> float:
+    """``"30m"`` as seconds."""
+    from polyhead.errors import InputError
+
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|m|h)", text.strip().lower())
+    if found is None or float(found[1]) == 0:
+        raise InputError(f"--budget must be a time such as 90s, 30m or 2h: got {text!r}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _begun(
+    out: Path,
+    sizes: Any,
+    schedule: Any,
+    data: Sequence[Path],
+    tokens: int | None,
+    budget: str | None,
+    runs_to_do: int,
+) -> Experiment:
+    """A new comparison in ``out``; its tokens from the budget where none are given."""
+    from dataclasses import replace
+
+    from polyhead.cli.terminal import progress
+    from polyhead.comparison import corpus, experiment
+    from polyhead.comparison.variants import REFERENCE, variant
+    from polyhead.errors import InputError
+
+    if (tokens is None) == (budget is None):
+        raise InputError("give --tokens or --budget, one of them: how much each run reads")
+    seconds = None if budget is None else _seconds(budget)
+    experiment.check_new(out)
+    with progress("reading and tokenising the text"):
+        text = corpus.corpus(corpus.read(data), sizes.vocab_size)
+    if seconds is not None:
+        speed = experiment.measured_rate(sizes, schedule, variant(REFERENCE))
+        count = experiment.tokens_for(seconds, runs_to_do, speed, schedule)
+        schedule = replace(schedule, tokens=count)
+    return experiment.Experiment.create(out, sizes, schedule, text)
+
+
+def _resumed(out: Path, fixed: dict[str, Any]) -> Experiment:
+    """The comparison that ``out`` holds, and none of the options that it has settled."""
+    from polyhead.comparison.experiment import Experiment
+    from polyhead.errors import InputError
+
+    given = [name for name, value in fixed.items() if value]
+    if given:
+        raise InputError(f"{given[0]} is settled by what {out} holds: leave it out")
+    return Experiment.load(out)
+
+
+def _train(
+    experiment: Experiment,
+    chosen: Sequence[Variant],
+    seeds: int,
+    *,
+    show: bool,
+    finish: Finish | None = None,
+) -> None:
+    from polyhead.cli.terminal import console, progress
+
+    screen = console()
+    with progress("training") as advance:
+        for made in experiment.train(chosen, seeds, finish=finish, advance=advance):
+            if show:
+                screen.print(f"{made['variant']}, seed {made['seed']}: {made['loss']:.4f} nats")
+
+
+def _report(
+    experiment: Experiment, chosen: Sequence[Variant], seeds: int, stage: str, *, json: bool
+) -> None:
+    """Measures what is wanted, writes the files of the report and prints it."""
+    import warnings
+
+    from polyhead.cli.terminal import console, print_json, progress
+    from polyhead.comparison import report
+    from polyhead.comparison.measure import speeds
+    from polyhead.comparison.page import page, plot
+
+    known = experiment.speeds()
+    wanted = chosen if stage == "measure" else [each for each in chosen if each.name not in known]
+    if wanted and stage in ("all", "measure"):
+        with progress("measuring") as advance:  # all of them: they take turns
+            known = speeds(chosen, experiment.sizes, experiment.schedule, advance=advance)
+        experiment.keep_speeds(known)
+    made = report.document(experiment, chosen, experiment.results(chosen, seeds), known)
+    experiment.keep_report(made, {"plot.svg": plot(made), "report.html": page(made)})
+    for said in made["warnings"]:
+        warnings.warn(said, stacklevel=2)
+    if json:
+        print_json(made)
+        return
+    screen = console()
+    for table in report.tables(made):
+        screen.print(table)
+        screen.print()
+    for sentence in report.sentences(made):
+        screen.print(sentence, soft_wrap=True)
+    screen.print(f"{experiment.folder / 'report.html'} and report.json, plot.svg beside it")
+
+
+def _task(counts: Sequence[int], seeds: int, steps: int, *, json: bool) -> None:
+    """``compare heads`` on the task."""
+    from rich.table import Table
+
+    from polyhead.cli.terminal import console, print_json, progress
+    from polyhead.comparison.heads import Namer, summary, sweep
+
+    for count in counts:
+        Namer(count)  # refuses what does not divide before anything is trained
+    with progress("training") as advance:
+        rows = summary(sweep(counts, seeds, steps=steps, advance=advance))
+    if json:
+        print_json({"task": "name the tokens 1, 2, 3 and 4 places back", "heads": rows})
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("heads", "parameters", "seeds", "a token right", "all four right", "from – to"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["heads"]), f"{row['parameters']:,}", str(row["seeds"]), f"{row['each']:.1%}",
+            f"{row['all']:.1%}", f"{row['all_least']:.1%} – {row['all_most']:.1%}",
+        )  # fmt: skip
+    console().print(table)
