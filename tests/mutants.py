@@ -29,9 +29,9 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
     },
     "functional.py": {
         "tests/test_functional.py": [
-            ("a named kernel that cannot", "if (feature := kernel.refusal(call)) is not None:", "if False:"),
+            ("a named kernel that cannot", "if isinstance(plan := named.plan(call), Refusal):", "if isinstance(plan := named.plan(call), ()):"),
             ("an unknown kernel", "if kernel is None:", "if False:"),
-            ("auto asks for refusals", "kernel.unavailable() is None and kernel.refusal(call) is None:\n                return", "kernel.unavailable() is None:\n                return"),
+            ("auto asks for refusals", "if not isinstance(plan, Refusal):", "if True:"),
             ("sinks", "if call.spec.sinks is not None:", "if False:"),
             ("lse where it is asked for", "if not return_lse:", "if return_lse is None:"),
             ("kernels that gather come last", "key=lambda kernel: kernel.gathers)", "key=lambda kernel: 0)"),
@@ -39,7 +39,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("bytes that are read", "per_key * source.tokens.length) *", "per_key) *"),
             ("what explain says of a layout", '1: "MQA"', '1: "GQA"'),
             ("explain draws no number", "seed = torch.zeros((), dtype=torch.int64) if dropout_p else None", "seed = dropout_seed(q, dropout_p, generator)"),
-            ("refusals of explain", 'refusals[other.name] = f"cannot do {refused}"', 'refusals[other.name] = "no"'),
+            ("refusals of explain", 'refusals[other.name] = f"cannot do {plan.feature}"', 'refusals[other.name] = "no"'),
         ],
     },
     "caches": {

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
-from polyhead.kernels import KERNELS, Kernel
+from polyhead.kernels import KERNELS, Kernel, Refusal
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.foreign import refuse
@@ -125,15 +125,15 @@ def attention(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
     )  # fmt: skip
-    chosen = _choose(call, kernel)
+    chosen, plan = _choose(call, kernel)
     if not chosen.checks_storage:
         for name, x in call.tensors().items():
             check_storage(name, x)
     if autocast_enabled(q) or call.spec.deterministic:
         with full_precision(q), reproducibly(call.spec, q):
-            state = chosen.run(call)
+            state = chosen.run(call, plan)
     else:
-        state = chosen.run(call)
+        state = chosen.run(call, plan)
     if call.spec.sinks is not None:
         with beside(state.out, call.spec.sinks):
             state = add_sinks(state, call.spec.sinks)
@@ -210,17 +210,15 @@ def explain(
         seed, dropout_p, return_lse,
     )  # fmt: skip
     q = call.q
-    chosen = _choose(call, kernel)
+    chosen, _ = _choose(call, kernel)
     refusals = {}
     for other in _in_order(call):
         if other is chosen:
             continue
-        why = other.unavailable()
-        refused = other.refusal(call) if why is None else None
-        if why is not None:
+        if (why := other.unavailable()) is not None:
             refusals[other.name] = f"not available: {why}"
-        elif refused is not None:
-            refusals[other.name] = f"cannot do {refused}"
+        elif isinstance(plan := other.plan(call), Refusal):
+            refusals[other.name] = f"cannot do {plan.feature}"
         else:
             refusals[other.name] = f"could, but comes later: {other.summary}"
         if other.gathers and call.source.gather_bytes:
@@ -239,33 +237,35 @@ def explain(
     )
 
 
-def _in_order(call: Call) -> Iterable[Kernel]:
+def _in_order(call: Call) -> Iterable[Kernel[Any]]:
     """Best first; behind all others those that would copy a past to read it."""
     if not call.source.gather_bytes or call.source.tokens.length <= call.q.shape[2]:
         return KERNELS.values()
     return sorted(KERNELS.values(), key=lambda kernel: kernel.gathers)
 
 
-def _choose(call: Call, name: str) -> Kernel:
-    """The kernel named, or the first that can do all of the call."""
+def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
+    """The kernel named, or the first that can do all of the call, with its plan."""
     if name == "auto":
         for kernel in _in_order(call):
-            if kernel.unavailable() is None and kernel.refusal(call) is None:
-                return kernel
+            if kernel.unavailable() is None:
+                plan = kernel.plan(call)
+                if not isinstance(plan, Refusal):
+                    return kernel, plan
         raise UnsupportedError("no kernel can do this call")
-    kernel = KERNELS.get(name) if isinstance(name, str) else None  # type: ignore[assignment]
-    if kernel is None:
+    named = KERNELS.get(name) if isinstance(name, str) else None
+    if named is None:
         raise ValueError(f"kernel must be 'auto' or one of {', '.join(KERNELS)}: got {name!r}")
-    if (why := kernel.unavailable()) is not None:
+    if (why := named.unavailable()) is not None:
         raise UnsupportedError(f"kernel {name!r} is not available: {why}")
-    if (feature := kernel.refusal(call)) is not None:
+    if isinstance(plan := named.plan(call), Refusal):
         able = [
             other.name
             for other in KERNELS.values()
-            if other.unavailable() is None and other.refusal(call) is None
+            if other.unavailable() is None and not isinstance(other.plan(call), Refusal)
         ]
-        raise UnsupportedError(f"kernel {name!r} cannot do {feature}; can: {', '.join(able)}")
-    return kernel
+        raise UnsupportedError(f"kernel {name!r} cannot do {plan.feature}; can: {', '.join(able)}")
+    return named, plan
 
 
 def _describe(call: Call, mask: Mask | None) -> str:

@@ -4,16 +4,18 @@
 is asked. ``tiled`` can do everything: what comes after it runs where it is named.
 """
 
-from polyhead.kernels.base import Kernel
+from typing import Any
+
+from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.flex import FlexKernel
 from polyhead.kernels.native import NativeKernel
 from polyhead.kernels.reference import ReferenceKernel
 from polyhead.kernels.sdpa import SdpaKernel
 from polyhead.kernels.tiled import TiledKernel
 
-KERNELS: dict[str, Kernel] = {
+KERNELS: dict[str, Kernel[Any]] = {
     kernel.name: kernel
     for kernel in (NativeKernel(), SdpaKernel(), TiledKernel(), FlexKernel(), ReferenceKernel())
 }
 
-__all__ = ["KERNELS", "Kernel"]
+__all__ = ["KERNELS", "Kernel", "Refusal"]

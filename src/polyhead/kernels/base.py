@@ -1,14 +1,23 @@
-"""What a kernel is: something that can say what it cannot do, and does the rest."""
+"""What a kernel is: something that decides once what it would run, or what it cannot do."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from polyhead.semantics import Call, State
 
+Plan = TypeVar("Plan")
+"""What a kernel has worked out of a call: ranges of the mask, numbers of the bias."""
 
-class Kernel(ABC):
+
+class Refusal(NamedTuple):
+    """The feature of a call that a kernel cannot do, named."""
+
+    feature: str
+
+
+class Kernel(ABC, Generic[Plan]):
     """One way to compute attention."""
 
     name: ClassVar[str]
@@ -25,9 +34,9 @@ class Kernel(ABC):
         return None
 
     @abstractmethod
-    def refusal(self, call: Call) -> str | None:
-        """The feature of ``call`` that this kernel cannot do, named, or None if it can do all."""
+    def plan(self, call: Call) -> Plan | Refusal:
+        """What it would run for ``call``, or the first feature that it cannot do."""
 
     @abstractmethod
-    def run(self, call: Call) -> State:
-        """Computes a call that ``refusal`` accepted; lse is set where ``call.needs_lse``."""
+    def run(self, call: Call, plan: Plan) -> State:
+        """Computes a call by its own plan of it; lse is set where ``call.needs_lse``."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.kernels.base import Kernel
+from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.flex_functions import knows_bias, knows_mask, mask_function, score_function
 from polyhead.semantics import Call, Mask, State, Tokens, Visibility
 from polyhead.semantics.scores import poisoned, quarantine
@@ -31,7 +31,7 @@ BLOCK = 128
 """Queries and keys of a block of the block mask, as FlexAttention's own default."""
 
 
-class FlexKernel(Kernel):
+class FlexKernel(Kernel[None]):
     name = "flex"
     summary = (
         "torch's FlexAttention; compiles for seconds at every new kind of call, so by name only"
@@ -42,37 +42,39 @@ class FlexKernel(Kernel):
             return "needs a C++ compiler at run time: apt-get install g++"
         return None
 
-    def refusal(self, call: Call) -> str | None:
+    def plan(self, call: Call) -> Refusal | None:
         spec, on_cpu = call.spec, call.q.device.type == "cpu"
         if call.q.device.type not in ("cpu", "cuda"):
-            return f"tensors on {call.q.device.type}"
+            return Refusal(f"tensors on {call.q.device.type}")
         if on_cpu and not (
             _has_compiler() and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
         ):
-            return "tensors on this CPU (it needs a C++ compiler and AVX2)"
+            return Refusal("tensors on this CPU (it needs a C++ compiler and AVX2)")
         if is_traced(call.q) or is_transformed():
-            return "a call that is being compiled, exported or transformed by torch.func"
+            return Refusal("a call that is being compiled, exported or transformed by torch.func")
         if call.q.dtype == torch.float64:
-            return "float64"
+            return Refusal("float64")
         if not (call.q_tokens.length and call.source.tokens.length):
-            return "no queries or no keys"
+            return Refusal("no queries or no keys")
         if spec.dropout_p:
-            return f"dropout_p={spec.dropout_p}"
+            return Refusal(f"dropout_p={spec.dropout_p}")
         if not knows_mask(spec.mask):
-            return f"mask={spec.mask!r} (a kind of mask it has no function for)"
+            return Refusal(f"mask={spec.mask!r} (a kind of mask it has no function for)")
         if not knows_bias(spec.bias):
-            return f"bias={spec.bias!r} (a kind of bias it has no function for)"
+            return Refusal(f"bias={spec.bias!r} (a kind of bias it has no function for)")
         if call.needs_lse and on_cpu:
-            return "return_lse on the CPU"
+            return Refusal("return_lse on the CPU")
         if call.requires_grad and on_cpu:
-            return "a gradient on the CPU"
+            return Refusal("a gradient on the CPU")
         if call.requires_grad and (call.needs_lse or spec.deterministic):
-            return "a gradient through lse" if call.needs_lse else "deterministic gradients"
+            return Refusal(
+                "a gradient through lse" if call.needs_lse else "deterministic gradients"
+            )
         if call.requires_grad and spec.bias is not None and spec.bias.tensor.requires_grad:
-            return f"a gradient of bias={spec.bias!r}"
+            return Refusal(f"a gradient of bias={spec.bias!r}")
         return None
 
-    def run(self, call: Call) -> State:
+    def run(self, call: Call, plan: None) -> State:
         k, v = call.source.gather()
         bad = None
         if call.spec.mask is not None:

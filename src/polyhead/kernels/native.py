@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.errors import NotPlainError
-from polyhead.kernels.base import Kernel
+from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.native_operator import dense, differentiable
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.native.gate import is_fake, stranger
@@ -28,7 +28,7 @@ from polyhead.semantics import (
     State,
     TensorBias,
 )
-from polyhead.semantics.masks import And, Keep, Mask
+from polyhead.semantics.masks import Range
 from polyhead.semantics.scores import dropout_of
 from polyhead.semantics.storage import check_storage
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
@@ -42,7 +42,7 @@ FARTHEST = 1 << 14
 """Most ``max_distance`` of a relative bias: a number for every distance up to there is laid out."""
 
 
-class NativeKernel(Kernel):
+class NativeKernel(Kernel[Extras]):
     name = "native"
     checks_storage = True
     summary = "C++ for CPUs: K and V read once per kv head, where they lie; no double derivatives"
@@ -50,7 +50,13 @@ class NativeKernel(Kernel):
     def unavailable(self) -> str | None:
         return native.unavailable()
 
-    def refusal(self, call: Call) -> str | None:
+    def plan(self, call: Call) -> Extras | Refusal:
+        if (feature := self._refused(call)) is not None:
+            return Refusal(feature)
+        return _extras(call) if _has_extras(call.spec) else NO_EXTRAS
+
+    def _refused(self, call: Call) -> str | None:
+        """What needs no look at the mask to be known."""
         spec, source, q = call.spec, call.source, call.q
         if q.dtype not in DTYPES:
             return str(q.dtype).removeprefix("torch.")
@@ -74,8 +80,6 @@ class NativeKernel(Kernel):
             return "keys and values that would be copied to be read"
         if not (q.shape[0] and q.shape[2] and source.tokens.length):
             return "no batch rows, no queries or no keys"
-        if not _is_ranged(call):
-            return f"mask={spec.mask!r} (it would need a T×S tensor)"
         if type(source) is not DenseSource:
             if call.requires_grad:
                 return "gradients beside keys and values that a cache holds"
@@ -85,22 +89,18 @@ class NativeKernel(Kernel):
                 return "compilation of a cache"
         return None
 
-    def run(self, call: Call) -> State:
-        spec = call.spec
-        extras = NO_EXTRAS
-        if _has_extras(spec):
-            extras = _extras(call)
-        pieces = _pieces(call)
+    def run(self, call: Call, plan: Extras) -> State:
+        spec, pieces = call.spec, _pieces(call)
         if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors().values()):
             (piece,) = pieces
-            return differentiable(piece, call.q, spec.scale, extras)
+            return differentiable(piece, call.q, spec.scale, plan)
         code = native.code()
         if code is None:
             raise RuntimeError(native.unavailable())
         with suppress(NotPlainError):  # gaps in a last dimension: too rare to be looked for first
-            return State(*code.attend(call.q, pieces, spec.scale, extras, lse=call.needs_lse))
+            return State(*code.attend(call.q, pieces, spec.scale, plan, lse=call.needs_lse))
         pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
-        return State(*code.attend(dense(call.q), pieces, spec.scale, extras, lse=call.needs_lse))
+        return State(*code.attend(dense(call.q), pieces, spec.scale, plan, lse=call.needs_lse))
 
 
 def _has_extras(spec: Specification) -> bool:
@@ -121,18 +121,16 @@ def _pieces(call: Call) -> list[Piece]:
     return found
 
 
-def _extras(call: Call) -> Extras:
+def _extras(call: Call) -> Extras | Refusal:
     spec, q = call.spec, call.q
-    T, S = q.shape[2], call.source.tokens.length
     bounds = keep = positions = slopes = by_distance = bias = None
     if spec.mask is not None:
-        ranged, explicit = _split(spec.mask)
-        bounds = _bounds(ranged, call)
-        for part in explicit:
-            visible = part.visible(call.q_tokens, call.source.tokens, q.device)
-            keep = visible if keep is None else keep & visible
-        if keep is not None:
-            keep = keep.expand(*keep.shape[:2], T, S)
+        found = spec.mask.range(call.q_tokens, call.source.tokens, q.device)
+        if found is None:
+            return Refusal(f"mask={spec.mask!r} (it would need a T×S tensor)")
+        bounds = _bounds(found, q.shape[2])
+        if found.keep is not None:
+            keep = found.keep.expand(*found.keep.shape[:2], q.shape[2], call.source.tokens.length)
             keep = keep if keep.stride(-1) == 1 else keep.contiguous()
     if spec.bias is not None and not torch.compiler.is_compiling():
         check_storage("bias", spec.bias.tensor)  # it may be copied below
@@ -150,37 +148,11 @@ def _extras(call: Call) -> Extras:
     return Extras(spec.softcap or 0.0, bounds, keep, *numbers, dropout)
 
 
-def _split(mask: Mask) -> tuple[Mask | None, list[Keep]]:
-    """The parts of a conjunction that are rules, as one mask, and those that are tensors."""
-    if isinstance(mask, Keep):
-        return None, [mask]
-    if not isinstance(mask, And):
-        return mask, []
-    left, left_tensors = _split(mask.left)
-    right, right_tensors = _split(mask.right)
-    both = left if right is None else right if left is None else left & right
-    return both, left_tensors + right_tensors
-
-
-def _is_ranged(call: Call) -> bool:
-    """Whether the mask is a range of positions for every query, and explicit tensors."""
-    mask = None if call.spec.mask is None else _split(call.spec.mask)[0]
-    if mask is None:
-        return True
-    return mask.range(call.q_tokens, call.source.tokens, call.q.device) is not None
-
-
-def _bounds(mask: Mask | None, call: Call) -> tuple[Tensor, Tensor]:
+def _bounds(found: Range, queries: int) -> tuple[Tensor, Tensor]:
     """``[1 or B, T]`` low and high of the positions that each query sees."""
-    found = None
-    if mask is not None:
-        found = mask.range(call.q_tokens, call.source.tokens, call.q.device)
-    T = call.q.shape[2]
-    low = high = None
-    if found is not None:
-        low, high = found
-    low = torch.full((1, T), _NOWHERE.min) if low is None else low
-    high = torch.full((1, T), _NOWHERE.max) if high is None else high
+    low, high = found.low, found.high
+    low = torch.full((1, queries), _NOWHERE.min) if low is None else low
+    high = torch.full((1, queries), _NOWHERE.max) if high is None else high
     rows = max(len(low), len(high))
     return _rows(low, rows), _rows(high, rows)
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from polyhead.kernels.base import Kernel
+from polyhead.kernels.base import Kernel, Refusal
 from polyhead.semantics import Call, State
 from polyhead.semantics.reference import attend
 from polyhead.semantics.scores import beside, is_distributed
 
 
-class ReferenceKernel(Kernel):
+class ReferenceKernel(Kernel[None]):
     name = "reference"
     summary = "the formula itself; holds the whole T×S matrix"
     gathers = True
 
-    def refusal(self, call: Call) -> str | None:
+    def plan(self, call: Call) -> Refusal | None:
         if call.spec.deterministic and call.requires_grad:
-            return "deterministic gradients (torch computes them on all threads)"
+            return Refusal("deterministic gradients (torch computes them on all threads)")
         masked = call.spec.mask is not None
         if masked and call.requires_grad and is_distributed(*call.tensors().values()):
-            return "gradients of DTensors beside a mask (torch mixes it with them afterwards)"
+            return Refusal(
+                "gradients of DTensors beside a mask (torch mixes it with them afterwards)"
+            )
         return None
 
-    def run(self, call: Call) -> State:
+    def run(self, call: Call, plan: None) -> State:
         with beside(*call.tensors().values()):
             return attend(call)

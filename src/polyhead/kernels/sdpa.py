@@ -11,48 +11,56 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.kernels.base import Kernel
+from polyhead.kernels.base import Kernel, Refusal
 from polyhead.semantics import Call, Causal, DenseSource, State, Visibility
 from polyhead.semantics.scores import is_distributed, quarantine
 
 
-class SdpaKernel(Kernel):
+class SdpaKernel(Kernel[bool]):
     name = "sdpa"
     summary = "torch's fused attention; no mask beyond plain causal, no bias, no softcap"
     gathers = True
 
-    def refusal(self, call: Call) -> str | None:
+    def plan(self, call: Call) -> bool | Refusal:
+        """Whether plain causal order is left of the mask, or nothing."""
         spec = call.spec
         if spec.softcap is not None:
-            return f"softcap={spec.softcap}"
+            return Refusal(f"softcap={spec.softcap}")
         if spec.bias is not None:
-            return f"bias={spec.bias!r} (it would need a T×S tensor)"
+            return Refusal(f"bias={spec.bias!r} (it would need a T×S tensor)")
         if spec.dropout_p:
-            return f"dropout_p={spec.dropout_p} (its random numbers take no generator)"
+            return Refusal(f"dropout_p={spec.dropout_p} (its random numbers take no generator)")
         if call.source.key_dim != call.source.value_dim:
-            return (
+            return Refusal(
                 f"a value size {call.source.value_dim} beside key size {call.source.key_dim} "
                 "(it would build the T×S matrix)"
             )
         if not _rows_are_dense(call):
-            return "a last dimension with strides (it would read past it, or build the T×S matrix)"
+            return Refusal(
+                "a last dimension with strides (it would read past it, or build the T×S matrix)"
+            )
         if not (call.q_tokens.length and call.source.tokens.length):
-            return "no queries or no keys"
-        if call.visibility is not Visibility.ALL and not _is_top_left_causal(call):
-            return f"mask={spec.mask!r} over these positions (only plain causal with T = S)"
+            return Refusal("no queries or no keys")
+        is_causal = call.visibility is not Visibility.ALL
+        if is_causal and not _is_top_left_causal(call):
+            return Refusal(
+                f"mask={spec.mask!r} over these positions (only plain causal with T = S)"
+            )
         if call.needs_lse and call.q.device.type != "cpu":
-            return "return_lse on a device other than the CPU"
+            return Refusal("return_lse on a device other than the CPU")
         if call.needs_lse and call.requires_grad:
-            return "a gradient through lse"
+            return Refusal("a gradient through lse")
         if spec.deterministic and call.requires_grad:
-            return "deterministic gradients (torch computes them on all threads)"
+            return Refusal("deterministic gradients (torch computes them on all threads)")
         if call.q.is_cpu and is_distributed(*call.tensors().values()):
-            return "DTensors on a CPU (torch knows no sharding of its fused operator there)"
-        return None
+            return Refusal(
+                "DTensors on a CPU (torch knows no sharding of its fused operator there)"
+            )
+        return is_causal
 
-    def run(self, call: Call) -> State:
+    def run(self, call: Call, plan: bool) -> State:
         k, v = call.source.gather()
-        if call.visibility is Visibility.ALL:
+        if not plan:
             return _fused(call, k, v, is_causal=False)
         k, v, bad = quarantine(k, v)
         out, lse = _fused(call, k, v, is_causal=True)

@@ -60,14 +60,14 @@ WIDENED_PER_TILE = 3 << 16
 queries: decoding allocates less than 1 MiB besides its output."""
 
 
-class TiledKernel(Kernel):
+class TiledKernel(Kernel[None]):
     name = "tiled"
     summary = "online softmax over tiles in pure PyTorch; every feature, O(T) memory, any device"
 
-    def refusal(self, call: Call) -> str | None:
+    def plan(self, call: Call) -> None:
         return None
 
-    def run(self, call: Call) -> State:
+    def run(self, call: Call, plan: None) -> State:
         with beside(*call.tensors().values()):
             return self._run(call)
 

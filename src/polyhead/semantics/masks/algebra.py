@@ -35,13 +35,17 @@ class Visibility(enum.Enum):
 
 
 class Range(NamedTuple):
-    """The positions that each query may see, low ≤ position < high: ``[1 or B, T]`` int64.
+    """What each query may see: the keys at positions low ≤ position < high that ``keep`` allows.
 
-    None is no bound.
+    Attributes:
+        low: ``[1 or B, T]`` int64; None is no bound.
+        high: Likewise.
+        keep: An explicit tensor, bool, broadcasts to ``[B, H, T, S]``; None hides nothing.
     """
 
     low: Tensor | None
     high: Tensor | None
+    keep: Tensor | None = None
 
 
 class Mask(ABC):
@@ -56,7 +60,10 @@ class Mask(ABC):
         """Whether none, some or all pairs are visible; SOME wherever that is not known."""
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
-        """What each query sees as one range of key positions; None where it is not one range."""
+        """What each query sees as one range of key positions and an explicit tensor, if it is that.
+
+        None where it is not: such a mask would have to be drawn for all pairs.
+        """
         return None
 
     def parts(self) -> tuple[Mask, ...]:
@@ -151,6 +158,7 @@ class And(Mask):
         return Range(
             _either(torch.maximum, left.low, right.low),
             _either(torch.minimum, left.high, right.high),
+            _either(torch.logical_and, left.keep, right.keep),
         )
 
     def parts(self) -> tuple[Mask, ...]:
@@ -191,6 +199,8 @@ class Or(Mask):
         left, right = self.left.range(q, k, device), self.right.range(q, k, device)
         # Two ranges from the beginning are one; others may leave a hole between them.
         if left is None or right is None or left.low is not None or right.low is not None:
+            return None
+        if left.keep is not None or right.keep is not None:
             return None
         if left.high is None or right.high is None:
             return Range(None, None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.semantics.masks.algebra import Mask, Visibility
+from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.tokens import Tokens
 
 
@@ -43,6 +43,9 @@ class Keep(Mask):
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         return Visibility.SOME
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        return Range(None, None, self.visible(q, k, device))
 
     def of_heads(self, heads: Sequence[int]) -> Keep:
         return type(self)(of_heads(self.allowed, heads))
