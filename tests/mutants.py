@@ -19,9 +19,9 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("more queries than keys", "if keys.length < T:", "if False:"),
             ("positions of another length", "if positions.shape not in ((length", "if not ((length"),
             ("dropout of 1", 'share("dropout_p", dropout_p)', "pass"),
-            ("a window of size w", "inside = columns > rows - self.size", "inside = columns >= rows - self.size"),
+            ("a window of size w", "return lambda pair: k(pair) > q(pair) - size(pair)", "return lambda pair: k(pair) >= q(pair) - size(pair)"),
             ("a window's full tiles", "inside = farthest < self.size", "inside = farthest <= self.size"),
-            ("Drop's polarity", "return ~super().visible(q, k, device)", "return super().visible(q, k, device)"),
+            ("Drop's polarity", "return lambda pair: ~allowed(pair)", "return allowed"),
             ("lengths of documents", "if ends[-1] != keys:", "if False:"),
             ("rows of lengths", "if len(self.values) not in (1, batch):", "if False:"),
             ("merged shapes", "if out.shape != outs[0].shape or lse", "if lse"),
@@ -30,7 +30,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
     "functional.py": {
         "tests/test_functional.py": [
             ("a named kernel that cannot", "if isinstance(plan := named.plan(call), Refusal):", "if isinstance(plan := named.plan(call), ()):"),
-            ("an unknown kernel", "if kernel is None:", "if False:"),
+            ("an unknown kernel", "if named is None:", "if False:"),
             ("auto asks for refusals", "if not isinstance(plan, Refusal):", "if True:"),
             ("sinks", "if call.spec.sinks is not None:", "if False:"),
             ("lse where it is asked for", "if not return_lse:", "if return_lse is None:"),

@@ -77,7 +77,7 @@ def _m(feature: str, file: str, line: str, instead: str) -> Mutation:
 
 
 REFERENCE, SCORES = "semantics/reference.py", "semantics/scores.py"
-FLEX, FUNCTIONS = "kernels/flex.py", "kernels/flex_functions.py"
+FLEX, PAIRS = "kernels/flex.py", "semantics/pairs.py"
 WEIGHTS = "semantics/weights.py"
 TILED, SDPA, STATE = "kernels/tiled.py", "kernels/sdpa.py", "semantics/state.py"
 NATIVE, ALGEBRA = "kernels/native.py", "semantics/masks/algebra.py"
@@ -133,7 +133,7 @@ MUTATIONS = [
     _m("a seen NaN shows", TILED, "if spoiled is not None:", "if False:"),
     _m("silent rows, backward", TILED, "silent = lse_rows.isneginf() |", "silent ="),
     _m("spoiled rows, backward", TILED, "| (out_rows.isnan()", "& (out_rows.isnan()"),
-    _m("bias, backward", TILED, "spec.bias.add_gradient(grad_bias,", "(lambda *a: 0)(grad_bias,"),
+    _m("bias, backward", TILED, "spec.bias.add_gradients(grad_bias,", "(lambda *a: 0)(grad_bias,"),
     _m(
         "softcap, backward",
         TILED,
@@ -170,15 +170,17 @@ MUTATIONS = [
     _m(
         "mask",
         FLEX,
-        "blocks = call.spec, None\n    if spec.mask is not None:",
-        "blocks = call.spec, None\n    if False:",
+        "if spec.mask is not None and rules.mask is not None:",
+        "if False and rules.mask is not None:",
     ),
     _m("scale", FLEX, "blocks, spec.scale, call.groups > 1", "blocks, None, call.groups > 1"),
     _m("quarantine", FLEX, "k, v, bad = quarantine(k, v)", "pass"),
     _m("a seen NaN shows", FLEX, "if bad is not None and bool(bad.any()):", "if False:"),
     _m("refuses dropout", FLEX, "if spec.dropout_p:", "if False:"),
-    _m("softcap", FUNCTIONS, "torch.tanh(score / cap) * cap", "score"),
-    _m("bias", FUNCTIONS, "score if added is None else score + added(b, h, q, k)", "score"),
+    _m("softcap", FLEX, "torch.tanh(score / cap) * cap", "score"),
+    _m("bias", FLEX, "score if bias is None else score + bias((b, h, q, k))", "score"),
+    _m("queries of one pair", PAIRS, "pair[2] + first", "pair[2]"),
+    _m("keys of one pair", PAIRS, "pair[3] + first", "pair[3]"),
     _m("quarantine", WEIGHTS, "k, _, bad = quarantine(k, k[..., :0])", "bad = None"),
     _m("a seen NaN shows", WEIGHTS, "if bad is not None:", "if False:"),
     _m("empty row", WEIGHTS, "lse.to(precise).masked_fill(empty, torch.inf)", "lse.to(precise)"),
@@ -199,15 +201,20 @@ MUTATIONS = [
     _m("scale", NATIVE, "attend(call.q, pieces, spec.scale", "attend(call.q, pieces, 1.0"),
     _m("scale, differentiable", NATIVE, "call.q, spec.scale, plan)", "call.q, 1.0, plan)"),
     _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
-    _m("bias", NATIVE, "if isinstance(spec.bias, TensorBias):", "if False:"),
-    _m("bias by position", NATIVE, "elif spec.bias is not None:", "elif False:"),
+    _m(
+        "bias",
+        NATIVE,
+        "slopes, by_distance, numbers.tensor",
+        "slopes, by_distance, None",
+    ),
+    _m("bias by position", NATIVE, "if numbers.tensor is None:", "if False:"),
     _m("bias, backward", OPERATOR, "of_bias = ctx.needs_input_grad[3]", "of_bias = False"),
     _m("buckets behind", BIASES, "Tokens.of(1, shift=self.max_distance)", "Tokens.of(1)"),
     _m("positions", NATIVE, "if tokens.positions is not None:", "if False:"),
     _m("strided rows", NATIVE, "k=dense(piece.k), v=dense(piece.v)", "k=piece.k, v=piece.v"),
     _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
-    _m("refuses far distances", NATIVE, "spec.bias.max_distance > FARTHEST:", "False:"),
-    _m("refuses other biases", NATIVE, "type(spec.bias) not in _BIASES:", "False:"),
+    _m("refuses far distances", BIASES, "if self.max_distance > FARTHEST:", "if False:"),
+    _m("refuses other biases", NATIVE, "if found_numbers is None:", "if False:"),
     _m("dropout", NATIVE, "if spec.dropout_p else None", "if False else None"),
     _m("dropout alone", NATIVE, "or spec.dropout_p", ""),
     _m(

@@ -55,8 +55,8 @@ def test_its_functions_match_the_oracle_or_it_refuses_by_name(uncompiled, monkey
         ("dropout_p", {"dropout_p": 0.1}),
         ("return_lse on the CPU", {"return_lse": True}),
         ("return_lse on the CPU", {"sinks": torch.zeros(4)}),
-        ("a kind of mask", {"mask": ~type("Own", (ph.Causal,), {})()}),
-        ("a kind of bias", {"bias": type("Own", (ph.ALiBi,), {})(4)}),
+        ("no function of one pair", {"mask": ~type("Own", (ph.Causal,), {"visible": None})()}),
+        ("no function of one pair", {"bias": type("Own", (ph.ALiBi,), {"tile": None})(4)}),
     ],
 )
 def test_what_it_cannot_do_is_named(uncompiled, words, arguments):

@@ -43,16 +43,16 @@ class CosineBias(ph.Bias):
     """A bias that native code has never heard of."""
 
     def __init__(self, waves):
-        self.tensor = waves
+        self.tensors = (waves,)
 
     def tile(self, q, k, like):
         apart = (q.place_tensor(like.device)[:, None] - k.place_tensor(like.device)).to(like)
-        return torch.cos(self.tensor.to(like)[:, None, None] * apart)[None]
+        return torch.cos(self.tensors[0].to(like)[:, None, None] * apart)[None]
 
     def check(self, batch, heads, queries, keys):
         pass
 
-    with_tensor = of_heads = add_gradient = tensor = None
+    with_tensors = of_heads = tensors = None
 
 
 def exact(q, k, v, **arguments):

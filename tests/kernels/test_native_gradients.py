@@ -36,7 +36,7 @@ def gradients(tensors, dtype, kernel, weights, sinks=None, bias=None, **argument
     if sinks is not None:
         sinks = leaf(sinks)
     if bias is not None:
-        bias = bias.with_tensor(leaf(bias.tensor))
+        bias = bias.with_tensors([leaf(x) for x in bias.tensors])
     arguments["generator"] = torch.Generator().manual_seed(7)  # dropout is the same everywhere
     out, lse = ph.attention(
         q, k, v, kernel=kernel, return_lse=True, sinks=sinks, bias=bias, **arguments
@@ -55,7 +55,7 @@ def check(q, k, v, sinks=None, bias=None, threads=(), **arguments):
         arguments["sinks"] = sinks.to(q.dtype)
     if bias is not None:
         bias = bias if isinstance(bias, ph.Bias) else TensorBias(bias)
-        arguments["bias"] = bias.with_tensor(bias.tensor.to(q.dtype))
+        arguments["bias"] = bias.with_tensors([x.to(q.dtype) for x in bias.tensors])
     wanted = gradients([q, k, v], torch.float64, "reference", weights, **arguments)
     most = max(theirs.abs().max() for theirs in wanted[:3]).item()
     apart = [APART[q.dtype] * (most + 1)] * len(wanted)
@@ -87,8 +87,8 @@ def terms_of_bias(tensors, weights, bias, **arguments):
     (B, H, T, _), S = tensors[0].shape, tensors[1].shape[2]
     q_tokens = Tokens.of(T, shift=S - T, positions=arguments.get("q_positions"))
     k_tokens = Tokens.of(S, positions=arguments.get("kv_positions"))
-    learned = bias.tensor.detach().double().requires_grad_()
-    drawn = bias.with_tensor(learned).tile(q_tokens, k_tokens, learned).expand(B, H, T, S)
+    learned = bias.tensors[0].detach().double().requires_grad_()
+    drawn = bias.with_tensors([learned]).tile(q_tokens, k_tokens, learned).expand(B, H, T, S)
     *_, of_scores = gradients(
         tensors, torch.float64, "reference", weights, bias=TensorBias(drawn), **arguments
     )

@@ -23,6 +23,7 @@ from polyhead.caches.codecs import Codec, Stream
 from polyhead.caches.memory import Memory
 from polyhead.caches.pages import Pages
 from polyhead.semantics.masks import Mask, Range, Visibility
+from polyhead.semantics.pairs import Pairs, Value
 from polyhead.semantics.sources import KeyValueSource, Strip
 from polyhead.semantics.tokens import Tokens
 
@@ -114,11 +115,12 @@ class Given:
         return Strip(tokens, *self.read(0, self.length))
 
 
-class Held(Mask):
+class Held(Mask, arguments={}):
     """Hides the addresses that hold no token of a batch row."""
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        return (k.position_tensor(device) < NOWHERE).reshape(-1, 1, 1, k.length)
+    def rule(self, of: Pairs) -> Value:
+        k, nowhere = of.k_position, of.number(NOWHERE)
+        return lambda pair: k(pair) < nowhere(pair)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         if k.span is None:

@@ -17,30 +17,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polyhead.caches.source import Held
 from polyhead.checks import shown, whole
 from polyhead.errors import CheckpointError, UnsupportedError
 from polyhead.inspection.kept import KeptCall, TokenIds
 from polyhead.reading import size_of
-from polyhead.semantics import (
-    ALiBi,
-    Causal,
-    Chunk,
-    Documents,
-    Drop,
-    Keep,
-    KeyLengths,
-    Prefix,
-    RelativeBias,
-    RoundedALiBi,
-    Specification,
-    TensorBias,
-    Tokens,
-    Window,
-)
+from polyhead.semantics import Documents, Specification, Tokens
 from polyhead.semantics.biases import Bias
-from polyhead.semantics.masks import And, Mask, Not, Or
+from polyhead.semantics.masks import Mask
 from polyhead.semantics.masks.counts import PerRow
+from polyhead.semantics.parts import kinds
 from polyhead.writing import write_tensors
 
 KEY = "polyhead.probe"
@@ -49,10 +34,6 @@ MOST = 1 << 48
 """Tokens of a sequence: more than any has, and few enough to count on with 64 bits."""
 
 Types = dict[str, Any]
-
-
-def _relative(table: Tensor, both: bool, most: int) -> RelativeBias:
-    return RelativeBias(table, bidirectional=both, max_distance=most)
 
 
 def _tokens(length: int, shift: int, positions: Tensor | None) -> Tokens:
@@ -72,14 +53,6 @@ def _tokens(length: int, shift: int, positions: Tensor | None) -> Tokens:
 
 
 _KINDS: dict[str, tuple[Callable[..., Any], Types]] = {
-    "ALiBi": (ALiBi, {"slopes": Tensor}),
-    "And": (And, {"left": Mask, "right": Mask}),
-    "Causal": (Causal, {}),
-    "Chunk": (Chunk, {"size": int}),
-    "Documents": (Documents, {"lengths": list}),
-    "Drop": (Drop, {"allowed": Tensor}),
-    "Keep": (Keep, {"allowed": Tensor}),
-    "Held": (Held, {}),
     "KeptCall": (
         KeptCall,
         {
@@ -94,12 +67,6 @@ _KINDS: dict[str, tuple[Callable[..., Any], Types]] = {
             "documents": Documents | None,
         },
     ),
-    "KeyLengths": (KeyLengths, {"length": Tensor | list}),
-    "Not": (Not, {"inner": Mask}),
-    "Or": (Or, {"left": Mask, "right": Mask}),
-    "Prefix": (Prefix, {"length": Tensor | list}),
-    "RelativeBias": (_relative, {"table": Tensor, "bidirectional": bool, "max_distance": int}),
-    "RoundedALiBi": (RoundedALiBi, {"slopes": Tensor, "scale": float | int}),
     "Specification": (
         Specification,
         {
@@ -110,12 +77,13 @@ _KINDS: dict[str, tuple[Callable[..., Any], Types]] = {
             "sinks": Tensor | None,
         },
     ),
-    "TensorBias": (TensorBias, {"tensor": Tensor}),
     "TokenIds": (TokenIds, {"queries": Tensor, "keys": Tensor, "preceding": Tensor}),
     "Tokens": (_tokens, {"length": int, "shift": int, "positions": Tensor | None}),
-    "Window": (Window, {"size": int, "ahead": int | None}),
 }
 """How each part is made again: its maker, and the attributes that are its arguments with types."""
+_KINDS |= {
+    cls.__name__: (cls, dict(cls.arguments or {})) for base in (Mask, Bias) for cls in kinds(base)
+}
 
 
 def write(path: str | os.PathLike[str], content: Any) -> None:
@@ -208,7 +176,7 @@ def _unpacked(value: Any, tensors: dict[str, Tensor], named: set[str]) -> Any:
         # True and False are numbers to Python alone.
         if not isinstance(argument, wanted) or (isinstance(argument, bool) and wanted is not bool):
             raise TypeError(f"{name} of {kind} cannot be {_short(argument)}")
-    return make(*arguments)
+    return make(**dict(zip(types, arguments, strict=True)))
 
 
 def _short(value: Any) -> str:

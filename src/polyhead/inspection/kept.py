@@ -139,10 +139,8 @@ class KeptCall:
 
 def _documents_of(mask: Mask | None) -> Documents | None:
     """The packed documents that a mask keeps apart, if it does."""
-    if mask is None or isinstance(mask, Documents):
-        return mask
-    found = (_documents_of(part) for part in mask.parts())
-    return next((documents for documents in found if documents is not None), None)
+    parts = () if mask is None else mask.walk()
+    return next((part for part in parts if isinstance(part, Documents)), None)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -93,7 +93,8 @@ def _check_call(call: KeptCall) -> None:
     if spec.mask is not None:
         spec.mask.check(B, H, T, S)
     if spec.bias is not None:
-        _check("bias", spec.bias.tensor, (None,) * spec.bias.tensor.ndim, _DTYPES)
+        for tensor in spec.bias.tensors:
+            _check("bias", tensor, (None,) * tensor.ndim, _DTYPES)
         spec.bias.check(B, H, T, S)
     if spec.sinks is not None:
         _check("sinks", spec.sinks, (H,), _DTYPES)

@@ -16,14 +16,14 @@ import os
 import shutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyhead.kernels.base import Kernel, Refusal
-from polyhead.kernels.flex_functions import knows_bias, knows_mask, mask_function, score_function
 from polyhead.semantics import Call, Mask, State, Tokens, Visibility
+from polyhead.semantics.pairs import OnePair, Value
 from polyhead.semantics.scores import poisoned, quarantine
 from polyhead.semantics.tokens import is_traced, is_transformed
 
@@ -31,7 +31,14 @@ BLOCK = 128
 """Queries and keys of a block of the block mask, as FlexAttention's own default."""
 
 
-class FlexKernel(Kernel[None]):
+class Rules(NamedTuple):
+    """The mask and the bias of a call as functions of one pair, each None where there is none."""
+
+    mask: Value | None
+    bias: Value | None
+
+
+class FlexKernel(Kernel[Rules]):
     name = "flex"
     summary = (
         "torch's FlexAttention; compiles for seconds at every new kind of call, so by name only"
@@ -42,7 +49,7 @@ class FlexKernel(Kernel[None]):
             return "needs a C++ compiler at run time: apt-get install g++"
         return None
 
-    def plan(self, call: Call) -> Refusal | None:
+    def plan(self, call: Call) -> Rules | Refusal:
         spec, on_cpu = call.spec, call.q.device.type == "cpu"
         if call.q.device.type not in ("cpu", "cuda"):
             return Refusal(f"tensors on {call.q.device.type}")
@@ -58,10 +65,6 @@ class FlexKernel(Kernel[None]):
             return Refusal("no queries or no keys")
         if spec.dropout_p:
             return Refusal(f"dropout_p={spec.dropout_p}")
-        if not knows_mask(spec.mask):
-            return Refusal(f"mask={spec.mask!r} (a kind of mask it has no function for)")
-        if not knows_bias(spec.bias):
-            return Refusal(f"bias={spec.bias!r} (a kind of bias it has no function for)")
         if call.needs_lse and on_cpu:
             return Refusal("return_lse on the CPU")
         if call.requires_grad and on_cpu:
@@ -70,16 +73,27 @@ class FlexKernel(Kernel[None]):
             return Refusal(
                 "a gradient through lse" if call.needs_lse else "deterministic gradients"
             )
-        if call.requires_grad and spec.bias is not None and spec.bias.tensor.requires_grad:
+        if (
+            call.requires_grad
+            and spec.bias is not None
+            and any(x.requires_grad for x in spec.bias.tensors)
+        ):
             return Refusal(f"a gradient of bias={spec.bias!r}")
-        return None
+        of = OnePair(call.q_tokens, call.source.tokens, call.q.device)
+        mask = None if spec.mask is None else spec.mask.rule(of)
+        if spec.mask is not None and mask is None:
+            return Refusal(f"mask={spec.mask!r} (it has no function of one pair)")
+        bias = None if spec.bias is None else spec.bias.rule(of)
+        if spec.bias is not None and bias is None:
+            return Refusal(f"bias={spec.bias!r} (it has no function of one pair)")
+        return Rules(mask, bias)
 
-    def run(self, call: Call, plan: None) -> State:
+    def run(self, call: Call, plan: Rules) -> State:
         k, v = call.source.gather()
         bad = None
         if call.spec.mask is not None:
             k, v, bad = quarantine(k, v)
-        out, lse = _compiled(call.q, k, v, call)
+        out, lse = _compiled(call.q, k, v, call, plan)
         if bad is not None and bool(bad.any()):
             out = out.masked_fill(_spoiled(call, bad)[..., None], torch.nan)
         return State(out, lse)
@@ -101,25 +115,48 @@ def _flex(device_type: str) -> Callable[..., Any]:
     return compiled
 
 
-def _compiled(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
+def _compiled(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, rules: Rules
+) -> tuple[Tensor, Tensor | None]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
     spec, blocks = call.spec, None
-    if spec.mask is not None:
+    if spec.mask is not None and rules.mask is not None:
         blocks = BlockMask.from_kv_blocks(
             *_blocks(spec.mask, call.q_tokens, call.source.tokens, q.device),
             BLOCK_SIZE=BLOCK,
-            mask_mod=mask_function(spec.mask, call),
+            mask_mod=_mask_mod(rules.mask),
             seq_lengths=(call.q_tokens.length, call.source.tokens.length),
         )
     # Every kind of mask is a function of its own: they are no storm of recompilations.
     with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
         out, more = _flex(q.device.type)(
-            q, k, v, score_function(call), blocks, spec.scale, call.groups > 1,
+            q, k, v, _score_mod(spec.softcap, rules.bias), blocks, spec.scale, call.groups > 1,
             return_aux=AuxRequest(lse=call.needs_lse),
         )  # fmt: skip
     return out, more.lse
+
+
+def _mask_mod(rule: Value) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen: Tensor = rule((b, h, q, k))
+        return seen
+
+    return mask_mod
+
+
+def _score_mod(cap: float | None, bias: Value | None) -> Callable[..., Tensor] | None:
+    """Softcap and bias of one score, or None where there is neither."""
+    if cap is None and bias is None:
+        return None
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if cap is not None:
+            score = torch.tanh(score / cap) * cap
+        return score if bias is None else score + bias((b, h, q, k))
+
+    return score_mod
 
 
 def _blocks(

@@ -19,15 +19,8 @@ from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.native_operator import dense, differentiable
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras, Piece
 from polyhead.native.gate import is_fake, stranger
-from polyhead.semantics import (
-    ALiBi,
-    Call,
-    DenseSource,
-    RelativeBias,
-    Specification,
-    State,
-    TensorBias,
-)
+from polyhead.semantics import Call, DenseSource, Specification, State
+from polyhead.semantics.biases import Numbers
 from polyhead.semantics.masks import Range
 from polyhead.semantics.scores import dropout_of
 from polyhead.semantics.storage import check_storage
@@ -35,11 +28,6 @@ from polyhead.semantics.tokens import is_differentiated, is_traced, is_transform
 
 _NOWHERE = torch.iinfo(torch.int64)
 """The range of positions; a bound at its ends hides nothing but the last of them."""
-
-_BIASES = (ALiBi, RelativeBias, TensorBias)
-
-FARTHEST = 1 << 14
-"""Most ``max_distance`` of a relative bias: a number for every distance up to there is laid out."""
 
 
 class NativeKernel(Kernel[Extras]):
@@ -72,10 +60,6 @@ class NativeKernel(Kernel[Extras]):
             return strange
         elif is_traced(q) and not is_fake((q,)):
             return "torch.func"
-        if isinstance(spec.bias, RelativeBias) and spec.bias.max_distance > FARTHEST:
-            return f"bias={spec.bias!r} with max_distance={spec.bias.max_distance}"
-        if spec.bias is not None and type(spec.bias) not in _BIASES:
-            return f"bias={spec.bias!r} (it would need a T×S tensor)"
         if not source.in_place:
             return "keys and values that would be copied to be read"
         if not (q.shape[0] and q.shape[2] and source.tokens.length):
@@ -123,7 +107,8 @@ def _pieces(call: Call) -> list[Piece]:
 
 def _extras(call: Call) -> Extras | Refusal:
     spec, q = call.spec, call.q
-    bounds = keep = positions = slopes = by_distance = bias = None
+    bounds = keep = positions = None
+    numbers = Numbers()
     if spec.mask is not None:
         found = spec.mask.range(call.q_tokens, call.source.tokens, q.device)
         if found is None:
@@ -132,20 +117,20 @@ def _extras(call: Call) -> Extras | Refusal:
         if found.keep is not None:
             keep = found.keep.expand(*found.keep.shape[:2], q.shape[2], call.source.tokens.length)
             keep = keep if keep.stride(-1) == 1 else keep.contiguous()
-    if spec.bias is not None and not torch.compiler.is_compiling():
-        check_storage("bias", spec.bias.tensor)  # it may be copied below
-    if isinstance(spec.bias, TensorBias):
-        bias = spec.bias.tensor.float().resolve_neg()
-    elif spec.bias is not None:
-        positions = dense(call.q_tokens.position_tensor(q.device).long())
-        if isinstance(spec.bias, RelativeBias):
-            by_distance = spec.bias.by_distance(positions.new_empty(0, dtype=torch.float32))
-            by_distance = dense(by_distance)
-        else:
-            slopes = dense(spec.bias.tensor.float())
+    if spec.bias is not None:
+        if not torch.compiler.is_compiling():
+            for x in spec.bias.tensors:
+                check_storage("bias", x)  # it may be copied below
+        found_numbers = spec.bias.numbers()
+        if found_numbers is None:
+            return Refusal(f"bias={spec.bias!r} (it would need a T×S tensor)")
+        numbers = found_numbers
+        if numbers.tensor is None:
+            positions = dense(call.q_tokens.position_tensor(q.device).long())
+    slopes, by_distance = (None if x is None else dense(x) for x in numbers[:2])
     dropout = dropout_of(spec, call.q_tokens, call.source.tokens) if spec.dropout_p else None
-    numbers = positions, slopes, by_distance, bias
-    return Extras(spec.softcap or 0.0, bounds, keep, *numbers, dropout)
+    bias = positions, slopes, by_distance, numbers.tensor
+    return Extras(spec.softcap or 0.0, bounds, keep, *bias, dropout)
 
 
 def _bounds(found: Range, queries: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ so K and V are never expanded. Shape letters: B batch, H query heads, G kv heads
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -76,9 +76,9 @@ class TiledKernel(Kernel[None]):
             # Under vmap and nested derivatives torch differentiates the tiles themselves.
             return State(*_forward(call.q, call.source, call.spec, call.q_tokens))
         k, v = call.source.gather()
-        bias = None if call.spec.bias is None else call.spec.bias.tensor
+        learned = () if call.spec.bias is None else call.spec.bias.tensors
         out, lse = _Tiled.apply(  # type: ignore[no-untyped-call]
-            call.q, k, v, bias, call.spec, call.q_tokens, call.source.tokens
+            call.q, k, v, call.spec, call.q_tokens, call.source.tokens, *learned
         )
         return State(out, lse)
 
@@ -217,37 +217,35 @@ class _Tiled(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        bias: Tensor | None,
         spec: Specification,
         q_tokens: Tokens,
         k_tokens: Tokens,
+        *learned: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        return _forward(q, DenseSource.over(k, v, k_tokens), _with_bias(spec, bias), q_tokens)
+        return _forward(q, DenseSource.over(k, v, k_tokens), _learned(spec, learned), q_tokens)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, bias, ctx.spec, ctx.q_tokens, ctx.k_tokens = inputs
+        q, k, v, ctx.spec, ctx.q_tokens, ctx.k_tokens, *learned = inputs
         out, lse = output
-        ctx.save_for_backward(q, k, v, bias, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, *learned)
 
     @staticmethod
     @_first_derivatives_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, out, lse = ctx.saved_tensors
-        spec = _with_bias(ctx.spec, bias)
-        needs_bias = ctx.needs_input_grad[3]
-        with full_precision(q), reproducibly(spec, q), beside(q, k, v, bias):
-            pieces = _backward(
+        q, k, v, out, lse, *learned = ctx.saved_tensors
+        spec = _learned(ctx.spec, learned)
+        needs_bias = any(ctx.needs_input_grad[6:])
+        with full_precision(q), reproducibly(spec, q), beside(q, k, v, *learned):
+            of_inputs, of_bias = _backward(
                 (q, k, v, out, lse), grads, spec, ctx.q_tokens, ctx.k_tokens, needs_bias=needs_bias
             )
-        return (*pieces, None, None, None)
+        return (*of_inputs, None, None, None, *(of_bias if needs_bias else [None] * len(learned)))
 
 
-def _with_bias(spec: Specification, bias: Tensor | None) -> Specification:
-    """The specification whose bias is computed from the tensor that autograd handed over."""
-    if bias is None or spec.bias is None:
-        return spec
-    return replace(spec, bias=spec.bias.with_tensor(bias))
+def _learned(spec: Specification, tensors: Sequence[Tensor]) -> Specification:
+    """The specification whose bias is computed from the tensors that autograd handed over."""
+    return spec if spec.bias is None else replace(spec, bias=spec.bias.with_tensors(tensors))
 
 
 def _backward(
@@ -258,8 +256,8 @@ def _backward(
     k_tokens: Tokens,
     *,
     needs_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and the bias's tensor."""
+) -> tuple[tuple[Tensor, Tensor, Tensor], list[Tensor]]:
+    """Gradients of q, k, v, and of the bias's tensors if they are needed."""
     q, k, v, out, lse = saved
     grad_out, grad_lse = grads
     precise = accumulation_dtype(q.dtype)
@@ -270,9 +268,8 @@ def _backward(
     grad_q = torch.zeros_like(q)
     grad_k = torch.zeros_like(k, dtype=precise)
     grad_v = torch.zeros_like(v, dtype=precise)
-    grad_bias = None
-    if needs_bias and spec.bias is not None:
-        grad_bias = torch.zeros_like(spec.bias.tensor, dtype=precise)
+    learned = spec.bias.tensors if needs_bias and spec.bias is not None else ()
+    grad_bias = [torch.zeros_like(x, dtype=precise) for x in learned]
     for rows in q_tokens.split(row_size):
         lse_rows, out_rows = _rows_of(lse, rows), _rows_of(out, rows)
         # A row takes and gives nothing if it saw nothing, or saw content that is not finite (then
@@ -304,13 +301,13 @@ def _backward(
                 kept_weights, grad_weights = weights * kept, grad_weights * kept
             grad_v[:, :, part] += fold(kept_weights, G).mT @ fold(grad_rows, G)
             grad_scores = (grad_weights - delta[..., None]) * weights
-            if grad_bias is not None and spec.bias is not None:
-                spec.bias.add_gradient(grad_bias, grad_scores, rows, tile)
+            if learned and spec.bias is not None:
+                spec.bias.add_gradients(grad_bias, grad_scores, rows, tile)
             if capped is not None and spec.softcap is not None:
                 grad_scores = grad_scores * (1.0 - (capped / spec.softcap) ** 2)
             grad_scores = fold(grad_scores, G)
             grad_q_rows = grad_q_rows + unfold(grad_scores @ k_tile, H)
             grad_k[:, :, part] += grad_scores.mT @ fold(q_rows, G)
         grad_q[:, :, rows.start : rows.start + rows.length] = grad_q_rows * spec.scale
-    bias_like = None if grad_bias is None or spec.bias is None else grad_bias.to(spec.bias.tensor)
-    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), bias_like
+    of_bias = [grad.to(x) for grad, x in zip(grad_bias, learned, strict=True)]
+    return (grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)), of_bias

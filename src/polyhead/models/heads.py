@@ -121,4 +121,4 @@ def _lengths(mask: Mask | None, hidden: Tensor) -> Tensor:
         return every
     if not isinstance(mask, KeyLengths):
         raise UnsupportedError(f"pooling understands no mask but KeyLengths: got {mask!r}")
-    return mask.length.tensor(hidden.device).reshape(-1).expand(B)
+    return mask.length.tensor(hidden.device).expand(B)

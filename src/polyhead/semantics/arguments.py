@@ -10,14 +10,7 @@ from torch import Tensor
 from polyhead.checks import flag, number, share
 from polyhead.semantics.biases import Bias, TensorBias
 from polyhead.semantics.call import Call, Specification, decisive
-from polyhead.semantics.masks import (
-    And,
-    Causal,
-    Documents,
-    KeyLengths,
-    Mask,
-    bare_tensor_message,
-)
+from polyhead.semantics.masks import Mask, bare_tensor_message
 from polyhead.semantics.masks.algebra import called
 from polyhead.semantics.scores import autocast_enabled
 from polyhead.semantics.sources import DenseSource, KeyValueSource
@@ -89,7 +82,7 @@ def call_of(
     requires_grad = torch.is_grad_enabled() and (
         q.requires_grad
         or source.requires_grad
-        or (bias is not None and bias.tensor.requires_grad)
+        or (bias is not None and any(x.requires_grad for x in bias.tensors))
         or (sinks is not None and sinks.requires_grad)
     )
     return Call(
@@ -123,28 +116,15 @@ def with_source_mask(mask: Mask | None, source: KeyValueSource) -> Mask | None:
         return mask
     if mask is None:
         return source.mask
-    if (counting := _counting_places(mask)) is not None:
+    counting = next((part for part in mask.walk() if part.compares == "places"), None)
+    if counting is not None:
         raise ValueError(
             f"mask={counting!r} counts places, and the rows of this source differ in what they "
             "hold (a padded or ragged batch), so its keys are in no order of place; use masks over "
             "positions: Causal, Window, Prefix"
         )
     # Such keys stand later than any query: causal order hides them already.
-    return mask if _is_causal(mask) else mask & source.mask
-
-
-def _counting_places(mask: Mask) -> Mask | None:
-    """The part of a mask that counts places, or None."""
-    if isinstance(mask, KeyLengths | Documents):
-        return mask
-    found = (_counting_places(part) for part in mask.parts())
-    return next((part for part in found if part is not None), None)
-
-
-def _is_causal(mask: Mask) -> bool:
-    return isinstance(mask, Causal) or (
-        isinstance(mask, And) and any(map(_is_causal, mask.parts()))
-    )
+    return mask if mask.never_ahead() else mask & source.mask
 
 
 def _lowered(

@@ -4,8 +4,8 @@
     RelativeBias(table)          table[bucket(key − query), h]  (T5, Raffel et al. 2020)
     TensorBias(tensor)           any tensor that broadcasts to [B, H, T, S]
 
-A bias draws one tile (``tile``) and takes back the gradient of one tile (``add_gradient``), so a
-learned bias costs no T×S memory forward or backward.
+A bias is a function of a pair, its ``rule``. It draws one tile (``tile``) and takes back the
+gradient of one tile (``add_gradients``), so a learned bias costs no T×S memory forward or backward.
 """
 
 from __future__ import annotations
@@ -13,52 +13,101 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from polyhead.errors import UnsupportedError
-from polyhead.semantics.masks import check_broadcast, cut, of_heads
+from polyhead.semantics.masks import check_broadcast, of_heads
+from polyhead.semantics.pairs import Pairs, Tile, Value, cut
+from polyhead.semantics.parts import Part, inherit_no_shortcut
 from polyhead.semantics.tokens import Tokens, distance
 
+FARTHEST = 1 << 14
+"""Most places of a bias by distance: a number for every one up to there is laid out."""
 
-class Bias(ABC):
-    """A term added to the scores, after softcap and before the mask."""
+
+class Numbers(NamedTuple):
+    """A bias as compiled code reads it: one of these.
+
+    Attributes:
+        slopes: ``[H]``: what is added is −slope · |query position − key position|.
+        by_distance: ``[H, 2 n + 1]``: what is added for keys n and more places behind the query,
+            …, n and more ahead of it.
+        tensor: ``[1 or B, 1 or H, 1 or T, 1 or S]`` by index in the call.
+    """
+
+    slopes: Tensor | None = None
+    by_distance: Tensor | None = None
+    tensor: Tensor | None = None
+
+
+class Bias(Part, ABC):
+    """A term added to the scores, after softcap and before the mask.
+
+    A bias of one's own defines ``rule``, or ``tile`` where it is no function of numbers of a pair,
+    and what else of the methods here it knows better; ``arguments`` too if files are to keep it.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherit_no_shortcut(cls, Bias, ("rule", "tile"), ("add_gradients", "numbers"))
 
     @property
     @abstractmethod
-    def tensor(self) -> Tensor:
-        """The one tensor that the bias is computed from, and that a gradient may flow to."""
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that the bias is computed from, and that a gradient may flow to."""
 
     @abstractmethod
-    def with_tensor(self, tensor: Tensor) -> Bias:
-        """The same bias computed from another tensor of the same shape."""
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Bias:
+        """The same bias computed from other tensors of the same shapes."""
 
     @abstractmethod
     def of_heads(self, heads: Sequence[int]) -> Bias:
         """The same bias for some query heads alone."""
 
     @abstractmethod
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """Raises ValueError if this bias cannot belong to such a call."""
+
+    def rule(self, of: Pairs) -> Value | None:
+        """What is added to the score of a pair; None: no function of numbers of a pair."""
+        return None
+
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         """The bias of a tile, ``[B, H, T, S]`` after broadcasting, in the dtype of ``like``."""
+        rule = self.rule(Tile(q, k, like.device, like.dtype))
+        if rule is None:
+            raise NotImplementedError(f"{type(self).__name__} must define rule or tile")
+        drawn: Tensor = rule(())
+        return drawn.to(like)
 
-    @abstractmethod
-    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
-        """Adds to ``total`` (shaped as ``tensor``) the gradient from a tile's score gradients.
+    def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:
+        """Adds to ``totals`` (shaped as ``tensors``) the gradients from a tile's score gradients.
+
+        Here by torch's derivative of ``tile``.
 
         Args:
-            total: Running sum, in the precision of ``scores``.
+            totals: Running sums, in the precision of ``scores``.
             scores: ``[B, H, T, S]`` gradient of the loss by the tile's scores.
             q: Queries of the tile.
             k: Keys of the tile.
         """
 
-    @abstractmethod
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """Raises ValueError if this bias cannot belong to such a call."""
+        def drawn(*tensors: Tensor) -> Tensor:
+            return self.with_tensors(tensors).tile(q, k, scores)
+
+        leaves = (x.detach().to(scores.dtype) for x in self.tensors)
+        tile, pull = torch.func.vjp(drawn, *leaves)[:2]
+        for total, piece in zip(totals, pull(scores.sum_to_size(tile.shape)), strict=True):
+            total += piece
+
+    def numbers(self) -> Numbers | None:
+        """The bias as compiled code reads it, differentiable; None: it has no such form."""
+        return None
 
 
-class ALiBi(Bias):
+class ALiBi(Bias, arguments={"slopes": Tensor}):
     """Attention with linear biases (Press et al. 2022): −slope · |query position − key position|.
 
     Args:
@@ -79,23 +128,26 @@ class ALiBi(Bias):
             )
 
     @property
-    def tensor(self) -> Tensor:
-        return self.slopes
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.slopes,)
 
-    def with_tensor(self, tensor: Tensor) -> ALiBi:
-        return ALiBi(tensor)
+    def with_tensors(self, tensors: Sequence[Tensor]) -> ALiBi:
+        return ALiBi(*tensors)
 
     def of_heads(self, heads: Sequence[int]) -> ALiBi:
         return ALiBi(self.slopes[list(heads)])
 
-    def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
+    def rule(self, of: Pairs) -> Value:
         # In the precision of the scores: bfloat16 slopes must not round the distances.
-        apart = distance(q, k, like.device).abs().to(like)
-        return -self.slopes.to(like)[:, None, None] * apart
+        slope, q, k = of.per_head(self.slopes), of.q_position, of.k_position
+        return lambda pair: -slope(pair) * (q(pair) - k(pair)).abs()
 
-    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
+    def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:
         apart = distance(q, k, scores.device).abs().to(scores.dtype)
-        total -= (scores * apart).sum(dim=(0, 2, 3))
+        totals[0].sub_((scores * apart).sum(dim=(0, 2, 3)))
+
+    def numbers(self) -> Numbers:
+        return Numbers(slopes=self.slopes.float())
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         if len(self.slopes) != heads:
@@ -107,7 +159,7 @@ class ALiBi(Bias):
         return f"ALiBi([{len(self.slopes)}])"
 
 
-class RoundedALiBi(ALiBi):
+class RoundedALiBi(ALiBi, arguments={"slopes": Tensor, "scale": float | int}):
     """ALiBi as Falcon computes it: bfloat16(slope · key position) · scale.
 
     Without the query's position, which softmax does not see, and rounded whatever the dtype, so
@@ -122,8 +174,8 @@ class RoundedALiBi(ALiBi):
         super().__init__(slopes)
         self.scale = scale
 
-    def with_tensor(self, tensor: Tensor) -> RoundedALiBi:
-        return RoundedALiBi(tensor, self.scale)
+    def with_tensors(self, tensors: Sequence[Tensor]) -> RoundedALiBi:
+        return RoundedALiBi(tensors[0], self.scale)
 
     def of_heads(self, heads: Sequence[int]) -> RoundedALiBi:
         return RoundedALiBi(self.slopes[list(heads)], self.scale)
@@ -134,9 +186,6 @@ class RoundedALiBi(ALiBi):
         slopes = self.slopes.to(device=like.device, dtype=torch.bfloat16)
         rounded = slopes[:, None, None] * positions[:, None, None, :]
         return rounded.to(like) * self.scale
-
-    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
-        raise UnsupportedError("RoundedALiBi has no gradient for its slopes")
 
     def __repr__(self) -> str:
         return f"RoundedALiBi([{len(self.slopes)}], scale={self.scale})"
@@ -157,7 +206,7 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Tensor:
     return torch.tensor(slopes + between, device="cpu")
 
 
-class RelativeBias(Bias):
+class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max_distance": int}):
     """T5's learned relative position bias: one number per bucket of distance and head.
 
     Half of the buckets (of one direction) are exact distances, the other half grow
@@ -191,16 +240,16 @@ class RelativeBias(Bias):
         self.max_distance = max_distance
 
     @property
-    def tensor(self) -> Tensor:
-        return self.table
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.table,)
 
-    def with_tensor(self, tensor: Tensor) -> RelativeBias:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> RelativeBias:
         return RelativeBias(
-            tensor, bidirectional=self.bidirectional, max_distance=self.max_distance
+            *tensors, bidirectional=self.bidirectional, max_distance=self.max_distance
         )
 
     def of_heads(self, heads: Sequence[int]) -> RelativeBias:
-        return self.with_tensor(self.table[:, list(heads)])
+        return self.with_tensors((self.table[:, list(heads)],))
 
     def buckets(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         """``[1 or B, T, S]`` bucket numbers."""
@@ -230,15 +279,29 @@ class RelativeBias(Bias):
         # Not by indexing, whose gradient is summed in any order.
         return self.table.to(like).index_select(0, buckets).mT
 
+    def rule(self, of: Pairs) -> Value:
+        # By a table of whole distances: a compiler's logarithm may round to another bucket.
+        far = self.max_distance
+        q, k, most = of.q_position, of.k_position, of.number(far)
+        table = self.by_distance(torch.empty(0, device=of.device, dtype=of.dtype))[None]
+        return of.look_up(
+            table, lambda pair: (k(pair) - q(pair)).clamp(-most(pair), most(pair)) + most(pair)
+        )
+
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         return self.table.to(like)[self.buckets(q, k, like.device)].permute(0, 3, 1, 2)
 
-    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
+    def numbers(self) -> Numbers | None:
+        if self.max_distance > FARTHEST:
+            return None
+        return Numbers(by_distance=self.by_distance(self.table.new_empty(0, dtype=torch.float32)))
+
+    def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:
         buckets = self.buckets(q, k, scores.device)
         if buckets.shape[0] == 1:
             scores = scores.sum(dim=0, keepdim=True)
         rows = scores.permute(0, 2, 3, 1).reshape(-1, scores.shape[1])
-        total.index_add_(0, buckets.reshape(-1), rows)
+        totals[0].index_add_(0, buckets.reshape(-1), rows)
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         if self.table.shape[1] != heads:
@@ -248,10 +311,13 @@ class RelativeBias(Bias):
             )
 
     def __repr__(self) -> str:
-        return f"RelativeBias({list(self.table.shape)}, bidirectional={self.bidirectional})"
+        return (
+            f"RelativeBias({list(self.table.shape)}, bidirectional={self.bidirectional}, "
+            f"max_distance={self.max_distance})"
+        )
 
 
-class TensorBias(Bias):
+class TensorBias(Bias, arguments={"tensor": Tensor}):
     """A tensor that broadcasts to ``[B, H, T, S]``; rows and columns are this call's q and k."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -262,27 +328,30 @@ class TensorBias(Bias):
             )
         if tensor.ndim > 4:
             raise ValueError(f"bias must broadcast to [B, H, T, S]: got shape {list(tensor.shape)}")
-        self._tensor = tensor[(None,) * (4 - tensor.ndim)]
+        self.tensor = tensor[(None,) * (4 - tensor.ndim)]
 
     @property
-    def tensor(self) -> Tensor:
-        return self._tensor
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
 
-    def with_tensor(self, tensor: Tensor) -> TensorBias:
-        return TensorBias(tensor)
+    def with_tensors(self, tensors: Sequence[Tensor]) -> TensorBias:
+        return TensorBias(*tensors)
 
     def of_heads(self, heads: Sequence[int]) -> TensorBias:
-        return TensorBias(of_heads(self._tensor, heads))
+        return TensorBias(of_heads(self.tensor, heads))
 
-    def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
-        return cut(self._tensor, q, k).to(like)
+    def rule(self, of: Pairs) -> Value:
+        return of.of_pair(self.tensor)
 
-    def add_gradient(self, total: Tensor, scores: Tensor, q: Tokens, k: Tokens) -> None:
-        part = cut(total, q, k)
+    def numbers(self) -> Numbers:
+        return Numbers(tensor=self.tensor.float().resolve_neg())
+
+    def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:
+        part = cut(totals[0], q, k)
         part += scores.sum_to_size(part.shape)
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        check_broadcast("bias", self._tensor, (batch, heads, queries, keys))
+        check_broadcast("bias", self.tensor, (batch, heads, queries, keys))
 
     def __repr__(self) -> str:
-        return f"TensorBias({list(self._tensor.shape)})"
+        return f"TensorBias({list(self.tensor.shape)})"

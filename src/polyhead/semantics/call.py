@@ -87,7 +87,9 @@ class Call:
         if isinstance(source, DenseSource):
             found["k"], found["v"] = source.k, source.v
         if bias is not None:
-            found["bias"] = bias.tensor
+            tensors = bias.tensors
+            found["bias"] = tensors[0]
+            found.update((f"bias ({i})", x) for i, x in enumerate(tensors[1:], 2))
         return found
 
 

@@ -16,7 +16,7 @@ from polyhead.semantics.masks.algebra import (
     Visibility,
     bare_tensor_message,
 )
-from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, cut, of_heads
+from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, of_heads
 from polyhead.semantics.masks.packed import Documents, KeyLengths
 from polyhead.semantics.masks.positional import Causal, Chunk, Prefix, Window
 
@@ -37,6 +37,5 @@ __all__ = [
     "Window",
     "bare_tensor_message",
     "check_broadcast",
-    "cut",
     "of_heads",
 ]

@@ -2,9 +2,9 @@
 
     allowed(a & b) = allowed(a) ∧ allowed(b)     allowed(a | b) = allowed(a) ∨ allowed(b)     ~a
 
-A mask is a predicate on (query, key), asked in tiles: ``visible`` draws one tile, ``classify`` says
-from spans alone that a tile is empty (it is skipped), full (no mask is drawn) or mixed. Nothing is
-ever materialised beyond a tile.
+A mask is a predicate on (query, key), its ``rule``, asked in tiles: ``visible`` draws one tile,
+``classify`` says from spans alone that a tile is empty (it is skipped), full (no mask is drawn) or
+mixed. Nothing is ever materialised beyond a tile.
 
 Shape letters: B batch, H query heads, T queries, S keys.
 """
@@ -12,14 +12,15 @@ Shape letters: B batch, H query heads, T queries, S keys.
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
+from polyhead.semantics.pairs import Pairs, Tile, Value
+from polyhead.semantics.parts import Part, inherit_no_shortcut
 from polyhead.semantics.tokens import Tokens
 
 
@@ -48,16 +49,40 @@ class Range(NamedTuple):
     keep: Tensor | None = None
 
 
-class Mask(ABC):
-    """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not)."""
+class Mask(Part):
+    """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not).
 
-    @abstractmethod
+    A mask of one's own defines ``rule``, or ``visible`` where it has none, and what else of the
+    methods here it knows better; ``arguments`` too if files are to keep it.
+
+    Attributes:
+        compares: Which of its numbers decide about a token: its position, its place, or its index
+            in the call.
+    """
+
+    compares: Literal["positions", "places", "indexes"] = "positions"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        inherit_no_shortcut(
+            cls, Mask, ("rule", "visible"), ("classify", "range", "never_ahead", "simplified")
+        )
+
+    def rule(self, of: Pairs) -> Value | None:
+        """Whether the query of a pair may look at its key; None: there is no function of a pair."""
+        return None
+
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         """True where the query may look at the key: bool, broadcasts to ``[B, H, T, S]``."""
+        rule = self.rule(Tile(q, k, device))
+        if rule is None:
+            raise NotImplementedError(f"{type(self).__name__} must define rule or visible")
+        drawn: Tensor = rule(())
+        return drawn
 
-    @abstractmethod
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         """Whether none, some or all pairs are visible; SOME wherever that is not known."""
+        return Visibility.SOME
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
         """What each query sees as one range of key positions and an explicit tensor, if it is that.
@@ -66,9 +91,19 @@ class Mask(ABC):
         """
         return None
 
+    def never_ahead(self) -> bool:
+        """Whether no query sees a key that stands later; False where that is not known."""
+        return False
+
     def parts(self) -> tuple[Mask, ...]:
         """The masks that this one is made of."""
         return ()
+
+    def walk(self) -> Iterator[Mask]:
+        """This mask and all that it is made of."""
+        yield self
+        for part in self.parts():
+            yield from part.walk()
 
     def of_heads(self, heads: Sequence[int]) -> Mask:
         """The mask of some query heads alone: what a head sees, where heads differ."""
@@ -132,9 +167,13 @@ def bare_tensor_message(what: str) -> str:
     )
 
 
-class And(Mask):
+class And(Mask, arguments={"left": Mask, "right": Mask}):
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
+
+    def rule(self, of: Pairs) -> Value | None:
+        left, right = self.left.rule(of), self.right.rule(of)
+        return None if left is None or right is None else lambda pair: left(pair) & right(pair)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         # A side that allows all of the tile need not be drawn.
@@ -161,6 +200,9 @@ class And(Mask):
             _either(torch.logical_and, left.keep, right.keep),
         )
 
+    def never_ahead(self) -> bool:
+        return self.left.never_ahead() or self.right.never_ahead()
+
     def parts(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
@@ -181,9 +223,13 @@ class And(Mask):
         return f"{_inside(self.left, Or)} & {_inside(self.right, Or)}"
 
 
-class Or(Mask):
+class Or(Mask, arguments={"left": Mask, "right": Mask}):
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
+
+    def rule(self, of: Pairs) -> Value | None:
+        left, right = self.left.rule(of), self.right.rule(of)
+        return None if left is None or right is None else lambda pair: left(pair) | right(pair)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         return self.left.visible(q, k, device) | self.right.visible(q, k, device)
@@ -206,6 +252,9 @@ class Or(Mask):
             return Range(None, None)
         return Range(None, torch.maximum(left.high, right.high))
 
+    def never_ahead(self) -> bool:
+        return self.left.never_ahead() and self.right.never_ahead()
+
     def parts(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
@@ -226,9 +275,13 @@ class Or(Mask):
         return f"{self.left!r} | {self.right!r}"
 
 
-class Not(Mask):
+class Not(Mask, arguments={"inner": Mask}):
     def __init__(self, inner: Mask) -> None:
         self.inner = inner
+
+    def rule(self, of: Pairs) -> Value | None:
+        inner = self.inner.rule(of)
+        return None if inner is None else lambda pair: ~inner(pair)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         return ~self.inner.visible(q, k, device)

@@ -52,9 +52,8 @@ class PerRow:
         self.span = Span(min(numbers), max(numbers))
 
     def tensor(self, device: torch.device) -> Tensor:
-        """``[1 or B, 1, 1, 1]``."""
-        values = torch.as_tensor(self.values, device=device)
-        return values.reshape(-1, 1, 1, 1)
+        """``[1 or B]``."""
+        return torch.as_tensor(self.values, device=device)
 
     def of_rows(self, rows: Sequence[int]) -> Tensor | list[int]:
         """The numbers of some batch rows, for a ``PerRow`` of them."""

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.semantics.masks.algebra import Mask, Range, Visibility
+from polyhead.semantics.masks.algebra import Mask, Range
+from polyhead.semantics.pairs import Pairs, Value
 from polyhead.semantics.tokens import Tokens
 
 
-class Keep(Mask):
+class Keep(Mask, arguments={"allowed": Tensor}):
     """An explicit mask: True where the query may attend.
 
     Args:
@@ -21,6 +22,8 @@ class Keep(Mask):
     Raises:
         TypeError: Not a bool tensor.
     """
+
+    compares = "indexes"
 
     def __init__(self, allowed: Tensor) -> None:
         if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
@@ -38,11 +41,8 @@ class Keep(Mask):
             )
         self.allowed = allowed[(None,) * (4 - allowed.ndim)]
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        return cut(self.allowed, q, k).to(device)
-
-    def classify(self, q: Tokens, k: Tokens) -> Visibility:
-        return Visibility.SOME
+    def rule(self, of: Pairs) -> Value:
+        return of.of_pair(self.allowed)
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         return Range(None, None, self.visible(q, k, device))
@@ -60,20 +60,17 @@ class Keep(Mask):
         return f"{type(self).__name__}({list(self.allowed.shape)})"
 
 
-class Drop(Keep):
+class Drop(Keep, arguments={"allowed": Tensor}):
     """An explicit mask of the other polarity: True where the query may NOT attend."""
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        return ~super().visible(q, k, device)
+    compares = "indexes"
 
+    def rule(self, of: Pairs) -> Value:
+        allowed = super().rule(of)
+        return lambda pair: ~allowed(pair)
 
-def cut(tensor: Tensor, q: Tokens, k: Tokens) -> Tensor:
-    """The tile of a 4-D tensor that broadcasts to ``[B, H, T, S]``."""
-    if tensor.shape[-2] != 1:
-        tensor = tensor[:, :, q.start : q.start + q.length]
-    if tensor.shape[-1] != 1:
-        tensor = tensor[..., k.start : k.start + k.length]
-    return tensor
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        return Range(None, None, self.visible(q, k, device))
 
 
 def of_heads(tensor: Tensor, heads: Sequence[int]) -> Tensor:

@@ -12,23 +12,27 @@ from torch import Tensor
 from polyhead.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below, short
+from polyhead.semantics.pairs import Pairs, Value
 from polyhead.semantics.tokens import Span, Tokens
 
 _NEVER = torch.iinfo(torch.int64).max
 """Where documents end that a row does not have."""
 
 
-class KeyLengths(Mask):
+class KeyLengths(Mask, arguments={"length": Tensor | list}):
     """Only the first ``length`` keys of a batch row are real; the rest is padding on the right.
 
     Counts places, not positions: padding is about slots in memory.
     """
 
+    compares = "places"
+
     def __init__(self, length: int | Sequence[int] | Tensor) -> None:
         self.length = PerRow("KeyLengths length", length)
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        return k.place_tensor(device)[None, None, None, :] < self.length.tensor(device)
+    def rule(self, of: Pairs) -> Value:
+        k, length = of.k_place, of.per_row(self.length.tensor(of.device))
+        return lambda pair: k(pair) < length(pair)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         return below(k.places, self.length.span)
@@ -36,7 +40,7 @@ class KeyLengths(Mask):
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
         if k.positions is not None:  # lengths count places
             return None
-        return Range(None, self.length.tensor(device).reshape(-1, 1).expand(-1, q.length))
+        return Range(None, self.length.tensor(device)[:, None].expand(-1, q.length))
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         self.length.check(batch)
@@ -53,7 +57,7 @@ class KeyLengths(Mask):
         return f"KeyLengths({self.length})"
 
 
-class Documents(Mask):
+class Documents(Mask, arguments={"lengths": list}):
     """Packed documents: a query sees the keys of its own document.
 
     Args:
@@ -63,6 +67,8 @@ class Documents(Mask):
     Raises:
         ValueError: No documents, a length below 0, or (in a call) a sum that is not S.
     """
+
+    compares = "places"
 
     def __init__(self, lengths: Sequence[int] | Sequence[Sequence[int]] | Tensor) -> None:
         rows = lengths.tolist() if isinstance(lengths, Tensor) else [*lengths]
@@ -88,8 +94,9 @@ class Documents(Mask):
         places = tokens.place_tensor(device).expand(len(self._ends), -1).contiguous()
         return torch.searchsorted(self._end_table(device), places, right=True)
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        return (self.ids(q, device)[:, :, None] == self.ids(k, device)[:, None, :])[:, None]
+    def rule(self, of: Pairs) -> Value:
+        q, k = of.per_token(self.ids)
+        return lambda pair: q(pair) == k(pair)
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
         if k.positions is not None:  # lengths count places

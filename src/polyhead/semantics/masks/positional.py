@@ -10,14 +10,16 @@ from torch import Tensor
 from polyhead.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below
+from polyhead.semantics.pairs import Pairs, Value
 from polyhead.semantics.tokens import Tokens
 
 
-class Causal(Mask):
+class Causal(Mask, arguments={}):
     """A query sees keys at its own position and before: key position ≤ query position."""
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        return _rows(q.position_tensor(device)) >= _columns(k.position_tensor(device))
+    def rule(self, of: Pairs) -> Value:
+        q, k = of.q_position, of.k_position
+        return lambda pair: q(pair) >= k(pair)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         if q.span is None or k.span is None:
@@ -29,6 +31,9 @@ class Causal(Mask):
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         return Range(None, _at_rows(q, device) + 1)
 
+    def never_ahead(self) -> bool:
+        return True
+
     def of_rows(self, rows: Sequence[int]) -> Mask:
         return self
 
@@ -36,7 +41,7 @@ class Causal(Mask):
         return "Causal()"
 
 
-class Window(Mask):
+class Window(Mask, arguments={"size": int, "ahead": int | None}):
     """A query sees keys less than ``size`` positions back: query − key < size.
 
     With ``Causal()`` those are ``size`` keys including the query itself, the sense of Hugging
@@ -51,10 +56,12 @@ class Window(Mask):
         self.size = whole("Window size", size, least=1)
         self.ahead = None if ahead is None else whole("Window ahead", ahead, least=0)
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        rows, columns = _rows(q.position_tensor(device)), _columns(k.position_tensor(device))
-        inside = columns > rows - self.size
-        return inside if self.ahead is None else inside & (columns <= rows + self.ahead)
+    def rule(self, of: Pairs) -> Value:
+        q, k, size = of.q_position, of.k_position, of.number(self.size)
+        if self.ahead is None:
+            return lambda pair: k(pair) > q(pair) - size(pair)
+        ahead = of.number(self.ahead)
+        return lambda pair: (k(pair) > q(pair) - size(pair)) & (k(pair) <= q(pair) + ahead(pair))
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         if q.span is None or k.span is None:
@@ -76,15 +83,15 @@ class Window(Mask):
         return f"Window({self.size}{'' if self.ahead is None else f', ahead={self.ahead}'})"
 
 
-class Chunk(Mask):
+class Chunk(Mask, arguments={"size": int}):
     """Positions are cut into runs of ``size``; a query sees the keys of its own run (Llama 4)."""
 
     def __init__(self, size: int) -> None:
         self.size = whole("Chunk size", size, least=1)
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        rows, columns = _rows(q.position_tensor(device)), _columns(k.position_tensor(device))
-        return rows // self.size == columns // self.size
+    def rule(self, of: Pairs) -> Value:
+        q, k, size = of.q_position, of.k_position, of.number(self.size)
+        return lambda pair: q(pair) // size(pair) == k(pair) // size(pair)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         if q.span is None or k.span is None:
@@ -106,20 +113,21 @@ class Chunk(Mask):
         return f"Chunk({self.size})"
 
 
-class Prefix(Mask):
+class Prefix(Mask, arguments={"length": Tensor | list}):
     """Every query sees the keys at positions below ``length`` (one number, or one per row)."""
 
     def __init__(self, length: int | Sequence[int] | Tensor) -> None:
         self.length = PerRow("Prefix length", length)
 
-    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
-        return _columns(k.position_tensor(device)) < self.length.tensor(device)
+    def rule(self, of: Pairs) -> Value:
+        k, length = of.k_position, of.per_row(self.length.tensor(of.device))
+        return lambda pair: k(pair) < length(pair)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         return below(k.span, self.length.span)
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
-        return Range(None, self.length.tensor(device).reshape(-1, 1).expand(-1, q.length))
+        return Range(None, self.length.tensor(device)[:, None].expand(-1, q.length))
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         self.length.check(batch)
@@ -135,13 +143,3 @@ def _at_rows(q: Tokens, device: torch.device) -> Tensor:
     """Query positions, ``[1 or B, T]``."""
     positions = q.position_tensor(device)
     return positions[None] if positions.ndim == 1 else positions
-
-
-def _rows(positions: Tensor) -> Tensor:
-    """Query positions ``[T]`` or ``[B, T]`` as ``[1 or B, 1, T, 1]``."""
-    return (positions[None] if positions.ndim == 1 else positions)[:, None, :, None]
-
-
-def _columns(positions: Tensor) -> Tensor:
-    """Key positions ``[S]`` or ``[B, S]`` as ``[1 or B, 1, 1, S]``."""
-    return (positions[None] if positions.ndim == 1 else positions)[:, None, None, :]

@@ -1,0 +1,48 @@
+"""What masks and biases have in common: arguments that make them again, and one meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+
+class Part:
+    """A part of an attention's meaning.
+
+    A class tells its constructor's arguments, ``class Window(Mask, arguments={"size": int, …})``,
+    with their types as ``isinstance`` takes them, and keeps each as an attribute of that name. They
+    are all of its value: files write them, and what a kernel worked out for one part serves another
+    that was made of the same. A class that does not tell them is in no file.
+    """
+
+    arguments: ClassVar[Mapping[str, Any] | None] = None
+
+    def __init_subclass__(cls, arguments: Mapping[str, Any] | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.arguments = arguments
+
+
+def inherit_no_shortcut(
+    cls: type, base: type, meaning: tuple[str, ...], shortcuts: tuple[str, ...]
+) -> None:
+    """Takes back from a class that means another thing what it inherits of the old meaning.
+
+    Args:
+        cls: A class that was just defined.
+        base: Where the general form of each method stands.
+        meaning: The methods that say what it means; each has a general form that asks another.
+        shortcuts: The methods that answer faster what follows from the meaning.
+    """
+    own = vars(cls)
+    if any(name in own for name in meaning):
+        for name in (*meaning, *shortcuts):
+            if name not in own:
+                setattr(cls, name, getattr(base, name))
+
+
+def kinds(base: type[Part]) -> Iterator[type[Part]]:
+    """The classes below ``base`` that belong to polyhead and tell their arguments."""
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith("polyhead.") and cls.arguments is not None:
+            yield cls
+        yield from kinds(cls)
