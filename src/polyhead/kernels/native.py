@@ -45,7 +45,7 @@ class NativeKernel(Kernel[Extras]):
 
     def _refused(self, call: Call) -> str | None:
         """What needs no look at the mask to be known."""
-        spec, source, q = call.spec, call.source, call.q
+        source, q = call.source, call.q
         if q.dtype not in DTYPES:
             return str(q.dtype).removeprefix("torch.")
         if not q.is_cpu:
