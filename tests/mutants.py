@@ -181,7 +181,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("--texts without --find", "if texts is not None and not find:", "if False:"),
             ("layers that are no numbers", "if not (_LAYER.fullmatch(first) and", "if not (True and"),
             ("a range of layers", "int(last or first) + 1)", "int(last or first))"),
-            ("text that is not UTF-8", "except UnicodeDecodeError as error:", "except ZeroDivisionError as error:"),
+            ("text that is not UTF-8", 'else "utf-8")\n    except UnicodeDecodeError as error:', 'else "utf-8")\n    except ZeroDivisionError as error:'),
             ("empty text", "if not decoded.strip():", "if False:"),
             ("control characters", '_CONTROLS.sub("\\N{REPLACEMENT CHARACTER}", text)', "text"),
             ("@@", 'if not text.startswith("@@"):', "if True:"),
