@@ -335,4 +335,42 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("the encoder's work", "if model.encoder_layers and not cached:", "if False:"),
         ],
     },
+    "comparison": {
+        "tests/comparison/test_statistics.py": [
+            ("an interval has n − 1 degrees of freedom", "t_quantile((1 + CONFIDENCE) / 2, n - 1) * deviation", "t_quantile((1 + CONFIDENCE) / 2, n) * deviation"),
+            ("both sides of an interval", "half = t_quantile((1 + CONFIDENCE) / 2,", "half = t_quantile(CONFIDENCE,"),
+            ("the power of a number of pairs", "+ t_quantile(POWER, n - 1)", ""),
+            ("a single pair", "or len(first) < 2:", ":"),
+            ("an interval that ends at 0", "return abs(self.mean) > self.half_width", "return abs(self.mean) >= self.half_width"),
+        ],
+        "tests/comparison/test_variants.py": [
+            ("widening is rounded", "hidden = 1 + round((wanted - least) / each)", "hidden = 1 + int((wanted - least) / each)"),
+            ("a number of 0", "if 0 in numbers:", "if False:"),
+            ("a variant twice", "if len(set(named)) < len(named):", "if False:"),
+            ("nothing left for the feed-forward", "if hidden < 1:", "if False:"),
+            ("odd features of a head", "or sizes.embed_dim // heads % 2:", ":"),
+        ],
+        "tests/comparison/test_runs.py tests/comparison/test_corpus.py": [
+            ("values depend on the seed", 'said = f"{seed} {name}', 'said = f"{name}'),
+            ("writers to the residual stream", "std = _INITIAL / writers if writes else _INITIAL", "std = _INITIAL"),
+            ("blocks in another order for each seed", "generator = torch.Generator().manual_seed(seed)\n    waiting", "generator = torch.Generator().manual_seed(0)\n    waiting"),
+            ("every block once", "waiting = waiting[schedule.batch :]", "pass"),
+            ("a loss that is not finite", "if not math.isfinite(value):", "if False:"),
+            ("runs that are done", "if not self.path(*pair).exists()]", "]"),
+            ("a text too short", "if len(tokens) < least:", "if False:"),
+            ("a folder in use", '"experiment.json").exists():\n        raise InputError(\n            f"{folder} holds a comparison already', '"absent.json").exists():\n        raise InputError(\n            f"{folder} holds a comparison already'),
+            ("a text in order", "texts = sorted(", "texts = (lambda found, key: list(found))("),
+        ],
+        "tests/comparison/test_measure.py": [
+            ("a cache as planned", "if cache.bytes != planned:", "if False:"),
+            ("pairs and not means", "seeds = sorted(set(found) & set(reference))\n    if len(seeds) < 2:", "seeds = sorted(found)\n    if len(seeds) < 0:"),
+            ("a warning of few tokens", "if tokens < FEW_TOKENS:", "if False:"),
+            ("worse and better", 'word = "worse" if said["mean"] > 0', 'word = "worse" if said["mean"] < 0'),
+        ],
+        "tests/comparison/test_heads.py": [
+            ("the offsets of the task", "ids[:, most - k : _TOKENS - k] for k in OFFSETS", "ids[:, most - 1 : _TOKENS - 1] for k in OFFSETS"),
+            ("the lesser half is pruned", "layer.argsort()[: len(layer) // 2]", "layer.argsort(descending=True)[: len(layer) // 2]"),
+            ("all four at once", "right.all(-1)", "right"),
+        ],
+    },
 }  # fmt: skip

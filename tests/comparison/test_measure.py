@@ -134,7 +134,9 @@ def test_the_table_shows_losses_and_costs(made):
     assert (row["cache 1k"], row["cache 8k"], row["step MiB"]) == ("16", "16", "3")
     assert (row["prefill 8k"], row["decode 1k"], row["training"]) == ("2", "3", "10,000")
     first, second = report.tables(made)
-    assert [column.header for column in first.columns][-2:] == ["loss", "less mha"]
+    headings = [column.header for column in first.columns]
+    assert headings == ["variant", "parameters", "runs", "loss", "less mha", "… at 0k"]
+    assert row["… at 0k"] == "+1.0000"
     assert len(second.rows) == 4
     assert "differ by at most" in " ".join(report.sentences(made))
 

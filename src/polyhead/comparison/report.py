@@ -61,7 +61,7 @@ def document(
                 }
         if name != REFERENCE:
             row["difference"] = _difference(found, results.get(REFERENCE, {}), experiment)
-            row["course"] = _course(found, results.get(REFERENCE, {}))
+        row["course"] = _course(found, results.get(REFERENCE, {}))
         rows.append(row)
     made = {**experiment.to_dict(), "variants": rows}
     return made | {"warnings": _warnings(made)}
@@ -155,6 +155,11 @@ def sentences(made: Mapping[str, Any]) -> list[str]:
     said += [
         verdict(row, schedule["tokens"]) for row in made["variants"] if row["variant"] != REFERENCE
     ]
+    if any(row["course"] for row in made["variants"]):
+        said.append(
+            "… at: the mean difference to mha after so many tokens of the same runs, before their "
+            "learning rate has come down."
+        )
     if any("heads" in row for row in made["variants"]):
         said.append(
             f"Idle heads: the share whose ablation costs less than {IDLE:g} nats a token. Half "
@@ -180,6 +185,9 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "loss": f"{row['loss']:.4f}" if row["runs"] else "–",
         "less mha": f"{said['mean']:+.4f} ± {said['half_width']:.4f}" if said else "–",
     }
+    for tokens, less in row["course"][:-1]:
+        own = row["variant"] == REFERENCE
+        made[f"… at {tokens // 1000:,}k"] = "–" if own else f"{less:+.4f}"
     if worth := row.get("heads"):
         made["idle heads"] = f"{worth['idle']:.0%}"
         made["half pruned"] = "–" if worth["one_head"] else f"{worth['halved']:+.3f}"
@@ -206,7 +214,8 @@ def tables(made: Mapping[str, Any]) -> list[Table]:
     """Losses, and where they are measured what variants cost."""
     rows = [cells(row) for row in made["variants"]]
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
-    parts = [headings[:5], [headings[0], *headings[5:]]]
+    cut = headings.index("training") if "training" in headings else len(headings)
+    parts = [headings[:cut], [headings[0], *headings[cut:]]]
     found = []
     for part in parts:
         if len(part) < 2:
