@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from polyhead.checkpoints import attach_adapter
     from polyhead.config import TransformerConfig
+    from polyhead.conversion import convert, heal
     from polyhead.errors import (
         CheckpointError,
         ConfigError,
@@ -82,6 +83,7 @@ _HOMES = {
     ),
     "polyhead.checkpoints": ("attach_adapter",),
     "polyhead.config": ("TransformerConfig",),
+    "polyhead.conversion": ("convert", "heal"),
     "polyhead.errors": (
         "CheckpointError",
         "ConfigError",
@@ -184,9 +186,11 @@ __all__ = [
     "attach_adapter",
     "attention",
     "compare_texts",
+    "convert",
     "draw",
     "explain",
     "find_heads",
+    "heal",
     "load",
     "merge_states",
     "perplexity",

@@ -11,6 +11,7 @@ import typer
 from polyhead.cli.bench import bench
 from polyhead.cli.chat import chat
 from polyhead.cli.compare import compare_app
+from polyhead.cli.convert import convert
 from polyhead.cli.doctor import doctor
 from polyhead.cli.generate import generate
 from polyhead.cli.look import look
@@ -64,6 +65,7 @@ _VERBS = (
     transcribe,
     train,
     perplexity,
+    convert,
     plan,
     bench,
     doctor,

@@ -1,0 +1,155 @@
+"""``polyhead convert``: a model with another head layout, healed if asked, and what that cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def convert(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the new model is saved; must not be there.")
+    ],
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Key/value heads of each layer; 1 is MQA.")
+    ] = None,
+    latent: Annotated[
+        str | None,
+        typer.Option(metavar="P,R", help="Latent attention: P rotated features, a latent of R."),
+    ] = None,
+    cache: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Latent attention within this share of the cache."),
+    ] = None,
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Text to calibrate on; may be given more than once."),
+    ] = None,
+    evaluation: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Other text of a domain that was calibrated on."),
+    ] = None,
+    unseen: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Text of a domain that was not calibrated on."),
+    ] = None,
+    heal: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Heal so long, such as 10m or 90s; Ctrl-C ends it."),
+    ] = None,
+    healing: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Text to heal on; default that of --calibration."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Of calibration, at most.")] = 8192,
+    form: Annotated[
+        str, typer.Option(help="hugging-face, polyhead, or auto: the first that can say it.")
+    ] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> None:
+    """Give a model another head layout, and report what that cost.
+
+    Example: polyhead convert smollm2 --latent 64,128 --calibration a.txt --unseen b.txt --out new
+    """
+    from dataclasses import asdict
+
+    from polyhead.cli.models import load_expecting
+    from polyhead.cli.terminal import console, print_json, progress
+    from polyhead.conversion import convert as convert_model
+    from polyhead.conversion import heal as heal_model
+    from polyhead.conversion.saving import save
+    from polyhead.errors import InputError
+    from polyhead.generation import LanguageModel
+
+    minutes = None if heal is None else _minutes(heal)
+    size = None if latent is None else _pair(latent)
+    if out.exists():
+        raise InputError(f"--out {str(out)!r} is there already: name a folder that is not")
+    texts = _texts(calibration)
+    to_heal_on = _texts(healing) or texts
+    if minutes is not None and not to_heal_on:
+        raise InputError("--heal needs text: give --healing or --calibration")
+    judged = {path.name: text for path, text in _named(evaluation)}
+    others = {path.name: text for path, text in _named(unseen)}
+    loaded = load_expecting(model, "float32", LanguageModel)
+    with progress("converting") as advance:
+        new, report = convert_model(
+            loaded,
+            kv_heads=kv_heads,
+            latent=size,
+            cache=cache,
+            calibration=texts or None,
+            evaluation=judged,
+            unseen=others,
+            calibration_tokens=tokens,
+            progress=advance,
+        )
+    screen = console()
+    shown = report.to_dict()
+    if not json:
+        screen.print(str(report), soft_wrap=True)
+    if minutes is not None:
+        with progress("healing") as advance:
+            new, healed = heal_model(
+                new,
+                teacher=loaded,
+                texts=to_heal_on,
+                minutes=minutes,
+                evaluation=judged,
+                unseen=others,
+                progress=advance,
+            )
+        shown["healing"] = asdict(healed)
+        if not json:
+            screen.print(str(healed), soft_wrap=True)
+    written = save(new, out, form=form)  # type: ignore[arg-type]
+    if json:
+        print_json(shown | {"out": str(out), "form": written})
+    else:
+        screen.print(f"saved in {out} ({written} form)", soft_wrap=True)
+
+
+def _named(paths: list[Path] | None) -> list[tuple[Path, str]]:
+    from polyhead.cli.terminal import read_text
+    from polyhead.errors import InputError
+
+    found = [(path, read_text(None, path)) for path in paths or []]
+    if len({path.name for path, _ in found}) < len(found):
+        raise InputError("files of one option must have different names: they name the domains")
+    return found
+
+
+def _texts(paths: list[Path] | None) -> list[str]:
+    from polyhead.cli.terminal import read_text
+
+    return [read_text(None, path) for path in paths or []]
+
+
+def _minutes(text: str) -> float:
+    """``10m``, ``90s`` or ``1.5h`` in minutes."""
+    from polyhead.errors import InputError, shortened
+
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(s|m|h)", text.strip())
+    units = {"s": 1 / 60, "m": 1.0, "h": 60.0}
+    if found is None or not float(found[1]):
+        raise InputError(f"--heal must be a time such as 10m or 90s: got {shortened(text)}")
+    return float(found[1]) * units[found[2]]
+
+
+def _pair(text: str) -> tuple[int, int]:
+    from polyhead.errors import InputError, shortened
+
+    found = re.fullmatch(r"(\d{1,6}),(\d{1,6})", text.replace(" ", ""))
+    if found is None:
+        raise InputError(f"--latent must be two numbers such as 64,128: got {shortened(text)}")
+    return int(found[1]), int(found[2])

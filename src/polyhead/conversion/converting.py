@@ -1,0 +1,319 @@
+"""``convert``: a model with another head layout, and a report of what that cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.checks import number, whole
+from polyhead.conversion import calibration as calibrating
+from polyhead.conversion.budget import Offer, cheapest, offers
+from polyhead.conversion.calibration import (
+    EVALUATION_TOKENS,
+    Calibration,
+    calibrate,
+    domains_of,
+    refuse_overlap,
+    windows_of,
+)
+from polyhead.conversion.draft import Draft, Model, source_of, wrapped
+from polyhead.conversion.exact import (
+    copy_kv_heads,
+    refuse_linear,
+    rotate_keys,
+    rotated_dim,
+    to_latent,
+)
+from polyhead.conversion.lossy import Latents, merge_kv_heads, to_small_latent
+from polyhead.conversion.measure import Teacher, each_layer_alone, mean_kl, measure, speed
+from polyhead.conversion.proof import Proof, Step
+from polyhead.conversion.report import LayerFigures, Report
+from polyhead.errors import InputError
+from polyhead.evaluation import Progress, Texts
+
+_ALONE_TOKENS = 256
+_HELD_OUT = 4
+"""Windows of the calibration texts that are kept for evaluation where no others are given."""
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What was asked for, checked against the model."""
+
+    kv_heads: int | None
+    latent: tuple[int, int] | None
+    cache: float | None
+
+    def check(self, draft: Draft) -> bool:
+        """Whether it can be had by exact steps alone.
+
+        Raises:
+            InputError: A target that is larger than the source, or does not divide.
+            UnsupportedError: What the layers have and the target does not, by name.
+        """
+        exact = True
+        for layer in draft.layers:
+            config = draft.heads(layer, "converting")
+            G, H = config.num_kv_heads, config.num_heads
+            if self.kv_heads is not None:
+                if (
+                    self.kv_heads == G
+                    or (G % self.kv_heads and self.kv_heads % G)
+                    or (H % self.kv_heads)
+                ):
+                    raise InputError(
+                        f"kv_heads must be a divisor of {G} below it, or a multiple of {G} that "
+                        f"divides {H} query heads: got {self.kv_heads}"
+                    )
+                if self.kv_heads < G:
+                    exact = False
+                    refuse_linear(config, layer, "merging kv heads")
+                continue
+            trial = Draft(draft.config, dict(draft.state))
+            to_latent(trial, layer)
+            most = trial.latent(layer, "converting")
+            P, R = most.qk_rope_head_dim, most.kv_lora_rank
+            if self.latent is None:
+                exact = False
+            elif self.latent != (P, R):
+                exact = False
+                rotated, size = self.latent
+                if rotated > P or rotated + size >= P + R:
+                    raise InputError(
+                        f"latent must be smaller than what layer {layer} holds of a token, "
+                        f"{P} rotated and {R} other numbers: got {self.latent}"
+                    )
+        return exact
+
+
+def convert(
+    model: Model,
+    *,
+    kv_heads: int | None = None,
+    latent: tuple[int, int] | None = None,
+    cache: float | None = None,
+    calibration: Texts | None = None,
+    evaluation: Mapping[str, Texts] | None = None,
+    unseen: Mapping[str, Texts] | None = None,
+    calibration_tokens: int = calibrating.TOKENS,
+    evaluation_tokens: int = EVALUATION_TOKENS,
+    alone: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Model, Report]:
+    """Gives a decoder another head layout.
+
+        new, report = ph.convert(model, latent=(64, 128), calibration=texts)
+        print(report)
+
+    Exact targets (more kv heads; ``latent`` of the size of the whole cache) need no calibration.
+
+    Args:
+        model: What ``load`` makes of a decoder, or a ``Transformer`` with texts as tokens; in
+            evaluation mode. It stays as it is.
+        kv_heads: In each layer: 1 is MQA; a multiple of those there are copies them.
+        latent: Latent attention with (rotated features P, latent size R) in each layer.
+        cache: Latent attention within this share of the cache, the cheapest mix of sizes.
+        calibration: Texts that say which inputs come and which errors matter. Several domains
+            serve better than one.
+        evaluation: Texts by domain, of domains that were calibrated on. They may not share 32
+            tokens in a row with ``calibration``. Default: a few windows of ``calibration`` that
+            are then left out of it.
+        unseen: Texts by domain, of domains that were not.
+        calibration_tokens: Read at most, spread over all texts.
+        evaluation_tokens: Read at most of each domain.
+        alone: Measure the KL divergence of each converted layer alone.
+        progress: Called as ``progress(what, done, total)``.
+
+    Returns:
+        The new model, and its report.
+
+    Raises:
+        InputError: Not one target; a target larger than the source; numbers that do not divide; no
+            calibration, or one shorter than the ranks; texts that overlap; training mode.
+        UnsupportedError: A model whose layers have what the target has no place for, by name.
+        DisagreementError: An exact step that is not exact on this model.
+    """
+    target = _target(kv_heads, latent, cache)
+    transformer = source_of(model)
+    draft = Draft.of(model)
+    exact = target.check(draft)
+    started = time.monotonic()
+    domains = domains_of(model, evaluation, unseen, evaluation_tokens)
+    found: Calibration | None = None
+    prices = [0.0] * len(draft.layers)
+    before = draft.config
+    if exact:
+        steps = _exact(draft, target)
+    else:
+        rows = _calibration_rows(model, calibration, calibration_tokens, domains, draft, target)
+        steps = _proof_of_alignment(draft, target)
+        found = calibrate(transformer, rows, progress=progress)
+        prices = _lossy(draft, target, found, progress)
+    like = next(transformer.parameters())
+    made = draft.build(like.dtype, like.device)
+    seconds = time.monotonic() - started
+    if not domains:
+        drawn = torch.Generator().manual_seed(1)
+        length = min(calibrating.WINDOW, draft.config.max_positions)
+        ids = torch.randint(draft.config.vocab_size, (length,), generator=drawn)
+        domains = {"random tokens": (True, [ids])}
+    teacher = Teacher(transformer)
+    figures = measure(made, teacher, domains, progress)
+    each, together = None, None
+    if alone and not exact:
+        sample = [next(iter(domains.values()))[1][0][:_ALONE_TOKENS]]
+        each = each_layer_alone(made, teacher, sample, progress)
+        together = mean_kl(made, teacher, sample)
+    report = Report(
+        source=getattr(model, "origin", "") or type(model).__name__,
+        steps=steps,
+        layers=tuple(
+            LayerFigures(
+                i,
+                before.layers[i].attention.described,
+                draft.layer(i).attention.described,
+                prices[i],
+                None if each is None else each[i],
+            )
+            for i in draft.layers
+        ),
+        domains=figures,
+        speed_before=speed(transformer),
+        speed_after=speed(made),
+        elements_before=sum(each.attention.cache_shape.elements for each in before.layers),
+        elements_after=sum(each.attention.cache_shape.elements for each in draft.config.layers),
+        calibration_tokens=0 if found is None else found.tokens,
+        calibration_hash="" if found is None else found.hash,
+        seconds=seconds,
+        sum_of_layers=None if each is None else sum(each),
+        together=together,
+    )
+    return wrapped(model, made, "converted"), report
+
+
+def _target(kv_heads: int | None, latent: tuple[int, int] | None, cache: float | None) -> _Target:
+    given = [
+        name
+        for name, value in (("kv_heads", kv_heads), ("latent", latent), ("cache", cache))
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise InputError(
+            "give one target, kv_heads, latent or cache: got " + (" and ".join(given) or "none")
+        )
+    if kv_heads is not None:
+        whole("kv_heads", kv_heads, least=1, error=InputError)
+    if latent is not None:
+        if not isinstance(latent, Sequence) or len(latent) != 2:
+            raise InputError(f"latent must be (rotated features, latent size): got {latent!r}")
+        rotated = whole("latent's rotated features", latent[0], least=2, error=InputError)
+        if rotated % 2:
+            raise InputError(f"latent's rotated features are pairs, an even number: got {rotated}")
+        latent = (rotated, whole("latent's size", latent[1], least=1, error=InputError))
+    if cache is not None:
+        number("cache", cache, above=0, below=1, error=InputError)
+    return _Target(kv_heads, latent, cache)
+
+
+def _calibration_rows(
+    model: nn.Module,
+    texts: Texts | None,
+    tokens: int,
+    domains: dict[str, tuple[bool, list[Tensor]]],
+    draft: Draft,
+    target: _Target,
+) -> list[Tensor]:
+    """Windows to calibrate on; some become a domain where none was given."""
+    if texts is None:
+        raise InputError("this target loses something: give calibration texts to choose what")
+    rows = windows_of(model, texts, whole("calibration_tokens", tokens, least=2, error=InputError))
+    if not any(calibrated for calibrated, _ in domains.values()) and len(rows) > 2 * _HELD_OUT:
+        held = rows[:: len(rows) // _HELD_OUT][:_HELD_OUT]
+        chosen = {id(row) for row in held}
+        rows = [row for row in rows if id(row) not in chosen]
+        domains["calibration, held out"] = True, held
+    refuse_overlap([("calibration", rows), *((name, each) for name, (_, each) in domains.items())])
+    count = sum(map(len, rows))
+    if target.latent is not None:
+        rank = sum(target.latent)
+    else:
+        shape = draft.layer(0).attention.cache_shape
+        rank = shape.elements // (shape.kv_heads if target.kv_heads else 1)
+    if count < rank:
+        raise InputError(
+            f"calibration is shorter than the rank it decides on: got {count:,} tokens for "
+            f"{rank:,} numbers"
+        )
+    return rows
+
+
+def _exact(draft: Draft, target: _Target) -> tuple[Step, ...]:
+    proof = Proof(draft)
+    if target.kv_heads is not None:
+        count = target.kv_heads
+
+        def copied(changed: Draft) -> None:
+            for layer in changed.layers:
+                copy_kv_heads(changed, layer, count)
+
+        proof.step("kv heads copied", copied)
+    else:
+        proof.step("latent attention of the same cache", _all_latent, turns=True)
+    return tuple(proof.steps)
+
+
+def _all_latent(draft: Draft) -> None:
+    for layer in draft.layers:
+        to_latent(draft, layer)
+
+
+def _proof_of_alignment(draft: Draft, target: _Target) -> tuple[Step, ...]:
+    """That on this model pairs may be turned as lossy steps turn them, shown on a copy."""
+    proof = Proof(draft.copy())
+
+    def turned(changed: Draft) -> None:
+        for layer in changed.layers:
+            config = changed.heads(layer, "aligning")
+            drawn = torch.Generator().manual_seed(layer)
+            shape = config.num_kv_heads, rotated_dim(config) // 2
+            angles = torch.rand(shape, dtype=torch.float64, generator=drawn) * 6.0
+            rotate_keys(changed, layer, torch.polar(torch.ones_like(angles), angles))
+
+    proof.step("keys and queries turned, pair by pair", turned)
+    if target.kv_heads is None:
+        proof.step("latent attention of the same cache", _all_latent, turns=True)
+    return tuple(proof.steps)
+
+
+def _lossy(
+    draft: Draft, target: _Target, found: Calibration, progress: Progress | None
+) -> list[float]:
+    """Converts all layers; returns their prices."""
+    prices, count = [], len(draft.layers)
+    told = progress or (lambda what, done, total: None)
+    if target.kv_heads is not None:
+        for layer in draft.layers:
+            prices.append(merge_kv_heads(draft, layer, target.kv_heads, found.layers[layer]))
+            told("merging kv heads", layer + 1, count)
+        return prices
+    latents, lists = [], dict[int, list[Offer]]()
+    for layer in draft.layers:
+        latents.append(Latents.of(draft, layer, found.layers[layer]))
+        if target.cache is not None:
+            lists[layer] = offers(latents[layer])
+        told("price list", layer + 1, count)
+    sizes = dict.fromkeys(draft.layers, target.latent)
+    if target.cache is not None:
+        held = sum(draft.layer(i).attention.cache_shape.elements for i in draft.layers)
+        chosen = cheapest(lists, int(held * target.cache))
+        sizes = {layer: (offer.rotated, offer.size) for layer, offer in chosen.items()}
+    for layer in draft.layers:
+        size = sizes[layer]
+        assert size is not None
+        prices.append(to_small_latent(draft, layer, latents[layer], *size))
+        told("latent attention", layer + 1, count)
+    return prices

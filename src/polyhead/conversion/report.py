@@ -1,0 +1,164 @@
+"""What a conversion did, measured; a report that can be checked and that says what is bad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polyhead.conversion.measure import DomainFigures, Speed
+from polyhead.conversion.proof import Step
+
+_SUSPICIOUS = 2.0
+"""KL on unseen texts beyond this many times that on calibrated ones is warned about."""
+
+_SLOWER = 0.97
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """Of one layer.
+
+    Attributes:
+        layer: Its number.
+        was: The head layout in words, and
+        now: what it became.
+        price: KL divergence that was expected of it, nats per token; 0 where the step is exact.
+        alone: KL divergence measured with this layer alone converted; None: not measured.
+    """
+
+    layer: int
+    was: str
+    now: str
+    price: float
+    alone: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of a conversion; print it.
+
+    Attributes:
+        source: What was converted.
+        steps: Exact steps, with their errors in float64.
+        layers: Of each layer.
+        domains: Figures on each domain of texts.
+        speed_before, speed_after: Measured on this machine.
+        elements_before, elements_after: Numbers of cache per token, all layers.
+        calibration_tokens: Read; 0 for exact conversions.
+        calibration_hash: Of their tokens.
+        seconds: The conversion took, measurements left out.
+        sum_of_layers: KL divergences of the layers alone, added; None: not measured.
+        together: KL divergence of all on the same tokens.
+    """
+
+    source: str
+    steps: tuple[Step, ...]
+    layers: tuple[LayerFigures, ...]
+    domains: tuple[DomainFigures, ...]
+    speed_before: Speed
+    speed_after: Speed
+    elements_before: int
+    elements_after: int
+    calibration_tokens: int
+    calibration_hash: str
+    seconds: float
+    sum_of_layers: float | None
+    together: float | None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What somebody who uses the model should know."""
+        found = []
+        seen = [each.kl for each in self.domains if each.calibrated]
+        least = min(seen, default=math.inf)
+        found += [
+            f"KL on {domain.name!r}, which was not calibrated on, is {domain.kl / least:.1f} times "
+            "that on calibrated texts: more may be lost than figures on calibrated texts say"
+            for domain in self.domains
+            if not domain.calibrated and domain.kl > _SUSPICIOUS * least
+        ]
+        if self.calibration_tokens and all(each.calibrated for each in self.domains):
+            found.append(
+                "no domain was kept from calibration: give unseen texts, or figures flatter"
+            )
+        for name in ("prefill", "decode"):
+            before, after = (
+                getattr(speed, name) for speed in (self.speed_before, self.speed_after)
+            )
+            if after < _SLOWER * before:
+                found.append(f"{name} is slower: {after / before:.2f} of the original's rate")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can say it."""
+        return asdict(self) | {"warnings": self.warnings}
+
+    def __str__(self) -> str:
+        before, after = self.speed_before, self.speed_after
+        lines = [
+            f"{self.source}: cache {self.elements_before:,} → {self.elements_after:,} numbers per "
+            f"token ({self.elements_after / self.elements_before:.3f})",
+            f"allocated for {after.cache_tokens} tokens: {before.cache_bytes:,} → "
+            f"{after.cache_bytes:,} bytes",
+            f"prefill {before.prefill:,.0f} → {after.prefill:,.0f} tokens/s, decode "
+            f"{before.decode:,.1f} → {after.decode:,.1f} tokens/s",
+        ]
+        if self.calibration_tokens:
+            lines.append(
+                f"calibrated on {self.calibration_tokens:,} tokens ({self.calibration_hash}), "
+                f"converted in {self.seconds:.0f} s"
+            )
+        lines += ["", "exact steps, greatest difference of float64 logits"]
+        lines += [f"  {step}" for step in self.steps]
+        lines += ["", *domain_table(self.domains)]
+        lines += ["", *_table(self._layer_rows())]
+        if self.sum_of_layers is not None and self.together is not None:
+            lines.append(
+                f"each layer alone adds up to KL {self.sum_of_layers:.4f}, all together "
+                f"{self.together:.4f}"
+            )
+        lines += [f"warning: {each}" for each in self.warnings]
+        return "\n".join(lines)
+
+    def _layer_rows(self) -> list[list[str]]:
+        rows = [["layer", "was", "now", "price", "KL alone"]]
+        rows += [
+            [
+                str(each.layer),
+                each.was,
+                each.now,
+                f"{each.price:.4f}",
+                "" if each.alone is None else f"{each.alone:.4f}",
+            ]
+            for each in self.layers
+        ]
+        return rows
+
+
+def domain_table(domains: Sequence[DomainFigures]) -> list[str]:
+    """Lines of a table."""
+    rows = [["texts", "", "tokens", "perplexity", "ratio", "KL", "by quarter of a window", "top-1"]]
+    rows += [
+        [
+            each.name,
+            "calibrated" if each.calibrated else "unseen",
+            f"{each.tokens:,}",
+            f"{each.before:.2f} → {each.after:.2f}",
+            f"{each.ratio:.3f}",
+            f"{each.kl:.4f}",
+            " ".join(f"{kl:.3f}" for kl in each.by_position),
+            f"{each.top1:.3f}",
+        ]
+        for each in domains
+    ]
+    return _table(rows)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

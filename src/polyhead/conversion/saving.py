@@ -1,0 +1,123 @@
+"""Converted models as directories: in a Hugging Face family's words where one can say them.
+
+Latent attention without a norm is none that DeepSeek's files know, but a norm of numbers that are
+far smaller than its ε does nothing but multiply: n(c) = c / √(mean(c²) + ε) → c / √ε. So latents
+are written 10⁸ times smaller, their norm's weight makes up for it, and DeepSeek's code computes the
+same. Frequencies given one by one are the type "longrope" with the same factors for short and long.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from polyhead.checkpoints import Checkpoint, save_checkpoint
+from polyhead.config import FeedForwardConfig, LatentAttentionConfig, NormConfig, RopeConfig
+from polyhead.conversion.draft import Draft, source_of
+from polyhead.errors import ConfigError
+from polyhead.generation import LanguageModel
+from polyhead.models import Transformer
+
+Form = Literal["auto", "hugging-face", "polyhead"]
+
+_EPS = 1e-6
+"""Of DeepSeek's norms of latents, whatever the file says."""
+
+_SMALLER = 1e-8
+
+
+def save(model: nn.Module, directory: str | os.PathLike[str], *, form: Form = "auto") -> str:
+    """Writes a model that ``convert`` made, whole or not at all.
+
+    Args:
+        model: A ``LanguageModel`` or a ``Transformer``.
+        directory: Made if need be.
+        form: ``"auto"``: Hugging Face's where a family can say the configuration (all layers
+            alike; Llama's for kv heads, DeepSeek's for latents), else polyhead's own.
+
+    Returns:
+        The form that was written.
+
+    Raises:
+        ConfigError: ``"hugging-face"`` for a model that no family can say.
+        CheckpointError: The directory cannot be written, or the disk is full.
+        ValueError: Another form.
+    """
+    if form not in ("auto", "hugging-face", "polyhead"):
+        raise ValueError(f"form must be 'auto', 'hugging-face' or 'polyhead': got {form!r}")
+    transformer = source_of(model)
+    tokenizer = model.tokenizer if isinstance(model, LanguageModel) else None
+
+    def checkpoint(saved: Transformer) -> Checkpoint:
+        return Checkpoint(saved.config, saved, tokenizer, getattr(model, "origin", ""))
+
+    if form != "polyhead":
+        try:
+            save_checkpoint(checkpoint(deepseek_form(transformer)), directory)
+        except ConfigError:
+            if form == "hugging-face":
+                raise
+        else:
+            return "hugging-face"
+    save_checkpoint(checkpoint(transformer), directory, form="polyhead")
+    return "polyhead"
+
+
+def deepseek_form(model: Transformer) -> Transformer:
+    """The same function with norms over its latents, as DeepSeek's files have them; a model without
+    bare latents is returned as it is.
+
+    Raises:
+        ConfigError: Layers whose rotated pairs have different frequencies, or biases of queries.
+    """
+    found = [layer.attention for layer in model.config.layers]
+    if not any(isinstance(each, LatentAttentionConfig) and each.norm is None for each in found):
+        return model
+    if any(each != found[0] for each in found):
+        raise ConfigError("layers differ in their latents or frequencies, which DeepSeek's do not")
+    draft = Draft.of(model)
+    for layer in draft.layers:
+        config = draft.latent(layer, "DeepSeek's form")
+        if config.q_bias:
+            raise ConfigError("queries have a bias, which DeepSeek's do not")
+        R = config.kv_lora_rank
+        for leaf in ("weight", "bias"):
+            key = f"layers.{layer}.attention.kv_a_proj_with_mqa.{leaf}"
+            if key in draft.state:
+                small = draft.state[key].clone()
+                small[:R] *= _SMALLER
+                draft.state[key] = small
+        weight = torch.full((R,), math.sqrt(_EPS) / _SMALLER, dtype=torch.float64)
+        scale = config.score_scale * math.sqrt(config.qk_head_dim)
+        draft.put(layer, kv_a_norm=weight, q_proj=draft.get(layer, "q_proj.weight") * scale)
+        rope = config.rope
+        if rope is not None and rope.frequencies is not None:
+            rope = _as_factors(rope, model.config.max_positions)
+        draft.set_attention(
+            layer, replace(config, norm=NormConfig(eps=_EPS), rope=rope, scale=None)
+        )
+        network = draft.layer(layer).feed_forward
+        if type(network) is not FeedForwardConfig:
+            raise ConfigError("only plain feed-forward networks are written in DeepSeek's form")
+    like = next(model.parameters())
+    return draft.build(like.dtype, like.device)
+
+
+def _as_factors(rope: RopeConfig, max_positions: int) -> RopeConfig:
+    """Explicit frequencies as the type "longrope": 1 / (factor · θ^(2i/d)), with θ = 10,000."""
+    assert rope.frequencies is not None
+    count = len(rope.frequencies)
+    bases = 10_000.0 ** (torch.arange(count, dtype=torch.float32) / count)
+    factors = [1.0 / (f * b) for f, b in zip(rope.frequencies, bases.tolist(), strict=True)]
+    return RopeConfig(
+        type="longrope",
+        original_max_positions=max_positions,
+        short_factor=tuple(factors),
+        long_factor=tuple(factors),
+        attention_factor=1.0 if rope.attention_factor is None else rope.attention_factor,
+    )

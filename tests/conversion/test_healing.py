@@ -1,0 +1,101 @@
+"""Healing: better on texts it did not see, never worse; what was converted is trained."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from small import small
+
+from polyhead.conversion import convert, heal
+from polyhead.conversion.healing import RATES
+from polyhead.errors import InputError
+
+
+def _texts(seed: int, count: int = 24) -> list[torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    return [torch.randint(61, (64,), generator=drawn) for _ in range(count)]
+
+
+def _converted():
+    model = small("llama")
+    return model, convert(model, kv_heads=1, calibration=_texts(1), alone=False)[0]
+
+
+def test_healing_brings_a_model_nearer_to_its_teacher_and_touches_what_was_converted():
+    model, new = _converted()
+    before = {name: tensor.clone() for name, tensor in new.state_dict().items()}
+    told: list[tuple[str, int, int]] = []
+    healed, healing = heal(
+        new,
+        teacher=model,
+        texts=_texts(2),
+        minutes=0.1,
+        window=64,
+        unseen={"other": _texts(3, 2)},
+        progress=lambda *words: told.append(words),
+    )
+    assert [each.name for each in healing.domains] == ["other"]
+    assert healing.domains[0].tokens == 128
+    assert "unseen" in str(healing)
+    assert healing.after < 0.9 * healing.before
+    assert healing.rate in RATES
+    assert healing.after == min(each.kl for each in healing.curve)
+    assert healing.seconds < 30
+    assert all(torch.equal(before[name], tensor) for name, tensor in new.state_dict().items())
+    touched = {n for n, tensor in healed.state_dict().items() if not torch.equal(before[n], tensor)}
+    parts = {name.split(".")[2] for name in touched}
+    assert parts == {"attention"}
+    assert all(parameter.requires_grad for parameter in healed.parameters())
+    assert not healed.training
+    assert f"KL {healing.before:.4f} → {healing.after:.4f}" in str(healing)
+    assert {words[0][:11] for words in told} == {"healing, KL", "evaluation"}
+
+
+def test_ctrl_c_keeps_what_is_healed_so_far():
+    model, new = _converted()
+    seen = 0
+
+    def interrupted(what: str, done: int, total: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 8:
+            raise KeyboardInterrupt
+
+    healed, healing = heal(
+        new, teacher=model, texts=_texts(2), minutes=0.05, window=64, progress=interrupted
+    )
+    assert healing.interrupted
+    assert healing.after <= healing.before
+    assert "interrupted" in str(healing)
+    assert healed.config == new.config
+
+
+def test_a_rate_that_destroys_is_gone_back_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("polyhead.conversion.healing.RATES", (30.0,))
+    model, new = _converted()
+    healed, healing = heal(new, teacher=model, texts=_texts(2), minutes=0.02, window=64)
+    assert healing.after == healing.before
+    assert not any(each.kept for each in healing.curve)
+    assert any(each.rate < 30.0 for each in healing.curve) or len(healing.curve) < 3
+    assert all(
+        torch.equal(a, b) for a, b in zip(healed.parameters(), new.parameters(), strict=True)
+    )
+    assert math.isfinite(healing.after)
+
+
+def test_what_cannot_be_healed_is_named():
+    model, new = _converted()
+    with pytest.raises(InputError, match="at least ten windows of 64 tokens: got 3"):
+        heal(new, teacher=model, texts=_texts(2, 3), window=64)
+    with pytest.raises(InputError, match="of healing and of a overlap"):
+        heal(new, teacher=model, texts=_texts(2), window=64, unseen={"a": _texts(2)[:1]})
+    with pytest.raises(InputError, match="nothing to heal"):
+        heal(model, teacher=model, texts=_texts(2), window=64)
+    with pytest.raises(ValueError, match="minutes must be"):
+        heal(new, teacher=model, texts=_texts(2), minutes=0)
+    with pytest.raises(ValueError, match="teacher must be the model that was converted"):
+        heal(new, teacher=small("llama", num_hidden_layers=3), texts=_texts(2), window=64)
+    with pytest.raises(InputError, match="training mode"):
+        heal(new.train(), teacher=model, texts=_texts(2), window=64)
