@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +31,10 @@ LAYER = LayerConfig(
     AttentionConfig(4, 2, 8, rope=RopeConfig(), dropout=0.1), FeedForwardConfig(48), dropout=0.1
 )
 CONFIG = TransformerConfig("decoder", V, 16, 64, (LAYER,) * 2)
+PLAIN = replace(
+    CONFIG,
+    layers=(replace(LAYER, dropout=0.0, attention=replace(LAYER.attention, dropout=0.0)),) * 2,
+)
 SCHEDULE = Schedule(steps=8, lr=1e-2, warmup=3, validate_every=3, save_every=4, seed=3)
 
 
@@ -161,15 +168,11 @@ def test_accumulated_batches_are_one_large_batch_whatever_they_hold() -> None:
         parts = [_batch(2 * number), _batch(2 * number + 1)]
         return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
-    plain = replace(
-        CONFIG,
-        layers=(replace(LAYER, dropout=0.0, attention=replace(LAYER.attention, dropout=0.0)),) * 2,
-    )
     found = []
     for accumulate, batches in ((2, _batch), (1, together)):
         torch.manual_seed(0)
         schedule = replace(SCHEDULE, steps=3, accumulate=accumulate)
-        found.append([s.loss for s in Run(Transformer(plain), batches, schedule)])
+        found.append([s.loss for s in Run(Transformer(PLAIN), batches, schedule)])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
@@ -225,3 +228,43 @@ def test_numbers_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             Schedule(**values)
+
+
+_PROCESS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from dataclasses import replace
+import test_run as this
+torch.manual_seed(0)
+run = this.Run(this.Transformer(this.PLAIN), this._batch, replace(this.SCHEDULE, steps=4),
+               validation=this.HELD, folder=sys.argv[2])
+seen = [(s.loss, s.validation, s.tokens) for s in run]
+if run.is_main:
+    torch.distributed.barrier()
+    print(seen)
+else:
+    torch.distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_compute_what_one_does_that_accumulates_two_batches(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    one = Run(Transformer(PLAIN), _batch, replace(SCHEDULE, steps=4, accumulate=2), validation=HELD)
+    wanted = [(s.loss, s.validation, s.tokens) for s in one]
+    script = tmp_path / "process.py"
+    script.write_text(_PROCESS)
+    made = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         str(script), str(Path(__file__).parent), str(tmp_path / "run")],
+        capture_output=True, text=True, timeout=250, check=False,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true"},
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr[-2000:]
+    found = ast.literal_eval(made.stdout.strip().splitlines()[-1])
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours[0] == pytest.approx(theirs[0], rel=1e-6)
+        assert ours[1] == (None if theirs[1] is None else pytest.approx(theirs[1], rel=1e-6))
+        assert ours[2] == theirs[2]
+    assert (tmp_path / "run" / "state.safetensors").exists()

@@ -21,6 +21,7 @@ from polyhead.config.embedding import (
 )
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
+from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import CacheShape, CallCost, HeadLayout, Network, Reach
@@ -44,6 +45,7 @@ __all__ = [
     "Frontend",
     "HeadLayout",
     "HeadTransformConfig",
+    "InitialConfig",
     "LatentAttentionConfig",
     "LayerConfig",
     "MixtureConfig",

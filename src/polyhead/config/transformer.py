@@ -16,6 +16,7 @@ from polyhead.config.data import Data, check_choice, check_positive, check_whole
 from polyhead.config.embedding import EmbeddingConfig, SinusoidConfig
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
+from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.norm import NormConfig
 from polyhead.errors import ConfigError
@@ -77,6 +78,7 @@ class TransformerConfig(Data):
         logit_scale: Factor of the logits, before the softcap (Cohere; 1 / logits_scaling of
             Granite; 1/√E of T5 with a tied head).
         task: Classes or pooled states in place of logits; only without ``head``.
+        initial: How new weights are drawn. Configurations that differ in nothing else are equal.
     """
 
     kind: Literal["decoder", "encoder", "encoder-decoder"]
@@ -99,6 +101,7 @@ class TransformerConfig(Data):
     head_transform: HeadTransformConfig | None = None
     task: TaskHeadConfig | None = None
     logit_scale: float = 1.0
+    initial: InitialConfig = field(default=InitialConfig(), compare=False)
 
     def __post_init__(self) -> None:
         read = self.embedding.frontend is None

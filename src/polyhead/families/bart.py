@@ -239,6 +239,7 @@ def sister(
         "tensors": lambda values: table(values, dropped=dropped),
         "write": write,
         "with_head": "ForConditionalGeneration",
+        "initial_key": "init_std",
         **options,
     }
     return Family(

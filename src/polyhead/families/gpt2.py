@@ -10,6 +10,7 @@ from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
+    InitialConfig,
     LayerConfig,
     TransformerConfig,
 )
@@ -199,6 +200,7 @@ FAMILIES = (
         "GPT2",
         read,
         gpt_tensors(_CONVOLUTIONS),
+        initial=InitialConfig("residual"),
         defaults=DEFAULTS
         | {
             "scale_attn_weights": True,

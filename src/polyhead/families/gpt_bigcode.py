@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from polyhead.config import TransformerConfig
+from polyhead.config import InitialConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
@@ -63,6 +63,7 @@ FAMILIES = (
                 Rule("h.{i}.mlp.c_proj", "layers.{i}.feed_forward.down_proj"),
             )
         ),
+        initial=InitialConfig("residual"),
         defaults=DEFAULTS
         | {
             "hidden_act": "gelu_pytorch_tanh",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyhead.config import NormConfig, TransformerConfig
+from polyhead.config import InitialConfig, NormConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
@@ -30,6 +30,7 @@ FAMILIES = (
         "Nemotron",
         read,
         DECODER,
+        initial=InitialConfig(scale=0.0134),
         defaults={key: value for key, value in PLAIN_DEFAULTS.items() if key != "rms_norm_eps"}
         | {
             "head_dim": None,

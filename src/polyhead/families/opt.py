@@ -105,6 +105,7 @@ FAMILIES = (
                 ),
             ),
         ),
+        initial_key="init_std",
         defaults={
             "hidden_act": "relu",
             "attention_dropout": 0.0,

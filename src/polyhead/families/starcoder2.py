@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyhead.config import EmbeddingConfig, LayerConfig, TransformerConfig
+from polyhead.config import EmbeddingConfig, InitialConfig, LayerConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
@@ -60,6 +60,7 @@ FAMILIES = (
             Rule("layers.{i}.mlp.c_fc", "layers.{i}.feed_forward.up_proj"),
             Rule("layers.{i}.mlp.c_proj", "layers.{i}.feed_forward.down_proj"),
         ),
+        initial=InitialConfig(scale=0.018042),
         defaults={
             "num_key_value_heads": 2,
             "hidden_act": "gelu_pytorch_tanh",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyhead.config import FeedForwardConfig, MixtureConfig, TransformerConfig
+from polyhead.config import FeedForwardConfig, InitialConfig, MixtureConfig, TransformerConfig
 from polyhead.config.layout import Network
 from polyhead.families.bart import APART, SHARED
 from polyhead.families.common.family import Family
@@ -115,6 +115,8 @@ FAMILIES = (
         "SwitchTransformers",
         read,
         _tensors,
+        initial=InitialConfig("width", 1.0),
+        initial_key="initializer_factor",
         defaults={
             **DEFAULTS,
             "num_decoder_layers": 12,

@@ -53,6 +53,7 @@ FAMILIES = (
             ),
             outside=(Rule("proj_out", "head"),),
         ),
+        initial_key="init_std",
         defaults={
             **bart.DEFAULTS,
             "hidden_dropout_prob": 0.0,

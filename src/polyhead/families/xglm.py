@@ -30,6 +30,7 @@ FAMILIES = (
         "XGLM",
         read,
         Tensors((*AROUND_LAYERS, *LAYERS), dropped={r"embed_positions\.weights": "the sinusoids"}),
+        initial_key="init_std",
         defaults={
             "hidden_act": "gelu",
             "hidden_dropout_prob": 0.1,

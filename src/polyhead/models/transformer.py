@@ -29,6 +29,7 @@ from polyhead.layers.positions import RoPE
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
+from polyhead.models.initial import draw_weights
 from polyhead.models.inputs import check_cache, check_ids, check_positions
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import biases, relative_table, stack
@@ -103,15 +104,8 @@ class Transformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws new weights: normal with standard deviation 0.02 (GPT-2), biases 0, norms 1."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding | Head):
-                if module.weight is not None:
-                    nn.init.normal_(module.weight, std=0.02)
-                if getattr(module, "bias", None) is not None:
-                    nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-            elif hasattr(module, "reset_parameters") and module is not self:
-                module.reset_parameters()  # type: ignore[operator]
+        """Draws new weights, as ``config.initial`` says."""
+        draw_weights(self)
 
     def forward(
         self,

@@ -161,7 +161,7 @@ class Run:
         started, schedule = time.perf_counter(), self.schedule
         lr = schedule.rate(self.steps, self.share)
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["share"]
         loss, norm, count = self._gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._optimizer.zero_grad()
@@ -328,13 +328,22 @@ class Run:
 
 
 def _adamw(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": schedule.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    """AdamW: matrices decay, vectors do not; tables of tokens have their own learning rate."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            kind = (parameter.ndim > 1, id(parameter) in tables)
+            groups.setdefault(kind, []).append(parameter)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [
+            {
+                "params": parameters,
+                "weight_decay": schedule.weight_decay if matrix else 0.0,
+                "share": schedule.embedding_lr if table else 1.0,
+            }
+            for (matrix, table), parameters in groups.items()
+        ],
         lr=schedule.lr,
         betas=(schedule.beta1, schedule.beta2),
         fused=True,

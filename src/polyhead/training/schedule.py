@@ -29,6 +29,7 @@ class Schedule(Data):
         tokens: Tokens with a label at most.
         minutes: Time at most; of the three the one that is reached first ends the run.
         lr: The greatest learning rate, of AdamW.
+        embedding_lr: Share of ``lr`` that the table of tokens learns with.
         shape: How it falls after the warm-up: to ``floor`` at the end of the budget (``"linear"``,
             ``"cosine"``), as 1/√step (``"inverse-sqrt"``, the 2017 paper), or not.
         warmup: Steps in which it rises from 0.
@@ -48,6 +49,7 @@ class Schedule(Data):
     tokens: int | None = None
     minutes: float | None = None
     lr: float = 1e-3
+    embedding_lr: float = 1.0
     shape: Shape = "cosine"
     warmup: int = 100
     floor: float = 0.0
@@ -72,7 +74,7 @@ class Schedule(Data):
         number("lr", self.lr, above=0, error=ConfigError)
         for name in ("weight_decay", "clip"):
             number(name, getattr(self, name), least=0, error=ConfigError)
-        for name in ("floor", "label_smoothing"):
+        for name in ("floor", "label_smoothing", "embedding_lr"):
             number(name, getattr(self, name), least=0, most=1, error=ConfigError)
         for name in ("beta1", "beta2"):
             number(name, getattr(self, name), least=0, below=1, error=ConfigError)

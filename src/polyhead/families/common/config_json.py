@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from polyhead.config import TransformerConfig
@@ -122,8 +123,9 @@ def read_config(
     keys = Keys(values, where, defaults=family.defaults, aliases=family.aliases, shown=shown)
     quantization.read_blocks(values, where)
     config = _read(keys, family)
-    keys.finish({*HARMLESS, *family.harmless, *hints})
-    return config
+    keys.finish({*HARMLESS, *family.harmless, family.initial_key, *hints})
+    scale = values.get(family.initial_key) or family.initial.scale
+    return replace(config, initial=replace(family.initial, scale=scale))
 
 
 def write_config(
@@ -149,6 +151,9 @@ def write_config(
             failed[family.model_type] = [str(error)]
             continue
         if again == config:
+            wanted = config.initial
+            if wanted.rule == family.initial.rule and wanted.scale != family.initial.scale:
+                values[family.initial_key] = wanted.scale
             return values
         losses[family.model_type] = _differences(config.to_dict(), again.to_dict())
     # A family that could write something down is nearer than one that could not.

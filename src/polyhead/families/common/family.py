@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyhead.config import TransformerConfig
+from polyhead.config import InitialConfig, TransformerConfig
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.tensors import Tensors
@@ -43,6 +43,8 @@ class Family:
         harmless: Keys beyond ``config_json.HARMLESS`` that change no number in evaluation.
         with_head, bare: What follows ``class_name`` in the classes with a head and without.
         gguf: How GGUF files of the family are read; None: they are not.
+        initial: How transformers' classes draw new weights.
+        initial_key: The key of its scale.
         observed: From config.json's object and the file's tensors, keys that the tensors decide.
     """
 
@@ -58,6 +60,8 @@ class Family:
     with_head: str = "ForCausalLM"
     bare: str = "Model"
     gguf: Gguf | None = None
+    initial: InitialConfig = field(default_factory=InitialConfig)
+    initial_key: str = "initializer_range"
     observed: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, Any]] = as_stated
 
     def tensors_of(self, values: Mapping[str, Any]) -> Tensors:
