@@ -39,7 +39,7 @@ def draw_weights(model: Transformer) -> None:
         elif isinstance(module, LearnedPositions):
             nn.init.normal_(module.weight, std=scale)
         elif hasattr(module, "reset_parameters") and module is not model:
-            module.reset_parameters()  # type: ignore[operator]
+            module.reset_parameters()
     if rule == "width":
         for tables in (model.relative_bias, model.encoder_relative_bias):
             if tables is not None:

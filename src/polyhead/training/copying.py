@@ -94,7 +94,7 @@ def begin_with_copying(model: Transformer) -> None:
     drawn = nn.functional.layer_norm(torch.randn(len(table), N), (N,))
     table[:, P : E // 2] = drawn * (_TOKEN / embedding.scale)
     _without_slow_sinusoids(table, P, embedding.scale)
-    if model.final_norm is not None:
+    if model.final_norm is not None and model.final_norm.weight is not None:
         model.final_norm.weight.fill_(_SURE)
     slices = torch.arange(N).tensor_split(heads)
     speeds = _speeds(E, P)
