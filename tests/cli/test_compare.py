@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from process import Run
 
+from polyhead.cli import main
+
 SMALL = (
     "--width", "32", "--layers", "1", "--hidden", "48", "--vocabulary", "300", "--context", "32",
     "--batch", "4", "--seeds", "2",
@@ -52,11 +54,25 @@ def test_compare_heads_shows_the_task_and_what_heads_are_worth(
     out = str(tmp_path / "heads")
     shown = run(
         "compare", "heads", "--text", "--heads", "1,8", "--data", str(text), "--out", out,
-        "--tokens", "256", *SMALL,
+        "--budget", "1s", *SMALL,
     )  # fmt: skip
     assert shown.code == 0
     for words in ("heads:1", "idle heads", "half pruned", "Idle heads: the share whose ablation"):
         assert words in shown.out
+
+
+def test_a_comparison_that_is_stopped_says_how_it_goes_on(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyhead.comparison.runs.run", stopped)
+    out = str(tmp_path / "out")
+    assert main(["compare", "--data", str(text), "--out", out, "--tokens", "9", *SMALL]) == 130
+    assert (
+        f"stopped: {out} keeps the runs that are done, --resume goes on" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from polyhead.comparison.variants import Variant
 
 compare_app = typer.Typer()
-Stage = Literal["all", "train", "measure", "report"]
 
 Seeds = Annotated[int, typer.Option(help="Runs of each variant; at least 2.")]
 Budget = Annotated[
@@ -240,10 +239,15 @@ def _train(
     from polyhead.cli.terminal import console, progress
 
     screen = console()
-    with progress("training") as advance:
-        for made in experiment.train(chosen, seeds, finish=finish, advance=advance):
-            if show:
-                screen.print(f"{made['variant']}, seed {made['seed']}: {made['loss']:.4f} nats")
+    try:
+        with progress("training") as advance:
+            for made in experiment.train(chosen, seeds, finish=finish, advance=advance):
+                if show:
+                    screen.print(f"{made['variant']}, seed {made['seed']}: {made['loss']:.4f} nats")
+    except KeyboardInterrupt:
+        kept = f"stopped: {experiment.folder} keeps the runs that are done, --resume goes on"
+        console(stderr=True).print(kept, soft_wrap=True)
+        raise
 
 
 def _report(
@@ -261,7 +265,7 @@ def _report(
     wanted = chosen if stage == "measure" else [each for each in chosen if each.name not in known]
     if wanted and stage in ("all", "measure"):
         with progress("measuring") as advance:  # all of them: they take turns
-            known = speeds(chosen, experiment.sizes, experiment.schedule, advance=advance)
+            known |= speeds(chosen, experiment.sizes, experiment.schedule, advance=advance)
         experiment.keep_speeds(known)
     made = report.document(experiment, chosen, experiment.results(chosen, seeds), known)
     experiment.keep_report(made, {"plot.svg": plot(made), "report.html": page(made)})
