@@ -2,8 +2,9 @@
 
     python tests/dist.py [PYTHON ...]
 
-Needs ``build``, ``twine`` and ``abi3audit`` (``make dist`` installs them). The wheel is installed in an empty
-environment of each named Python (default: this one), the sdist in one without a compiler.
+Needs ``build``, ``twine`` and ``abi3audit`` (``make dist`` installs them). The wheel is installed
+in an empty environment of each named Python (default: this one), the sdist in one without a
+compiler.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ _INSTRUCTIONS = (
     "asimd", "bf16", "i8mm", "sve", "sve2", "sme",
 )  # fmt: skip
 
+_CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu (without CUDA)"
+
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
@@ -81,6 +83,7 @@ def machine() -> dict[str, Any]:
         "native_code_switched_off": native.switched_off(),
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "accelerators": accelerators,
+        "smaller_torch": _CPU_TORCH if torch.version.cuda and not accelerators else None,
     }
 
 
@@ -182,6 +185,8 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     for name, wrong in machine["native_code_switched_off"].items():
         row("  switched off", f"{name}: {wrong}", "red")
     row("accelerators", ", ".join(machine["accelerators"]) or "none")
+    if machine["smaller_torch"]:
+        row("a smaller torch", machine["smaller_torch"])
 
     section("kernels, in the order of preference")
     for kernel in report["kernels"]:

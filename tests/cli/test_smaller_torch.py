@@ -1,0 +1,20 @@
+"""``polyhead doctor`` says how to install torch without CUDA where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyhead.cli.doctor import machine
+
+
+@pytest.mark.parametrize(
+    ("cuda", "gpus", "told"), [("13.0", 0, True), ("13.0", 1, False), (None, 0, False)]
+)
+def test_torch_for_cuda_without_a_gpu_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, gpus: int, told: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    assert ("whl/cpu" in (machine()["smaller_torch"] or "")) == told
