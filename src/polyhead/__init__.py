@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
     from polyhead.semantics import (
+        FIRE,
         ALiBi,
         Bias,
+        BlockSparse,
         Causal,
         Chunk,
         DenseSource,
@@ -116,11 +118,13 @@ _HOMES = {
     "polyhead.semantics": (
         "ALiBi",
         "Bias",
+        "BlockSparse",
         "Causal",
         "Chunk",
         "DenseSource",
         "Documents",
         "Drop",
+        "FIRE",
         "Keep",
         "KeyLengths",
         "KeyValueSource",
@@ -136,9 +140,11 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "FIRE",
     "ALiBi",
     "Alignment",
     "Bias",
+    "BlockSparse",
     "Causal",
     "CheckpointError",
     "Chunk",

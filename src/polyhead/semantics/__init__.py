@@ -14,7 +14,9 @@ from polyhead.semantics.biases import (
 )
 from polyhead.semantics.call import Call, Specification
 from polyhead.semantics.drawing import draw
+from polyhead.semantics.fire import FIRE
 from polyhead.semantics.masks import (
+    BlockSparse,
     Causal,
     Chunk,
     Documents,
@@ -31,8 +33,10 @@ from polyhead.semantics.state import State, add_sinks, merge_states
 from polyhead.semantics.tokens import Span, Tokens
 
 __all__ = [
+    "FIRE",
     "ALiBi",
     "Bias",
+    "BlockSparse",
     "Call",
     "Causal",
     "Chunk",

@@ -4,6 +4,7 @@ Causal() & Window(4096)                 a sliding window
 Prefix(10) | Causal()                   a prefix seen by everyone (prefix LM)
 Causal() & Documents([5, 3, 8])         packed documents that do not see each other
 KeyLengths([7, 9])                      right-padded keys
+BlockSparse(blocks, 64) & Causal()      blocks of keys for each block of queries
 Keep(allowed) & ~Prefix(4)              an explicit tensor, and a complement
 """
 
@@ -16,12 +17,14 @@ from polyhead.semantics.masks.algebra import (
     Visibility,
     bare_tensor_message,
 )
+from polyhead.semantics.masks.block_sparse import BlockSparse
 from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, of_heads
 from polyhead.semantics.masks.packed import Documents, KeyLengths
 from polyhead.semantics.masks.positional import Causal, Chunk, Prefix, Window
 
 __all__ = [
     "And",
+    "BlockSparse",
     "Causal",
     "Chunk",
     "Documents",
