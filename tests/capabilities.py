@@ -18,11 +18,21 @@ from typing import Any
 import torch
 
 import axes
+import dispatch
 import matrix
-from polyhead.kernels import KERNELS, flex, tiled
+from polyhead.kernels import KERNELS, flex_blocks, tiled
 
 PAGE = Path(__file__).parents[1] / "docs/capabilities.md"
 BUDGET = "Error divided by what the budget allows (1 is the limit):"
+DISPATCH = [
+    "## What `auto` takes on a GPU",
+    "",
+    "Asked of fake tensors in bfloat16, T = S = 4,096, 8 heads of 128, unless the line says",
+    "otherwise; `tests/kernels/test_dispatch.py` compares. flex is taken where its masks, biases",
+    "and sizes are on the list in `kernels/flex.py`. No GPU was at hand: that flex is right there",
+    "rests on torch's own tests and on the same functions judged on a CPU, and its speed there has",
+    "not been measured.",
+]
 SIGNS = {"match": "yes", "forward only": "forward", "refused": "—"}
 
 
@@ -47,7 +57,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true")
     everything = parser.parse_args().all
     tiled._tile_sizes = lambda q, keys: (8, 16)
-    flex.BLOCK = 16
+    flex_blocks.BLOCK = 16
     matrix.uncompile_flex()
     started, chosen = time.time(), cells(everything)
     totals: Counter[tuple[str, str]] = Counter()
@@ -88,6 +98,7 @@ def main() -> None:
             f"{max(values):.3f} |"
         )
     lines += ["", BUDGET, "", *budget]
+    lines += ["", *DISPATCH, "", *dispatch.table(dispatch.decisions(setattr))]
     for axis, values in axes.AXES.items():
         lines += ["", f"## {axis}", "", f"| {axis} | {' | '.join(KERNELS)} |"]
         lines.append("|---" * (1 + len(KERNELS)) + "|")

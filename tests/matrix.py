@@ -371,7 +371,7 @@ def uncompile_flex(set_attribute: Callable[[object, str, Any], None] = setattr) 
     from polyhead.kernels import flex
 
     set_attribute(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    set_attribute(flex, "_flex", lambda device_type: module.flex_attention)
+    set_attribute(flex, "_flex", lambda device_type, structure: module.flex_attention)
     set_attribute(flex, "_has_compiler", lambda: True)
 
 

@@ -170,8 +170,8 @@ MUTATIONS = [
     _m(
         "mask",
         FLEX,
-        "if spec.mask is not None and rules.mask is not None:",
-        "if False and rules.mask is not None:",
+        "spec.bias.rule(of)\n    if spec.mask is not None:",
+        "spec.bias.rule(of)\n    if False:",
     ),
     _m("scale", FLEX, "blocks, spec.scale, call.groups > 1", "blocks, None, call.groups > 1"),
     _m("quarantine", FLEX, "k, v, bad = quarantine(k, v)", "pass"),

@@ -219,6 +219,8 @@ def explain(
             refusals[other.name] = f"not available: {why}"
         elif isinstance(plan := other.plan(call), Refusal):
             refusals[other.name] = f"cannot do {plan.feature}"
+        elif (why := other.unasked(call)) is not None:
+            refusals[other.name] = f"could where it is named: {why}; {other.summary}"
         else:
             refusals[other.name] = f"could, but comes later: {other.summary}"
         if other.gathers and call.source.gather_bytes:
@@ -248,7 +250,7 @@ def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
     """The kernel named, or the first that can do all of the call, with its plan."""
     if name == "auto":
         for kernel in _in_order(call):
-            if kernel.unavailable() is None:
+            if kernel.unavailable() is None and kernel.unasked(call) is None:
                 plan = kernel.plan(call)
                 if not isinstance(plan, Refusal):
                     return kernel, plan

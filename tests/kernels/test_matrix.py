@@ -9,7 +9,7 @@ import torch
 import axes
 import matrix
 from polyhead import native
-from polyhead.kernels import KERNELS, flex
+from polyhead.kernels import KERNELS, flex_blocks
 
 
 def _count(cells, capsys, label, kernels=matrix.SWIFT, device="cpu"):
@@ -128,7 +128,7 @@ def test_every_cell_matches_the_oracle_or_is_refused_by_name(
     part, small_tiles, monkeypatch, capsys
 ):
     matrix.uncompile_flex(monkeypatch.setattr)
-    monkeypatch.setattr(flex, "BLOCK", 16)
+    monkeypatch.setattr(flex_blocks, "BLOCK", 16)
     cells = [cell for i, cell in enumerate(axes.every_cell()) if i % 8 == part]
     counts = _count(cells, capsys, f"all cells, part {part + 1} of 8", list(KERNELS))
     assert counts["reference", "match"] == counts["tiled", "match"] == len(cells)

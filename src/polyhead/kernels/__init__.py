@@ -15,7 +15,7 @@ from polyhead.kernels.tiled import TiledKernel
 
 KERNELS: dict[str, Kernel[Any]] = {
     kernel.name: kernel
-    for kernel in (NativeKernel(), SdpaKernel(), TiledKernel(), FlexKernel(), ReferenceKernel())
+    for kernel in (NativeKernel(), SdpaKernel(), FlexKernel(), TiledKernel(), ReferenceKernel())
 }
 
 __all__ = ["KERNELS", "Kernel", "Refusal"]

@@ -33,6 +33,10 @@ class Kernel(ABC, Generic[Plan]):
         """Why this kernel cannot run here and the command that would change it, or None."""
         return None
 
+    def unasked(self, call: Call) -> str | None:
+        """Why ``auto`` does not take this kernel for ``call`` though it is able to, or None."""
+        return None
+
     @abstractmethod
     def plan(self, call: Call) -> Plan | Refusal:
         """What it would run for ``call``, or the first feature that it cannot do."""

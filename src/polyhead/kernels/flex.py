@@ -3,53 +3,83 @@
     score_mod(score, b, h, q, k)    softcap and bias of one score
     mask_mod(b, h, q, k)            the mask expression of one pair
 
-Both are built from the same masks and biases as everywhere, over positions, windows and lengths
-that are data. Which blocks are empty, full or mixed comes from ``Mask.classify``, so no T×S mask is
-ever drawn. Compiling takes seconds per kind of call (on a CPU per shape too), hence this kernel
-runs only where it is named. Without its compiler FlexAttention would build the T×S matrix: where
-there is none the kernel says that it is not available.
+Both are the rules of the same masks and biases as everywhere, over positions, windows and lengths
+that are data. No T×S mask is ever drawn: ``flex_blocks`` says which blocks are empty, full or
+mixed. Compiling takes seconds per kind of call, and on a CPU per shape too, hence ``auto`` takes
+this kernel on CUDA alone, for what is listed here. Without its compiler FlexAttention would build
+the T×S matrix: where there is none the kernel says that it is not available.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+from polyhead.kernels import flex_blocks
 from polyhead.kernels.base import Kernel, Refusal
-from polyhead.semantics import Call, Mask, State, Tokens, Visibility
+from polyhead.semantics import (
+    ALiBi,
+    Call,
+    Causal,
+    Chunk,
+    Documents,
+    KeyLengths,
+    Prefix,
+    RelativeBias,
+    State,
+    Window,
+)
+from polyhead.semantics.masks import And, Not, Or
 from polyhead.semantics.pairs import OnePair, Value
 from polyhead.semantics.scores import poisoned, quarantine
 from polyhead.semantics.tokens import is_traced, is_transformed
 
-BLOCK = 128
-"""Queries and keys of a block of the block mask, as FlexAttention's own default."""
+_MASKS = frozenset({And, Or, Not, Causal, Window, Chunk, Prefix, KeyLengths, Documents, type(None)})
+_BIASES = frozenset({ALiBi, RelativeBias, type(None)})
+_HEAD_SIZES = frozenset({16, 32, 64, 128, 256})
+_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+"""What ``auto`` may give to FlexAttention on CUDA: exact classes, sizes and dtypes."""
 
 
-class Rules(NamedTuple):
-    """The mask and the bias of a call as functions of one pair, each None where there is none."""
-
-    mask: Value | None
-    bias: Value | None
-
-
-class FlexKernel(Kernel[Rules]):
+class FlexKernel(Kernel[None]):
     name = "flex"
-    summary = (
-        "torch's FlexAttention; compiles for seconds at every new kind of call, so by name only"
-    )
+    summary = "torch's FlexAttention; compiles for seconds at every new kind of call"
+    gathers = True
 
     def unavailable(self) -> str | None:
         if not torch.cuda.is_available() and not _has_compiler():
             return "needs a C++ compiler at run time: apt-get install g++"
         return None
 
-    def plan(self, call: Call) -> Rules | Refusal:
+    def unasked(self, call: Call) -> str | None:
+        q, spec, source = call.q, call.spec, call.source
+        if q.device.type != "cuda":
+            return "it compiles for seconds"
+        parts = [None] if spec.mask is None else [*spec.mask.walk()]
+        listed = (
+            {type(part) for part in parts} <= _MASKS
+            and type(spec.bias) in _BIASES
+            and {source.key_dim, source.value_dim} <= _HEAD_SIZES
+            and q.dtype in _DTYPES
+            and call.groups.bit_count() == 1
+        )
+        if not listed:
+            return "not among what is known to be right on a GPU"
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return "it waits for the device, which a captured graph must not"
+        if source.tokens.length < flex_blocks.BLOCK:
+            return f"fewer than {flex_blocks.BLOCK} keys are not worth compiling for"
+        return None
+
+    def plan(self, call: Call) -> Refusal | None:
         spec, on_cpu = call.spec, call.q.device.type == "cpu"
         if call.q.device.type not in ("cpu", "cuda"):
             return Refusal(f"tensors on {call.q.device.type}")
@@ -57,7 +87,9 @@ class FlexKernel(Kernel[Rules]):
             _has_compiler() and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
         ):
             return Refusal("tensors on this CPU (it needs a C++ compiler and AVX2)")
-        if is_traced(call.q) or is_transformed():
+        if call.q.device.type == "cuda" and not _has_triton():
+            return Refusal("tensors on CUDA (it needs Triton: pip install triton)")
+        if is_transformed() or (is_traced(call.q) and type(call.q) is not FakeTensor):
             return Refusal("a call that is being compiled, exported or transformed by torch.func")
         if call.q.dtype == torch.float64:
             return Refusal("float64")
@@ -69,31 +101,30 @@ class FlexKernel(Kernel[Rules]):
             return Refusal("return_lse on the CPU")
         if call.requires_grad and on_cpu:
             return Refusal("a gradient on the CPU")
-        if call.requires_grad and (call.needs_lse or spec.deterministic):
-            return Refusal(
-                "a gradient through lse" if call.needs_lse else "deterministic gradients"
-            )
+        if call.requires_grad and spec.deterministic:
+            return Refusal("deterministic gradients")
         if (
             call.requires_grad
             and spec.bias is not None
             and any(x.requires_grad for x in spec.bias.tensors)
         ):
             return Refusal(f"a gradient of bias={spec.bias!r}")
-        of = OnePair(call.q_tokens, call.source.tokens, call.q.device)
-        mask = None if spec.mask is None else spec.mask.rule(of)
-        if spec.mask is not None and mask is None:
-            return Refusal(f"mask={spec.mask!r} (it has no function of one pair)")
-        bias = None if spec.bias is None else spec.bias.rule(of)
-        if spec.bias is not None and bias is None:
-            return Refusal(f"bias={spec.bias!r} (it has no function of one pair)")
-        return Rules(mask, bias)
+        if spec.mask is not None and not spec.mask.has_rule():
+            return Refusal(f"mask={spec.mask!r} (it is no function of one pair)")
+        if spec.bias is not None and not spec.bias.has_rule():
+            return Refusal(f"bias={spec.bias!r} (it is no function of one pair)")
+        return None
 
-    def run(self, call: Call, plan: Rules) -> State:
+    def run(self, call: Call, plan: None) -> State:
         k, v = call.source.gather()
+        if type(call.q) is FakeTensor:  # a result of the same shapes, with gradients
+            all_of_it, zeros = call.q.sum() + k.sum() + v.sum(), call.q.new_zeros
+            rows = call.q.shape[:3]
+            return State(zeros(*rows, v.shape[-1]) + all_of_it, zeros(rows).float() + all_of_it)
         bad = None
         if call.spec.mask is not None:
             k, v, bad = quarantine(k, v)
-        out, lse = _compiled(call.q, k, v, call, plan)
+        out, lse = _compiled(call.q, k, v, call)
         if bad is not None and bool(bad.any()):
             out = out.masked_fill(_spoiled(call, bad)[..., None], torch.nan)
         return State(out, lse)
@@ -105,34 +136,59 @@ def _has_compiler() -> bool:
 
 
 @cache
-def _flex(device_type: str) -> Callable[..., Any]:
-    """FlexAttention, compiled; an error instead of its uncompiled form where that cannot be."""
-    from torch.nn.attention.flex_attention import flex_attention
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
+
+@cache
+def _flex(device_type: str, structure: Hashable) -> Callable[..., Any]:
+    """FlexAttention, compiled for calls of one structure, lengths left open where that works.
+
+    An error instead of its uncompiled form where it cannot be compiled.
+    """
+
+    def attend(*arguments: Any, **options: Any) -> Any:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return flex_attention(*arguments, **options)
+
+    # torch keeps what it compiled by code object: structures do not look through each other's.
+    attend.__code__ = attend.__code__.replace()
+    return torch.compile(attend, **_options(device_type))
+
+
+def _options(device_type: str) -> dict[str, Any]:
     # With shapes left open torch 2.13 writes C++ that does not compile for some tables of keys.
-    dynamic = False if device_type == "cpu" else None
-    compiled: Callable[..., Any] = torch.compile(flex_attention, fullgraph=True, dynamic=dynamic)
-    return compiled
+    return {"fullgraph": True, "dynamic": False if device_type == "cpu" else None}
 
 
-def _compiled(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, rules: Rules
-) -> tuple[Tensor, Tensor | None]:
+def _structure(call: Call) -> Hashable:
+    """What makes a function of its own of a call: all that is no number or tensor in it."""
+    spec = call.spec
+    return (
+        tuple(type(part) for part in spec.mask.walk()) if spec.mask is not None else None,
+        type(spec.bias), spec.softcap, call.needs_lse, call.requires_grad, call.q.dtype,
+    )  # fmt: skip
+
+
+def _compiled(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
     spec, blocks = call.spec, None
-    if spec.mask is not None and rules.mask is not None:
+    of = OnePair(call.q_tokens, call.source.tokens, q.device)
+    bias = None if spec.bias is None else spec.bias.rule(of)
+    if spec.mask is not None:
         blocks = BlockMask.from_kv_blocks(
-            *_blocks(spec.mask, call.q_tokens, call.source.tokens, q.device),
-            BLOCK_SIZE=BLOCK,
-            mask_mod=_mask_mod(rules.mask),
+            *flex_blocks.blocks_of(spec.mask, call.q_tokens, call.source.tokens, q.device),
+            BLOCK_SIZE=flex_blocks.BLOCK,
+            mask_mod=_mask_mod(spec.mask.rule(of)),
             seq_lengths=(call.q_tokens.length, call.source.tokens.length),
         )
-    # Every kind of mask is a function of its own: they are no storm of recompilations.
+    # Shapes that cannot be left open are compiled one by one: they are no storm.
     with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
-        out, more = _flex(q.device.type)(
-            q, k, v, _score_mod(spec.softcap, rules.bias), blocks, spec.scale, call.groups > 1,
+        out, more = _flex(q.device.type, _structure(call))(
+            q, k, v, _score_mod(spec.softcap, bias), blocks, spec.scale, call.groups > 1,
             return_aux=AuxRequest(lse=call.needs_lse),
         )  # fmt: skip
     return out, more.lse
@@ -159,30 +215,13 @@ def _score_mod(cap: float | None, bias: Value | None) -> Callable[..., Tensor] |
     return score_mod
 
 
-def _blocks(
-    mask: Mask, q: Tokens, k: Tokens, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """How many and which key blocks every query block sees in part, and how many and which whole.
-
-    Counts are ``[1, 1, blocks of q]``, indices ``[1, 1, blocks of q, blocks of k]``.
-    """
-    kinds = [[mask.classify(row, tile) for tile in k.split(BLOCK)] for row in q.split(BLOCK)]
-
-    def of(kind: Visibility) -> tuple[Tensor, Tensor]:
-        has = torch.tensor([[one is kind for one in row] for row in kinds])[None, None]
-        first = has.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-        return has.sum(dim=-1).to(device, torch.int32), first.to(device, torch.int32)
-
-    return *of(Visibility.SOME), *of(Visibility.ALL)
-
-
 def _spoiled(call: Call, bad: Tensor) -> Tensor:
     """``[B, H, T]`` True for queries that see a key with content that is not finite."""
     mask, H = call.spec.mask, call.q.shape[1]
     B, _, T, _ = call.q.shape
     spoiled = torch.zeros(B, H, T, dtype=torch.bool, device=call.q.device)
-    for rows in call.q_tokens.split(BLOCK):
-        for tile in call.source.tokens.split(BLOCK):
+    for rows in call.q_tokens.split(flex_blocks.BLOCK):
+        for tile in call.source.tokens.split(flex_blocks.BLOCK):
             part = bad[..., tile.start : tile.start + tile.length]
             if mask is not None and bool(part.any()):
                 seen = poisoned(mask.visible(rows, tile, call.q.device), part, H)

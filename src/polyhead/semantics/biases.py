@@ -70,16 +70,17 @@ class Bias(Part, ABC):
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raises ValueError if this bias cannot belong to such a call."""
 
-    def rule(self, of: Pairs) -> Value | None:
-        """What is added to the score of a pair; None: no function of numbers of a pair."""
-        return None
+    def rule(self, of: Pairs) -> Value:
+        """What is added to the score of a pair."""
+        raise NotImplementedError(f"{type(self).__name__} must define rule or tile")
+
+    def has_rule(self) -> bool:
+        """Whether this bias is a function of one pair."""
+        return type(self).rule is not Bias.rule
 
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         """The bias of a tile, ``[B, H, T, S]`` after broadcasting, in the dtype of ``like``."""
-        rule = self.rule(Tile(q, k, like.device, like.dtype))
-        if rule is None:
-            raise NotImplementedError(f"{type(self).__name__} must define rule or tile")
-        drawn: Tensor = rule(())
+        drawn: Tensor = self.rule(Tile(q, k, like.device, like.dtype))(())
         return drawn.to(like)
 
     def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:

@@ -68,16 +68,17 @@ class Mask(Part):
             cls, Mask, ("rule", "visible"), ("classify", "range", "never_ahead", "simplified")
         )
 
-    def rule(self, of: Pairs) -> Value | None:
-        """Whether the query of a pair may look at its key; None: there is no function of a pair."""
-        return None
+    def rule(self, of: Pairs) -> Value:
+        """Whether the query of a pair may look at its key."""
+        raise NotImplementedError(f"{type(self).__name__} must define rule or visible")
+
+    def has_rule(self) -> bool:
+        """Whether this mask is a function of one pair, as are all that it is made of."""
+        return all(type(part).rule is not Mask.rule for part in self.walk())
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         """True where the query may look at the key: bool, broadcasts to ``[B, H, T, S]``."""
-        rule = self.rule(Tile(q, k, device))
-        if rule is None:
-            raise NotImplementedError(f"{type(self).__name__} must define rule or visible")
-        drawn: Tensor = rule(())
+        drawn: Tensor = self.rule(Tile(q, k, device))(())
         return drawn
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
@@ -171,9 +172,9 @@ class And(Mask, arguments={"left": Mask, "right": Mask}):
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
 
-    def rule(self, of: Pairs) -> Value | None:
+    def rule(self, of: Pairs) -> Value:
         left, right = self.left.rule(of), self.right.rule(of)
-        return None if left is None or right is None else lambda pair: left(pair) & right(pair)
+        return lambda pair: left(pair) & right(pair)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         # A side that allows all of the tile need not be drawn.
@@ -227,9 +228,9 @@ class Or(Mask, arguments={"left": Mask, "right": Mask}):
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
 
-    def rule(self, of: Pairs) -> Value | None:
+    def rule(self, of: Pairs) -> Value:
         left, right = self.left.rule(of), self.right.rule(of)
-        return None if left is None or right is None else lambda pair: left(pair) | right(pair)
+        return lambda pair: left(pair) | right(pair)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         return self.left.visible(q, k, device) | self.right.visible(q, k, device)
@@ -279,9 +280,9 @@ class Not(Mask, arguments={"inner": Mask}):
     def __init__(self, inner: Mask) -> None:
         self.inner = inner
 
-    def rule(self, of: Pairs) -> Value | None:
+    def rule(self, of: Pairs) -> Value:
         inner = self.inner.rule(of)
-        return None if inner is None else lambda pair: ~inner(pair)
+        return lambda pair: ~inner(pair)
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         return ~self.inner.visible(q, k, device)
