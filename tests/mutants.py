@@ -319,6 +319,34 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("the start token", "labels.new_full((len(labels), 1), start)", "labels.new_full((len(labels), 1), 9)"),
         ],
     },
+    "conversion": {
+        "tests/conversion/test_exact.py": [
+            ("queries make up for keys", "inverse = (1 / factors.conj()).repeat", "inverse = (1 / factors).repeat"),
+            ("values are turned back", "inverse = torch.linalg.inv(matrices).repeat", "inverse = matrices.repeat"),
+            ("frequencies of every kv head", "frequencies=tuple(frequencies.double().tolist()) * G,", "frequencies=tuple(sorted(frequencies.double().tolist() * G)),"),
+            ("the scale of scores stays", "scale=D**-0.5 if config.scale is None else config.scale,\n            dropout=config.dropout,\n        ),\n    )\n\n\ndef refuse_latent", "scale=None,\n            dropout=config.dropout,\n        ),\n    )\n\n\ndef refuse_latent"),
+            ("sinks move with heads", "draft.put(layer, sinks=sinks[list(order)])", "pass"),
+            ("kv heads move with their group", "kv_order = [group[0] for group in groups]", "kv_order = sorted(group[0] for group in groups)"),
+            ("steps that are not exact", "if not error <= TOLERANCE:", "if False:"),
+            ("a window of a latent", '"a window": config.window is not None,', '"a window": False,'),
+        ],
+        "tests/conversion/test_convert.py": [
+            ("components of the most energy", "torch.linalg.eigh(root @ energy @ root)[1][..., -1:]", "torch.linalg.eigh(root @ energy @ root)[1][..., :1]"),
+            ("dispersion decides what is rotated", "worth = 0.25 * size.clamp_min(0) * dispersion", "worth = 0.25 * size.clamp_min(0)"),
+            ("queries that are not rotated are", "torch.cat((q, raw), -1), wide", "torch.cat((q, q), -1), wide"),
+            ("a run that texts share", "for i in range(len(tokens) - _RUN + 1)", "for i in range(0)"),
+            ("a budget", "if gain > 0 and spent + more <= budget and", "if gain > 0 and"),
+            ("calibration shorter than the rank", "if count < rank:", "if False:"),
+            ("one layer at a time", "[*old[:index], new[index], *old[index + 1 :]]", "[*old[:index], *old[index:]]"),
+        ],
+        "tests/conversion/test_healing.py tests/conversion/test_saving.py": [
+            ("the best state is kept", "        self.restore()\n        return Healing(", "        return Healing("),
+            ("what was converted is trained", "for parameter in student.parameters():\n            parameter.requires_grad_(False)", "for parameter in ():\n            parameter.requires_grad_(False)"),
+            ("Ctrl-C", "except KeyboardInterrupt:\n            interrupted = True", "except ZeroDivisionError:\n            interrupted = True"),
+            ("a norm that does nothing", "small[:R] *= _SMALLER", "pass"),
+            ("DeepSeek's scale", "scale = config.score_scale * math.sqrt(config.qk_head_dim)", "scale = 1.0"),
+        ],
+    },
     "planning": {
         "tests/planning": [
             ("a window in visible pairs", "pairs -= _triangle(keys - window) - _triangle(cached - window)", "pass"),

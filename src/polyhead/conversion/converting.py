@@ -96,7 +96,7 @@ def convert(
     kv_heads: int | None = None,
     latent: tuple[int, int] | None = None,
     cache: float | None = None,
-    calibration: Texts | None = None,
+    calibration: Texts | Calibration | None = None,
     evaluation: Mapping[str, Texts] | None = None,
     unseen: Mapping[str, Texts] | None = None,
     calibration_tokens: int = calibrating.TOKENS,
@@ -117,8 +117,8 @@ def convert(
         kv_heads: In each layer: 1 is MQA; a multiple of those there are copies them.
         latent: Latent attention with (rotated features P, latent size R) in each layer.
         cache: Latent attention within this share of the cache, the cheapest mix of sizes.
-        calibration: Texts that say which inputs come and which errors matter. Several domains
-            serve better than one.
+        calibration: Texts that say which inputs come and which errors matter; several domains
+            serve better than one. Or what ``calibrate`` found, to serve several conversions.
         evaluation: Texts by domain, of domains that were calibrated on. They may not share 32
             tokens in a row with ``calibration``. Default: a few windows of ``calibration`` that
             are then left out of it.
@@ -151,7 +151,9 @@ def convert(
     else:
         rows = _calibration_rows(model, calibration, calibration_tokens, domains, draft, target)
         steps = _proof_of_alignment(draft, target)
-        found = calibrate(transformer, rows, progress=progress)
+        found = calibration if isinstance(calibration, Calibration) else None
+        if found is None:
+            found = calibrate(transformer, rows, progress=progress)
         prices = _lossy(draft, target, found, progress)
     like = next(transformer.parameters())
     made = draft.build(like.dtype, like.device)
@@ -221,7 +223,7 @@ def _target(kv_heads: int | None, latent: tuple[int, int] | None, cache: float |
 
 def _calibration_rows(
     model: nn.Module,
-    texts: Texts | None,
+    texts: Texts | Calibration | None,
     tokens: int,
     domains: dict[str, tuple[bool, list[Tensor]]],
     draft: Draft,
@@ -230,8 +232,14 @@ def _calibration_rows(
     """Windows to calibrate on; some become a domain where none was given."""
     if texts is None:
         raise InputError("this target loses something: give calibration texts to choose what")
-    rows = windows_of(model, texts, whole("calibration_tokens", tokens, least=2, error=InputError))
-    if not any(calibrated for calibrated, _ in domains.values()) and len(rows) > 2 * _HELD_OUT:
+    whole("calibration_tokens", tokens, least=2, error=InputError)
+    ready = isinstance(texts, Calibration)
+    rows = [*texts.rows] if isinstance(texts, Calibration) else windows_of(model, texts, tokens)
+    if (
+        not ready
+        and not any(calibrated for calibrated, _ in domains.values())
+        and len(rows) > 2 * _HELD_OUT
+    ):
         held = rows[:: len(rows) // _HELD_OUT][:_HELD_OUT]
         chosen = {id(row) for row in held}
         rows = [row for row in rows if id(row) not in chosen]
