@@ -328,9 +328,9 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("sinks move with heads", "draft.put(layer, sinks=sinks[list(order)])", "pass"),
             ("kv heads move with their group", "kv_order = [group[0] for group in groups]", "kv_order = sorted(group[0] for group in groups)"),
             ("steps that are not exact", "if not error <= TOLERANCE:", "if False:"),
-            ("a window of a latent", '"a window": config.window is not None,', '"a window": False,'),
         ],
         "tests/conversion/test_convert.py": [
+            ("a window of a latent", '"a window": config.window is not None,', '"a window": False,'),
             ("components of the most energy", "torch.linalg.eigh(root @ energy @ root)[1][..., -1:]", "torch.linalg.eigh(root @ energy @ root)[1][..., :1]"),
             ("dispersion decides what is rotated", "worth = 0.25 * size.clamp_min(0) * dispersion", "worth = 0.25 * size.clamp_min(0)"),
             ("queries that are not rotated are", "torch.cat((q, raw), -1), wide", "torch.cat((q, q), -1), wide"),
