@@ -116,7 +116,7 @@ def test_the_report_pairs_seeds_and_says_what_cannot_be_told(made):
     assert "not distinguishable from mha" in said
     assert f"takes {needed} seeds of {tokens:,} tokens" in said
     assert gqa["difference"]["needed_tokens"] == 2 * needed * tokens
-    assert "no interval yet, 0 runs" in report.verdict(mla, tokens)
+    assert "no interval yet, finished runs: 0" in report.verdict(mla, tokens)
     better = {**mqa, "difference": {**mqa["difference"], "mean": -0.2}}
     assert report.verdict(better, tokens).endswith("better than mha")
     json.dumps(made, allow_nan=False)

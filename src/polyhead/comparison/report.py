@@ -119,7 +119,7 @@ def verdict(row: Mapping[str, Any], tokens: int) -> str:
     """
     said = row["difference"]
     if said is None:
-        return f"{row['variant']}: no interval yet, {row['runs']} runs"
+        return f"{row['variant']}: no interval yet, finished runs: {row['runs']}"
     numbers = f"{said['mean']:+.4f} ± {said['half_width']:.4f} nats a token"
     pairs = f"95 %, {said['pairs']} pairs"
     if said["distinguishable"]:
