@@ -38,8 +38,6 @@ _OVER = 4.0
 """How much more the copied token counts than the token written last."""
 _USUAL = 48
 """Tokens of a usual text."""
-_SURE = 0.5
-"""Size of the last norm: how sure the copier is at first. Of KJV to WEB the loss is least so."""
 _SLOW = 8
 """Pairs of features, the slowest of the fast ones, that say what is near."""
 
@@ -94,8 +92,6 @@ def begin_with_copying(model: Transformer) -> None:
     drawn = nn.functional.layer_norm(torch.randn(len(table), N), (N,))
     table[:, P : E // 2] = drawn * (_TOKEN / embedding.scale)
     _without_slow_sinusoids(table, P, embedding.scale)
-    if model.final_norm is not None and model.final_norm.weight is not None:
-        model.final_norm.weight.fill_(_SURE)
     slices = torch.arange(N).tensor_split(heads)
     speeds = _speeds(E, P)
     for head, part in enumerate(slices):
