@@ -23,9 +23,9 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"\b(\w+)eth\b", r"\1s"),
     (r"\b(\w{3,})est\b", r"\1"),
     (r"\bunto\b", "to"),
-    (r"\bLORD\b", "Yahweh"),
+    (r"\b([Tt]he )?LORD\b", "Yahweh"),
     (r"\bshall\b", "will"),
-    (r"\bhath\b|\bhas\b", "has"),
+    (r"\bhath\b", "has"),
     (r"\bart\b", "are"),
 )
 """What a patient reader writes down in half an hour: pattern and replacement."""
