@@ -356,8 +356,8 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
         "tests/conversion/test_healing.py tests/conversion/test_saving.py": [
             ("the best state is kept", "        self.restore()\n        return Healing(", "        return Healing("),
-            ("what was converted is trained", "for parameter in student.parameters():\n            parameter.requires_grad_(False)", "for parameter in ():\n            parameter.requires_grad_(False)"),
-            ("Ctrl-C", "except KeyboardInterrupt:\n            interrupted = True", "except ZeroDivisionError:\n            interrupted = True"),
+            ("what was converted is trained", "self.parameters = changed(student, teacher.model)", "self.parameters = [*student.parameters()]"),
+            ("Ctrl-C", "            interrupted = True\n        self.restore()", "            pass\n        self.restore()"),
             ("a norm that does nothing", "small[:R] *= _SMALLER", "pass"),
             ("DeepSeek's scale", "scale = config.score_scale * math.sqrt(config.qk_head_dim)", "scale = 1.0"),
         ],

@@ -169,6 +169,7 @@ def test_reports_say_what_was_measured():
     assert report.calibration_tokens == 1200
     assert all(step.error < 1e-11 for step in report.steps)
     assert report.steps[-1].control > 1e-6
+    assert all(each.alone > 0 for each in report.layers)
     assert report.sum_of_layers == pytest.approx(sum(each.alone for each in report.layers))
     for words in ("exact steps", "unseen", "top-1", "adds up to KL", report.calibration_hash):
         assert words in str(report)

@@ -10,6 +10,7 @@ from small import small
 
 from polyhead.conversion import convert, heal
 from polyhead.conversion.healing import RATES
+from polyhead.conversion.measure import Teacher, mean_kl
 from polyhead.errors import InputError
 
 
@@ -67,6 +68,9 @@ def test_ctrl_c_keeps_what_is_healed_so_far():
         new, teacher=model, texts=_texts(2), minutes=0.05, window=64, progress=interrupted
     )
     assert healing.interrupted
+    validated = [_texts(2)[5], _texts(2)[15]]
+    kl = mean_kl(healed, Teacher(model), validated)
+    assert kl == pytest.approx(healing.after, rel=1e-4)
     assert healing.after <= healing.before
     assert "interrupted" in str(healing)
     assert healed.config == new.config

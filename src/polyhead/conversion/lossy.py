@@ -106,6 +106,8 @@ class Latents:
         dual: their inverse transposed, conjugated: component j of k is ``dual[:, j]ᴴ k``.
         phase: ``[n]`` complex: by what queries that are not rotated are multiplied.
         worth: ``[n, G]``: the price of not rotating each component.
+        roots: ``[2, GD + GV, GD + GV]``: the root of the metric of what is not rotated, and its
+            inverse.
     """
 
     layer: _Layer
@@ -113,6 +115,7 @@ class Latents:
     dual: Tensor
     phase: Tensor
     worth: Tensor
+    roots: Tensor
 
     @classmethod
     def of(cls, draft: Draft, index: int, moments: Moments) -> Latents:
@@ -142,7 +145,8 @@ class Latents:
             dispersion, phase = torch.zeros_like(dispersion), torch.ones_like(phase)
         # A circular pair has half the energy of a complex number in each feature.
         worth = 0.25 * size.clamp_min(0) * dispersion
-        return cls(layer, basis, dual, phase, worth)
+        roots = torch.stack(_roots(_ridged(layer.still_metric(phase))))
+        return cls(layer, basis, dual, phase, worth, roots)
 
     def kept(self, rotated: int) -> Tensor:
         """``[n, G]`` bool: the components that stay rotated, ``rotated / 2`` of them."""
@@ -156,21 +160,23 @@ class Latents:
         """Numbers per token that the layer's cache holds now."""
         return self.layer.k.shape[:2].numel() + self.layer.v.shape[:2].numel()
 
-    def rest(self, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """What the latent stands for, keys that are not rotated and values, ``[GD + GV, F]``; and
-        the metric of their errors."""
+    def rest(self, kept: Tensor) -> Tensor:
+        """What the latent stands for, keys that are not rotated and values, ``[GD + GV, F]``."""
         layer = self.layer
         parts = torch.einsum("ngj,ngf->njf", self.dual.conj(), layer.pairs(layer.k))
         left = torch.einsum("ngj,njf->ngf", self.basis, parts * ~kept[..., None])
         still = layer.unpaired(left, layer.k)
-        rows = torch.cat((still.flatten(0, 1), layer.v.flatten(0, 1)))
-        return rows, _ridged(layer.still_metric(self.phase))
+        return torch.cat((still.flatten(0, 1), layer.v.flatten(0, 1)))
+
+    def energy(self, rows: Tensor) -> Tensor:
+        """Of ``rows x`` in the metric, a symmetric matrix."""
+        root = self.roots[0]
+        return root @ rows @ self.layer.inputs @ rows.T @ root
 
     def prices(self, rotated: int) -> Tensor:
         """Nats per token for each latent size from 0 up, with so many rotated features."""
         kept = self.kept(rotated)
-        rows, metric = self.rest(kept)
-        s = _spectrum(rows, metric, self.layer.inputs)[0]
+        s = torch.linalg.eigvalsh(self.energy(self.rest(kept))).clamp_min(0).flip(0)
         lost = torch.cat((s.flip(0).cumsum(0).flip(0), s.new_zeros(1)))
         return 0.5 * lost + self.worth[~kept].sum()
 
@@ -201,8 +207,10 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
             f"{2 * n * G}: got {rotated}"
         )
     kept = latents.kept(rotated)
-    rows, metric = latents.rest(kept)
-    s, u, root, inverse = _spectrum(rows, metric, part.inputs)
+    rows = latents.rest(kept)
+    energies, u = torch.linalg.eigh(latents.energy(rows))
+    s, u = energies.clamp_min(0).flip(0), u.flip(1)
+    root, inverse = latents.roots
     if not 1 <= size <= len(s):
         raise InputError(
             f"latent: the latent of layer {layer} must hold from 1 to {len(s)} numbers: got {size}"
@@ -436,14 +444,6 @@ def _principal(metric: Tensor, rows: Tensor, inputs: Tensor, size: int) -> Tenso
     vectors = torch.linalg.eigh(root @ rows @ inputs @ rows.T @ root)[1]
     made: Tensor = inverse @ vectors[:, -size:]
     return made
-
-
-def _spectrum(rows: Tensor, metric: Tensor, inputs: Tensor) -> tuple[Tensor, ...]:
-    """Energies of ``rows x`` in a metric, greatest first, their directions, and the metric's root
-    and its inverse."""
-    root, inverse = _roots(metric)
-    values, vectors = torch.linalg.eigh(root @ rows @ inputs @ rows.T @ root)
-    return values.clamp_min(0).flip(0), vectors.flip(1), root, inverse
 
 
 def _ridged(metric: Tensor) -> Tensor:
