@@ -21,6 +21,9 @@ from polyhead.errors import InputError
 from polyhead.models import Transformer
 from polyhead.training.batches import Batches, Packed, PackedDocuments, PaddedPairs, Row, pack
 from polyhead.training.corpora import Pair
+from polyhead.training.corpora.bible import RULES, by_rules
+from polyhead.training.corpora.corpus import needed
+from polyhead.training.corpora.numbers import numbers
 from polyhead.training.texts import documents_of, pairs_of_files, pairs_of_table
 from polyhead.training.vocabulary import make_tokenizer
 
@@ -162,3 +165,17 @@ def test_a_vocabulary_spells_its_texts(kind: str, tmp_path: Path) -> None:
         assert again.decode(again.encode("ὁ λόγος")[:-1]) == "ὁ λόγος"
     with pytest.raises(InputError, match="no texts"):
         make_tokenizer([" "], "bytes")
+
+
+def test_corpora_of_the_recipes() -> None:
+    corpus = numbers()
+    held = {pair.source for pair in corpus.held_out}
+    assert len(held) == 300
+    assert not held & {pair.source for pair in corpus.training}
+    by_name = {pair.source: pair.target for pair in (*corpus.training, *corpus.held_out)}
+    assert by_name["siebenundachtzig"] == "eighty-seven"
+    assert len(RULES) == 13
+    said = "And the LORD said unto Moses, Whither walkest thou? He giveth [it] to thy son."
+    assert by_rules(said) == "And Yahweh said to Moses, Whither walk you? He givs it to your son."
+    with pytest.raises(InputError, match=r"the package no-such: pip install 'polyhead\[bible\]'"):
+        needed("no_such.part", "polyhead[bible]")

@@ -268,3 +268,16 @@ def test_two_processes_compute_what_one_does_that_accumulates_two_batches(tmp_pa
         assert ours[1] == (None if theirs[1] is None else pytest.approx(theirs[1], rel=1e-6))
         assert ours[2] == theirs[2]
     assert (tmp_path / "run" / "state.safetensors").exists()
+
+
+def test_autocast_trains_nearly_as_float32() -> None:
+    found = []
+    for precision in ("float32", "bfloat16"):
+        schedule = replace(SCHEDULE, steps=3, precision=precision)  # type: ignore[arg-type]
+        torch.manual_seed(0)
+        run = Run(Transformer(PLAIN), _batch, schedule, validation=HELD)
+        found.append([(s.loss, s.gradient_norm) for s in run])
+        assert all(p.dtype == torch.float32 for p in run.model.parameters())
+    assert found[0] != found[1]
+    for exact, rounded in zip(*found, strict=True):
+        assert rounded == pytest.approx(exact, rel=0.02)
