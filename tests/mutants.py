@@ -339,7 +339,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("queries make up for keys", "inverse = (1 / factors.conj()).repeat", "inverse = (1 / factors).repeat"),
             ("values are turned back", "inverse = torch.linalg.inv(matrices).repeat", "inverse = matrices.repeat"),
             ("frequencies of every kv head", "frequencies=tuple(frequencies.double().tolist()) * G,", "frequencies=tuple(sorted(frequencies.double().tolist() * G)),"),
-            ("the scale of scores stays", "scale=D**-0.5 if config.scale is None else config.scale,\n            dropout=config.dropout,\n        ),\n    )\n\n\ndef refuse_latent", "scale=None,\n            dropout=config.dropout,\n        ),\n    )\n\n\ndef refuse_latent"),
+            ("the scale of scores stays", "scale=D**-0.5 if config.scale is None else config.scale,\n            dropout=config.dropout,\n        ),\n    )\n\n\ndef _latent_rows", "scale=None,\n            dropout=config.dropout,\n        ),\n    )\n\n\ndef _latent_rows"),
             ("sinks move with heads", "draft.put(layer, sinks=sinks[list(order)])", "pass"),
             ("kv heads move with their group", "kv_order = [group[0] for group in groups]", "kv_order = sorted(group[0] for group in groups)"),
             ("steps that are not exact", "if not error <= TOLERANCE:", "if False:"),

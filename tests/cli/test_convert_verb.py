@@ -50,6 +50,7 @@ def test_refusals_come_before_any_work(run: Run, tiny: str, tmp_path: Path) -> N
         (("--cache", "0.5", "--heal", "10"), "--heal must be a time such as 10m or 90s"),
         (("--kv-heads", "3"), "kv_heads must be a divisor of 2 below it"),
         ((), "give one target"),
+        (("--kv-heads", "4", "--form", "gguf"), "--form must be one of 'auto'"),
         (("--kv-heads", "1"), "give calibration texts"),
     ):
         result = run("convert", tiny, *options, "--out", "new")

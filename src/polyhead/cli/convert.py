@@ -63,6 +63,7 @@ def convert(
     """
     from dataclasses import asdict
 
+    from polyhead.checks import one_of
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import console, print_json, progress
     from polyhead.conversion import convert as convert_model
@@ -73,6 +74,7 @@ def convert(
 
     minutes = None if heal is None else _minutes(heal)
     size = None if latent is None else _pair(latent)
+    one_of("--form", form, ("auto", "hugging-face", "polyhead"), error=InputError)
     if out.exists():
         raise InputError(f"--out {str(out)!r} is there already: name a folder that is not")
     texts = _texts(calibration)

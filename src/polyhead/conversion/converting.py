@@ -21,19 +21,15 @@ from polyhead.conversion.calibration import (
     windows_of,
 )
 from polyhead.conversion.draft import Draft, Model, source_of, wrapped
-from polyhead.conversion.exact import (
-    copy_kv_heads,
-    refuse_linear,
-    rotate_keys,
-    rotated_dim,
-    to_latent,
-)
+from polyhead.conversion.exact import copy_kv_heads, rotate_keys, to_latent
 from polyhead.conversion.lossy import Latents, merge_kv_heads, to_small_latent
 from polyhead.conversion.measure import Teacher, each_layer_alone, mean_kl, measure, speed
 from polyhead.conversion.proof import Proof, Step
+from polyhead.conversion.refusals import refuse_linear, rotated_dim
 from polyhead.conversion.report import LayerFigures, Report
 from polyhead.errors import InputError
 from polyhead.evaluation import Progress, Texts
+from polyhead.models import Transformer
 
 _ALONE_TOKENS = 256
 _HELD_OUT = 4
@@ -145,7 +141,6 @@ def convert(
     domains = domains_of(model, evaluation, unseen, evaluation_tokens)
     found: Calibration | None = None
     prices = [0.0] * len(draft.layers)
-    before = draft.config
     if exact:
         steps = _exact(draft, target)
     else:
@@ -163,31 +158,20 @@ def convert(
         length = min(calibrating.WINDOW, draft.config.max_positions)
         ids = torch.randint(draft.config.vocab_size, (length,), generator=drawn)
         domains = {"random tokens": (True, [ids])}
-    teacher = Teacher(transformer)
-    figures = measure(made, teacher, domains, progress)
-    each, together = None, None
+    teacher, sample = Teacher(transformer), next(iter(domains.values()))[1][0][:_ALONE_TOKENS]
+    each = together = None
     if alone and not exact:
-        sample = [next(iter(domains.values()))[1][0][:_ALONE_TOKENS]]
-        each = each_layer_alone(made, teacher, sample, progress)
-        together = mean_kl(made, teacher, sample)
+        each = each_layer_alone(made, teacher, [sample], progress)
+        together = mean_kl(made, teacher, [sample])
     report = Report(
         source=getattr(model, "origin", "") or type(model).__name__,
         steps=steps,
-        layers=tuple(
-            LayerFigures(
-                i,
-                before.layers[i].attention.described,
-                draft.layer(i).attention.described,
-                prices[i],
-                None if each is None else each[i],
-            )
-            for i in draft.layers
-        ),
-        domains=figures,
+        layers=_layers(transformer, made, prices, each),
+        domains=measure(made, teacher, domains, progress),
         speed_before=speed(transformer),
         speed_after=speed(made),
-        elements_before=sum(each.attention.cache_shape.elements for each in before.layers),
-        elements_after=sum(each.attention.cache_shape.elements for each in draft.config.layers),
+        elements_before=_elements(transformer),
+        elements_after=_elements(made),
         calibration_tokens=0 if found is None else found.tokens,
         calibration_hash="" if found is None else found.hash,
         seconds=seconds,
@@ -195,6 +179,29 @@ def convert(
         together=together,
     )
     return wrapped(model, made, "converted"), report
+
+
+def _layers(
+    before: Transformer,
+    after: Transformer,
+    prices: Sequence[float],
+    alone: Sequence[float] | None,
+) -> tuple[LayerFigures, ...]:
+    pairs = zip(before.config.layers, after.config.layers, strict=True)
+    return tuple(
+        LayerFigures(
+            i,
+            was.attention.described,
+            now.attention.described,
+            prices[i],
+            None if alone is None else alone[i],
+        )
+        for i, (was, now) in enumerate(pairs)
+    )
+
+
+def _elements(model: Transformer) -> int:
+    return sum(each.attention.cache_shape.elements for each in model.config.layers)
 
 
 def _target(kv_heads: int | None, latent: tuple[int, int] | None, cache: float | None) -> _Target:

@@ -29,6 +29,13 @@ from polyhead.config import (
     RopeConfig,
 )
 from polyhead.conversion.draft import Draft
+from polyhead.conversion.refusals import (
+    refuse_clip,
+    refuse_full_width,
+    refuse_latent,
+    refuse_linear,
+    rotated_dim,
+)
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.layers.frequencies import inverse_frequencies
 
@@ -48,7 +55,7 @@ def copy_kv_heads(draft: Draft, layer: int, kv_heads: int) -> None:
             f"kv heads are copied to a multiple of {G} that divides {config.num_heads} query "
             f"heads: got {kv_heads}"
         )
-    _refuse_full_width(config, layer, "copying kv heads")
+    refuse_full_width(config, layer, "copying kv heads")
     order = [g for g in range(G) for _ in range(kv_heads // G)]
     for name, size in (("k_proj", config.head_dim), ("v_proj", config.value_dim)):
         _reorder(draft, layer, name, order, size)
@@ -89,7 +96,7 @@ def permute_heads(draft: Draft, layer: int, order: Sequence[int]) -> None:
             f"layer {layer} has ALiBi, whose slopes follow from the number of a head: heads keep "
             "their order"
         )
-    _refuse_full_width(heads, layer, "permuting heads")
+    refuse_full_width(heads, layer, "permuting heads")
     size = H // heads.num_kv_heads
     groups = [[head // size for head in order[i : i + size]] for i in range(0, H, size)]
     if any(len(set(group)) != 1 for group in groups):
@@ -156,7 +163,7 @@ def rotate_values(draft: Draft, layer: int, matrices: Tensor) -> None:
         groups = H
     else:
         config = draft.heads(layer, "rotating values")
-        _refuse_clip(config, layer, "rotating values")
+        refuse_clip(config, layer, "rotating values")
         groups = config.num_kv_heads
     if matrices.shape != (groups, V, V):
         raise InputError(f"matrices must be {[groups, V, V]}: got {list(matrices.shape)}")
@@ -273,47 +280,6 @@ def to_latent(draft: Draft, layer: int) -> None:
     )
 
 
-def refuse_latent(draft: Draft, layer: int) -> None:
-    """Raises UnsupportedError for what latent attention has no place for."""
-    config = draft.heads(layer, "latent attention")
-    refuse_linear(config, layer, "latent attention")
-    lacks = {
-        "a window": config.window is not None,
-        "chunks": config.chunk is not None,
-        "a softcap": config.softcap is not None,
-        "sinks": config.sinks,
-        "ALiBi": config.alibi is not None,
-        "a temperature of queries": config.query_temperature is not None,
-    }
-    for what, there in lacks.items():
-        if there:
-            raise UnsupportedError(f"layer {layer} has {what}, which latent attention does not")
-    if config.rope is not None and config.rope.type in ("dynamic", "longrope"):
-        raise UnsupportedError(
-            f"layer {layer}: frequencies of rope type {config.rope.type!r} change with the length "
-            "of a text, and latent attention here has one frequency for each pair"
-        )
-
-
-def refuse_linear(config: AttentionConfig, layer: int, what: str) -> None:
-    """Raises UnsupportedError where keys are no linear function of a layer's input."""
-    _refuse_clip(config, layer, what)
-    if config.qk_norm is not None:
-        raise UnsupportedError(
-            f"{what}: layer {layer} normalises queries and keys after they are projected, so keys "
-            "are no linear function of a layer's input"
-        )
-
-
-def rotated_dim(config: AttentionConfig) -> int:
-    """Features of a head that pairs are made of: the rotated ones; all where nothing rotates."""
-    if config.rope is None or config.rope.dim is None:
-        if config.head_dim % 2:
-            raise UnsupportedError(f"a head of {config.head_dim} features has no pairs")
-        return config.head_dim
-    return config.rope.dim
-
-
 def _latent_rows(key: Tensor, value: Tensor, rotated: int) -> Tensor:
     """``[G, D, ...]`` and ``[G, V, ...]`` as rows of the latent, then the rotated key."""
     half = rotated // 2
@@ -416,19 +382,3 @@ def _fold(
     if bias is not None:  # W (w n + b) = (W diag w) (n + b / w)
         draft.state[f"layers.{layer}.{name}.bias"] = bias / factor
     return [f"layers.{layer}.{name}"]
-
-
-def _refuse_full_width(config: AttentionConfig, layer: int, what: str) -> None:
-    if config.qk_norm is not None and config.qk_norm.place == "full_width":
-        raise UnsupportedError(
-            f"{what}: layer {layer} normalises all heads together (qk_norm full_width), so each "
-            "depends on the others"
-        )
-
-
-def _refuse_clip(config: AttentionConfig, layer: int, what: str) -> None:
-    if config.qkv_clip is not None:
-        raise UnsupportedError(
-            f"{what}: layer {layer} clips queries, keys and values (qkv_clip), which other "
-            "coordinates would change"
-        )

@@ -26,14 +26,12 @@ import torch
 from torch import Tensor
 
 from polyhead.config import AttentionConfig, LatentAttentionConfig, RopeConfig
+from polyhead.conversion.algebra import LayerRows, ridged, roots_of
 from polyhead.conversion.calibration import Moments
 from polyhead.conversion.draft import Draft
-from polyhead.conversion.exact import refuse_latent, refuse_linear
+from polyhead.conversion.refusals import refuse_latent, refuse_linear
 from polyhead.errors import InputError
 from polyhead.layers.frequencies import inverse_frequencies
-
-_RIDGE = 1e-3
-"""Of the mean of a metric's diagonal: directions that calibration never saw cost a little too."""
 
 
 def merge_kv_heads(
@@ -62,7 +60,7 @@ def merge_kv_heads(
         raise InputError(
             f"kv heads are merged to a divisor of {G} below it: got kv_heads={kv_heads}"
         )
-    whole = _Layer.of(draft, layer, config, moments)
+    whole = LayerRows.of(draft, layer, config, moments)
     if config.rope is None:
         whole = replace(whole, n=0)  # any mixture of features will do
     r, rows, columns = G // kv_heads, [], []
@@ -110,7 +108,7 @@ class Latents:
             inverse.
     """
 
-    layer: _Layer
+    layer: LayerRows
     basis: Tensor
     dual: Tensor
     phase: Tensor
@@ -126,9 +124,9 @@ class Latents:
         """
         refuse_latent(draft, index)
         config = draft.heads(index, "latent attention")
-        layer = _Layer.of(draft, index, config, moments)
+        layer = LayerRows.of(draft, index, config, moments)
         keys, turned, still, cross = layer.pair_moments()
-        root, inverse = _roots(_ridged(turned))
+        root, inverse = roots_of(ridged(turned))
         size, u = torch.linalg.eigh(root @ keys @ root)
         basis, dual = inverse @ u, root @ u
 
@@ -145,7 +143,7 @@ class Latents:
             dispersion, phase = torch.zeros_like(dispersion), torch.ones_like(phase)
         # A circular pair has half the energy of a complex number in each feature.
         worth = 0.25 * size.clamp_min(0) * dispersion
-        roots = torch.stack(_roots(_ridged(layer.still_metric(phase))))
+        roots = torch.stack(roots_of(ridged(layer.still_metric(phase))))
         return cls(layer, basis, dual, phase, worth, roots)
 
     def kept(self, rotated: int) -> Tensor:
@@ -234,15 +232,8 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
     lifted = torch.cat(
         (up[: G * D].view(G, D, -1), up[G * D :].view(G, V, -1)), dim=1
     ).repeat_interleave(H // G, dim=0)
-    rope = config.rope
-    if rope is not None:
-        frequencies, factor = inverse_frequencies(rope, 2 * n)
-        rope = RopeConfig(
-            type="explicit",
-            frequencies=tuple(frequencies.double()[places[:, 0]].tolist()),
-            attention_factor=None if factor == 1.0 else factor,
-        )
-    biases = {"o_proj_bias": draft.find(layer, "o_proj.bias")}
+    rope = _rope_of(config, places[:, 0], n)
+    o_bias = draft.find(layer, "o_proj.bias")
     out = draft.get(layer, "o_proj.weight")
     biased = config.has_k_bias or config.qkv_bias or config.out_bias
     draft.clear(layer)
@@ -269,195 +260,29 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
         draft.put(layer, q_proj_bias=query.flatten(0, 1)[:, E])
     if biased:
         bias = made[:, E] if made.shape[1] > E else made.new_zeros(len(made))
-        o_bias = biases["o_proj_bias"]
         draft.put(layer, kv_a_proj_with_mqa_bias=bias)
         draft.put(layer, o_proj_bias=out.new_zeros(E) if o_bias is None else o_bias)
     return float(0.5 * s[size:].sum() + latents.worth[~kept].sum())
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """Keys, values and queries of a layer as functions of its input, and its metric.
-
-    Attributes:
-        G: kv heads.
-        D: Head size.
-        n: Pairs of a head that are rotated; without rotary positions all.
-        k, v, q: ``[G, D, F]``, ``[G, V, F]``, ``[H, D, F]`` with biases as last column.
-        inputs: C ``[F, F]``.
-        metric: M ``[2GD + GV, ...]``.
-    """
-
-    G: int
-    D: int
-    n: int
-    k: Tensor
-    v: Tensor
-    q: Tensor
-    inputs: Tensor
-    metric: Tensor
-
-    @classmethod
-    def of(cls, draft: Draft, index: int, config: AttentionConfig, moments: Moments) -> _Layer:
-        G, H, D = config.num_kv_heads, config.num_heads, config.head_dim
-        biased = config.qkv_bias or config.has_k_bias
-        F = draft.config.embed_dim + biased
-
-        def rows(name: str, heads: int) -> Tensor:
-            weight = draft.get(index, f"{name}.weight")
-            bias = draft.find(index, f"{name}.bias")
-            if biased:
-                column = weight.new_zeros(len(weight)) if bias is None else bias
-                weight = torch.cat((weight, column[:, None]), dim=1)
-            return weight.view(heads, -1, F)
-
-        rotated = D if config.rope is None or config.rope.dim is None else config.rope.dim
-        return cls(
-            G,
-            D,
-            rotated // 2,
-            rows("k_proj", G),
-            rows("v_proj", G),
-            rows("q_proj", H),
-            moments.inputs[:F, :F],
-            moments.gradients,
-        )
-
-    def part(self, heads: range) -> _Layer:
-        """Some kv heads alone."""
-        which = torch.zeros(self.G, dtype=torch.bool)
-        which[list(heads)] = True
-        V, D = self.v.shape[1], self.D
-        keep = torch.cat((which.repeat_interleave(D).repeat(2), which.repeat_interleave(V)))
-        metric = self.metric[keep][:, keep]
-        return replace(self, G=len(heads), k=self.k[which], v=self.v[which], metric=metric)
-
-    @property
-    def rows(self) -> Tensor:
-        return torch.cat((self.k.flatten(0, 1), self.v.flatten(0, 1)))
-
-    @property
-    def turned_metric(self) -> Tensor:
-        """M of keys as they are, and values."""
-        K = self.G * self.D
-        keep = [*range(K), *range(2 * K, len(self.metric))]
-        return _ridged(self.metric[keep][:, keep])
-
-    def still_metric(self, phase: Tensor) -> Tensor:
-        """M of keys whose pairs are not rotated, their queries multiplied by ``phase``, and of
-        values."""
-        K, D, n = self.G * self.D, self.D, self.n
-        pick = torch.zeros(len(self.metric) - K, len(self.metric), dtype=torch.float64)
-        for g in range(self.G):
-            for i in range(n):
-                a, b = g * D + i, g * D + n + i
-                re, im = float(phase[i].real), float(phase[i].imag)
-                pick[a, K + a], pick[a, K + b] = re, -im
-                pick[b, K + a], pick[b, K + b] = im, re
-            for d in range(2 * n, D):
-                pick[g * D + d, g * D + d] = 1.0
-        rest = torch.arange(K, len(pick))
-        pick[rest, K + rest] = 1.0
-        return pick @ self.metric @ pick.T
-
-    def pairs(self, heads: Tensor) -> Tensor:
-        """``[heads, D, F]`` to ``[n, heads, F]`` complex."""
-        n = self.n
-        return torch.complex(heads[:, :n], heads[:, n : 2 * n]).transpose(0, 1)
-
-    def unpaired(self, pairs: Tensor, heads: Tensor) -> Tensor:
-        """The inverse of ``pairs``; features that are in no pair are those of ``heads``."""
-        pairs = pairs.transpose(0, 1)
-        return torch.cat((pairs.real, pairs.imag, heads[:, 2 * self.n :]), dim=1)
-
-    def pair_moments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``[n, G, G]`` complex: E[k kᴴ], E[g gᴴ] of rotated and of unrotated keys' gradients, and
-        E[g sᴴ] between the two."""
-        keys = self.pairs(self.k)
-        energy = torch.einsum("ngf,fe,nhe->ngh", keys, self.inputs.to(keys.dtype), keys.conj())
-        K = self.G * self.D
-        blocks = [
-            self.metric[:K, :K],
-            self.metric[K : 2 * K, K : 2 * K],
-            self.metric[:K, K : 2 * K],
-        ]
-        turned, still, cross = (self._paired(block) for block in blocks)
-        return energy, turned, still, cross
-
-    def _paired(self, block: Tensor) -> Tensor:
-        n, D = self.n, self.D
-        split = block.view(self.G, D, self.G, D)[:, : 2 * n, :, : 2 * n]
-        split = split.reshape(self.G, 2, n, self.G, 2, n)
-        same = torch.diagonal(split, dim1=2, dim2=5)  # [G, 2, G, 2, n]
-        real = same[:, 0, :, 0] + same[:, 1, :, 1]
-        imaginary = same[:, 1, :, 0] - same[:, 0, :, 1]
-        return torch.complex(real, imaginary).permute(2, 0, 1)
-
-    def merged(self) -> Tensor:
-        """How keys and values of all G heads are made of one head's: ``[GD + GV, D + V]``."""
-        G, D, V, n = self.G, self.D, self.v.shape[1], self.n
-        energy, turned, _, _ = self.pair_moments()
-        root, inverse = _roots(_ridged(turned))
-        b = (inverse @ torch.linalg.eigh(root @ energy @ root)[1][..., -1:])[..., 0]  # [n, G]
-        up = torch.zeros(G * D + G * V, D + V, dtype=torch.float64)
-        i = torch.arange(n)
-        for g in range(G):
-            re, im = b[:, g].real, b[:, g].imag
-            up[g * D + i, i], up[g * D + i, n + i] = re, -im
-            up[g * D + n + i, i], up[g * D + n + i, n + i] = im, re
-        still = [g * D + d for g in range(G) for d in range(2 * n, D)]
-        metric, rows = self.turned_metric, self.rows
-        if still:
-            up[still, 2 * n : D] = _principal(
-                metric[still][:, still], rows[still], self.inputs, D - 2 * n
-            )
-        values = slice(G * D, None)
-        up[values, D:] = _principal(metric[values, values], rows[values], self.inputs, V)
-        return up
-
-    def regressed(self, up: Tensor) -> Tensor:
-        """The rows from which ``up`` makes keys and values at the least price."""
-        weighted = up.T @ self.turned_metric
-        down: Tensor = torch.linalg.solve(weighted @ up, weighted @ self.rows)
-        return down
-
-    def price(self, made: Tensor) -> float:
-        """Of ``made [GD + GV, F]`` in the place of keys and values."""
-        lost = self.rows - made
-        K = self.G * self.D
-        keep = [*range(K), *range(2 * K, len(self.metric))]
-        metric = self.metric[keep][:, keep]
-        return float(0.5 * torch.einsum("ij,jf,fe,ie->", metric, lost, self.inputs, lost))
+def _rope_of(config: AttentionConfig, chosen: Tensor, pairs: int) -> RopeConfig | None:
+    """The frequencies of the chosen pairs, given one by one."""
+    if config.rope is None:
+        return None
+    frequencies, factor = inverse_frequencies(config.rope, 2 * pairs)
+    return RopeConfig(
+        type="explicit",
+        frequencies=tuple(frequencies.double()[chosen].tolist()),
+        attention_factor=None if factor == 1.0 else factor,
+    )
 
 
-def _pooled(part: _Layer) -> Tensor:
+def _pooled(part: LayerRows) -> Tensor:
     D, V = part.D, part.v.shape[1]
     up = torch.zeros(part.G * (D + V), D + V, dtype=torch.float64)
     up[: part.G * D, :D] = torch.eye(D, dtype=torch.float64).repeat(part.G, 1)
     up[part.G * D :, D:] = torch.eye(V, dtype=torch.float64).repeat(part.G, 1)
     return up
-
-
-def _principal(metric: Tensor, rows: Tensor, inputs: Tensor, size: int) -> Tensor:
-    """``[rows, size]``: the principal directions of ``rows x`` in a metric."""
-    root, inverse = _roots(metric)
-    vectors = torch.linalg.eigh(root @ rows @ inputs @ rows.T @ root)[1]
-    made: Tensor = inverse @ vectors[:, -size:]
-    return made
-
-
-def _ridged(metric: Tensor) -> Tensor:
-    size = metric.shape[-1]
-    mean = torch.diagonal(metric, dim1=-2, dim2=-1).real.mean(-1).clamp_min(1e-30)
-    return metric + _RIDGE * mean[..., None, None] * torch.eye(size, dtype=metric.dtype)
-
-
-def _roots(metric: Tensor) -> tuple[Tensor, Tensor]:
-    """The square root of a symmetric or Hermitian matrix, and its inverse."""
-    values, vectors = torch.linalg.eigh(metric)
-    values = values.clamp_min(1e-12 * values.max().clamp_min(1e-30)).sqrt()
-    scaled = vectors * values[..., None, :]
-    return scaled @ vectors.mH, (vectors / values[..., None, :]) @ vectors.mH
 
 
 def _put(draft: Draft, layer: int, name: str, rows: Tensor) -> None:
