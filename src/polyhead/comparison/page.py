@@ -24,6 +24,7 @@ _PAGE_STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
   color: #212529; background: #fff }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem }
+td { white-space: nowrap }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #dee2e6 }
 th:first-child, td:first-child { text-align: left } .wide { overflow-x: auto }
 .warning { border-left: 4px solid #d9480f; padding-left: .8rem }
@@ -78,9 +79,11 @@ def _axes(points: list[tuple[float, float, Mapping[str, Any]]], length: int) -> 
     ]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         value = low + share * (high - low)
-        at = f"{y_of(value):.1f}"
-        parts.append(element("path", class_="grid", d=f"M{_LEFT} {at}h{inner_width}"))
-        parts.append(element("text", f"{value:.3f}", x=_LEFT - 8, y=at, text_anchor="end"))
+        y = y_of(value)
+        parts.append(element("path", class_="grid", d=f"M{_LEFT} {y:.1f}h{inner_width}"))
+        parts.append(
+            element("text", f"{value:.3f}", x=_LEFT - 8, y=f"{y + 4:.1f}", text_anchor="end")
+        )
     for power in range(left, right + 1):
         at = f"{x_of(2.0**power):.1f}"
         parts.append(
