@@ -35,6 +35,9 @@ TESTS = [
     "tests/kernels/test_promises.py",
     "tests/kernels/test_flex.py",
     "tests/semantics/test_mask_ranges.py",
+    "tests/semantics/test_parts.py",
+    "tests/semantics/test_block_sparse.py",
+    "tests/semantics/test_fire.py",
     "tests/semantics/test_laws.py",
     "tests/semantics/test_weights.py",
     "tests/inspection/test_statistics.py",
@@ -48,7 +51,7 @@ KEYWORDS = (
     " or both_hide"
     " or shapes_of_training or gives_and_takes or gets_the_sum or bit_identical or pass_over_a_tile"
     " or over_codes or that_codes_say or coded or unwritten_codes or of_codes_are_checked"
-    " or scale_may_be"
+    " or scale_may_be or no_shortcut or are_kept or are_empty or blocks_of_the_table or all_tensors"
 )
 
 
@@ -77,7 +80,9 @@ def _m(feature: str, file: str, line: str, instead: str) -> Mutation:
 
 
 REFERENCE, SCORES = "semantics/reference.py", "semantics/scores.py"
-FLEX, PAIRS = "kernels/flex.py", "semantics/pairs.py"
+FLEX, FLEX_BLOCKS = "kernels/flex.py", "kernels/flex_blocks.py"
+PAIRS, PARTS = "semantics/pairs.py", "semantics/parts.py"
+BLOCK_SPARSE = "semantics/masks/block_sparse.py"
 WEIGHTS = "semantics/weights.py"
 TILED, SDPA, STATE = "kernels/tiled.py", "kernels/sdpa.py", "semantics/state.py"
 NATIVE, ALGEBRA = "kernels/native.py", "semantics/masks/algebra.py"
@@ -179,6 +184,12 @@ MUTATIONS = [
     _m("refuses dropout", FLEX, "if spec.dropout_p:", "if False:"),
     _m("softcap", FLEX, "torch.tanh(score / cap) * cap", "score"),
     _m("bias", FLEX, "score if bias is None else score + bias((b, h, q, k))", "score"),
+    _m("written tensors", FLEX_BLOCKS, "version == x._version", "True"),
+    _m("whole blocks", FLEX_BLOCKS, "(low_most <= starts)", "(low <= starts)"),
+    _m("cut blocks", FLEX_BLOCKS, "full & _inside(q.length, k.length, device) & (", "full & ("),
+    _m("another meaning", PARTS, "setattr(cls, name, getattr(base, name))", "pass"),
+    _m("queries before keys", BLOCK_SPARSE, "q(pair).clamp(min=0)", "q(pair)"),
+    _m("gradients by the tile", BIASES, "total += piece", "pass"),
     _m("queries of one pair", PAIRS, "pair[2] + first", "pair[2]"),
     _m("keys of one pair", PAIRS, "pair[3] + first", "pair[3]"),
     _m("quarantine", WEIGHTS, "k, _, bad = quarantine(k, k[..., :0])", "bad = None"),

@@ -115,6 +115,7 @@ def test_blocks_are_empty_mixed_or_full_as_the_mask_draws_them(monkeypatch, mask
             for j in range(some_first.shape[1]):
                 block = drawn[row, :, size * i : size * (i + 1), size * j : size * (j + 1)]
                 assert block.all() or j not in whole
+                assert block.shape[1:] == (size, size) or j not in whole
                 assert not block.any() or j in mixed | whole
                 skipped |= j not in mixed | whole
     assert skipped or isinstance(mask, ph.Chunk)

@@ -111,7 +111,7 @@ class FlexKernel(Kernel[None]):
             return Refusal(f"a gradient of bias={spec.bias!r}")
         if spec.mask is not None and not spec.mask.has_rule():
             return Refusal(f"mask={spec.mask!r} (it is no function of one pair)")
-        if spec.bias is not None and not spec.bias.has_rule():
+        if spec.bias is not None and not spec.bias.ruled:
             return Refusal(f"bias={spec.bias!r} (it is no function of one pair)")
         return None
 

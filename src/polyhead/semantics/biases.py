@@ -51,7 +51,7 @@ class Bias(Part, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherit_no_shortcut(cls, Bias, ("rule", "tile"), ("add_gradients", "numbers"))
+        inherit_no_shortcut(cls, Bias, "tile", "add_gradients", "numbers")
 
     @property
     @abstractmethod
@@ -73,10 +73,6 @@ class Bias(Part, ABC):
     def rule(self, of: Pairs) -> Value:
         """What is added to the score of a pair."""
         raise NotImplementedError(f"{type(self).__name__} must define rule or tile")
-
-    def has_rule(self) -> bool:
-        """Whether this bias is a function of one pair."""
-        return type(self).rule is not Bias.rule
 
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         """The bias of a tile, ``[B, H, T, S]`` after broadcasting, in the dtype of ``like``."""
@@ -133,10 +129,10 @@ class ALiBi(Bias, arguments={"slopes": Tensor}):
         return (self.slopes,)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> ALiBi:
-        return ALiBi(*tensors)
+        return type(self)(*tensors)
 
     def of_heads(self, heads: Sequence[int]) -> ALiBi:
-        return ALiBi(self.slopes[list(heads)])
+        return type(self)(self.slopes[list(heads)])
 
     def rule(self, of: Pairs) -> Value:
         # In the precision of the scores: bfloat16 slopes must not round the distances.
@@ -245,7 +241,7 @@ class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max
         return (self.table,)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> RelativeBias:
-        return RelativeBias(
+        return type(self)(
             *tensors, bidirectional=self.bidirectional, max_distance=self.max_distance
         )
 
@@ -336,10 +332,10 @@ class TensorBias(Bias, arguments={"tensor": Tensor}):
         return (self.tensor,)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> TensorBias:
-        return TensorBias(*tensors)
+        return type(self)(*tensors)
 
     def of_heads(self, heads: Sequence[int]) -> TensorBias:
-        return TensorBias(of_heads(self.tensor, heads))
+        return type(self)(of_heads(self.tensor, heads))
 
     def rule(self, of: Pairs) -> Value:
         return of.of_pair(self.tensor)

@@ -87,9 +87,7 @@ class Call:
         if isinstance(source, DenseSource):
             found["k"], found["v"] = source.k, source.v
         if bias is not None:
-            tensors = bias.tensors
-            found["bias"] = tensors[0]
-            found.update((f"bias ({i})", x) for i, x in enumerate(tensors[1:], 2))
+            found.update((f"bias ({i})" if i else "bias", x) for i, x in enumerate(bias.tensors))
         return found
 
 

@@ -16,28 +16,30 @@ class Part:
     """
 
     arguments: ClassVar[Mapping[str, Any] | None] = None
+    ruled: ClassVar[bool] = False
+    """Whether what is drawn follows from ``rule``."""
 
     def __init_subclass__(cls, arguments: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.arguments = arguments
 
 
-def inherit_no_shortcut(
-    cls: type, base: type, meaning: tuple[str, ...], shortcuts: tuple[str, ...]
-) -> None:
+def inherit_no_shortcut(cls: type[Part], base: type[Part], drawn: str, *shortcuts: str) -> None:
     """Takes back from a class that means another thing what it inherits of the old meaning.
 
     Args:
         cls: A class that was just defined.
         base: Where the general form of each method stands.
-        meaning: The methods that say what it means; each has a general form that asks another.
-        shortcuts: The methods that answer faster what follows from the meaning.
+        drawn: The method that draws a tile, by ``rule`` unless a class defines it.
+        shortcuts: The methods that answer faster what follows from either.
     """
     own = vars(cls)
-    if any(name in own for name in meaning):
-        for name in (*meaning, *shortcuts):
-            if name not in own:
-                setattr(cls, name, getattr(base, name))
+    if "rule" not in own and drawn not in own:
+        return
+    cls.ruled = "rule" in own
+    old = [name for name in (*shortcuts, drawn) if name not in own]
+    for name in old:
+        setattr(cls, name, getattr(base, name))
 
 
 def kinds(base: type[Part]) -> Iterator[type[Part]]:

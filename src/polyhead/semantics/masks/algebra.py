@@ -64,9 +64,7 @@ class Mask(Part):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherit_no_shortcut(
-            cls, Mask, ("rule", "visible"), ("classify", "range", "never_ahead", "simplified")
-        )
+        inherit_no_shortcut(cls, Mask, "visible", "classify", "range", "never_ahead", "simplified")
 
     def rule(self, of: Pairs) -> Value:
         """Whether the query of a pair may look at its key."""
@@ -74,7 +72,7 @@ class Mask(Part):
 
     def has_rule(self) -> bool:
         """Whether this mask is a function of one pair, as are all that it is made of."""
-        return all(type(part).rule is not Mask.rule for part in self.walk())
+        return all(part.ruled for part in self.walk())
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         """True where the query may look at the key: bool, broadcasts to ``[B, H, T, S]``."""
