@@ -46,6 +46,9 @@ _TRIAL = 0.04
 _WORSE = 1.02
 """A validation above the best by this factor is gone back on."""
 
+_VALIDATED = 8
+"""Windows that are validated on, at most: each validation takes time from training."""
+
 _CHECKS = 12
 """Validations on the way."""
 
@@ -122,6 +125,7 @@ def heal(
     minutes: float = 10,
     tokens: int = 2_000_000,
     window: int = 256,
+    batch: int = 1,
     seed: int = 0,
     evaluation: Mapping[str, Texts] | None = None,
     unseen: Mapping[str, Texts] | None = None,
@@ -141,6 +145,8 @@ def heal(
         minutes: For everything, wall-clock.
         tokens: Read of the texts at most; they are repeated while there is time.
         window: T of the windows.
+        batch: Windows of a step. The teacher's distributions say so much of each token that one
+            window's gradient is good enough, and while there is little time steps matter more.
         seed: Of their order.
         evaluation: Texts by domain, as given to ``convert``; measured when all is done, beyond
             ``minutes``. They may not overlap ``texts``.
@@ -170,14 +176,15 @@ def heal(
             "text or a smaller window"
         )
     judged = _judged(model, evaluation, unseen, evaluation_tokens, rows)
-    validation = rows[5::10][:16]
+    validation = rows[5::10][:_VALIDATED]
     chosen = {id(row) for row in validation}
     trained = [row for row in rows if id(row) not in chosen]
     student = Transformer(new.config)
     student.load_state_dict(new.state_dict())
     student = student.to(next(new.parameters()).device, torch.float32).eval()
     known = Teacher(old)
-    run = _Run(student, known, trained, validation, 60.0 * minutes, seed, progress)
+    size = whole("batch", batch, least=1)
+    run = _Run(student, known, trained, validation, 60.0 * minutes, size, seed, progress)
     healing = replace(run.heal(), hash=tokens_hash(trained))
     figures = measure(student, known, judged, progress)
     healing = replace(healing, domains=figures)
@@ -228,11 +235,13 @@ class _Run:
         rows: Sequence[Tensor],
         validation: Sequence[Tensor],
         seconds: float,
+        batch: int,
         seed: int,
         progress: Progress | None,
     ) -> None:
         self.student, self.teacher, self.validation = student, teacher, validation
         self.rows, self.seconds, self.progress = rows, seconds, progress
+        self.batch = batch
         for parameter in student.parameters():
             parameter.requires_grad_(False)
         self.parameters = changed(student, teacher.model)
@@ -315,7 +324,7 @@ class _Run:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad(set_to_none=True)
-        for row in self.batch():
+        for row in self.draw():
             with torch.enable_grad(), _narrow(row.device):
                 hidden = self.student.hidden_states(row[None])[0]
                 loss = kl_of(self.student, self.teacher, row, hidden).mean()
@@ -325,10 +334,10 @@ class _Run:
         optimizer.step()
         self.steps += 1
 
-    def batch(self) -> list[Tensor]:
-        """Two windows: steps matter more than their precision while there is little time."""
+    def draw(self) -> list[Tensor]:
+        """The windows of a step; all have been read before any is read again."""
         found = []
-        for _ in range(2):
+        for _ in range(self.batch):
             if not self.queue:
                 self.queue = torch.randperm(len(self.rows), generator=self.order).tolist()
             found.append(self.rows[self.queue.pop()])
