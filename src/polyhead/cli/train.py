@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,10 +53,8 @@ def train(
     from polyhead.cli.terminal import console
     from polyhead.errors import InputError
 
-    try:
-        import accelerate  # noqa: F401
-    except ImportError as error:
-        raise InputError("training needs accelerate: pip install 'polyhead[train]'") from error
+    if find_spec("accelerate") is None:
+        raise InputError("training needs accelerate: pip install 'polyhead[train]'")
     from polyhead.training.job import Job
     from polyhead.training.recipe import Recipe
 

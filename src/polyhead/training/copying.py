@@ -4,13 +4,15 @@ Attention learns last where to look. Here it looks from the first step as an ind
 (Olsson et al. 2022), built by hand from parts of the residual stream that begin apart:
 
     features        hold at first
-    [0, P)          the fastest sines of positions        (and their cosines, half a model on)
-    [P, E/2)        a random vector for each token
-    [E/2 + P, E)    nothing; the encoder's first layer puts the token before here, by position
+    2 · P           the fastest sinusoids of positions
+    N               a random vector for each token
+    N               nothing; the first layers put the token before here, by position
+    N               nothing; the encoder's first layer puts the one before that here
 
-The decoder's last cross-attention looks for the source token whose predecessor is the token that
-was written last, near the same position, and adds it to the residual stream in place of that one.
-The tied head then foretells it. All of it is trained as everything else.
+The decoder's last cross-attention looks for the source token whose two predecessors are the two
+tokens written last, near the same position, and adds it to the residual stream over the token
+written last. The tied head then foretells it. It looks for two, because one of them may be written
+otherwise than it was read. All of it is trained as everything else.
 
 Shape letters: E embed size, D head size, P positions' pairs of features, N token features.
 """
@@ -18,6 +20,7 @@ Shape letters: E embed size, D head size, P positions' pairs of features, N toke
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +66,10 @@ def begin_with_copying(model: Transformer) -> None:
         and embedding.sinusoid.layout == "halves"
         and all(each.norm_placement == "pre" for each in (*config.layers, *config.encoder_layers))
     )
-    cross, reads = model.layers[-1].cross_attention, model.encoder_layers[0].attention
-    if not fits or type(cross) is not MultiHeadAttention or type(reads) is not MultiHeadAttention:
+    cross = model.layers[-1].cross_attention
+    reads, writes = model.encoder_layers[0].attention, model.layers[0].attention
+    exact = all(type(each) is MultiHeadAttention for each in (cross, reads, writes))
+    if not fits or not exact:
         raise ConfigError(
             "copying needs an encoder-decoder with norms first, sinusoids in halves and a tied "
             "head: model_type pegasus has them"
@@ -72,9 +77,10 @@ def begin_with_copying(model: Transformer) -> None:
     attention = layer.cross_attention
     assert attention is not None
     D, P = attention.head_dim, attention.head_dim // 2
-    N = E // 2 - P
-    heads = math.ceil(N / (D - 2 * _SLOW)) if D > 2 * _SLOW else 0
-    if not 0 < heads <= attention.num_heads or N < 2 * _SLOW or P < _SLOW:
+    N = (E - 2 * P) // 3
+    carriers, seekers = math.ceil(N / D), max(attention.num_heads // 2, math.ceil(N / D))
+    compared = (D - 2 * _SLOW) // 2
+    if compared < 1 or compared > N or 2 * carriers > attention.num_heads:
         raise ConfigError(
             f"copying needs heads that carry a token: got embed_dim={E}, head_dim={D}, "
             f"num_heads={attention.num_heads}"
@@ -86,21 +92,29 @@ def begin_with_copying(model: Transformer) -> None:
             part = getattr(module, name, None)
             if isinstance(part, nn.Linear):
                 part.weight.mul_(1 / math.sqrt(2 * depth))
+    rest = torch.cat((torch.arange(P, E // 2), torch.arange(E // 2 + P, E)))
+    token, before, earlier = (rest[k * N : (k + 1) * N] for k in range(3))
     table = model.embedding.table
     table.zero_()
     # All of one mean and length: a norm would turn other differences into noise of the positions.
     drawn = nn.functional.layer_norm(torch.randn(len(table), N), (N,))
-    table[:, P : E // 2] = drawn * (_TOKEN / embedding.scale)
+    table[:, token] = drawn * (_TOKEN / embedding.scale)
     _without_slow_sinusoids(table, P, embedding.scale)
-    slices = torch.arange(N).tensor_split(heads)
     speeds = _speeds(E, P)
-    for head, part in enumerate(slices):
-        tokens, free = part + P, part + E // 2 + P
+    for carrier, back, written, first in (
+        (reads, 1, before, 0),
+        (reads, 2, earlier, carriers),
+        (writes, 1, before, 0),
+    ):
+        for head, part in enumerate(torch.arange(N).tensor_split(carriers), start=first):
+            rows = slice(head * D, (head + 1) * D)
+            _look_back(carrier, rows, speeds, E, back)
+            _carry(carrier, rows, token[part], written[part], 1.0)
+    for head, part in enumerate(torch.arange(N).tensor_split(seekers)):
         rows = slice(head * D, (head + 1) * D)
-        _look_back(reads, rows, speeds, E)
-        _carry(reads, rows, tokens, free, 1.0)
-        _match(cross, rows, tokens, free, P, E)
-        _carry(cross, rows, tokens, tokens, _OVER)
+        at = (torch.arange(compared) + head * compared) % N
+        _match(cross, rows, [(token[at], before[at]), (before[at], earlier[at])], P, E)
+        _carry(cross, rows, token[part], token[part], _OVER)
 
 
 def _speeds(E: int, P: int) -> Tensor:
@@ -116,36 +130,39 @@ def _without_slow_sinusoids(table: Tensor, P: int, scale: float) -> None:
         table[:, half + P : half + E // 2] -= mean[P:] / scale
 
 
-def _look_back(attention: MultiHeadAttention, rows: slice, speeds: Tensor, E: int) -> None:
-    """A head that looks at the token before: queries are turned back by one position."""
+def _look_back(attention: Any, rows: slice, speeds: Tensor, E: int, back: int) -> None:
+    """A head that looks at the token ``back`` before: queries are turned back so many positions."""
     P = len(speeds)
     at = torch.arange(P)
     q, k = torch.zeros(2 * P, E), torch.zeros(2 * P, E)
-    # sin(w(t − 1)) = sin(wt) cos w − cos(wt) sin w, and cos(w(t − 1)) alike
-    q[at, at], q[at, at + E // 2] = speeds.cos(), -speeds.sin()
-    q[at + P, at + E // 2], q[at + P, at] = speeds.cos(), speeds.sin()
+    # sin(w(t − b)) = sin(wt) cos wb − cos(wt) sin wb, and cos(w(t − b)) alike
+    cos, sin = (back * speeds).cos(), (back * speeds).sin()
+    q[at, at], q[at, at + E // 2] = cos, -sin
+    q[at + P, at + E // 2], q[at + P, at] = cos, sin
     k[at, at] = k[at + P, at + E // 2] = 1.0
     attention.q_proj.weight[rows][: 2 * P] = _SHARP * q
     attention.k_proj.weight[rows][: 2 * P] = _SHARP * k
 
 
 def _match(
-    attention: MultiHeadAttention, rows: slice, tokens: Tensor, before: Tensor, P: int, E: int
+    attention: Any, rows: slice, compared: list[tuple[Tensor, Tensor]], P: int, E: int
 ) -> None:
-    """A head that looks for a predecessor that is the query's own token, near its position."""
+    """A head that compares features of the query with those of keys, near the same position."""
     q, k = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
     q.zero_(), k.zero_()
-    at, count = torch.arange(len(tokens)), len(tokens)
-    q[at, tokens] = k[at, before] = _ALIKE
+    first = 0
+    for ours, theirs in compared:
+        at = torch.arange(len(ours)) + first
+        q[at, ours] = k[at, theirs] = _ALIKE
+        first += len(ours)
     for half in (0, E // 2):
         slow = torch.arange(P - _SLOW, P) + half
-        place = torch.arange(_SLOW) + count + (_SLOW if half else 0)
+        place = torch.arange(_SLOW) + first
         q[place, slow] = k[place, slow] = _NEAR
+        first += _SLOW
 
 
-def _carry(
-    attention: MultiHeadAttention, rows: slice, read: Tensor, written: Tensor, factor: float
-) -> None:
+def _carry(attention: Any, rows: slice, read: Tensor, written: Tensor, factor: float) -> None:
     """A head's values: features ``read`` of what it looks at, added to features ``written``."""
     value, out = attention.v_proj.weight[rows], attention.o_proj.weight[:, rows]
     value.zero_(), out.zero_()
