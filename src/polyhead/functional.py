@@ -250,7 +250,7 @@ def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
     """The kernel named, or the first that can do all of the call, with its plan."""
     if name == "auto":
         for kernel in _in_order(call):
-            if kernel.unavailable() is None and kernel.unasked(call) is None:
+            if kernel.unasked(call) is None and kernel.unavailable() is None:
                 plan = kernel.plan(call)
                 if not isinstance(plan, Refusal):
                     return kernel, plan

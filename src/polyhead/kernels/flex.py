@@ -63,6 +63,8 @@ class FlexKernel(Kernel[None]):
         q, spec, source = call.q, call.spec, call.source
         if q.device.type != "cuda":
             return "it compiles for seconds"
+        if torch.compiler.is_compiling():
+            return "the call is being compiled already"
         parts = [None] if spec.mask is None else [*spec.mask.walk()]
         listed = (
             {type(part) for part in parts} <= _MASKS
