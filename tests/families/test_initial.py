@@ -76,7 +76,7 @@ def test_the_scale_is_read_written_and_makes_no_other_model() -> None:
         write_config(read_config({"model_type": "t5", **KINDS["t5"]}, "x"))["initializer_factor"]
         == 0.5
     )
-    with pytest.raises(ConfigError, match="scale must be"):
+    with pytest.raises(ConfigError, match=r"config\.json: initializer_range must be"):
         read_config({**values, "initializer_range": "much"}, "config.json")
     with pytest.raises(ConfigError, match="initial rule must be one of"):
         replace(config.initial, rule="round")

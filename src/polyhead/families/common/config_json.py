@@ -15,7 +15,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from polyhead.checks import number
 from polyhead.config import TransformerConfig
+from polyhead.config.data import MOST_NUMBER
 from polyhead.errors import ConfigError
 from polyhead.families.common import quantization
 from polyhead.families.common.family import Family
@@ -124,7 +126,9 @@ def read_config(
     quantization.read_blocks(values, where)
     config = _read(keys, family)
     keys.finish({*HARMLESS, *family.harmless, family.initial_key, *hints})
-    scale = values.get(family.initial_key) or family.initial.scale
+    key = family.initial_key
+    scale = values.get(key) or family.initial.scale
+    number(f"{where}: {key}", scale, least=0.0, most=MOST_NUMBER, error=ConfigError)
     return replace(config, initial=replace(family.initial, scale=scale))
 
 
