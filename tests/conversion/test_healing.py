@@ -61,12 +61,19 @@ def test_ctrl_c_keeps_what_is_healed_so_far():
     def interrupted(what: str, done: int, total: int) -> None:
         nonlocal seen
         seen += 1
-        if seen == 8:
+        if seen == 8 or what == "evaluation":
             raise KeyboardInterrupt
 
     healed, healing = heal(
-        new, teacher=model, texts=_texts(2), minutes=0.05, window=64, progress=interrupted
+        new,
+        teacher=model,
+        texts=_texts(2),
+        minutes=0.05,
+        window=64,
+        unseen={"other": _texts(3, 2)},
+        progress=interrupted,
     )
+    assert healing.domains == ()
     assert healing.interrupted
     validated = [_texts(2)[5], _texts(2)[15]]
     kl = mean_kl(healed, Teacher(model), validated)

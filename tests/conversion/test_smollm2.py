@@ -9,7 +9,7 @@ from polyhead.checkpoints import available
 from polyhead.errors import UnsupportedError
 from polyhead.generation import LanguageModel
 
-pytestmark = [pytest.mark.slow, pytest.mark.model]
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1800)]
 
 
 def _installed(name: str) -> LanguageModel:

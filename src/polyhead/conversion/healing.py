@@ -186,8 +186,10 @@ def heal(
     size = whole("batch", batch, least=1)
     run = _Run(student, known, trained, validation, 60.0 * minutes, size, seed, progress)
     healing = replace(run.heal(), hash=tokens_hash(trained))
-    figures = measure(student, known, judged, progress)
-    healing = replace(healing, domains=figures)
+    try:
+        healing = replace(healing, domains=measure(student, known, judged, progress))
+    except KeyboardInterrupt:  # what is healed is kept, without its figures
+        healing = replace(healing, interrupted=True)
     healed = student.to(next(new.parameters()).dtype)
     for parameter in healed.parameters():
         parameter.requires_grad_(True)
