@@ -75,6 +75,7 @@ Outcome gradients(const Gradients& g, int threads) {
 }
 
 #include "step.h"
+#include "training.h"
 
 Outcome step(const Step& s, int threads) {
     if (s.dtype == kFloat32) return step_of<float>(s, threads);
@@ -93,6 +94,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 extern const Code PH_CODE;
 const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
                       PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
-                      PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step};
+                      PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step,
+                      PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients};
 
 }  // namespace polyhead

@@ -77,11 +77,29 @@
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "LayerWeights") \
     FIELD(heads, "Heads") FIELD(held, "list[tuple[Tensor, Tensor]]") FIELD(activation, "int") FIELD(y, "Tensor")
 
+#define PH_GATED_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(gate, "Tensor") FIELD(up, "Tensor") FIELD(activation, "int") \
+    FIELD(y, "Tensor")
+
+#define PH_GATED_GRADIENTS_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(gate, "Tensor") FIELD(up, "Tensor") FIELD(activation, "int") \
+    FIELD(grad, "Tensor") FIELD(grad_gate, "Tensor") FIELD(grad_up, "Tensor")
+
+#define PH_DROPPED_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(plus, "Tensor | None") \
+    FIELD(dropout, "Dropout") FIELD(y, "Tensor")
+
+#define PH_NORM_GRADIENTS_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(norm, "NormWeight") FIELD(grad, "Tensor") \
+    FIELD(grad_x, "Tensor") FIELD(grad_weight, "Tensor")
+
 #define PH_FUNCTIONS(GROUP) \
     GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \
     GROUP(norm, PH_NORM_ARGUMENTS) GROUP(rotate, PH_ROTATE_ARGUMENTS) GROUP(attend, PH_ATTEND_ARGUMENTS) \
     GROUP(gradients, PH_GRADIENTS_ARGUMENTS) GROUP(tile_sums, PH_TILE_SUMS_ARGUMENTS) \
-    GROUP(step, PH_STEP_ARGUMENTS)
+    GROUP(step, PH_STEP_ARGUMENTS) GROUP(gated, PH_GATED_ARGUMENTS) \
+    GROUP(gated_gradients, PH_GATED_GRADIENTS_ARGUMENTS) GROUP(dropped, PH_DROPPED_ARGUMENTS) \
+    GROUP(norm_gradients, PH_NORM_GRADIENTS_ARGUMENTS)
 
 namespace polyhead {
 

@@ -782,6 +782,8 @@ template <int N> PyObject* names_of(const char* const (&names)[N]) {
     return found;
 }
 
+#include "training_calls.h"
+
 // interface() -> what crosses: groups and functions with their fields, dtypes, activations and limits.
 PyObject* interface(PyObject*, PyObject*) {
     PyObject* found = PyDict_New();
@@ -811,6 +813,10 @@ PyMethodDef kMethods[] = {
     PH_METHOD(gradients, "Attention, backward."),
     PH_METHOD(tile_sums, "Statistics of attention weights."),
     PH_METHOD(step, "One token of every batch row through a layer."),
+    PH_METHOD(gated, "An activation times what it gates."),
+    PH_METHOD(gated_gradients, "The gradients of both."),
+    PH_METHOD(dropped, "Dropout of single numbers, and a residual path."),
+    PH_METHOD(norm_gradients, "The gradients of an RMS norm."),
     {nullptr, nullptr, 0, nullptr},
 };
 

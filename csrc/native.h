@@ -186,6 +186,34 @@ struct Gradients {
     int64_t bias_batch, bias_head, bias_query, bias_key;  // its strides, 0 along what was broadcast
 };
 
+// y = activation(gate) · up, element by element; with `grad`, that of y, the gradients of both.
+struct Gated {
+    Dtype dtype;
+    int64_t count;
+    const void *gate, *up, *grad;
+    Activation activation;
+    void *y, *grad_gate, *grad_up;
+};
+
+// y = plus + x after dropout, element by element; the number of an element is the place of its key.
+struct Elements {
+    Dtype dtype;
+    int64_t count;
+    const void *x, *plus;               // plus: or null
+    bool wide_plus;                     // plus and y are float32
+    Dropout dropout;
+    void* y;
+};
+
+struct NormGradients {
+    Norm norm;                          // without y
+    const void* grad;                   // of y, [rows, dim]
+    void* grad_x;                       // [rows, dim]
+    float *grad_weight, *room;          // zeros: [dim], [norm_shares(rows), dim]
+};
+
+inline int64_t norm_shares(int64_t rows) { return rows < 16 * 16 ? (rows + 15) / 16 : 16; }
+
 constexpr int64_t kTileRun = 64;  // rows that are summed at a time
 
 // A tile of attention weights and the sums over all tiles that it adds to; null: not wanted.
@@ -218,6 +246,9 @@ struct Code {
     Outcome (*gradients)(const Gradients&, int threads);
     void (*tile_sums)(const Tile&, int threads);
     Outcome (*step)(const Step&, int threads);
+    void (*gated)(const Gated&, int threads);
+    void (*dropped)(const Elements&, int threads);
+    void (*norm_gradients)(const NormGradients&, int threads);
 };
 
 #if defined(__x86_64__)

@@ -441,6 +441,28 @@ MUTATIONS = [
     _m("T5's far keys ahead", BIAS_CPP, "to[last] +=", "to[last] ="),
     _m("T5, positions", BIAS_CPP, "column_of(c, query, keys.positions[j])", "0"),
     _m("rest of a sum", BIAS_CPP, "total += x[j];", ";"),
+    *(
+        Mutation(feature, "csrc/training.h", line, instead, "tests/layers/test_fused.py")
+        for feature, line, instead in (
+            ("a gate's slope", "load_some(up + i, n) * a.slope", "load_some(up + i, n) * a.value"),
+            ("silu's slope", "(1.0f + near * (1.0f - share))", "1.0f"),
+            (
+                "far below 0",
+                "larger(least, x) * share, share * (1.0f + near",
+                "x * share, share * (1.0f + near",
+            ),
+            ("a norm's mean, backward", " - number * back", ""),
+            (
+                "a norm's offset, backward",
+                "(load_some(weight + d, n) + p.offset) - number",
+                "load_some(weight + d, n) - number",
+            ),
+            ("shares of a norm", "i < shares; ++i)\n        for", "i < 1; ++i)\n        for"),
+            ("the last numbers", "if (n >= W) return store(x, p);", "return store(x, p);"),
+            ("dropout's factor", "load_some(x + i, n) * factor)", "load_some(x + i, n))"),
+            ("a residual path", "if (e.plus) y +=", "if (false) y +="),
+        )
+    ),
     _m("0 · −∞", STATISTICS_CPP, "larger(log, splat(kLeastLog))", "log"),
     _m("sums of keys", STATISTICS_CPP, "load(received + j) + weight", "weight"),
     _m("order of the largest", STATISTICS_CPP, "place > 0 && above(", "false && above("),

@@ -86,6 +86,25 @@ def test_loss_and_gradients_are_those_of_all_logits(
     torch.testing.assert_close(total / count, found, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["tied", "own head with a bias"])
+def test_autocast_rounds_logits_and_sums_in_float32(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyhead.training.losses._CHUNK_BYTES", 4 * V * 7)
+    model, (ids, labels, _) = _model(CONFIGS[name]), _batch(CONFIGS[name])
+    parameters = list(model.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = loss(model, ids, labels)
+        logits = model(ids)[:, :-1].flatten(0, 1)
+        wanted = F.cross_entropy(logits.float(), labels[:, 1:].flatten())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
+    expected = torch.autograd.grad(wanted, parameters)
+    for got, right in zip(torch.autograd.grad(found, parameters), expected, strict=True):
+        assert got.dtype == torch.float32
+        assert (got - right).norm() < 0.03 * right.norm()
+
+
 def test_of_no_labels_the_loss_is_0_and_so_are_its_gradients() -> None:
     model, (ids, labels, _) = _model(DECODER), _batch(DECODER)
     found = loss(model, ids, torch.full_like(labels, -100))

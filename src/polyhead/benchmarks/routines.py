@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from polyhead.benchmarks import attention, beams, memory, model, overhead, watched
+from polyhead.benchmarks import attention, beams, memory, model, overhead, training, watched
 from polyhead.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
 from polyhead.benchmarks.case import Case, Settings
 from polyhead.benchmarks.peers import SMOLLM2
@@ -38,6 +38,7 @@ ROUTINES = {
     "model": Routine(model.cases, (SMOLLM2, "transformers", "llama.cpp")),
     "beams": Routine(beams.cases, ("transformers", SMOLLM2)),
     "memory": Routine(memory.cases, (SDPA,)),
+    "train": Routine(training.cases, (training.TRANSFORMERS, SDPA)),
     "statistics": Routine(watched.cases, ()),
 }
 

@@ -21,6 +21,7 @@ from polyhead.caches import KeyValueCache
 from polyhead.checks import flag, share
 from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.errors import ConfigError
+from polyhead.layers import fused
 from polyhead.layers.attention_parts import (
     alibi_of,
     build_qk_norm,
@@ -300,7 +301,8 @@ class MultiHeadAttention(Hooked):
         modules = self._modules  # faster than attributes, which nn.Module looks up here
         joined = side_by_side(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         if joined is None:
-            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+            parts = fused.projected(x, self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = parts or (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         elif self._turns_together:
             # Queries and keys are neighbours in memory: one rotation turns both.
             qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
@@ -366,7 +368,8 @@ class MultiHeadAttention(Hooked):
         if for_k is for_v:
             joined = side_by_side(for_k, self.k_proj, self.v_proj)
         if joined is None:
-            k, v = self.k_proj(for_k), self.v_proj(for_v)
+            both = fused.projected(for_k, self.k_proj, self.v_proj) if for_k is for_v else None
+            k, v = both or (self.k_proj(for_k), self.v_proj(for_v))
         else:
             k, v = torch.split(joined, [G * D, G * V], dim=-1)
         k = self._placed(k, G, "k_norm", 0 if context_positions is None else context_positions)

@@ -20,6 +20,7 @@ from polyhead.checks import share, whole
 from polyhead.config import FeedForwardConfig
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
+from polyhead.layers import fused
 from polyhead.layers import linear as few_rows
 from polyhead.layers.built import builds
 from polyhead.native.arguments import ACTIVATIONS
@@ -136,16 +137,24 @@ class FeedForward(nn.Module):
         if gate is None:
             hidden = self._activated(self.up_proj(x))
         else:
-            hidden, values = self._activated(gate(x)), self.up_proj(x)
-            if self._is_clamped:
-                values = self._clamped(values)
-            # In place where nothing is recorded: a fresh buffer of this size costs more than the
-            # product, because its pages are touched for the first time.
-            hidden = hidden * values if torch.is_grad_enabled() else hidden.mul_(values)
+            gates, values = fused.projected(x, gate, up) or (gate(x), self.up_proj(x))
+            joined = None
+            if self._is_native:
+                joined = fused.gated(gates, values, self.activation, self._activated)
+            hidden = self._gated(gates, values) if joined is None else joined
         if self.training and self.dropout:
-            hidden = F.dropout(hidden, self.dropout)
+            hidden = fused.dropped(hidden, self.dropout)
         out: Tensor = self.down_proj(hidden)
         return out
+
+    def _gated(self, gates: Tensor, values: Tensor) -> Tensor:
+        """The activated gates times what they gate, by torch's operations."""
+        hidden = self._activated(gates)
+        if self._is_clamped:
+            values = self._clamped(values)
+        # In place where nothing is recorded: a fresh buffer of this size costs more than the
+        # product, because its pages are touched for the first time.
+        return hidden * values if torch.is_grad_enabled() else hidden.mul_(values)
 
     def _activated(self, x: Tensor) -> Tensor:
         if self.config.clamp is not None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.checks import whole
 from polyhead.config import NormConfig
+from polyhead.layers import fused
 from polyhead.semantics.tokens import nothing_lasts
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -104,6 +105,8 @@ class RMSNorm(nn.Module):
             if rows.stride(-1) != 1:
                 rows = rows.contiguous()
             return code.norm(rows, weight, self.eps, self.weight_offset).view(x.shape)
+        if (normed := fused.rms_norm(x, weight, self.eps, self.weight_offset)) is not None:
+            return normed
         wide = x.float() if dtype in _NARROW else x
         if self.weight_offset:
             precise = weight.float() if weight.dtype in _NARROW else weight

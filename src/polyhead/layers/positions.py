@@ -22,6 +22,7 @@ from polyhead import native
 from polyhead.checks import whole
 from polyhead.config import RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError
+from polyhead.layers import fused
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.semantics.tokens import is_traced, nothing_lasts
 
@@ -116,6 +117,8 @@ class RoPE:
                 code = native.code_for(x)
                 if code is not None:
                     return code.rotate(x, rotation.cos, rotation.sin)
+                if (rotated := fused.rotate(x, rotation.cos, rotation.sin)) is not None:
+                    return rotated
             return (x * rotation.cos).addcmul_(torch.roll(x, half, -1), rotation.sin)
         self._rotated_dim(head_dim)
         rotated = self.apply(x[..., :dim], positions, head_axis=head_axis)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
@@ -35,6 +34,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
 from polyhead.layers.built import build_attention, build_network
 from polyhead.layers.exact import Exactly
+from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.step import Remembered, step
@@ -256,9 +256,10 @@ class TransformerLayer(nn.Module):
         """The residual path ``x`` and what a part made of it, as the placement says."""
         if self._norms_out:
             h = getattr(self, f"{part}_out_norm")(h)
-        if self.training and self.config.dropout:
-            h = F.dropout(h, self.config.dropout)
-        x = x + (h if self._scale == 1.0 else h * self._scale)
+        p = self.config.dropout if self.training else 0.0
+        if self._scale != 1.0:
+            h = h * self._scale
+        x = dropped(h, p, plus=x) if p else x + h
         if self._post:
             normed: Tensor = getattr(self, f"{part}_norm")(x)
             return normed

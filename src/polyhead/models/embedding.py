@@ -8,10 +8,10 @@ Shape letters: B batch, T tokens, E embed size.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import EmbeddingConfig
+from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 from polyhead.models.frontends import build_frontend
@@ -113,7 +113,7 @@ class Embedding(nn.Module):
         if self.projection is not None and projection is not None and projection.of == "sum":
             x = self.projection(x)
         if self.training and self.config.dropout:
-            x = F.dropout(x, self.config.dropout)
+            x = dropped(x, self.config.dropout)
         return x
 
     def _of_segments(self, ids: Tensor, segments: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from polyhead.native.selection import (
     all_codes,
     code,
     code_for,
+    code_with_autograd,
     is_plain,
     switched_off,
     unavailable,
@@ -20,6 +21,6 @@ from polyhead.native.selection import (
 )
 
 __all__ = [
-    "Code", "Heads", "LayerWeights", "TileSums", "all_codes", "code", "code_for", "is_plain",
-    "switched_off", "unavailable", "unchanged", "using",
+    "Code", "Heads", "LayerWeights", "TileSums", "all_codes", "code", "code_for",
+    "code_with_autograd", "is_plain", "switched_off", "unavailable", "unchanged", "using",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from polyhead.native.arguments import (
     TileSums,
     Weight,
 )
+from polyhead.native.dropout import Dropout
 from polyhead.native.threads import threads
 
 
@@ -40,6 +41,8 @@ class Code:
         self._feed_forward, self._norm = module.feed_forward, module.norm
         self._rotate, self._gradients = module.rotate, module.gradients
         self._tile_sums, self._step = module.tile_sums, module.step
+        self._gated, self._gated_gradients = module.gated, module.gated_gradients
+        self._dropped, self._norm_gradients = module.dropped, module.norm_gradients
 
     def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
@@ -74,6 +77,42 @@ class Code:
         """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``."""
         y = x.new_empty(x.shape)
         self._norm(self._index, threads(), x, NormWeight(weight, eps, offset), y)
+        return y
+
+    def norm_gradients(
+        self, x: Tensor, weight: Tensor, eps: float, offset: float, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of x and the weight (float32), given that of ``norm``'s result."""
+        grad_x, grad_weight = x.new_empty(x.shape), torch.zeros(weight.shape)
+        norm = NormWeight(weight, eps, offset)
+        self._norm_gradients(self._index, threads(), x, norm, grad, grad_x, grad_weight)
+        return grad_x, grad_weight
+
+    def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
+        """``activation(gate) · up``, of tensors of one shape and dtype, dense."""
+        y = gate.new_empty(gate.shape)
+        self._gated(self._index, threads(), gate, up, ACTIVATIONS[activation], y)
+        return y
+
+    def gated_gradients(
+        self, gate: Tensor, up: Tensor, activation: str, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of ``gate`` and ``up``, given that of ``gated``'s result."""
+        found = gate.new_empty(gate.shape), up.new_empty(up.shape)
+        number = ACTIVATIONS[activation]
+        self._gated_gradients(self._index, threads(), gate, up, number, grad, *found)
+        return found
+
+    def dropped(self, x: Tensor, dropout: Dropout, plus: Tensor | None = None) -> Tensor:
+        """``plus + x`` after dropout of single numbers, each the place of a key.
+
+        Args:
+            x: Dense.
+            dropout: The places are not looked at: the first number has place 0.
+            plus: Of x's shape, dense, in its dtype or float32, which is then the result's.
+        """
+        y = x.new_empty(x.shape, dtype=x.dtype if plus is None else plus.dtype)
+        self._dropped(self._index, threads(), x, plus, dropout, y)
         return y
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -32,6 +32,10 @@ _FUNCTIONS = {
     "grad_v grad_bias",
     "tile_sums": "code threads logs first sums",
     "step": "code threads x weights heads held activation y",
+    "gated": "code threads gate up activation y",
+    "gated_gradients": "code threads gate up activation grad grad_gate grad_up",
+    "dropped": "code threads x plus dropout y",
+    "norm_gradients": "code threads x norm grad grad_x grad_weight",
 }
 """Arguments in the order in which ``Code`` gives them; the first three take any objects."""
 

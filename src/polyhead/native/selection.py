@@ -81,6 +81,24 @@ def code_for(x: Tensor) -> Code | None:
     return code()
 
 
+def code_with_autograd(*tensors: Tensor) -> Code | None:
+    """The code in use, if a function of autograd may call it in place of torch's operations.
+
+    Whether gradients are recorded or not, and under autocast: its caller knows what is rounded.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or any(x.dtype not in DTYPES for x in tensors)
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or gate.MODULE is None
+        or gate.stranger(tensors) is not None
+    ):
+        return None
+    return code()
+
+
 def is_plain(parameter: Tensor, x: Tensor) -> bool:
     """Whether a parameter can be read beside x as it lies in memory."""
     return parameter.dtype is x.dtype and parameter.is_contiguous() and gate.is_plain(parameter)

@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from polyhead.checks import number
 from polyhead.models import Transformer
+from polyhead.semantics.tokens import is_traced
 
 Reduction = Literal["mean", "sum"]
 
@@ -25,7 +27,7 @@ IGNORED = -100
 """The label of tokens that are not learned, as everywhere in torch."""
 
 _CHUNK_BYTES = 64 << 20
-"""Logits that are held at once where torch's function cannot be used."""
+"""Logits that are held at once."""
 
 
 def loss(
@@ -114,17 +116,27 @@ def cross_entropy(
     plain = config.logit_softcap is None and label_smoothing == 0.0
     if plain and (head.bias is None or config.logit_scale == 1.0):
         hidden, weight, bias = _one_dtype(hidden, weight, head.bias)
+        if not is_traced(hidden) and hidden.is_cpu:
+            share = 1.0 / count if reduction == "mean" else 1.0
+            found: Tensor = _InChunks.apply(hidden, weight, bias, labels, share)  # type: ignore[no-untyped-call]
+            return found
         total = F.linear_cross_entropy(
             hidden,
             weight,
             labels,
             linear_bias=bias,
             reduction="sum",
-            options=nn.LinearCrossEntropyOptions(allow_retain_graph=True),
+            options=nn.LinearCrossEntropyOptions(
+                allow_retain_graph=True, batch_chunk_size=min(count, _rows_at_once(weight))
+            ),
         ).float()
     else:
         total = _in_chunks(model, hidden, labels, weight, label_smoothing)
     return total / count if reduction == "mean" else total
+
+
+def _rows_at_once(weight: Tensor) -> int:
+    return max(1, _CHUNK_BYTES // (4 * len(weight)))
 
 
 def _one_dtype(
@@ -135,6 +147,53 @@ def _one_dtype(
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+class _InChunks(torch.autograd.Function):
+    """The cross-entropy of some tokens at a time, whose gradients are made beside it.
+
+    As torch's ``linear_cross_entropy``, which on CPUs multiplies bfloat16 in float32, and passes
+    over the weight's gradient once more. Sums are float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, share: float
+    ) -> Tensor:
+        rows, total = _rows_at_once(weight), hidden.new_zeros((), dtype=torch.float32)
+        of_hidden, of_weight, of_bias = torch.empty_like(hidden), None, None
+        for first in range(0, len(labels), rows):
+            part, wanted = hidden[first : first + rows], labels[first : first + rows, None]
+            scores = F.linear(part, weight, bias).float()
+            scores.sub_(scores.amax(dim=-1, keepdim=True))
+            found = scores.gather(1, wanted)
+            sums = scores.exp_().sum(dim=-1, keepdim=True)
+            total += (sums.log() - found).sum()
+            if not any(ctx.needs_input_grad):
+                continue
+            scores.mul_(share / sums).scatter_add_(1, wanted, torch.full_like(found, -share))
+            changes = scores.to(hidden.dtype)
+            torch.mm(changes, weight, out=of_hidden[first : first + rows])
+            if ctx.needs_input_grad[1]:
+                made = changes.mT @ part
+                made = made.float() if rows < len(labels) else made  # sums are float32
+                of_weight = made if of_weight is None else of_weight.add_(made)
+            if ctx.needs_input_grad[2]:
+                made = scores.sum(dim=0)
+                of_bias = made if of_bias is None else of_bias.add_(made)
+        ctx.found = of_hidden, of_weight, of_bias
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        return total * share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        same = bool(grad == 1.0)
+        found = (
+            None if x is None else (x if same else x * grad).to(dtype)
+            for x, dtype in zip(ctx.found, ctx.dtypes, strict=True)
+        )
+        return (*found, None, None)
 
 
 def _in_chunks(
@@ -155,7 +214,7 @@ def _in_chunks(
             logits = torch.tanh(logits / cap) * cap
         return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=label_smoothing)
 
-    rows = max(1, _CHUNK_BYTES // (4 * len(weight)))
+    rows = _rows_at_once(weight)
     total = hidden.new_zeros((), dtype=torch.float32)
     for part, wanted in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True):
         made: Tensor = checkpoint(of_chunk, part, wanted, weight, bias, use_reentrant=False)

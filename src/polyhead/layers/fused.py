@@ -1,0 +1,258 @@
+"""What layers compute where gradients are recorded, in one pass where torch takes several.
+
+    x / √(mean(x²) + ε) · (w + offset)      rotary positions      activation(gate) · up
+    plus + dropout(x)                       [x W0ᵀ + b0, x W1ᵀ + b1, …]
+
+Native code computes the first four and their derivatives, and each keeps for them only what it was
+given (dropout its seed). Every function returns None where torch's own operations are to be used:
+without gradients, without native code, and under anything that watches or transforms (compilation,
+dispatch modes, torch.func, forward-mode derivatives). Whoever differentiates twice gets torch's
+operations in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead import native
+from polyhead.layers.linear import PLAIN_LINEAR
+from polyhead.native.arguments import ACTIVATIONS
+from polyhead.native.code import Code
+from polyhead.native.dropout import Dropout
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor | None:
+    """An RMS norm of ``[..., E]`` in one dtype, or None."""
+    if x.dtype is not weight.dtype or not x.numel() or not _is_recorded(x, weight):
+        return None
+    return _run(_Norm, x, weight, eps, offset)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
+    """``x · cos + roll(x, D / 2) · sin`` of ``[B, T, N, D]``, or None; as ``Code.rotate``."""
+    if x.stride(-1) != 1 or not x.numel() or not _is_recorded(x):
+        return None
+    return _run(_Rotation, x, cos, sin)
+
+
+def gated(
+    gate: Tensor, up: Tensor, activation: str, activate: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """``activation(gate) · up``, or None; ``activate`` is the activation by torch's operations."""
+    if activation not in ACTIVATIONS or gate.dtype is not up.dtype or not _is_recorded(gate, up):
+        return None
+    return _run(_Gated, gate, up, activation, activate)
+
+
+def dropped(x: Tensor, p: float, plus: Tensor | None = None) -> Tensor:
+    """``plus + dropout(x)``; ``plus`` may be of float32 where x is narrower, and then so is this.
+
+    Args:
+        x: What a share p of is set to zero, and the rest scaled by 1 / (1 − p).
+        p: Below 1; 0: nothing is dropped.
+        plus: Of x's shape, or None.
+    """
+    mixes = plus is None or (plus.shape == x.shape and plus.dtype in (x.dtype, torch.float32))
+    others = () if plus is None else (plus,)
+    # Not only where gradients are recorded: checkpoints compute first without and then with them.
+    if not p > 0.0 or not mixes or native.code_with_autograd(x, *others) is None:
+        y = F.dropout(x, p)
+        return y if plus is None else plus + y
+    # Drawn where torch would draw, so that what repeats a computation repeats its dropout.
+    return _run(_Dropped, x, plus, p, torch.randint(1 << 31, (1,)))
+
+
+def projected(x: Tensor, *linears: nn.Module | None) -> tuple[Tensor, ...] | None:
+    """The outputs of some linear modules on the same x, or None.
+
+    Under autocast x is rounded once for all of them, and their gradients are added up where they
+    are made.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return None
+    if any(linear is None or not _is_unwatched(linear) for linear in linears):
+        return None
+    weights = [linear._parameters["weight"] for linear in linears if linear is not None]
+    biases = [linear._parameters["bias"] for linear in linears if linear is not None]
+    tensors = [part for part in (*weights, *biases) if part is not None]
+    if not _is_recorded(x, *tensors):
+        return None
+    dtype = x.dtype
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    elif any(part.dtype is not dtype for part in tensors):
+        return None
+    parts = [None if part is None else part.to(dtype) for part in (*weights, *biases)]
+    found: tuple[Tensor, ...] = _Projections.apply(x.to(dtype), *parts)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _is_recorded(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and native.code_with_autograd(*tensors) is not None
+
+
+def _is_unwatched(module: nn.Module) -> bool:
+    fields, everywhere = module.__dict__, nn.modules.module
+    return PLAIN_LINEAR.is_unwatched(module) and not (
+        fields["_backward_hooks"]
+        or fields["_backward_pre_hooks"]
+        or everywhere._global_forward_hooks
+        or everywhere._global_forward_pre_hooks
+        or everywhere._global_backward_hooks
+        or everywhere._global_backward_pre_hooks
+    )
+
+
+def _run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    found: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _code() -> Code:
+    code = native.code()
+    if code is None:
+        raise RuntimeError(native.unavailable())
+    return code
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.detach().resolve_neg().contiguous()
+
+
+def _again(formula: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> Any:
+    """The gradients by torch's operations, which can be differentiated."""
+    y = formula(*inputs)
+    return torch.autograd.grad(y, inputs, grad, create_graph=True, materialize_grads=True)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        rows = x.detach().reshape(-1, x.shape[-1])
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.numbers = eps, offset
+        return _code().norm(rows, weight.detach().contiguous(), eps, offset).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (x, weight), (eps, offset) = grads, ctx.saved_tensors, ctx.numbers
+        if torch.is_grad_enabled():
+
+            def formula(x: Tensor, weight: Tensor) -> Tensor:
+                wide = x.float()
+                y = wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+                scaled: Tensor = y * (weight.float() + offset)
+                return scaled.to(x.dtype)
+
+            return (*_again(formula, (x, weight), grad), None, None)
+        rows = _dense(x).view(-1, x.shape[-1])
+        of_x, of_weight = _code().norm_gradients(
+            rows, weight.contiguous(), eps, offset, _dense(grad.to(x.dtype))
+        )
+        return of_x.view(x.shape), of_weight.to(weight.dtype), None, None
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _code().rotate(x.detach(), cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        (grad,) = grads
+        if grad.stride(-1) != 1 or grad.is_neg():
+            grad = grad.resolve_neg().contiguous()
+        # Turned back: both halves of a table hold the same angles.
+        return _run(_Rotation, grad, cos, -sin), None, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, activation: str, activate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.activation, ctx.activate = activation, activate
+        return _code().gated(_dense(gate), _dense(up), activation)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (gate, up) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            found = _again(lambda gate, up: ctx.activate(gate) * up, (gate, up), grad)
+            return (*found, None, None)
+        parts = _dense(gate), _dense(up)
+        grad = _dense(grad.to(gate.dtype))
+        return (*_code().gated_gradients(*parts, ctx.activation, grad), None, None)
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plus: Tensor | None, p: float, seed: Tensor) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.p, ctx.dtype = p, x.dtype
+        dense = None if plus is None else _dense(plus.detach())
+        return _code().dropped(_dense(x.detach()), Dropout(p, seed, 0, 0), dense)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (seed,) = grads, ctx.saved_tensors
+        of_plus = grad if ctx.needs_input_grad[1] else None
+        return _run(_Dropped, grad.to(ctx.dtype), None, ctx.p, seed), of_plus, None, None
+
+
+class _Projections(torch.autograd.Function):
+    """``x Wᵀ + b`` for weights and as many biases or None, all of one dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parts: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *parts)
+        ctx.set_materialize_grads(False)
+        return _linears(x, parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *parts = ctx.saved_tensors
+        given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
+        if torch.is_grad_enabled():
+            outs = _linears(x, parts)
+            leaves = [part for part in (x, *parts) if part is not None and part.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    [outs[i] for i, _ in given], leaves, [grad for _, grad in given],
+                    create_graph=True, allow_unused=True,
+                )
+            )  # fmt: skip
+            wanted = (part is not None and part.requires_grad for part in (x, *parts))
+            return tuple(next(found) if there else None for there in wanted)
+        rows, count = x.reshape(-1, x.shape[-1]), len(grads)
+        of_x: Tensor | None = None
+        of_parts: list[Tensor | None] = [None] * len(parts)
+        needs_x, *needs = ctx.needs_input_grad
+        for i, grad in given:
+            flat = grad.reshape(-1, grad.shape[-1])
+            if needs_x:
+                of_x = flat @ parts[i] if of_x is None else of_x.addmm_(flat, parts[i])
+            if needs[i]:
+                of_parts[i] = flat.mT @ rows
+            if needs[count + i]:
+                of_parts[count + i] = flat.sum(dim=0)
+        return None if of_x is None else of_x.view(x.shape), *of_parts
+
+
+def _linears(x: Tensor, parts: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """For all weights of ``parts``, after which the biases come."""
+    count = len(parts) // 2
+    return tuple(
+        F.linear(x, weight, bias)
+        for weight, bias in zip(parts[:count], parts[count:], strict=True)
+        if weight is not None
+    )
