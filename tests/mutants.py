@@ -301,7 +301,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("a part of the features", "rotated = int(head_dim * part)", "rotated = head_dim"),
             ("families that rotate whole heads", "if share is None and part != 1.0:", "if False:"),
             ("two types of scaling", "if stated_type is not None and stated_type != legacy_type:", "if False:"),
-            ("keys that nobody takes", "keys.finish({*HARMLESS, *family.harmless, *hints})", "pass"),
+            ("keys that nobody takes", "keys.finish({*HARMLESS, *family.harmless, family.initial_key, *hints})", "pass"),
             ("what is lost in writing", "if again == config:", "if True:"),
             ("features that are not supported", "if value not in (None, False) and value != family.defaults.get(key):", "if False:"),
             ("keys in two spellings", "if both and self._values[name] != self._values[shared]:", "if False:"),
