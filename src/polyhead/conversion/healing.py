@@ -37,7 +37,7 @@ from polyhead.evaluation import Progress, Texts
 from polyhead.layers import TransformerLayer
 from polyhead.models import Transformer
 
-RATES = (1e-3, 3e-4, 1e-4, 3e-5)
+RATES = (3e-4, 1e-4, 3e-5)
 """Of Adam, tried from the greatest; a rate that makes things worse costs a few steps."""
 
 _TRIAL = 0.04
