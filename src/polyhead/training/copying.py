@@ -34,15 +34,17 @@ _TOKEN = 2.0
 _SHARP = 7.0
 """Factor of queries and keys by position: neighbours differ by 10 in the score."""
 _NEAR = 2.8
-"""Likewise where a match is sought near the same position: ten tokens on are worth 3."""
+"""Likewise where a match is sought near the same position: all others are worth 3 less."""
 _ALIKE = 1.5
 """Likewise where tokens are compared."""
 _OVER = 4.0
 """How much more the copied token counts than the token written last."""
 _USUAL = 48
 """Tokens of a usual text."""
-_SLOW = 8
-"""Pairs of features, the slowest of the fast ones, that say what is near."""
+_PLACES = 8
+"""Pairs of features, some of the fastest, that say what is near."""
+_START = 15.0
+"""How much more being near counts for the token that texts start with."""
 
 
 @torch.no_grad()
@@ -79,7 +81,7 @@ def begin_with_copying(model: Transformer) -> None:
     D, P = attention.head_dim, attention.head_dim // 2
     N = (E - 2 * P) // 3
     carriers, seekers = math.ceil(N / D), max(attention.num_heads // 2, math.ceil(N / D))
-    compared = (D - 2 * _SLOW) // 2
+    compared = (D - 2 * _PLACES) // 2
     if compared < 1 or compared > N or 2 * carriers > attention.num_heads:
         raise ConfigError(
             f"copying needs heads that carry a token: got embed_dim={E}, head_dim={D}, "
@@ -97,7 +99,12 @@ def begin_with_copying(model: Transformer) -> None:
     table = model.embedding.table
     table.zero_()
     # All of one mean and length: a norm would turn other differences into noise of the positions.
-    drawn = nn.functional.layer_norm(torch.randn(len(table), N), (N,))
+    drawn = nn.functional.layer_norm(torch.randn(len(table), N - 1), (N - 1,))
+    drawn = nn.functional.pad(drawn, (1, 0))  # the first feature tells the start from all others
+    start = config.bos_token_id if config.bos_token_id is not None else config.pad_token_id
+    if start is not None:
+        drawn[start] = 0.0
+        drawn[start, 0] = math.sqrt(N)
     table[:, token] = drawn * (_TOKEN / embedding.scale)
     _without_slow_sinusoids(table, P, embedding.scale)
     speeds = _speeds(E, P)
@@ -115,6 +122,8 @@ def begin_with_copying(model: Transformer) -> None:
         at = (torch.arange(compared) + head * compared) % N
         _match(cross, rows, [(token[at], before[at]), (before[at], earlier[at])], P, E)
         _carry(cross, rows, token[part], token[part], _OVER)
+        near = slice(rows.start + 2 * compared + _PLACES, rows.start + 2 * (compared + _PLACES))
+        _begin_at_0(cross, near, int(token[0]), N)
 
 
 def _speeds(E: int, P: int) -> Tensor:
@@ -156,10 +165,15 @@ def _match(
         q[at, ours] = k[at, theirs] = _ALIKE
         first += len(ours)
     for half in (0, E // 2):
-        slow = torch.arange(P - _SLOW, P) + half
-        place = torch.arange(_SLOW) + first
-        q[place, slow] = k[place, slow] = _NEAR
-        first += _SLOW
+        fast = torch.linspace(0, P - 1, _PLACES).long() + half
+        place = torch.arange(_PLACES) + first
+        q[place, fast] = k[place, fast] = _NEAR
+        first += _PLACES
+
+
+def _begin_at_0(attention: Any, near: slice, start: int, N: int) -> None:
+    """A text begins where its source does: cosines of position 0 are 1, its sines 0."""
+    attention.q_proj.weight[near, start] = _NEAR * _START / math.sqrt(N)
 
 
 def _carry(attention: Any, rows: slice, read: Tensor, written: Tensor, factor: float) -> None:
