@@ -393,7 +393,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "comparison": {
-        "tests/comparison/test_statistics.py": [
+        "tests/comparison/test_comparison_statistics.py": [
             ("an interval has n − 1 degrees of freedom", "t_quantile((1 + CONFIDENCE) / 2, n - 1) * deviation", "t_quantile((1 + CONFIDENCE) / 2, n) * deviation"),
             ("both sides of an interval", "half = t_quantile((1 + CONFIDENCE) / 2,", "half = t_quantile(CONFIDENCE,"),
             ("the power of a number of pairs", "+ t_quantile(POWER, n - 1)", ""),
@@ -418,13 +418,13 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("a folder in use", '"experiment.json").exists():\n        raise InputError(\n            f"{folder} holds a comparison already', '"absent.json").exists():\n        raise InputError(\n            f"{folder} holds a comparison already'),
             ("a text in order", "texts = sorted(", "texts = (lambda found, key: list(found))("),
         ],
-        "tests/comparison/test_measure.py": [
+        "tests/comparison/test_comparison_measure.py": [
             ("a cache as planned", "if cache.bytes != planned:", "if False:"),
             ("pairs and not means", "seeds = sorted(set(found) & set(reference))\n    if len(seeds) < 2:", "seeds = sorted(found)\n    if len(seeds) < 0:"),
             ("a warning of few tokens", "if tokens < FEW_TOKENS:", "if False:"),
             ("worse and better", 'word = "worse" if said["mean"] > 0', 'word = "worse" if said["mean"] < 0'),
         ],
-        "tests/comparison/test_heads.py": [
+        "tests/comparison/test_comparison_heads.py": [
             ("the offsets of the task", "ids[:, most - k : _TOKENS - k] for k in OFFSETS", "ids[:, most - 1 : _TOKENS - 1] for k in OFFSETS"),
             ("the lesser half is pruned", "layer.argsort()[: len(layer) // 2]", "layer.argsort(descending=True)[: len(layer) // 2]"),
             ("all four at once", "right.all(-1)", "right"),

@@ -270,11 +270,11 @@ class StoredCache(KeyValueCache):
     def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
         """Does what decoding does for every token and layer, without the rest of ``append``.
 
-        False, and nothing is done, unless exact tokens go to the end of dense rows of equal length
-        that have room.
+        False, and nothing is done, unless some exact tokens go to the end of dense rows of equal
+        length that have room.
         """
         rows = self._with_room(contents, k.shape[2]) if contents.fits(k, v) else None
-        if rows is None:
+        if rows is None or not k.shape[2]:
             return False
         start = rows.grow(k.shape[2])
         (run,) = rows.runs(start, start + k.shape[2])

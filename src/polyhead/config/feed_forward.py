@@ -55,7 +55,7 @@ class FeedForwardConfig(Network, kind="plain"):
 
     def alive_elements(self, embed_dim: int, ranks: int) -> int:
         F, E = shared(self.hidden_dim, ranks), embed_dim
-        return 2 * F + E if self.gated else max(2 * F, F + E)
+        return max(2 * F, F + E)
 
     def widths(self) -> Mapping[str, int]:
         return {"hidden_dim": self.hidden_dim}

@@ -134,27 +134,24 @@ class FeedForward(nn.Module):
             y = few_rows.feed_forward(x, gate, up, down, self.activation)
             if y is not None:
                 return y
-        if gate is None:
-            hidden = self._activated(self.up_proj(x))
-        else:
-            gates, values = fused.projected(x, gate, up) or (gate(x), self.up_proj(x))
-            joined = None
-            if self._is_native:
-                joined = fused.gated(gates, values, self.activation, self._activated)
-            hidden = self._gated(gates, values) if joined is None else joined
+        hidden = self._activated(self.up_proj(x)) if gate is None else self._gated(x, gate)
         if self.training and self.dropout:
             hidden = fused.dropped(hidden, self.dropout)
         out: Tensor = self.down_proj(hidden)
         return out
 
-    def _gated(self, gates: Tensor, values: Tensor) -> Tensor:
-        """The activated gates times what they gate, by torch's operations."""
-        hidden = self._activated(gates)
-        if self._is_clamped:
-            values = self._clamped(values)
-        # In place where nothing is recorded: a fresh buffer of this size costs more than the
-        # product, because its pages are touched for the first time.
-        return hidden * values if torch.is_grad_enabled() else hidden.mul_(values)
+    def _gated(self, x: Tensor, gate: nn.Module) -> Tensor:
+        """The activated gates times what they gate."""
+        if not torch.is_grad_enabled():
+            # Activated before the values are there, and in place: a fresh buffer of this size costs
+            # more than the product, because its pages are touched for the first time.
+            hidden = self._activated(gate(x))
+            return hidden.mul_(self._clamped(self.up_proj(x)))
+        gates, values = fused.projected(x, gate, self.up_proj) or (gate(x), self.up_proj(x))
+        joined = None
+        if self._is_native:
+            joined = fused.gated(gates, values, self.activation, self._activated)
+        return self._activated(gates) * self._clamped(values) if joined is None else joined
 
     def _activated(self, x: Tensor) -> Tensor:
         if self.config.clamp is not None:
@@ -166,6 +163,8 @@ class FeedForward(nn.Module):
 
     def _clamped(self, values: Tensor) -> Tensor:
         """What a gate multiplies."""
+        if not self._is_clamped:
+            return values
         if (most := self.config.clamp) is not None:
             values = values.clamp(-most, most)
         return values + self.config.up_offset

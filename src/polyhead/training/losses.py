@@ -116,20 +116,21 @@ def cross_entropy(
     plain = config.logit_softcap is None and label_smoothing == 0.0
     if plain and (head.bias is None or config.logit_scale == 1.0):
         hidden, weight, bias = _one_dtype(hidden, weight, head.bias)
-        if not is_traced(hidden) and hidden.is_cpu:
+        if not is_traced(hidden):
             share = 1.0 / count if reduction == "mean" else 1.0
             found: Tensor = _InChunks.apply(hidden, weight, bias, labels, share)  # type: ignore[no-untyped-call]
             return found
-        total = F.linear_cross_entropy(
+        each = F.linear_cross_entropy(
             hidden,
             weight,
             labels,
             linear_bias=bias,
-            reduction="sum",
+            reduction="none",  # a sum in bfloat16 is wrong by up to a hundredth
             options=nn.LinearCrossEntropyOptions(
-                allow_retain_graph=True, batch_chunk_size=min(count, _rows_at_once(weight))
+                batch_chunk_size=min(count, _rows_at_once(weight))
             ),
-        ).float()
+        )
+        total = each.float().sum()
     else:
         total = _in_chunks(model, hidden, labels, weight, label_smoothing)
     return total / count if reduction == "mean" else total
@@ -152,8 +153,8 @@ def _one_dtype(
 class _InChunks(torch.autograd.Function):
     """The cross-entropy of some tokens at a time, whose gradients are made beside it.
 
-    As torch's ``linear_cross_entropy``, which on CPUs multiplies bfloat16 in float32, and passes
-    over the weight's gradient once more. Sums are float32.
+    As torch's ``linear_cross_entropy``, which sums bfloat16 in bfloat16, on CPUs multiplies it in
+    float32, and passes over the weight's gradient once more. Sums here are float32.
     """
 
     @staticmethod
