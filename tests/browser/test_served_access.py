@@ -61,6 +61,7 @@ def test_nobody_enters_without_the_token_or_by_another_name(address: str) -> Non
     assert answer(f"{TOKEN}/thumbnails/999/0") == 400
 
 
+@pytest.mark.slow
 def test_pasting_ten_megabytes_is_answered_by_a_sentence(visit: Visit) -> None:
     page = visit(expected="400 (Bad Request)")
     page.evaluate("$('#text-0').value = 'word '.repeat(2_000_000)")

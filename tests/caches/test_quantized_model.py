@@ -45,6 +45,7 @@ def disagreement(reading, quantized):
     return 1 - same, divergence
 
 
+@pytest.mark.slow
 def test_int8_agrees_on_99_tokens_of_100(reading, capsys):
     other, divergence = disagreement(reading, Quantized(8, 8))
     with capsys.disabled():

@@ -221,6 +221,7 @@ class _Numbers(TorchDispatchMode):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_second_load_of_smollm2_computes_nothing(
     smollm2_file: Path, monkeypatch: pytest.MonkeyPatch

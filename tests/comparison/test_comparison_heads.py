@@ -11,6 +11,7 @@ from polyhead.errors import ConfigError
 from polyhead.inspection.ablation import ablate
 
 
+@pytest.mark.slow
 def test_one_head_cannot_name_four_tokens_and_four_heads_can():
     one, four = name_tokens(1, 0), name_tokens(4, 0)
     assert one.all <= 0.2

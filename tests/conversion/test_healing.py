@@ -84,12 +84,13 @@ def test_ctrl_c_keeps_what_is_healed_so_far():
 
 
 def test_a_rate_that_destroys_is_gone_back_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("polyhead.conversion.healing.RATES", (30.0,))
+    # So high that it still destroys when it has been halved a dozen times.
+    monkeypatch.setattr("polyhead.conversion.healing.RATES", (1e6,))
     model, new = _converted()
     healed, healing = heal(new, teacher=model, texts=_texts(2), minutes=0.02, window=64)
     assert healing.after == healing.before
     assert not any(each.kept for each in healing.curve)
-    assert any(each.rate < 30.0 for each in healing.curve) or len(healing.curve) < 3
+    assert any(each.rate < 1e6 for each in healing.curve) or len(healing.curve) < 3
     assert all(
         torch.equal(a, b) for a, b in zip(healed.parameters(), new.parameters(), strict=True)
     )

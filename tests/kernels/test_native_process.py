@@ -79,6 +79,7 @@ def test_an_interrupt_ends_a_long_call():
         import signal, threading, time, os, torch, polyhead as ph
         from polyhead import native
         from polyhead.native.arguments import NO_EXTRAS, Piece
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # where a shell ignores it
         torch.set_num_threads(2)
         code = native.code()
         n = 24_000

@@ -109,7 +109,7 @@ def test_padding_window_and_bias_cost_no_quadratic_memory(T, gradients):
 
 
 @needs_native
-@pytest.mark.parametrize("T", [4096, pytest.param(16384, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("T", [2048, pytest.param(16384, marks=pytest.mark.slow)])
 def test_native_gradients_with_a_learned_bias_cost_no_quadratic_memory(T):
     # In a process of its own, because torch's profiler does not see what C++ allocates.
     code = f"""{PEAK}

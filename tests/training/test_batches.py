@@ -167,13 +167,17 @@ def test_a_vocabulary_spells_its_texts(kind: str, tmp_path: Path) -> None:
         make_tokenizer([" "], "bytes")
 
 
-def test_corpora_of_the_recipes() -> None:
+@pytest.mark.slow
+def test_the_corpus_of_numbers() -> None:
     corpus = numbers()
     held = {pair.source for pair in corpus.held_out}
     assert len(held) == 300
     assert not held & {pair.source for pair in corpus.training}
     by_name = {pair.source: pair.target for pair in (*corpus.training, *corpus.held_out)}
     assert by_name["siebenundachtzig"] == "eighty-seven"
+
+
+def test_rules_of_the_bible() -> None:
     assert len(RULES) == 13
     said = "And the LORD said unto Moses, Whither walkest thou? He giveth [it] to thy son."
     assert by_rules(said) == "And Yahweh said to Moses, Whither walk you? He givs it to your son."
