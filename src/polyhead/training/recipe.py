@@ -14,7 +14,7 @@
     [schedule]
     minutes = 5
 
-A key that nobody knows is an error that names a near one.
+An unknown key is an error that names a near one.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class DataRecipe(Data):
         given = [name for name in ("corpus", "pairs", "source", "text") if getattr(self, name)]
         if len(given) != 1:
             raise ConfigError(
-                "[data] needs one of corpus, pairs, source (with target) and text: got "
-                f"{' and '.join(given) or 'none'}"
+                "[data] needs one of corpus, pairs, source (with target) and text, such as --set "
+                f"'data.text=[\"book.txt\"]': got {' and '.join(given) or 'none'}"
             )
         if bool(self.source) != bool(self.target):
             raise ConfigError("[data] source and target belong together: got one of them")
@@ -144,7 +144,7 @@ class Recipe:
 
         Raises:
             InputError: No such recipe, or no TOML.
-            ConfigError: A key that nobody knows, or a value that cannot be.
+            ConfigError: An unknown key, or a value that cannot be.
         """
         path = Path(name) if name.endswith(".toml") else _FOLDER / f"{name}.toml"
         if not path.is_file():
@@ -245,4 +245,4 @@ def _check_known(where: str, values: Mapping[str, Any], known: list[str]) -> Non
         if key not in known:
             near = difflib.get_close_matches(key, known, 1, 0.5)
             hint = f"; do you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-            raise ConfigError(f"{where}: nobody knows {key!r}{hint}")
+            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
