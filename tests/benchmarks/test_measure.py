@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,19 @@ def test_ratios_are_of_medians_and_means_are_geometric() -> None:
     assert against_peer["ratio"] == pytest.approx(4.0)
     assert against_limit["ratio"] == pytest.approx(0.5)
     assert geometric_mean([1.0, 4.0, 16.0]) == pytest.approx(4.0)
+
+
+def test_means_of_bytes_and_of_seconds_stand_apart() -> None:
+    times = {"ours": [1.0], "peer": [4.0], "limit": [0.5]}
+    timed = measure(by_script(times), Settings(rounds=1))
+    peers = {"peer": replace(timed.peers["peer"], median=9.0)}
+    held = replace(timed, case=replace(timed.case, unit=""), limit=None, peers=peers)
+    found = {
+        (mean["routine"], mean["against"]): mean["ratio"]
+        for mean in document({"made": [timed, held]})["geometric_means"]
+    }
+    assert found["made", "peer"] == pytest.approx(4.0)
+    assert found["made, memory", "peer"] == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize("wrong", [ONES + 1e-3, torch.full((4,), torch.nan), torch.ones(3)])

@@ -47,7 +47,10 @@ def test_refusals_come_before_any_work(run: Run, tiny: str, tmp_path: Path) -> N
     text = _write(tmp_path, "a.txt", 0)
     for options, words in (
         (("--latent", "8"), "--latent must be two numbers such as 64,128"),
-        (("--cache", "0.5", "--heal", "10"), "--heal must be a time such as 10m or 90s"),
+        (
+            ("--cache", "0.5", "--heal", "10"),
+            "--heal must be a time such as 90s, 30m or 2h: got '10'",
+        ),
         (("--kv-heads", "3"), "kv_heads must be a divisor of 2 below it"),
         ((), "give one target"),
         (("--kv-heads", "4", "--form", "gguf"), "--form must be one of 'auto'"),

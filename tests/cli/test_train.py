@@ -87,8 +87,8 @@ def test_a_recipe_is_trained_saved_and_resumed_with_the_same_losses(run: Run, fo
 
 def test_what_a_recipe_cannot_say_is_refused(run: Run, folder: Path) -> None:
     for change, *wanted in (
-        ("schedule.step=3", "unknown key 'step'; do you mean 'steps'?"),
-        ("shedule.steps=3", "unknown key 'shedule'; do you mean 'schedule'?"),
+        ("schedule.step=3", "unknown key 'step' (did you mean 'steps'?)"),
+        ("shedule.steps=3", "unknown key 'shedule' (did you mean 'schedule'?)"),
         ("schedule.steps=no", "steps must be a whole number", "no"),
         ("data.corpus=numbers", "one of corpus, pairs, source", "got corpus and pairs"),
         ("data.pairs=absent.tsv", "cannot read", "absent.tsv"),

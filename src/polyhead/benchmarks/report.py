@@ -30,7 +30,7 @@ def _row(routine: str, result: Result) -> dict[str, Any]:
         "case": case.group,
         "length": case.length,
         "dtype": dtype_name(result),
-        "measured": "seconds" if case.unit else "bytes",
+        "measured": _measured(result),
         "samples": {name: sample.as_dict() for name, sample in samples.items()},
         "unit": case.unit or None,
         "rates": {n: result.rate(s) for n, s in samples.items()} if case.unit else None,
@@ -53,17 +53,18 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def means(routine: str, results: Iterable[Result]) -> Iterator[dict[str, Any]]:
-    """Geometric means of the ratios to each peer and to the limit, by dtype."""
-    ratios: dict[tuple[str, str], list[float]] = {}
+    """Geometric means of the ratios to each peer and to the limit, by dtype; bytes stand alone."""
+    ratios: dict[tuple[str, str, str], list[float]] = {}
     for result in results:
         against = dict(result.ratios)
         if result.of_limit is not None:
             against["limit"] = result.of_limit
         for name, ratio in against.items():
-            ratios.setdefault((dtype_name(result), name), []).append(ratio)
-    for (dtype, name), values in ratios.items():
+            key = _measured(result), dtype_name(result), name
+            ratios.setdefault(key, []).append(ratio)
+    for (measured, dtype, name), values in ratios.items():
         yield {
-            "routine": routine,
+            "routine": routine if measured == "seconds" else f"{routine}, memory",
             "dtype": dtype,
             "against": name,
             "ratio": geometric_mean(values),
@@ -103,8 +104,13 @@ def means_table(found: Mapping[str, Sequence[Result]]) -> Table:
         for mean in means(name, results):
             limit = mean["against"] == "limit"
             ratio = f"{mean['ratio']:.0%}" if limit else f"{mean['ratio']:.2f}"
-            shown.add_row(name, mean["dtype"], mean["against"], ratio, str(mean["rows"]))
+            shown.add_row(mean["routine"], mean["dtype"], mean["against"], ratio, str(mean["rows"]))
     return shown
+
+
+def _measured(result: Result) -> str:
+    """What was measured of a call; a rate is of seconds."""
+    return "seconds" if result.case.unit else "bytes"
 
 
 def _amount(result: Result) -> str:

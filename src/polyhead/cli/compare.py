@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyhead.cli.options import duration
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -177,16 +179,6 @@ def _counts(text: str) -> list[int]:
     return list(dict.fromkeys(int(number) for number in text.split(",")))
 
 
-def _seconds(text: str) -> float:
-    """``"30m"`` as seconds."""
-    from polyhead.errors import InputError
-
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|m|h)", text.strip().lower())
-    if found is None or float(found[1]) == 0:
-        raise InputError(f"--budget must be a time such as 90s, 30m or 2h: got {text!r}")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
-
-
 def _begun(
     out: Path,
     sizes: Any,
@@ -206,7 +198,7 @@ def _begun(
 
     if (tokens is None) == (budget is None):
         raise InputError("give --tokens or --budget, one of them: how much each run reads")
-    seconds = None if budget is None else _seconds(budget)
+    seconds = None if budget is None else duration("--budget", budget)
     experiment.check_new(out)
     with progress("reading and tokenising the text"):
         text = corpus.corpus(corpus.read(data), sizes.vocab_size)

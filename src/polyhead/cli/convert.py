@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli.options import duration
+
 
 def convert(
     model: Annotated[
@@ -72,7 +74,7 @@ def convert(
     from polyhead.errors import InputError
     from polyhead.generation import LanguageModel
 
-    minutes = None if heal is None else _minutes(heal)
+    minutes = None if heal is None else duration("--heal", heal) / 60
     size = None if latent is None else _pair(latent)
     one_of("--form", form, ("auto", "hugging-face", "polyhead"), error=InputError)
     if out.exists():
@@ -135,17 +137,6 @@ def _texts(paths: list[Path] | None) -> list[str]:
     from polyhead.cli.terminal import read_text
 
     return [read_text(None, path) for path in paths or []]
-
-
-def _minutes(text: str) -> float:
-    """``10m``, ``90s`` or ``1.5h`` in minutes."""
-    from polyhead.errors import InputError, shortened
-
-    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(s|m|h)", text.strip())
-    units = {"s": 1 / 60, "m": 1.0, "h": 60.0}
-    if found is None or not float(found[1]):
-        raise InputError(f"--heal must be a time such as 10m or 90s: got {shortened(text)}")
-    return float(found[1]) * units[found[2]]
 
 
 def _pair(text: str) -> tuple[int, int]:

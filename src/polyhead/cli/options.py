@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from polyhead.errors import InputError, shortened
 
 
 def _known_models(incomplete: str) -> list[str]:
     from polyhead.checkpoints.catalogue import KNOWN_MODELS
 
     return [known.name for known in KNOWN_MODELS if known.name.startswith(incomplete)]
+
+
+def duration(option: str, text: str) -> float:
+    """``"30m"``, ``"90s"`` or ``"1.5h"`` in seconds.
+
+    Raises:
+        InputError: It is no such time, or none at all.
+    """
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", text.strip().lower())
+    if found is None or not float(found[1]):
+        raise InputError(f"{option} must be a time such as 90s, 30m or 2h: got {shortened(text)}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 _KIND = "A known name, a Hugging Face directory, a .gguf file or a hub id."

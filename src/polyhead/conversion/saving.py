@@ -58,7 +58,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str], *, form: Form = "a
 
     if form != "polyhead":
         try:
-            save_checkpoint(checkpoint(deepseek_form(transformer)), directory)
+            save_checkpoint(checkpoint(normed_latents(transformer)), directory)
         except ConfigError:
             if form == "hugging-face":
                 raise
@@ -68,7 +68,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str], *, form: Form = "a
     return "polyhead"
 
 
-def deepseek_form(model: Transformer) -> Transformer:
+def normed_latents(model: Transformer) -> Transformer:
     """The same function with norms over its latents, as DeepSeek's files have them; a model without
     bare latents is returned as it is.
 
@@ -79,12 +79,12 @@ def deepseek_form(model: Transformer) -> Transformer:
     if not any(isinstance(each, LatentAttentionConfig) and each.norm is None for each in found):
         return model
     if any(each != found[0] for each in found):
-        raise ConfigError("layers differ in their latents or frequencies, which DeepSeek's do not")
+        raise ConfigError("layers differ in their latents or frequencies, which no family's do")
     draft = Draft.of(model)
     for layer in draft.layers:
-        config = draft.latent(layer, "DeepSeek's form")
+        config = draft.latent(layer, "a family's form")
         if config.q_bias:
-            raise ConfigError("queries have a bias, which DeepSeek's do not")
+            raise ConfigError("queries of latents have a bias, which no family's have")
         R = config.kv_lora_rank
         for leaf in ("weight", "bias"):
             key = f"layers.{layer}.attention.kv_a_proj_with_mqa.{leaf}"
@@ -103,7 +103,9 @@ def deepseek_form(model: Transformer) -> Transformer:
         )
         network = draft.layer(layer).feed_forward
         if type(network) is not FeedForwardConfig:
-            raise ConfigError("only plain feed-forward networks are written in DeepSeek's form")
+            raise ConfigError(
+                "beside latents only plain feed-forward networks are written in a family's form"
+            )
     like = next(model.parameters())
     return draft.build(like.dtype, like.device)
 

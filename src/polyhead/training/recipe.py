@@ -20,7 +20,6 @@ An unknown key is an error that names a near one.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from polyhead.checks import one_of, whole
+from polyhead.checks import meant, one_of, whole
 from polyhead.config.data import Data
 from polyhead.errors import ConfigError, InputError
 from polyhead.training.corpora import CORPORA
@@ -243,6 +242,5 @@ def _set(tables: dict[str, Any], change: str) -> None:
 def _check_known(where: str, values: Mapping[str, Any], known: list[str]) -> None:
     for key in values:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1, 0.5)
-            hint = f"; do you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+            hint = meant(key, known) or f"; known are {', '.join(known)}"
             raise ConfigError(f"{where}: unknown key {key!r}{hint}")
