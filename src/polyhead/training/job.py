@@ -181,8 +181,6 @@ class Job:
             **({"decoder_start_token_id": pad} if self.corpus is not None else {}),
             **{key: value for key, value in recipe.model.items() if key != "begin"},
         }
-        if values["model_type"] == "marian":
-            values.setdefault("decoder_vocab_size", values["vocab_size"])
         config = read_config(values, f"{recipe.name}, [model]")
         wanted = "encoder-decoder" if self.corpus is not None else "decoder"
         if config.kind != wanted:
