@@ -54,17 +54,21 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
             call()
             before = held()
             more = 64 << 20 if number in (1, 2) else 12 << 20
-            resource.setrlimit(resource.RLIMIT_AS, (before + more, -1))
-            found = []
-            for _ in range(20):
-                try:
-                    call()
-                except MemoryError:
-                    found.append("memory")
-                except RuntimeError as error:
-                    found.append("torch" if "allocate" in str(error) else str(error))
-            resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-            assert held() - before < 8 << 20, (number, held() - before)
+            left = []
+            for _ in range(3):
+                found = []
+                resource.setrlimit(resource.RLIMIT_AS, (held() + more, -1))
+                for _ in range(20):
+                    try:
+                        call()
+                    except MemoryError:
+                        found.append("memory")
+                    except RuntimeError as error:
+                        found.append("torch" if "allocate" in str(error) else str(error))
+                resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+                left.append(held() - before)
+            # malloc may keep addresses for itself, once; what is lost is lost at every call.
+            assert left[2] - left[1] < 1 << 20, (number, left)
             call()
             print(number, len(found), len(set(found)), found[-1])
         """
