@@ -45,5 +45,5 @@ def weights_of(model: ph.LanguageModel, text: str) -> tuple[torch.Tensor, ph.Pro
 
 
 def open_head(page: Any, name: str) -> None:
-    layer, head = name[1:].split("H")
+    layer, head = name.split(".")
     page.evaluate(f"openHead({layer}, {head})")

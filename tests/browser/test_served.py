@@ -31,7 +31,7 @@ pytestmark = pytest.mark.browser
 def test_values_shown_equal_the_probe(visit: Visit, model: ph.LanguageModel) -> None:
     page = visit()
     weights, seen = weights_of(model, TEXT)
-    open_head(page, "L1H2")
+    open_head(page, "1.2")
     shown = page.evaluate("Array.from(maps[0].values)")
     torch.testing.assert_close(torch.tensor(shown).view(30, 30), weights[1, 2])
     page.get_by_test_id("map").hover(position={"x": 5, "y": 400})
@@ -49,7 +49,7 @@ def test_small_maps_hold_the_largest_weights_of_their_lines(
 ) -> None:
     page = visit()
     weights, _ = weights_of(model, TEXT)
-    found = page.evaluate("Array.from(grid.bytes.get('L0H3').part)")
+    found = page.evaluate("Array.from(grid.bytes.get('0.3').part)")
     wanted = (weights[0, 3].sqrt() * 255).round()  # as many pixels as tokens: every weight
     torch.testing.assert_close(torch.tensor(found).view(30, 30).float(), wanted, atol=1, rtol=0)
 
@@ -59,7 +59,7 @@ def test_heads_are_sorted_and_filtered_by_a_statistic(
 ) -> None:
     page = visit()
     _, seen = weights_of(model, TEXT)
-    first = {f"L{i}H{h}": float(x) for i in (0, 1) for h, x in enumerate(seen[i].summary().entropy)}
+    first = {f"{i}.{h}": float(x) for i in (0, 1) for h, x in enumerate(seen[i].summary().entropy)}
     page.get_by_test_id("sort").select_option("entropy")
     names = page.evaluate("[...document.querySelectorAll('.head')].map(x => x.dataset.testid)")
     assert names == [f"head-{name}" for name in sorted(first, key=first.__getitem__, reverse=True)]
@@ -74,7 +74,7 @@ def test_heads_are_sorted_and_filtered_by_a_statistic(
 def test_zoom_shows_a_part_and_its_exact_weights(visit: Visit, model: ph.LanguageModel) -> None:
     page = visit()
     weights, _ = weights_of(model, TEXT)
-    open_head(page, "L0H1")
+    open_head(page, "0.1")
     page.get_by_test_id("map").focus()
     for key in ("+", "+", "ArrowDown", "ArrowLeft"):
         page.keyboard.press(key)
@@ -89,7 +89,7 @@ def test_zoom_shows_a_part_and_its_exact_weights(visit: Visit, model: ph.Languag
 
 
 def test_tokens_stand_beside_their_rows_and_columns(visit: Visit) -> None:
-    page = visit("#L0H1")
+    page = visit("#0.1")
     boxes = page.evaluate(
         """[...document.querySelectorAll('.pane:not([hidden]) .names')].map((axis) =>
             [...axis.children].map((word) => {
@@ -107,8 +107,8 @@ def test_tokens_stand_beside_their_rows_and_columns(visit: Visit) -> None:
 
 
 def test_ablating_heads_changes_the_next_token(visit: Visit, model: ph.LanguageModel) -> None:
-    page = visit("#L1H0")
-    assert text_of(page, "panel-title") == "L1H0"
+    page = visit("#1.0")
+    assert text_of(page, "panel-title") == "Head 1.0"
     page.get_by_test_id("ablate").click()
     page.wait_for_function("() => document.querySelector('#next td:last-child').textContent")
     rows = [row.split("\t") for row in text_of(page, "next").split("\n")[1:]]
@@ -116,7 +116,7 @@ def test_ablating_heads_changes_the_next_token(visit: Visit, model: ph.LanguageM
         shares = model(torch.tensor([model.tokenizer.encode(TEXT)]), last=1)[0, -1].softmax(-1)
     after = max(float(row[2]) for row in rows if len(row) > 2 and row[2])
     assert after == pytest.approx(float(shares.max()), abs=1e-4)
-    assert "without L1H0" in text_of(page, "ablated")
+    assert "without 1.0" in text_of(page, "ablated")
     assert page.get_by_test_id("ablate").get_attribute("aria-pressed") == "true"
     page.get_by_test_id("ablate").click()
     assert "no head" in text_of(page, "ablated")
@@ -145,7 +145,7 @@ def test_a_look_shows_how_far_it_is_and_is_cancelled(visit: Visit, model: ph.Lan
 
 
 def test_two_looks_stand_side_by_side(visit: Visit, model: ph.LanguageModel) -> None:
-    page = visit("#L0H2")
+    page = visit("#0.2")
     page.get_by_test_id("compare").check()
     page.get_by_test_id("text-b").fill("Another text")
     page.get_by_test_id("model-b").select_option("other")
@@ -160,7 +160,7 @@ def test_two_looks_stand_side_by_side(visit: Visit, model: ph.LanguageModel) -> 
 def test_what_is_saved_holds_what_is_shown(
     visit: Visit, model: ph.LanguageModel, tmp_path: Path
 ) -> None:
-    page = visit("#L1H1", accept_downloads=True)
+    page = visit("#1.1", accept_downloads=True)
     weights, seen = weights_of(model, TEXT)
     saved = {}
     for kind in ("png", "svg", "csv", "page"):

@@ -29,12 +29,12 @@ def test_an_empty_page_says_what_it_is_for_and_control_enter_looks(visit: Visit)
 
 def test_everything_is_done_with_the_keyboard(visit: Visit) -> None:
     page = visit()
-    page.get_by_test_id("head-L0H0").focus()
-    for key, name in [("ArrowRight", "L0H1"), ("ArrowDown", "L1H1"), ("End", "L1H3")]:
+    page.get_by_test_id("head-0.0").focus()
+    for key, name in [("ArrowRight", "0.1"), ("ArrowDown", "1.1"), ("End", "1.3")]:
         page.keyboard.press(key)
         assert page.evaluate("document.activeElement.dataset.testid") == f"head-{name}"
     page.keyboard.press("Enter")
-    assert text_of(page, "panel-title") == "L1H3"
+    assert text_of(page, "panel-title") == "Head 1.3"
     visited = set()
     for _ in range(16):
         page.keyboard.press("Tab")
@@ -84,7 +84,7 @@ def test_two_tabs_at_once_see_their_own_texts(visit: Visit, model: ph.LanguageMo
         page.get_by_test_id("look").click()
     for page, text in zip(pages, texts, strict=True):
         page.evaluate("polyhead.ready")
-        open_head(page, "L1H3")
+        open_head(page, "1.3")
         shown = torch.tensor(page.evaluate("Array.from(maps[0].values)"))
         torch.testing.assert_close(shown.view(len(text), -1), weights_of(model, text)[0][1, 3])
 
@@ -94,7 +94,7 @@ def test_hostile_text_is_shown_and_never_run(visit: Visit) -> None:
     page.get_by_test_id("text").fill("</script><img src=x onerror=alert(1)>")
     page.get_by_test_id("look").click()
     page.evaluate("polyhead.ready")
-    open_head(page, "L0H0")
+    open_head(page, "0.0")
     assert page.evaluate("document.images.length") == 0
 
 
@@ -103,7 +103,7 @@ def test_hostile_text_is_shown_and_never_run(visit: Visit) -> None:
 def test_text_can_be_read_in_both_themes_and_narrow_windows(
     visit: Visit, theme: str, width: int
 ) -> None:
-    page = visit("#L0H0", color_scheme=theme, viewport={"width": width, "height": 800})
+    page = visit("#0.0", color_scheme=theme, viewport={"width": width, "height": 800})
     for words, ink, ground in page.evaluate(TEXT_COLOURS):
         assert contrast(ink, ground) >= 4.5, words
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

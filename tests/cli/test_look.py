@@ -76,8 +76,8 @@ def test_draw_writes_a_picture_of_the_heads_that_are_named(
     assert [path.name for path in tmp_path.iterdir()] == ["heads.svg"]
     picture = ElementTree.parse(tmp_path / "heads.svg").getroot()
     words = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert words[0] == "layer 0, head 1"
-    assert "layer 1, head 3" in words
+    assert words[0] == "head 0.1"
+    assert "head 1.3" in words
     assert words.count("a") == 4  # a row and a column of each map
     run("look", "a b c", "-m", tiny, "-n", "0", "--draw", "5.0").refused(2, "5")
 

@@ -240,13 +240,13 @@ def test_statistics_equal_the_loops_of_their_definitions() -> None:
         ]
         expected = {
             "entropy": np.mean([-sum(w * np.log(w) for w in row if w > 0) for _, row in rows]),
-            "first token": np.mean([row[0] for _, row in rows]),
-            "previous token": np.mean([row[q - 1] for q, row in rows]),
-            "self": np.mean([row[q] for q, row in rows]),
-            "mean distance": np.mean(
+            "first_token": np.mean([row[0] for _, row in rows]),
+            "previous_token": np.mean([row[q - 1] for q, row in rows]),
+            "self_token": np.mean([row[q] for q, row in rows]),
+            "mean_distance": np.mean(
                 [sum(w * abs(q - k) for k, w in enumerate(row)) for q, row in rows]
             ),
-            "max weight": np.mean([row.max() for _, row in rows]),
+            "max_weight": np.mean([row.max() for _, row in rows]),
         }
         for name, value in expected.items():
             np.testing.assert_allclose(found[name][layer, head], value, rtol=1e-6, err_msg=name)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from polyhead.checkpoints.chat_template import render_chat
 from polyhead.checkpoints.json_file import read_json, read_text, write_json
+from polyhead.checkpoints.pieces import pieces_of
 from polyhead.checkpoints.rust import refusing
 from polyhead.checkpoints.stream import ByteStream, StreamDecoder, TextStream
 from polyhead.errors import CheckpointError, InputError, shortened
@@ -209,12 +210,13 @@ class Tokenizer:
         return TextStream(lambda ids: self.decode(ids, skip_special), skipped)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token says, for people: one readable string per id, spaces kept.
+        """What each token of a text says, for people: one readable string per id, spaces kept.
 
-        A token that is part of a character shows its bytes (``\\xf0\\x9f``); a WordPiece that
-        continues a word keeps its ``##``; an id without a token shows as ``[id]``.
+        A token that is part of a character shows the character and which part it is (``猫₂``), or
+        its bytes (``\\xe7``) where the others are missing; a WordPiece that continues a word keeps
+        its ``##``; an id without a token shows as ``[id]``.
         """
-        return [self._piece(int(token_id)) for token_id in ids]
+        return pieces_of([self.token_bytes(int(i)) or f"[{int(i)}]".encode() for i in ids])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that a token stands for (empty for an id without a token)."""
@@ -263,10 +265,6 @@ class Tokenizer:
         with refusing(lambda why: CheckpointError(f"{name} is no token: {why}")):
             found = self.backend.token_to_id(token)
         return None if found is None else int(found)
-
-    def _piece(self, token_id: int) -> str:
-        found = self.token_bytes(token_id)
-        return found.decode("utf-8", errors="backslashreplace") if found else f"[{token_id}]"
 
 
 def _decoder_kinds(backend: tokenizers.Tokenizer) -> frozenset[str]:

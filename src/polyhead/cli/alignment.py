@@ -72,6 +72,7 @@ class Aligned:
 
         from polyhead.cli.encoding import plain
         from polyhead.cli.terminal import console
+        from polyhead.inspection.labels import head_name, isolated, label
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
         for heading in ("written", "reads", "weight", ""):
@@ -79,10 +80,9 @@ class Aligned:
         for token, row in zip(self.target, self.found.weights, strict=True):
             key = int(row.argmax())
             bar = "█" * round(_BAR_CELLS * float(row[key]))
-            source = f"{repr(self.source[key])[1:-1].strip()} ({key})"
             table.add_row(
-                Text(repr(token)[1:-1].strip()),
-                Text(source),
+                Text(isolated(label(token))),
+                Text(f"{isolated(label(self.source[key]))} ({key})"),
                 f"{float(row[key]):.3f}",
                 Text(plain(bar), style="cyan"),
             )
@@ -90,7 +90,7 @@ class Aligned:
         screen.print(table)
         heads = self.found.heads
         named = ", ".join(
-            f"{layer}.{head} {float(self.found.scores[layer, head]):.2f}"
+            f"{head_name(layer, head)} {float(self.found.scores[layer, head]):.2f}"
             for layer, head in heads[:_HEADS]
         )
         more = f" and {len(heads) - _HEADS} more" if len(heads) > _HEADS else ""

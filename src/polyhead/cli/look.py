@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyhead.cli.options import Language
 from polyhead.errors import InputError, shortened
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def look(
         typer.Option("--to", metavar="CODE", help="Of an encoder-decoder: the language to write."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    lang: Language = None,
     json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
 ) -> None:
     """See every head of a real model on TEXT.
@@ -116,7 +118,9 @@ def look(
     from polyhead.cli.look_translation import look_at_translation
     from polyhead.cli.models import load_any
     from polyhead.cli.terminal import read_text
+    from polyhead.texts import language_of
 
+    language = language_of(lang)
     pair = _pair_of(pair, query, key)
     if texts is not None and not find:
         raise InputError("--texts goes with --find: heads are labelled over many texts")
@@ -124,7 +128,7 @@ def look(
         from polyhead.cli.serve import serve as serve_page
 
         begin = "" if text is None and file is None else read_text(text, file)
-        serve_page(begin, models or [], dtype, port)
+        serve_page(begin, models or [], dtype, port, None if lang is None else language)
         return
     model = _one_of(models)
     chosen = None if layers is None else _layers_of(layers)
@@ -144,7 +148,15 @@ def look(
         _refuse_options(model, given)
         arguments = {"source_language": source, "target_language": target,
                      "max_new_tokens": max_new_tokens}  # fmt: skip
-        look_at_translation(model, loaded, content, arguments, out if page else None, json=json)
+        look_at_translation(
+            model,
+            loaded,
+            content,
+            arguments,
+            out if page else None,
+            languages=(language, lang),
+            json=json,
+        )
         return
     if source is not None or target is not None:
         raise InputError(f"--from and --to are for models that translate: {model} does not")
@@ -164,7 +176,15 @@ def look(
         max_new_tokens=_CONTINUATION if max_new_tokens is None else max_new_tokens,
         echo=not json,
     )
-    _present(found, out, drawn, page=page and refusal is None, refusal=refusal, json=json)
+    _present(
+        found,
+        out,
+        drawn,
+        page=page and refusal is None,
+        refusal=refusal,
+        languages=(language, lang),
+        json=json,
+    )
 
 
 def _refuse_options(model: str, given: Mapping[str, object]) -> None:
@@ -180,24 +200,30 @@ def _present(
     *,
     page: bool,
     refusal: str | None,
+    languages: tuple[str, str | None],
     json: bool,
 ) -> None:
-    """Writes the picture or the page, and says what was found as JSON or in the terminal."""
+    """Writes the picture or the page, and says what was found as JSON or in the terminal.
+
+    ``languages`` are those of the terminal and of the page, where None is the browser's.
+    """
     from polyhead.cli.look_files import write_page, write_picture
     from polyhead.cli.look_table import as_data, show
     from polyhead.cli.terminal import print_json
+    from polyhead.texts import Texts
 
     if drawn:
         write_picture(out, found, drawn)
     elif page:
-        write_page(out, found)
+        write_page(out, found, languages[1])
     place = out.resolve() if drawn or page else None
     if json:
         print_json(as_data(found, place, refusal))
         return
-    show(found)
+    show(found, languages[0])
     if place is not None:
-        print(f"\nThe {'picture' if drawn else 'page with all heads'}: {place}")
+        said = Texts(languages[0], "look")
+        print("\n" + said("picture" if drawn else "page", place=place))
 
 
 def _pair_of(

@@ -37,7 +37,7 @@ class Found:
         written: The continuation; None where none was asked for, and of an encoder.
         seen: Every layer of one run on the text.
         pair: The words to look at.
-        remark: Why this pair, where the user did not say.
+        chosen: Whether the pair was chosen by itself, as the one that is looked along most.
         looks: The heads along the pair, the strongest first, of the layers asked for.
         scores: What each head scores for each label, where labels were asked for.
         next_tokens: The likeliest next tokens with and without the ablated heads, if any.
@@ -49,7 +49,7 @@ class Found:
     written: Generation | None
     seen: Probe
     pair: Pair
-    remark: str
+    chosen: bool
     looks: list[HeadLook]
     scores: HeadScores | None
     next_tokens: tuple[NextTokens, NextTokens] | None
@@ -120,12 +120,12 @@ def examine(
         if isinstance(model, LanguageModel) and max_new_tokens != 0:
             written = _continue(model, tokens.text, max_new_tokens, show=echo)
         seen = _run(model, tokens)
-    found, remark = _choose_pair(seen, tokens, pair, model.config.kind == "decoder")
+    found, chosen = _choose_pair(seen, tokens, pair, model.config.kind == "decoder")
     looks = rank_heads(seen, found)
     if layers is not None:
         looks = [entry for entry in looks if entry.layer in layers]
     scores = _scores(model, labelled, pair) if labelled else None
-    return Found(name, model, tokens, written, seen, found, remark, looks, scores, next_tokens)
+    return Found(name, model, tokens, written, seen, found, chosen, looks, scores, next_tokens)
 
 
 def _without(model: Model, heads: HeadsByLayer) -> AbstractContextManager[None]:
@@ -189,20 +189,16 @@ def _run(model: Model, tokens: TokenizedText) -> Probe:
 
 def _choose_pair(
     seen: Probe, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
-) -> tuple[Pair, str]:
-    """The pair to show, and why it was chosen where the user did not say."""
+) -> tuple[Pair, bool]:
+    """The pair to show, and whether it was found on this text."""
     from polyhead.inspection.heads import find_pair, strongest_pair
 
     if pair is not None:
-        return find_pair(tokens, *pair, causal=causal), ""
+        return find_pair(tokens, *pair, causal=causal), False
     words = [tokens.find(word, whole=True) for word in _DEMO_PAIR]
     if all(words) and (not causal or words[1][0][0] < words[0][-1][-1]):
-        return find_pair(tokens, *_DEMO_PAIR, causal=causal), ""
-    strongest = strongest_pair(seen, tokens)
-    return (
-        strongest,
-        "Chosen by itself: where the last word looks most (--pair says).",
-    )
+        return find_pair(tokens, *_DEMO_PAIR, causal=causal), False
+    return strongest_pair(seen, tokens), True
 
 
 def _scores(model: Model, texts: Sequence[str], pair: tuple[str, str] | None) -> HeadScores:

@@ -47,8 +47,10 @@ def write_picture(out: Path, found: Found, heads: HeadsByLayer) -> None:
     draft.replace(out)
 
 
-def write_page(out: Path, found: Found) -> None:
+def write_page(out: Path, found: Found, language: str | None) -> None:
     """Writes the page with all heads, where there is no ``reason_against_page``.
+
+    Its language is that of the browser where ``language`` is None.
 
     Raises:
         OSError: The file cannot be written.
@@ -56,6 +58,7 @@ def write_page(out: Path, found: Found) -> None:
     import torch
 
     from polyhead.cli.terminal import progress
+    from polyhead.inspection.notable import notable_heads
     from polyhead.inspection.page import PageData, write
 
     views, tokens = list(found.seen), found.tokens
@@ -74,6 +77,8 @@ def write_page(out: Path, found: Found) -> None:
             continuation="" if found.written is None else found.written.text,
             facts=_facts(found),
             focus=(found.pair.query, found.pair.keys[-1]),
+            notable=notable_heads(found.seen, tokens.ids),
+            language=language,
         )
         try:
             write(data, out)
@@ -107,5 +112,5 @@ def _facts(found: Found) -> dict[str, str]:
         stats = found.written.stats
         if stats.tokens_per_second is not None:
             facts["speed"] = f"{stats.tokens_per_second:.1f} tokens/s"
-        facts["KV cache"] = f"{stats.cache_used_bytes:,} bytes for {stats.cache_tokens} tokens"
+        facts["cache"] = f"{stats.cache_used_bytes:,} B / {stats.cache_tokens}"
     return facts

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from polyhead.cli.look_examine import Found
     from polyhead.inspection.finding import HeadLabel, HeadScores
     from polyhead.inspection.heads import HeadLook, Pair
+    from polyhead.texts import Texts
 
 _ROWS = 10
 _BAR_CELLS = 10
@@ -56,56 +57,62 @@ def _number(value: float) -> float | None:
     return value if value == value else None  # NaN, of a text of one token, is no JSON
 
 
-def show(found: Found) -> None:
+def show(found: Found, language: str = "en") -> None:
     """Prints the next tokens without ablated heads, the heads of the pair, and the labels."""
+    from polyhead.texts import Texts
+
+    said = Texts(language, "look")
     if found.next_tokens is not None:
-        _show_next(*found.next_tokens)
-    _show_pair(found.pair, found.remark)
-    _show_heads(found.looks)
+        _show_next(*found.next_tokens, said)
+    _show_pair(found.pair, said("chosen") if found.chosen else "", said)
+    _show_heads(found.looks, said)
     if found.scores is not None:
-        _show_labels(found.scores)
+        _show_labels(found.scores, said)
 
 
-def _show_pair(pair: Pair, remark: str) -> None:
+def _show_pair(pair: Pair, remark: str, said: Texts) -> None:
     from rich.text import Text
 
     from polyhead.cli.terminal import console
 
     screen = console()
     keys = ", ".join(str(key) for key in pair.keys)
-    plural = "s" if len(pair.keys) > 1 else ""
-    title = Text.assemble(
-        ("\nHeads that look from ", "bold"),
-        (repr(pair.query_word), "bold cyan"),
-        f" (token {pair.query}) ",
-        ("to ", "bold"),
-        (repr(pair.key_word), "bold cyan"),
-        f" (token{plural} {keys})",
-    )
+    plural = "keys" if len(pair.keys) > 1 else "key"
+    words = {"query": _quoted(pair.query_word), "key": _quoted(pair.key_word)}
+    at = {"query_at": said("key_at", keys=pair.query), "key_at": said(f"{plural}_at", keys=keys)}
+    title = Text("\n" + said("title", **words, **at), style="bold")
+    title.highlight_words(words.values(), "cyan")
     screen.print(title)
     if remark:
         screen.print(Text(remark, style="dim"))
 
 
-def _show_heads(looks: Sequence[HeadLook]) -> None:
+def _quoted(word: str) -> str:
+    from polyhead.inspection.labels import isolated, label
+
+    return f"'{isolated(label(word))}'"
+
+
+def _show_heads(looks: Sequence[HeadLook], said: Texts) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     from polyhead.cli.terminal import console
+    from polyhead.inspection.labels import head_name
 
     screen = console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-    for heading in ("layer", "head", "weight", ""):
-        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
-    for heading in ("entropy", "on first", "on previous"):
-        table.add_column(heading, justify="right", no_wrap=True, style="dim")
+    for heading in ("head", "weight", ""):
+        name = said(heading) if heading else ""
+        table.add_column(name, justify="right" if heading else "left", no_wrap=True)
+    for heading in ("entropy", "on_first", "on_previous"):
+        table.add_column(said(heading), justify="right", no_wrap=True, style="dim")
     strongest = max((entry.weight for entry in looks), default=0.0) or 1.0
     for entry in looks[:_ROWS]:
         bar = "█" * round(_BAR_CELLS * entry.weight / strongest)
         table.add_row(
-            str(entry.layer),
-            str(entry.head),
+            head_name(entry.layer, entry.head),
             f"{entry.weight:.3f}",
             Text(bar.ljust(_BAR_CELLS), style="cyan"),
             f"{entry.entropy:.2f}",
@@ -113,16 +120,10 @@ def _show_heads(looks: Sequence[HeadLook]) -> None:
             f"{entry.previous_token:.3f}",
         )
     screen.print(table)
-    screen.print(
-        Text(
-            f"{min(_ROWS, len(looks))} of {len(looks)} heads. weight: of this one row. entropy "
-            "(nats) and shares on the first and the previous token: means over the whole text.",
-            style="dim",
-        )
-    )
+    screen.print(Text(said("heads_of", some=min(_ROWS, len(looks)), all=len(looks)), style="dim"))
 
 
-def _show_labels(scores: HeadScores) -> None:
+def _show_labels(scores: HeadScores, said: Texts) -> None:
     """Prints the heads of each label, the highest scores first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -131,27 +132,31 @@ def _show_labels(scores: HeadScores) -> None:
     from polyhead.cli.encoding import plain
     from polyhead.cli.terminal import console
     from polyhead.inspection.finding import CRITERIA
+    from polyhead.inspection.labels import head_name
 
     texts = len(scores.by_text["sink"])
     labels = scores.labels()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-    for heading in ("label", "heads", "best (layer.head score)"):
-        table.add_column(heading, justify="right" if heading == "heads" else "left")
+    for heading in ("label", "heads", "best"):
+        table.add_column(said(heading), justify="right" if heading == "heads" else "left")
     for label in scores.by_text:
         found = [entry for entry in labels if entry.label == label]
         several = len(scores.by_text[label]) > 1
         best = ", ".join(
-            f"{e.layer}.{e.head} {e.score:.2f}" + (f" ± {e.spread:.2f}" if several else "")
+            f"{head_name(e.layer, e.head)} {e.score:.2f}"
+            + (f" ± {e.spread:.2f}" if several else "")
             for e in found[:_LABELLED]
         )
         more = ", …" if len(found) > _LABELLED else ""
         criterion = f"{label} ≥ {CRITERIA[label].threshold}"
         table.add_row(plain(criterion), str(len(found)), plain(best + more))
     screen = console()
-    screen.print(Text(f"\nWhat the heads do, over {texts} text{'s' if texts > 1 else ''}", "bold"))
+    screen.print(
+        Text("\n" + said("labels_many" if texts > 1 else "labels_one", texts=texts), "bold")
+    )
     screen.print(table)
     if texts > 1:
-        screen.print(Text("± is the standard deviation over the texts.", style="dim"))
+        screen.print(Text(said("spread"), style="dim"))
 
 
 def _labels_as_data(labels: Sequence[HeadLabel]) -> list[dict[str, Any]]:
@@ -169,20 +174,24 @@ def _labels_as_data(labels: Sequence[HeadLabel]) -> list[dict[str, Any]]:
     ]
 
 
-def _show_next(before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]]) -> None:
+def _show_next(
+    before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]], said: Texts
+) -> None:
     """Prints the likeliest next tokens with and without the ablated heads."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
+    from polyhead.cli.encoding import plain
     from polyhead.cli.terminal import console
+    from polyhead.inspection.labels import isolated, visible
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-    table.add_column("next token")
-    for heading in ("as it is", "ablated"):
-        table.add_column(heading, justify="right")
+    table.add_column(said("next"))
+    for heading in ("as_it_is", "ablated"):
+        table.add_column(said(heading), justify="right")
     shares = dict(before), dict(after)
     for token in dict.fromkeys([*shares[0], *shares[1]]):
         cells = [f"{found[token]:.3f}" if token in found else "" for found in shares]
-        table.add_row(Text(repr(token)), *cells)
+        table.add_row(Text(isolated(plain(visible(token)))), *cells)
     console().print(table)

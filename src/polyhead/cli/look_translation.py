@@ -113,17 +113,17 @@ class Translation:
         from rich.text import Text
 
         from polyhead.cli.terminal import BOLD, console, write_text
+        from polyhead.inspection.labels import head_name
 
         write_text(self.made.text + "\n", style=BOLD)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-        for heading in ("cross-attention", "head", "aligns", "entropy"):
+        for heading in ("cross-attention", "aligns", "entropy"):
             table.add_column(heading, justify="right")
         rows = [row for row in self.heads() if row["part"] == "cross"]
         for row in rows[:_ROWS]:
             entropy = "" if row["entropy"] is None else f"{row['entropy']:.2f}"
-            table.add_row(
-                f"layer {row['layer']}", str(row["head"]), f"{row['alignment']:.3f}", entropy
-            )
+            name = head_name(f"C{row['layer']}", row["head"])
+            table.add_row(name, f"{row['alignment']:.3f}", entropy)
         screen = console()
         screen.print(table)
         counts = ", ".join(
@@ -154,7 +154,7 @@ class Translation:
             return f"{tokens:,} tokens of source and text are too many for one page"
         return None
 
-    def write_page(self, out: Path) -> None:
+    def write_page(self, out: Path, language: str | None = None) -> None:
         """Writes the page with all heads.
 
         Raises:
@@ -172,9 +172,10 @@ class Translation:
             weights=weights,
             num_kv_heads=[view.k.shape[1] for _, _, view in self.parts],
             continuation="",
-            statistics={name: measured[name] for name in ("entropy", "max weight")},
+            statistics={name: measured[name] for name in ("entropy", "max_weight")},
             facts={"source": f"{len(self.source)} tokens", "text": f"{len(self.target)} tokens"},
             focus=(len(self.source) + len(self.target) - 1, int(self.found.sources[-1])),
+            language=language,
             layer_names=[(f"{part[0].upper()}{number}", f"{words[part]} {number}")
                          for part, number in names],
         )  # fmt: skip
@@ -211,6 +212,7 @@ def look_at_translation(
     arguments: Mapping[str, Any],
     out: Path | None,
     *,
+    languages: tuple[str, str | None],
     json: bool,
 ) -> None:
     """Looks at a text through an encoder-decoder, and says and writes what was found.
@@ -221,16 +223,18 @@ def look_at_translation(
         text: The source.
         arguments: Of ``model.generate``; None means what the model's files say.
         out: Where the page goes, if one is wanted.
+        languages: Of the terminal and of the page, where None is the browser's.
         json: Whether all is said as JSON.
     """
     from polyhead.cli.terminal import print_json
+    from polyhead.texts import Texts
 
     said = {key: value for key, value in arguments.items() if value is not None}
     found = Translation.of(name, model, text, said)
     refusal = None if out is None else found.reason_against_page()
     place = None
     if out is not None and refusal is None:
-        found.write_page(out)
+        found.write_page(out, languages[1])
         place = out.resolve()
     if json:
         print_json(found.as_data(place, refusal))
@@ -239,4 +243,4 @@ def look_at_translation(
     if refusal is not None:
         print(f"No page is written: {refusal}")
     if place is not None:
-        print(f"\nThe page with all heads: {place}")
+        print("\n" + Texts(languages[0], "look")("page", place=place))

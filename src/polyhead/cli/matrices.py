@@ -19,6 +19,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from polyhead.cli.encoding import plain
+from polyhead.inspection.labels import isolated, label
 
 Block = list[Text]
 
@@ -136,9 +137,10 @@ def _style(row: Sequence[float], column: int) -> str:
 def _name(names: Sequence[str], index: int, left_out: str) -> str:
     if index < 0:
         return plain(left_out)
-    name = names[index].strip() or names[index]
-    name = plain("".join(c if c.isprintable() else "␣" for c in name))
-    return name if cell_len(name) <= _LABEL_CELLS else set_cell_size(name, _LABEL_CELLS - 1) + "…"
+    name = plain(label(names[index]))
+    if cell_len(name) > _LABEL_CELLS:
+        name = set_cell_size(name, _LABEL_CELLS - 1).rstrip() + "…"
+    return isolated(name)
 
 
 def _right(text: str, width: int) -> str:

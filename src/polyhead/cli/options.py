@@ -60,3 +60,11 @@ RepetitionPenalty = Annotated[
     float, typer.Option(help="Scores of tokens that are there already are divided by it.")
 ]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same text.")]
+Language = Annotated[
+    str | None,
+    typer.Option(
+        "--lang",
+        metavar="LANG",
+        help="Language of the texts, en or zh; default: the locale's, or the browser's.",
+    ),
+]

@@ -11,7 +11,9 @@ from polyhead.errors import UnsupportedError
 _HOST = "127.0.0.1"
 
 
-def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
+def serve(
+    text: str, models: Sequence[str], dtype: str, port: int, language: str | None = None
+) -> None:
     """Serves until it is interrupted.
 
     Args:
@@ -20,6 +22,7 @@ def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
             that are on this machine.
         dtype: Of the weights.
         port: 0: any that is free.
+        language: Of the page, "en" or "zh"; None: the browser's.
 
     Raises:
         UnsupportedError: The web framework is not installed.
@@ -41,7 +44,7 @@ def serve(text: str, models: Sequence[str], dtype: str, port: int) -> None:
     with socket.create_server((_HOST, port)) as listener:
         bound = listener.getsockname()[1]
         print(f"polyhead look: http://{_HOST}:{bound}/{token}/  (Ctrl-C ends it)", flush=True)
-        config = configuration(application(studio, token, text))
+        config = configuration(application(studio, token, text, language))
         uvicorn.Server(config).run(sockets=[listener])
 
 

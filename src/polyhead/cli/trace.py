@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from polyhead.cli.options import Language
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from polyhead.inspection.trace import Step, Trace
+    from polyhead.texts import Texts
 
 _MOST_TERMS = 8
 _MOST_TOKENS = 16
@@ -45,6 +47,7 @@ def trace(
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --model: read the text from FILE.")
     ] = None,
+    lang: Language = None,
     json: Annotated[bool, typer.Option("--json", help="All numbers as JSON.")] = False,
 ) -> None:
     """Work one attention layer step by step.
@@ -54,38 +57,40 @@ def trace(
     """
     from polyhead.cli.terminal import console, print_json
     from polyhead.errors import InputError
+    from polyhead.texts import language_of
 
+    language = language_of(lang)
     if input is not None and model is not None:
         raise InputError("give --input or --model, not both")
     if model is None and (text is not None or file is not None):
         raise InputError("a text needs a model to trace: add --model MODEL, such as smollm2")
     if model is not None:
-        result = _of_model(model, text, file, layer, head)
+        result = _of_model(model, text, file, layer, head, language)
     elif input is not None:
-        result = _of_file(input)
+        result = _of_file(input, language)
     else:
-        from polyhead.inspection.trace import TRACE_EXAMPLE, trace_attention
+        from polyhead.inspection.trace import example_trace
 
-        result = trace_attention(
-            TRACE_EXAMPLE, "Multi-head attention: T = 3 words, d_model = 4, h = 2 heads of d_k = 2"
-        )
+        result = example_trace(language)
     if json:
         print_json(result.to_dict())
     else:
-        show(result, console())
+        show(result, console(), language)
 
 
-def _of_file(path: Path) -> Trace:
+def _of_file(path: Path, language: str) -> Trace:
     from polyhead.cli.terminal import read_file
     from polyhead.inspection.trace import trace_attention
     from polyhead.inspection.trace_input import parse_trace_json
+    from polyhead.texts import Texts
 
-    return trace_attention(
-        parse_trace_json(read_file(path), str(path)), f"Multi-head attention of {path.name}"
-    )
+    title = Texts(language, "trace")("title_file", name=path.name)
+    return trace_attention(parse_trace_json(read_file(path), str(path)), title, language=language)
 
 
-def _of_model(model: str, text: str | None, file: Path | None, layer: int, head: int) -> Trace:
+def _of_model(
+    model: str, text: str | None, file: Path | None, layer: int, head: int, language: str
+) -> Trace:
     from polyhead.cli.models import load_reader
     from polyhead.cli.terminal import read_text
 
@@ -96,25 +101,30 @@ def _of_model(model: str, text: str | None, file: Path | None, layer: int, head:
     from polyhead.inspection.trace_model import trace_model
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
-    return trace_model(loaded, tokens.ids, layer, head, tokens.pieces)
+    return trace_model(loaded, tokens.ids, layer, head, tokens.pieces, language=language)
 
 
-def show(trace: Trace, screen: Console) -> None:
+def show(trace: Trace, screen: Console, language: str = "en") -> None:
     """Prints a trace step by step, a heading per head."""
     from rich.rule import Rule
     from rich.text import Text
+
+    from polyhead.texts import Texts
+
+    said = Texts(language, "trace")
 
     screen.print(Text(trace.title, style="bold"))
     section = "head" if trace.steps[0].key == "X" else ""
     for step in trace.steps:
         part = step.key.partition(".")[0] if "." in step.key else "all heads"
         if part != section and step.key != "X":
-            name = re.sub(r"(\d)", r" \1", part, count=1).capitalize()
+            number = part.removeprefix("head")
+            name = said("head", head=number) if number.isdecimal() else said("all_heads")
             screen.print()
             screen.print(Rule(Text(name, style="bold"), style="dim", align="left"))
             section = part
         screen.print()
-        for line in _step_lines(step, trace.tokens, screen.width):
+        for line in _step_lines(step, trace.tokens, screen.width, said):
             line.rstrip()
             screen.print(line, no_wrap=True, overflow="ellipsis", crop=True)
     for note in trace.notes:
@@ -122,20 +132,21 @@ def show(trace: Trace, screen: Console) -> None:
         screen.print(Text(note, style="dim"))
 
 
-def _step_lines(step: Step, tokens: tuple[str, ...], width: int) -> list[Text]:
+def _step_lines(step: Step, tokens: tuple[str, ...], width: int, said: Texts) -> list[Text]:
+    from rich.cells import cell_len
     from rich.text import Text
 
     shape = "[" + " × ".join(str(side) for side in step.shape) + "]"
     title = step.title.partition(": ")[2] or step.title
     heading = Text.assemble((step.formula, "bold"), "   ", (shape, "cyan"))
     lines = [heading]
-    if heading.cell_len + 3 + len(title) <= width:
+    if heading.cell_len + 3 + cell_len(title) <= width:
         heading.append(f"   {title}", style="dim")
     else:
         lines.append(Text(title, style="dim"))
     lines += [Text("  ") + line for line in _drawing(step, tokens, width - 2)]
-    working = _working(step)
-    if working and len(working) + 2 <= width:
+    working = _working(step, said)
+    if working and cell_len(working) + 2 <= width:
         lines.append(Text(f"  {working}", style="dim"))
     return lines
 
@@ -173,7 +184,7 @@ def _drawing(step: Step, tokens: tuple[str, ...], width: int) -> list[Text]:
     return drawn
 
 
-def _working(step: Step) -> str:
+def _working(step: Step, said: Texts) -> str:
     """The sum behind the first number, for products short enough to follow."""
     from polyhead.cli.matrices import number
 
@@ -185,4 +196,5 @@ def _working(step: Step) -> str:
     whole = all(a == int(a) and b == int(b) for a, b in terms)
     form = ".0f" if whole else ".3f"
     products = " + ".join(f"{number(a, form)}·{number(b, form)}" for a, b in terms)
-    return f"first number: {products} = {number(float(step.values[0, 0]), form)}"
+    total = number(float(step.values[0, 0]), form)
+    return said("first_number", sum=f"{products} = {total}")

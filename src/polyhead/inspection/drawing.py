@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unicodedata import east_asian_width
 
 from torch import Tensor
 
 from polyhead.errors import InputError
+from polyhead.inspection.labels import head_name, label
 from polyhead.inspection.model import HeadsByLayer
 from polyhead.inspection.probe import Probe
 from polyhead.svg import element, image, squares, words
@@ -16,6 +18,8 @@ MOST = 96
 
 LABELLED = 48
 """Tokens up to which rows and columns are labelled."""
+
+_MOST_LETTERS = 14
 
 _LEGIBLE = 5.0
 """Size of letters from which tokens of an alignment are labelled."""
@@ -49,7 +53,7 @@ def draw_heads(
     labelled = len(pieces) <= LABELLED
     cell = _SIDE / min(len(pieces), MOST)
     size = min(11.0, 0.82 * cell)
-    margin = 0.62 * size * max((len(_shown(piece)) for piece in pieces), default=0) + 6
+    margin = 0.62 * size * max((_length(piece) for piece in pieces), default=0) + 6
     margin = min(margin, 90) if labelled else 0
     across = min(_ACROSS, len(chosen))
     step_x, step_y = _SIDE + margin + _GAP, _SIDE + margin + _GAP + 22
@@ -60,7 +64,7 @@ def draw_heads(
         x = _GAP + (number % across) * step_x + margin
         y = _GAP + (number // across) * step_y + 22
         name = element(
-            "text", f"layer {layer}, head {head}", y=-8, font_size=14, font_weight=600, fill=_INK
+            "text", f"head {head_name(layer, head)}", y=-8, font_size=14, font_weight=600, fill=_INK
         )
         drawn = name + _cells(weights, _SIDE / max(weights.shape))
         drawn += _labels(pieces, pieces, cell, size) if labelled else ""
@@ -97,8 +101,7 @@ def draw_alignment(
     cell = min(24.0, 2 * _SIDE / max(weights.shape))
     size = min(13.0, 0.7 * cell)
     left, below = (
-        0.62 * size * max(len(_shown(piece)) for piece in pieces) + 14
-        for pieces in (target, source)
+        0.62 * size * max(_length(piece) for piece in pieces) + 14 for pieces in (target, source)
     )
     labels = _labels(target, source, cell, size) if size >= _LEGIBLE else ""
     drawn = element("g", _cells(weights, cell) + labels, transform=f"translate({left:.1f} 8)")
@@ -137,10 +140,13 @@ def _labels(queries: Sequence[str], keys: Sequence[str], cell: float, size: floa
 
     bottom = f"{cell * len(queries) + 5:g}"
     parts = [
-        element("text", words(_shown(piece)), x=-5, y=middle(i)) for i, piece in enumerate(queries)
+        element("text", words(label(piece)[:_MOST_LETTERS]), x=-5, y=middle(i))
+        for i, piece in enumerate(queries)
     ] + [
         element(
-            "text", words(_shown(piece)), transform=f"translate({middle(i)} {bottom}) rotate(-90)"
+            "text",
+            words(label(piece)[:_MOST_LETTERS]),
+            transform=f"translate({middle(i)} {bottom}) rotate(-90)",
         )
         for i, piece in enumerate(keys)
     ]
@@ -148,6 +154,7 @@ def _labels(queries: Sequence[str], keys: Sequence[str], cell: float, size: floa
     return element("g", labels, font_size=f"{size:.1f}", fill=_INK, text_anchor="end")
 
 
-def _shown(piece: str) -> str:
-    """A token for people: what cannot be seen gets a sign."""
-    return piece.strip(" ").replace("\n", "⏎").replace("\t", "⇥")[:14] or "␣"
+def _length(piece: str) -> int:
+    """Of a label in letters; Chinese ones are as wide as two."""
+    shown = label(piece)[:_MOST_LETTERS]
+    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in shown)

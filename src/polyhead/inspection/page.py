@@ -27,11 +27,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from polyhead.inspection.labels import label, visible
+from polyhead.texts import LANGUAGES, every
 from polyhead.writing import replacing
 
 __all__ = ["HeadStatistics", "PageData", "render", "write"]
@@ -44,17 +46,20 @@ FLOAT32_BYTES = 24_000_000
 FLOAT16_BYTES = 64_000_000
 """Weights that take more bytes than this as float16 are refused: browsers choke on them."""
 
-SCRIPTS = ("dom", "ramp", "data", "state", "colour", "maps", "large", "text", "tables", "page")
+SCRIPTS = (
+    "dom",
+    "texts",
+    "ramp",
+    "data",
+    "state",
+    "colour",
+    "maps",
+    "large",
+    "text",
+    "tables",
+    "page",
+)
 """The page's scripts in the order in which they are joined into one."""
-
-_HELP: Mapping[str, tuple[str, str]] = {
-    "entropy": ("nats", "how widely a query spreads its attention, averaged over queries"),
-    "first token": ("share", "weight on the first token, averaged over queries"),
-    "previous token": ("share", "weight on the token just before, averaged over queries"),
-    "self": ("share", "weight on the query's own token, averaged over queries"),
-    "mean distance": ("tokens", "how far away the keys are, weighted, averaged over queries"),
-    "max weight": ("share", "the largest weight of a query, averaged over queries"),
-}
 
 
 @dataclass(frozen=True)
@@ -111,11 +116,11 @@ class HeadStatistics:
         """The numbers under the names that the page shows, in its order."""
         return {
             "entropy": self.entropy,
-            "first token": self.first_token,
-            "previous token": self.previous_token,
-            "self": self.self_token,
-            "mean distance": self.mean_distance,
-            "max weight": self.max_weight,
+            "first_token": self.first_token,
+            "previous_token": self.previous_token,
+            "self_token": self.self_token,
+            "mean_distance": self.mean_distance,
+            "max_weight": self.max_weight,
         }
 
 
@@ -132,12 +137,15 @@ class PageData:
         num_kv_heads: kv heads G, one number or one per layer; query head h uses kv head
             h // (H // G).
         continuation: What the model wrote after the text.
-        statistics: Name to numbers [L, H], shown as sortable columns in this order. Empty: the
+        statistics: Name to numbers [L, H], shown as sortable columns in this order; names of
+            summaries are said in the page's language. Empty: the
             numbers of `HeadStatistics.from_weights`.
         facts: Small facts to show, name to text: speed, cache bytes, kernel, dtype.
         focus: (query token, key token) to begin with, as indexes.
         layer_names: (short, long) of each layer, where they are not all of one kind: ("C0", "Cross-
-            attention 0"); default L0 and Layer 0.
+            attention 0"); default 0 and Layer 0. Head 3 of the first is C0.3.
+        notable: What `notable_heads` found, which the page says in a sentence; None: nothing.
+        language: Of the page's texts, "en" or "zh"; None: the browser's.
     """
 
     title: str
@@ -150,6 +158,8 @@ class PageData:
     facts: Mapping[str, str] = field(default_factory=dict)
     focus: tuple[int, int] | None = None
     layer_names: Sequence[tuple[str, str]] | None = None
+    notable: Mapping[str, Any] | None = None
+    language: str | None = None
 
 
 def render(data: PageData) -> str:
@@ -169,7 +179,8 @@ def render(data: PageData) -> str:
         "policy": _policy(style, theme, script),
         "style": style,
         "theme": theme,
-        "data": _json(_header(data, weights, layout)),
+        "texts": texts_json(data.language, "page"),
+        "data": script_json(_header(data, weights, layout)),
         "script": script,
         "weights": "\n".join(
             f'<script type="application/octet-stream" id="weights-{layer}">{text}</script>'
@@ -272,6 +283,8 @@ def _header(
         "model": data.model,
         "continuation": data.continuation,
         "tokens": list(data.tokens),
+        "shown": [visible(token) for token in data.tokens],
+        "labels": [label(token) for token in data.tokens],
         "layers": layers,
         "heads": heads,
         "kvHeads": _kv_heads(data, layers, heads),
@@ -282,14 +295,9 @@ def _header(
         "facts": [[name, str(value)] for name, value in data.facts.items()],
         "focus": None if data.focus is None else [int(index) for index in data.focus],
         "statistics": [
-            {
-                "name": name,
-                "unit": _HELP.get(name, ("", ""))[0],
-                "help": _HELP.get(name, ("", name))[1],
-                "values": _plain(numbers),
-            }
-            for name, numbers in statistics.items()
+            {"name": name, "values": _plain(numbers)} for name, numbers in statistics.items()
         ],
+        "notable": data.notable,
     }
 
 
@@ -327,7 +335,18 @@ def _policy(style: str, *scripts: str) -> str:
     )
 
 
-def _json(value: object) -> str:
+def texts_json(language: str | None, part: str) -> str:
+    """The texts of a page in all languages, for its scripts.
+
+    Args:
+        language: The one to begin with; None: the browser's.
+        part: Of the texts, beside those that all pages have.
+    """
+    texts = every("common", "statistics", part)
+    return script_json({"chosen": language, "names": dict(LANGUAGES), "texts": texts})
+
+
+def script_json(value: object) -> str:
     """JSON in ASCII that no HTML parser mistakes for markup, whatever the text holds."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")

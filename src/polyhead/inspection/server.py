@@ -6,6 +6,7 @@
     /TOKEN/progress                              layers done of the latest run
     /TOKEN/thumbnails/LOOK/LAYER                 bytes [H, P, P], 255 √weight
     /TOKEN/statistics/LOOK/LAYER                 a number per head and statistic
+    /TOKEN/notable/LOOK                          the heads that do something known
     /TOKEN/region/LOOK/LAYER/HEAD                float32 [rows, columns] of a rectangle
     /TOKEN/row/LOOK/LAYER/HEAD/QUERY             float32 [T]
     /TOKEN/next/LOOK      POST heads             the next tokens with heads ablated
@@ -18,7 +19,6 @@ loopback's (a page that rebinds its name) gets 400. The page may load nothing fr
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import sys
@@ -43,8 +43,9 @@ from starlette.routing import Mount, Route
 from polyhead.checkpoints.json_file import parse_json
 from polyhead.errors import InputError, PolyheadError, shortened
 from polyhead.inspection.model import HeadsByLayer
+from polyhead.inspection.page import script_json, texts_json
 from polyhead.inspection.progress import Run
-from polyhead.inspection.studio import Look, Studio, as_json
+from polyhead.inspection.studio import Look, Studio, as_json, shown_tokens
 
 MOST_BYTES = 32 << 20
 """Longest request: a text of 10 MB, escaped."""
@@ -53,8 +54,9 @@ _ASK_AGAIN = 0.2
 """Seconds after which the server asks whether a look's client is still there."""
 
 _SCRIPTS = (
-    ("page", "theme"), ("page", "dom"), ("page", "ramp"), ("served", "api"), ("served", "grid"),
-    ("served", "map"), ("served", "tokens"), ("served", "export"), ("served", "main"),
+    ("page", "theme"), ("page", "dom"), ("page", "texts"), ("page", "ramp"), ("served", "api"),
+    ("served", "grid"), ("served", "map"), ("served", "tokens"), ("served", "export"),
+    ("served", "main"),
 )  # fmt: skip
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -69,15 +71,18 @@ _HEADERS = {
 }
 
 
-def application(studio: Studio, token: str, text: str = "") -> Starlette:
+def application(
+    studio: Studio, token: str, text: str = "", language: str | None = None
+) -> Starlette:
     """The web application.
 
     Args:
         studio: What it shows.
         token: The first part of every address.
         text: What the page looks at to begin with.
+        language: Of its texts, "en" or "zh"; None: the browser's.
     """
-    handlers = _Handlers(studio, text)
+    handlers = _Handlers(studio, text, language)
     known = {
         f"{name}.{kind}": (folder, kind)
         for folder, name, kind in (
@@ -102,6 +107,7 @@ def application(studio: Studio, token: str, text: str = "") -> Starlette:
         Route("/progress", handlers.progress),
         Route("/thumbnails/{look:int}/{layer:int}", handlers.thumbnails),
         Route("/statistics/{look:int}/{layer:int}", handlers.statistics),
+        Route("/notable/{look:int}", handlers.notable),
         Route("/region/{look:int}/{layer:int}/{head:int}", handlers.region),
         Route("/row/{look:int}/{layer:int}/{head:int}/{query:int}", handlers.row),
         Route("/next/{look:int}", handlers.next_tokens, methods=["POST"]),
@@ -136,18 +142,19 @@ class _OnlyWithToken:
 class _Handlers:
     """One method per address; Starlette runs a plain ``def`` in a thread."""
 
-    def __init__(self, studio: Studio, text: str) -> None:
-        self.studio, self.text = studio, text
+    def __init__(self, studio: Studio, text: str, language: str | None) -> None:
+        self.studio, self.text, self.language = studio, text, language
         self.patient = ThreadPoolExecutor(1, "statistics", initializer=_give_way)
 
     def page(self, request: Request) -> Response:
         content = {"text": self.text, "models": self.studio.names}
-        begin = json.dumps(content).replace("<", r"\u003c")
         scripts = "\n".join(
             f'<script src="asset/{name}.js" defer></script>' for _, name in _SCRIPTS
         )
         html = _asset("served", "served.html")
-        html = html.replace("{{scripts}}", scripts).replace("{{begin}}", begin)
+        html = html.replace("{{scripts}}", scripts)
+        html = html.replace("{{texts}}", texts_json(self.language, "served"))
+        html = html.replace("{{begin}}", script_json(content))
         return Response(html, media_type="text/html", headers=_HEADERS)
 
     async def look(self, request: Request) -> Response:
@@ -171,7 +178,7 @@ class _Handlers:
     async def next_tokens(self, request: Request) -> Response:
         heads = _heads_of(await _json_of(request))
         found = await run_in_threadpool(self.studio.next_tokens, request.path_params["look"], heads)
-        return JSONResponse({"next": found}, headers=_HEADERS)
+        return JSONResponse({"next": shown_tokens(found)}, headers=_HEADERS)
 
     def thumbnails(self, request: Request) -> Response:
         pixels = _number(request, "pixels", 48, least=1, most=128)
@@ -180,6 +187,11 @@ class _Handlers:
     async def statistics(self, request: Request) -> Response:
         # All heads are measured while a person looks at some, and those come first.
         work = partial(self._look(request).statistics, request.path_params["layer"])
+        found = await asyncio.get_running_loop().run_in_executor(self.patient, work)
+        return JSONResponse(found, headers=_HEADERS)
+
+    async def notable(self, request: Request) -> Response:
+        work = self._look(request).notable
         found = await asyncio.get_running_loop().run_in_executor(self.patient, work)
         return JSONResponse(found, headers=_HEADERS)
 

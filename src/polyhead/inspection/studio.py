@@ -24,7 +24,9 @@ from polyhead.checks import shown
 from polyhead.errors import ContextLengthError, InputError, shortened
 from polyhead.inspection.ablation import ablate
 from polyhead.inspection.heads import TokenizedText
+from polyhead.inspection.labels import label, visible
 from polyhead.inspection.model import HeadsByLayer, device_of
+from polyhead.inspection.notable import notable_heads
 from polyhead.inspection.page import PageData, render
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.progress import Run
@@ -111,6 +113,10 @@ class Look:
             }
         return self.summaries[layer]
 
+    def notable(self) -> dict[str, Any]:
+        """The heads that do something known on this text."""
+        return notable_heads(self.seen, self.tokens.ids)
+
     def page(self) -> str:
         """The self-contained page of this look.
 
@@ -131,6 +137,7 @@ class Look:
                 tokens=self.tokens.pieces,
                 weights=weights,
                 num_kv_heads=[max(view.kv_heads) + 1 for view in views],
+                notable=self.notable(),
             )
         )
 
@@ -245,8 +252,13 @@ def run_text(model: Model, tokens: TokenizedText, heads: HeadsByLayer) -> list[t
 def likeliest(model: Model, logits: Tensor, count: int = _LIKELIEST) -> list[tuple[str, float]]:
     """The likeliest tokens of ``logits [W]``, each with its probability."""
     top = logits.float().softmax(-1).topk(min(count, len(logits)))
-    pieces = model.tokenizer.pieces(top.indices.tolist())
+    pieces = [model.tokenizer.pieces([token])[0] for token in top.indices.tolist()]  # no text
     return list(zip(pieces, top.values.tolist(), strict=True))
+
+
+def shown_tokens(likely: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The same with signs for all that cannot be seen."""
+    return [(visible(piece), share) for piece, share in likely]
 
 
 def as_json(look: Look) -> Mapping[str, Any]:
@@ -255,9 +267,11 @@ def as_json(look: Look) -> Mapping[str, Any]:
         "look": look.number,
         "model": look.model,
         "tokens": list(look.tokens.pieces),
+        "shown": [visible(piece) for piece in look.tokens.pieces],
+        "labels": [label(piece) for piece in look.tokens.pieces],
         "heads": look.heads,
         "kvHeads": [list(view.kv_heads) for view in look.seen],
-        "next": look.next_tokens,
+        "next": shown_tokens(look.next_tokens),
         "seconds": look.seconds,
         "bytes": look.seen.nbytes,
     }

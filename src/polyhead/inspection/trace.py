@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from polyhead.texts import Texts
 
 # Above this, exp() of a raw score stops being a number to read; softmax then shows exp(S − max S),
 # which has the same quotients.
@@ -126,17 +128,22 @@ class AttentionInput:
     tokens: tuple[str, ...] = field(default=())
 
 
-def trace_attention(given: AttentionInput, title: str = "Multi-head attention") -> Trace:
+def trace_attention(
+    given: AttentionInput, title: str | None = None, *, language: str = "en"
+) -> Trace:
     """Works one multi-head attention layer from its matrices.
+
+    Titles are in ``language``, a code of ``polyhead.texts.LANGUAGES``.
 
     Heads are counted from 1, as in the formula: keys are ``X``, ``head1.Q``, ``head1.K``,
     ``head1.V``, ``head1.QK``, ``head1.scaled``, ``head1.masked`` (with a mask), ``head1.exp``,
     ``head1.sum``, ``head1.A``, ``head1.out``, …, ``concat``, ``output``.
     """
+    said = Texts(language, "trace")
     x = given.x.double()
     group = len(given.w_q) // len(given.w_k)
-    tokens = given.tokens or tuple(f"token {i + 1}" for i in range(x.shape[0]))
-    steps = [Step("X", "Input, one row per token", "X", x)]
+    tokens = given.tokens or tuple(said("token", number=i + 1) for i in range(x.shape[0]))
+    steps = [Step("X", said("input"), "X", x)]
     outputs = []
     for index, w_q in enumerate(given.w_q):
         head, kv_head = index + 1, index // group + 1
@@ -144,26 +151,30 @@ def trace_attention(given: AttentionInput, title: str = "Multi-head attention") 
         weights = {"Q": (w_q, head), "K": (w_k, kv_head), "V": (w_v, kv_head)}
         projected: dict[str, Tensor] = {}
         for letter, (weight, number) in weights.items():
-            steps.append(projection_step(letter, head, number, x, weight.double()))
+            steps.append(projection_step(letter, head, number, x, weight.double(), said))
             projected[letter] = steps[-1].values
         steps += head_steps(
-            head, projected["Q"], projected["K"], projected["V"], visible=given.visible
+            head, projected["Q"], projected["K"], projected["V"], visible=given.visible, said=said
         )
         outputs.append(steps[-1].values)
-    steps += combine_steps(outputs, given.w_o.double())
-    return Trace(title, tokens, tuple(steps))
+    steps += combine_steps(outputs, given.w_o.double(), said=said)
+    return Trace(title or said("title"), tokens, tuple(steps))
 
 
-_PROJECTION_TITLES = {"Q": "queries", "K": "keys", "V": "values"}
+def titled(said: Texts, head: int, what: str) -> str:
+    """``"Head 1: what"``."""
+    return f"{said('head', head=head)}: {what}"
 
 
-def projection_step(letter: str, head: int, number: int, x: Tensor, weight: Tensor) -> Step:
+def projection_step(
+    letter: str, head: int, number: int, x: Tensor, weight: Tensor, said: Texts
+) -> Step:
     """``Qᵢ = X · W_Qⁱ``; ``number`` is the key/value head that head ``head`` reads."""
     name = f"W_{letter}{superscript(number)}"
-    shared = f" (shared: key/value head {number})" if number != head else ""
+    shared = said("shared", head=number) if number != head else ""
     return Step(
         f"head{head}.{letter}",
-        f"Head {head}: {_PROJECTION_TITLES[letter]}{shared}",
+        titled(said, head, said(letter) + shared),
         f"{letter}{subscript(head)} = X · {name}",
         x @ weight,
         (("X", x), (name, weight)),
@@ -181,6 +192,7 @@ def head_steps(
     bias: Tensor | None = None,
     visible: Tensor | None = None,
     sink: float | None = None,
+    said: Texts,
 ) -> list[Step]:
     """The steps of one head from its queries, keys and values to its output (the last step).
 
@@ -194,13 +206,18 @@ def head_steps(
         bias: ``[T, S]``, added to the scaled scores.
         visible: bool ``[T, S]``, True where a query may look.
         sink: a logit that joins the denominator only.
+        said: the texts of titles.
     """
-    i, key, who = subscript(head), f"head{head}", f"Head {head}"
+    i, key = subscript(head), f"head{head}"
+
+    def who(name: str) -> str:
+        return titled(said, head, said(name))
+
     raw = q @ k.T
     steps = [
         Step(
             f"{key}.QK",
-            f"{who}: raw scores, a row per query and a column per key",
+            who("QK"),
             f"Q{i} · K{i}ᵀ",
             raw,
             ((f"Q{i}", q), (f"K{i}ᵀ", k.T)),
@@ -212,24 +229,24 @@ def head_steps(
     else:
         scores = raw * scale
         formula = f"S{i} = Q{i} · K{i}ᵀ × {scale:.6g}"
-    steps.append(Step(f"{key}.scaled", f"{who}: scaled scores", formula, scores))
+    steps.append(Step(f"{key}.scaled", who("scaled"), formula, scores))
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
         formula = f"S{i} ← {softcap:g} · tanh(S{i} / {softcap:g})"
-        steps.append(Step(f"{key}.capped", f"{who}: soft-capped scores", formula, scores))
+        steps.append(Step(f"{key}.capped", who("capped"), formula, scores))
     if bias is not None:
         scores = scores + bias
-        steps.append(Step(f"{key}.biased", f"{who}: biased scores", f"S{i} ← S{i} + B{i}", scores))
+        steps.append(Step(f"{key}.biased", who("biased"), f"S{i} ← S{i} + B{i}", scores))
     if visible is not None:
         scores = scores.masked_fill(~visible, -math.inf)
-        formula = f"S{i} ← S{i} where visible, −∞ elsewhere"
-        steps.append(Step(f"{key}.masked", f"{who}: masked scores", formula, scores))
-    steps += _softmax_steps(head, scores, sink)
+        formula = said("masked_formula", scores=f"S{i}")
+        steps.append(Step(f"{key}.masked", who("masked"), formula, scores))
+    steps += _softmax_steps(head, scores, sink, said)
     attention = steps[-1].values
     steps.append(
         Step(
             f"{key}.out",
-            f"{who}: output, the values mixed by the weights",
+            who("out"),
             f"head{i} = A{i} · V{i}",
             attention @ v,
             ((f"A{i}", attention), (f"V{i}", v)),
@@ -238,9 +255,9 @@ def head_steps(
     return steps
 
 
-def _softmax_steps(head: int, scores: Tensor, sink: float | None) -> list[Step]:
+def _softmax_steps(head: int, scores: Tensor, sink: float | None, said: Texts) -> list[Step]:
     """Numerators, denominators and weights; a row that sees nothing has weights 0."""
-    i, key, who = subscript(head), f"head{head}", f"Head {head}"
+    i, key = subscript(head), f"head{head}"
     finite = scores[scores.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     if sink is not None:
@@ -252,7 +269,7 @@ def _softmax_steps(head: int, scores: Tensor, sink: float | None) -> list[Step]:
         if sink is not None:
             shift = shift.clamp_min(sink)
         shift = shift.masked_fill(shift == -math.inf, 0.0)
-        exponent = f"S{i} − max of the row"
+        exponent = said("less_most", scores=f"S{i}")
     numerators = torch.exp(scores - shift)
     total = numerators.sum(dim=-1, keepdim=True)
     summed = f"Σ exp({exponent})"
@@ -261,28 +278,28 @@ def _softmax_steps(head: int, scores: Tensor, sink: float | None) -> list[Step]:
         summed += " + exp(sink)"
     weights = torch.where(total > 0, numerators / total, torch.zeros_like(numerators))
     return [
-        Step(f"{key}.exp", f"{who}: softmax numerators", f"exp({exponent})", numerators),
-        Step(f"{key}.sum", f"{who}: softmax denominators, one per row", summed, total),
+        Step(f"{key}.exp", titled(said, head, said("exp")), f"exp({exponent})", numerators),
+        Step(f"{key}.sum", titled(said, head, said("sum")), summed, total),
         Step(
             f"{key}.A",
-            f"{who}: attention weights, each row sums to 1"
-            if sink is None
-            else f"{who}: attention weights, each row and its sink sum to 1",
-            f"A{i} = softmax(S{i}) = numerator / denominator",
+            titled(said, head, said("weights" if sink is None else "weights_sink")),
+            said("weights_formula", weights=f"A{i}", scores=f"S{i}"),
             weights,
         ),
     ]
 
 
-def combine_steps(outputs: Sequence[Tensor], w_o: Tensor, names: str | None = None) -> list[Step]:
+def combine_steps(
+    outputs: Sequence[Tensor], w_o: Tensor, names: str | None = None, *, said: Texts
+) -> list[Step]:
     """Concatenation of all heads' outputs ``[T, Dv]`` and the output projection."""
     concat = torch.cat(list(outputs), dim=-1)
     names = names or ", ".join(f"head{subscript(i + 1)}" for i in range(len(outputs)))
     return [
-        Step("concat", "All heads side by side", f"Concat({names})", concat),
+        Step("concat", said("concat"), f"Concat({names})", concat),
         Step(
             "output",
-            "Output projection",
+            said("output"),
             "output = Concat · W_O",
             concat @ w_o,
             (("Concat", concat), ("W_O", w_o)),
@@ -308,6 +325,13 @@ TRACE_EXAMPLE = AttentionInput(
     w_k=_matrices([[1, 0], [0, 0], [0, 1], [1, 0]], [[0, 1], [1, 0], [0, 1], [1, 0]]),
     w_v=_matrices([[1, 0], [0, 1], [0, 0], [1, 0]], [[0, 1], [1, 0], [0, 0], [0, 1]]),
     w_o=_matrices([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]])[0],
-    tokens=("word 1", "word 2", "word 3"),
 )
 """Three words, d_model = 4, two heads of size 2: small enough to follow with a pencil."""
+
+
+def example_trace(language: str = "en") -> Trace:
+    """The worked example, ``TRACE_EXAMPLE``, with its words and titles in a language."""
+    said = Texts(language, "trace")
+    words = tuple(said("word", number=i + 1) for i in range(len(TRACE_EXAMPLE.x)))
+    given = replace(TRACE_EXAMPLE, tokens=words)
+    return trace_attention(given, said("example"), language=language)

@@ -22,15 +22,23 @@ from polyhead.inspection.trace import (
     head_steps,
     projection_step,
     subscript,
+    titled,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.record import AttentionRecord
 from polyhead.layers.scope import Scope
 from polyhead.semantics import Bias, TensorBias
+from polyhead.texts import Texts
 
 
 def trace_model(
-    model: nn.Module, ids: Sequence[int], layer: int, head: int, tokens: Sequence[str] = ()
+    model: nn.Module,
+    ids: Sequence[int],
+    layer: int,
+    head: int,
+    tokens: Sequence[str] = (),
+    *,
+    language: str = "en",
 ) -> Trace:
     """Works one head of one layer on the tokens ``ids``.
 
@@ -44,6 +52,7 @@ def trace_model(
         layer: which attention, in the order in which the model holds them.
         head: which query head.
         tokens: a name per token.
+        language: of the titles, a code of ``polyhead.texts.LANGUAGES``.
 
     Raises:
         ValueError: a layer or head that is not there, by name.
@@ -60,30 +69,32 @@ def trace_model(
         )
     if not 0 <= head < module.num_heads:
         raise ValueError(f"head must be from 0 to {module.num_heads - 1}: got {head}")
+    said = Texts(language, "trace")
     x, record, output = _run(model, module, ids)
     kv_head = head // (module.num_heads // module.num_kv_heads)
-    steps = [Step("X", "Input of the layer, one row per token", "X", x)]
+    steps = [Step("X", said("input_layer"), "X", x)]
     for letter, name, number in (("Q", "q_proj", head), ("K", "k_proj", kv_head)):
-        steps.append(_projection(module, letter, name, head, number, x))
+        steps.append(_projection(module, letter, name, head, number, x, said))
     placed = {
         "Q": record.q[0, head].double(),
         "K": record.k[0, kv_head].double(),
     }
     how = _placement(module)
     if how:
+        moved = said("and").join(said(function) for function in how)
         steps += [
             Step(
                 f"head{head}.{letter}_placed",
-                f"Head {head}: {what} {' and '.join(words for words, _ in how)}",
+                titled(said, head, said("placed", what=said(letter), how=moved)),
                 f"{letter}{subscript(head)} ← "
-                + "".join(f"{function}(" for _, function in reversed(how))
+                + "".join(f"{function}(" for function in reversed(how))
                 + f"{letter}{subscript(head)}"
                 + ")" * len(how),
                 placed[letter],
             )
-            for letter, what in (("Q", "queries"), ("K", "keys"))
+            for letter in ("Q", "K")
         ]
-    steps.append(_projection(module, "V", "v_proj", head, kv_head, x))
+    steps.append(_projection(module, "V", "v_proj", head, kv_head, x, said))
     exact_scale = math.isclose(record.scale, 1 / math.sqrt(module.head_dim), rel_tol=1e-12)
     steps += head_steps(
         head,
@@ -95,17 +106,20 @@ def trace_model(
         bias=_bias(record, head),
         visible=_visible(record, head),
         sink=None if record.sinks is None else record.sinks[head].item(),
+        said=said,
     )
-    steps += _combined(module, record)
+    steps += _combined(module, record, said)
     difference = float((steps[-1].values - output.double()).abs().max())
     dtype = str(output.dtype).removeprefix("torch.")
-    note = (
-        f"largest difference between these steps (float64) and the layer's own output ({dtype}): "
-        f"{difference:.1e}"
-    )
-    title = (
-        f"Layer {layer}, head {head} of {module.num_heads} (counted from 0), key/value head "
-        f"{kv_head} of {module.num_kv_heads}, head size {module.head_dim}"
+    note = said("difference", dtype=dtype, difference=f"{difference:.1e}")
+    title = said(
+        "title_model",
+        layer=layer,
+        head=head,
+        heads=module.num_heads,
+        kv_head=kv_head,
+        kv_heads=module.num_kv_heads,
+        size=module.head_dim,
     )
     return Trace(title, tuple(tokens), tuple(steps), (note,))
 
@@ -137,13 +151,19 @@ def _run(
 
 
 def _projection(
-    module: MultiHeadAttention, letter: str, name: str, head: int, number: int, x: Tensor
+    module: MultiHeadAttention,
+    letter: str,
+    name: str,
+    head: int,
+    number: int,
+    x: Tensor,
+    said: Texts,
 ) -> Step:
     """Q, K or V of one head from the layer's input."""
     linear: nn.Linear = getattr(module, name)
     size = module.v_head_dim if letter == "V" else module.head_dim
     rows = slice(number * size, (number + 1) * size)
-    step = projection_step(letter, head, number, x, linear.weight[rows].detach().double().T)
+    step = projection_step(letter, head, number, x, linear.weight[rows].detach().double().T, said)
     if linear.bias is None:
         return step
     # With a bias a number is not the sum of its products alone, so the step shows no factors.
@@ -151,12 +171,12 @@ def _projection(
     return Step(step.key, step.title, f"{step.formula} + b_{letter}", values)
 
 
-def _placement(module: MultiHeadAttention) -> list[tuple[str, str]]:
+def _placement(module: MultiHeadAttention) -> list[str]:
     """What happens to queries and keys between projection and scores, in order."""
     qk_norm = module.config.qk_norm
-    parts = [("rotated to their positions", "rotary")] if module.rope is not None else []
+    parts = ["rotary"] if module.rope is not None else []
     if qk_norm is not None:
-        parts.insert(len(parts) if qk_norm.place == "after_rope" else 0, ("normalised", "norm"))
+        parts.insert(len(parts) if qk_norm.place == "after_rope" else 0, "norm")
     return parts
 
 
@@ -184,13 +204,13 @@ def _of_head(tile: Tensor, record: AttentionRecord, head: int) -> Tensor:
     return tile.expand(batch, heads, queries, record.k.shape[2])[0, head]
 
 
-def _combined(module: MultiHeadAttention, record: AttentionRecord) -> list[Step]:
+def _combined(module: MultiHeadAttention, record: AttentionRecord, said: Texts) -> list[Step]:
     """Concatenation and output projection of all heads."""
     outputs = list(record.out[0].double())
     last = subscript(module.num_heads - 1)
     names = f"head₀ … head{last}" if module.num_heads > 1 else "head₀"
     w_o = module.o_proj.weight.detach().double().T
-    concat, output = combine_steps(outputs, w_o, names)
+    concat, output = combine_steps(outputs, w_o, names, said=said)
     if module.o_proj.bias is not None:
         output = Step(
             output.key,

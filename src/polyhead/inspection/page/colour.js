@@ -47,8 +47,8 @@ function drawLegend() {
     tick.style.left = `${100 * SCALES[state.scale].at(value)}%`;
     return tick;
   }));
-  $(".legend").setAttribute("aria-label", `Colour scale, ${state.scale}, 0 to 1` +
-    (state.hideFirst ? ", shares of each row without the first token" : ""));
+  $(".legend").setAttribute("aria-label", t("colours_now", { scale: t(state.scale) }) +
+    (state.hideFirst ? t("colours_without") : ""));
 }
 
 on(["scale", "dark", "hideFirst"], drawLegend);

@@ -35,7 +35,7 @@ async function inflate(base64) {
 // Inflates every layer in turn and tells `arrived(layer)`; the text of a layer is dropped once read.
 async function readWeights(arrived) {
   if (!("DecompressionStream" in window)) {
-    throw new Error("This browser is too old to unpack the weights (it lacks DecompressionStream).");
+    throw new Error(t("too_old"));
   }
   const perHead = page.triangle ? (TOKENS * (TOKENS + 1)) / 2 : TOKENS * TOKENS;
   for (let layer = 0; layer < LAYERS; layer++) {
@@ -47,7 +47,7 @@ async function readWeights(arrived) {
       // Reported below, together with a layer that is missing or too short.
     }
     if (values?.length !== HEADS * perHead) {
-      throw new Error(`This file is damaged: the weights of layer ${layer} cannot be read.`);
+      throw new Error(t("damaged", { layer }));
     }
     packed[layer] = values;
     element.remove();
@@ -60,32 +60,17 @@ function kvHead(layer, head) {
 }
 
 // Layers have names where they are not all of one kind: [short, long].
-const layerShort = (layer) => page.layerNames?.[layer][0] ?? `L${layer}`;
-const layerName = (layer) => page.layerNames?.[layer][1] ?? `Layer ${layer}`;
+const layerShort = (layer) => page.layerNames?.[layer][0] ?? String(layer);
+const layerName = (layer) => page.layerNames?.[layer][1] ?? t("layer", { layer });
 
-function headName(layer, head) {
-  return `${layerShort(layer)}H${head}`;
-}
+const headName = (layer, head) => `${layerShort(layer)}.${head}`;
 
-// ---- tokens as people read them ----
+// A token with signs for all that cannot be seen, and the same without its leading space, for axes.
+const visible = (index) => page.shown[index];
+const label = (index) => page.labels[index];
 
-const SIGNS = new Map([["\n", "⏎"], ["\r", "␍"], ["\t", "⇥"], [" ", "␣"]]);
-
-// Everything visible: spaces as ␣, line ends as ⏎, invisible and direction-changing characters by number.
-function visible(text) {
-  if (text === "") return "∅";
-  return text
-    .replace(/[\p{Cs}]/gu, "\ufffd")
-    .replace(/[ \n\r\t]/g, (character) => SIGNS.get(character))
-    .replace(/(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (character) =>
-      `\\u${character.codePointAt(0).toString(16).padStart(4, "0")}`);
-}
-
-// Short form for axes and the running text: the one leading space that most tokens have is left out.
-function label(index) {
-  const text = tokens[index];
-  return visible(text.length > 1 && text[0] === " " && text[1] !== " " ? text.slice(1) : text);
-}
+// Words from right to left do not turn the line around them.
+const apart = (text) => (/[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}]/u.test(text) ? `\u2068${text}\u2069` : text);
 
 // ---- numbers as people read them ----
 

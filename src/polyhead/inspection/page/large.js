@@ -123,8 +123,8 @@ function drawLarge() {
   context.fillStyle = cssColour("--muted");
   context.textAlign = "right";
   context.textBaseline = "alphabetic";
-  context.fillText("key →", left - 8, 14);
-  context.fillText("query ↓", left - 8, 30);
+  context.fillText(t("axis_key"), left - 8, 14);
+  context.fillText(t("axis_query"), left - 8, 30);
 }
 
 function hatch(context, x, y, width, height) {
@@ -230,11 +230,11 @@ function readout() {
   const key = isCell ? state.cellKey : state.key;
   const value = weight(state.layer, state.head, query, key);
   line.replaceChildren(
-    element("span", { classes: "kind", text: isCell ? "cell" : "pair" }),
-    element("b", { text: visible(tokens[query]), data: "readout-query" }),
+    element("span", { classes: "kind", text: t(isCell ? "cell" : "pair") }),
+    element("b", { text: visible(query), data: "readout-query", dir: "auto" }),
     element("span", { classes: "index", text: String(query), data: "readout-query-index" }),
     element("span", { classes: "index", text: "→" }),
-    element("b", { text: visible(tokens[key]), data: "readout-key" }),
+    element("b", { text: visible(key), data: "readout-key", dir: "auto" }),
     element("span", { classes: "index", text: String(key), data: "readout-key-index" }),
     element("output", { text: exact(value), data: "readout-weight" }),
   );
@@ -295,7 +295,7 @@ function startLarge() {
     set({ cellQuery: cell.query, cellKey: cell.key });
     const value = weight(state.layer, state.head, cell.query, cell.key);
     showTip(event.clientX, event.clientY, [
-      `${visible(tokens[cell.query])} → ${visible(tokens[cell.key])}`,
+      `${apart(visible(cell.query))} → ${apart(visible(cell.key))}`,
       `${exact(value)}   (${cell.query}, ${cell.key})`,
     ]);
   });

@@ -88,13 +88,13 @@ function arrangeMaps() {
     rows.push(element("div", { classes: "layer", role: "row" }, [
       element("span", {
         classes: "layer-name", role: "rowheader", text: inRank ? `#${start + 1}` : layerShort(layer),
-        "aria-label": inRank ? `Rank ${start + 1} and on` : layerName(layer),
+        "aria-label": inRank ? t("ranks_from", { rank: start + 1 }) : layerName(layer),
       }),
       element("div", { classes: "cells", role: "presentation" }, groups.map((group, index) => {
         const shared = !inRank && page.kvHeads[layer] < HEADS;
         return element("div", {
           classes: shared ? "group shared" : "group", role: "presentation",
-          ...(shared && { title: `${layerName(layer)}, key/value head ${index}` }),
+          ...(shared && { title: t("group", { layer: layerName(layer), kv: index }) }),
         }, group);
       })),
     ]));
@@ -126,10 +126,10 @@ function describeMaps() {
     caption.replaceChildren(element("b", { text: name }), element("span", { text: short(value) }));
     const chosen = state.layer === at.layer && state.head === at.head;
     cell.setAttribute("aria-selected", String(chosen && state.open));
-    const kv = page.kvHeads[at.layer] < HEADS ? `, kv head ${kvHead(at.layer, at.head)}` : "";
-    cell.setAttribute("aria-label", `${layerName(at.layer)}, head ${at.head}${kv}. ` +
+    const kv = page.kvHeads[at.layer] < HEADS ? t("kv_head", { kv: kvHead(at.layer, at.head) }) : "";
+    cell.setAttribute("aria-label", `${t("head", { name })}${kv}. ` +
       `${measure.name}: ${short(value)}` +
-      (rankOf.has(name) ? `, rank ${rankOf.get(name)} of ${allHeads.length}` : ""));
+      (rankOf.has(name) ? t("rank", { rank: rankOf.get(name), heads: allHeads.length }) : ""));
   }
 }
 
@@ -225,10 +225,10 @@ function startMaps() {
     const cell = event.target.closest(".head");
     if (!cell || event.pointerType === "touch") return hideTip();
     const at = place(cell);
-    const kv = page.kvHeads[at.layer] < HEADS ? ` · kv ${kvHead(at.layer, at.head)}` : "";
+    const kv = page.kvHeads[at.layer] < HEADS ? t("kv_head", { kv: kvHead(at.layer, at.head) }) : "";
     const measure = measures[state.measure];
     showTip(event.clientX, event.clientY, [
-      `${layerName(at.layer)} · head ${at.head}${kv}`, `${measure.name}  ${short(measure.at(at))}`,
+      `${t("head", { name: headName(at.layer, at.head) })}${kv}`, `${measure.name}  ${short(measure.at(at))}`,
     ]);
   });
   maps.box.addEventListener("pointerleave", hideTip);

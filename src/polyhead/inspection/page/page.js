@@ -6,7 +6,7 @@ function openHead(layer, head, { replace = false } = {}) {
   const wasOpen = state.open;
   set({ layer, head, open: true });
   if (!wasOpen && !isWide()) $("#panel").scrollIntoView({ block: "start" });
-  const hash = `#L${layer}H${head}`;
+  const hash = `#${layer}.${head}`;
   if (location.hash === hash) return;
   if (replace) history.replaceState(null, "", hash);
   else history.pushState(null, "", hash);
@@ -18,11 +18,11 @@ function closeHead() {
   history.pushState(null, "", location.pathname + location.search);
   const name = headName(Math.max(0, state.layer), Math.max(0, state.head));
   if (state.view === "maps") moveCursor(maps.cells.get(name));
-  else $(`#heads-body a[href="#${name}"]`)?.focus();
+  else $(`#heads-body a[data-head="${name}"]`)?.focus();
 }
 
 function headInAddress() {
-  const found = /^#L(\d+)H(\d+)$/.exec(location.hash);
+  const found = /^#(\d+)\.(\d+)$/.exec(location.hash);
   if (!found) return null;
   const [layer, head] = [Number(found[1]), Number(found[2])];
   return layer < LAYERS && head < HEADS ? { layer, head } : null;
@@ -126,12 +126,12 @@ function drawHeader() {
   const kv = [...new Set(page.kvHeads)];
   const shape = `${LAYERS} × ${HEADS}`;
   const facts = [
-    ["tokens", String(TOKENS)],
-    ["layers × heads", shape],
+    [t("fact_tokens"), String(TOKENS)],
+    [t("fact_shape"), shape],
     ...(kv.some((count) => count < HEADS)
-      ? [["kv heads", kv.length > 1 ? `${Math.min(...kv)} to ${Math.max(...kv)}` : String(kv[0])]]
+      ? [[t("fact_kv"), kv.length > 1 ? t("fact_range", { least: Math.min(...kv), most: Math.max(...kv) }) : String(kv[0])]]
       : []),
-    ...page.facts,
+    ...page.facts.map(([name, value]) => [told(`fact_${name}`, name), value]),
   ];
   const fact = ([name, value]) => element("div", {}, [
     element("dt", { text: name }), element("dd", { text: value }),
@@ -139,9 +139,18 @@ function drawHeader() {
   $("#facts").replaceChildren(...facts.map(fact));
   if (page.rounded) {
     $("#facts").append(element("div", { classes: "warn", data: "rounded" }, [
-      element("dt", { text: "note" }), element("dd", { text: "weights rounded to float16" }),
+      element("dt", { text: t("note") }), element("dd", { text: t("rounded") }),
     ]));
   }
+}
+
+// ---- what to look at ----
+
+// A sentence on the heads that do something known on this text; each opens by a click.
+function drawNotable() {
+  const found = page.notable;
+  $("#notable").hidden = !found;
+  if (found) fillNotable($("#notable-text"), found, openHead);
 }
 
 // ---- start ----
@@ -155,7 +164,8 @@ function firstPair() {
 // Without a head in the address a wide window opens the best one for the pair.
 function firstHead() {
   if (headInAddress() || !state.open || state.layer >= 0) return;
-  const { layer, head } = page.focus ? ranked(0, true)[0] : { layer: 0, head: 0 };
+  const known = page.notable?.induction[0] ?? page.notable?.previous_token[0] ?? [0, 0];
+  const { layer, head } = page.focus ? ranked(0, true)[0] : { layer: known[0], head: known[1] };
   openHead(layer, head, { replace: true });
 }
 
@@ -182,7 +192,13 @@ async function read() {
 }
 
 function start() {
+  startLanguage(() => {
+    drawHeader();
+    drawNotable();
+    redraw();
+  });
   drawHeader();
+  drawNotable();
   Object.assign(state, firstPair(), { dark: isDark() });
   startMaps();
   startText();
@@ -202,7 +218,7 @@ function start() {
   addEventListener("hashchange", followAddress);
   document.addEventListener("keydown", onKey);
   document.body.classList.toggle("is-empty", !TOKENS);
-  if (!TOKENS) say("The text is empty: there are no tokens, so there are no weights to show.");
+  if (!TOKENS) say(t("empty"));
   drawPanelTop();
   const found = headInAddress();
   if (found) set({ ...found, open: true });

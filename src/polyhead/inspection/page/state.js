@@ -28,6 +28,11 @@ function set(changes) {
   }
 }
 
+// Draws everything anew: the language has changed.
+function redraw() {
+  for (const { draw } of watchers) draw();
+}
+
 const isRead = () => state.layersRead === LAYERS;
 
 // ---- measures: the pair's weight, then the statistics of the header ----
@@ -38,14 +43,15 @@ const allHeads = Array.from({ length: LAYERS * HEADS }, (_, i) => ({
 
 const measures = [
   {
-    get name() { return TOKENS ? `${label(state.query)} → ${label(state.key)}` : "pair"; },
-    unit: "share",
-    help: "weight from the pair's query to its key",
+    get name() { return TOKENS ? `${apart(label(state.query))} → ${apart(label(state.key))}` : t("stat.pair"); },
+    get help() { return t("stat.pair.help"); },
     at: ({ layer, head }) =>
       TOKENS && packed[layer] ? weight(layer, head, state.query, state.key) : null,
   },
-  ...page.statistics.map(({ name, unit, help, values }) => ({
-    name, unit, help, at: ({ layer, head }) => values[layer][head],
+  ...page.statistics.map(({ name, values }) => ({
+    get name() { return told(`stat.${name}`, name); },
+    get help() { return told(`stat.${name}.help`, name); },
+    at: ({ layer, head }) => values[layer][head],
   })),
 ];
 

@@ -4,11 +4,11 @@
 // ---- all heads ----
 
 function drawHeadsHead() {
-  const cells = [element("th", { scope: "col", text: "head" })];
+  const cells = [element("th", { scope: "col", text: t("column_head") })];
   measures.forEach((measure, index) => {
     const sorted = index === state.measure;
     const button = element("button", {
-      type: "button", title: [measure.help, measure.unit].filter(Boolean).join(", in "),
+      type: "button", title: measure.help,
       data: `sort-${index}`,
     }, [
       element("span", { text: measure.name }),
@@ -37,7 +37,7 @@ function drawHeadsBody() {
   $("#heads-body").replaceChildren(...ranked().map(({ layer, head, value }) => {
     const name = headName(layer, head);
     const row = element("tr", { data: `row-${name}` }, [
-      element("th", { scope: "row" }, [element("a", { href: `#${name}`, text: name })]),
+      element("th", { scope: "row" }, [element("a", { href: `#${layer}.${head}`, "data-head": name, text: name })]),
       ...measures.map((measure, index) => {
         const cell = element("td", { text: short(measure.at({ layer, head })) });
         if (index === state.measure && value !== null) {
@@ -61,7 +61,7 @@ function drawMeasureChoice() {
   const button = $("#direction");
   button.textContent = state.descending ? "↓" : "↑";
   button.setAttribute("aria-label", state.descending
-    ? "Largest first; switch to smallest first" : "Smallest first; switch to largest first");
+    ? t("largest_first") : t("smallest_first"));
 }
 
 // ---- the chosen head ----
@@ -69,15 +69,18 @@ function drawMeasureChoice() {
 function drawPanelTop() {
   const { layer, head } = state;
   const chosen = layer >= 0;
-  $("#panel-title").textContent = chosen ? `${layerName(layer)} · Head ${head}` : "Reading the weights";
+  $("#panel-title").textContent = chosen ? t("head", { name: headName(layer, head) }) : t("reading");
   const groups = chosen ? page.kvHeads[layer] : HEADS;
   const width = HEADS / groups;
   const first = Math.floor(head / width) * width;
   $("#panel-note").textContent = groups === HEADS ? ""
-    : `shares kv head ${kvHead(layer, head)} with ` +
-      (width === 2 ? `head ${first + (head === first ? 1 : 0)}` : `heads ${first}–${first + width - 1}`);
+    : t("shared_kv", {
+      kv: kvHead(layer, head),
+      heads: width === 2 ? t("one_head", { head: first + (head === first ? 1 : 0) })
+        : t("some_heads", { first, last: first + width - 1 }),
+    });
   $("#heatmap").setAttribute("aria-label", chosen
-    ? `Weights of ${layerName(layer)}, head ${head}. Arrow keys move a cursor over the cells.` : "");
+    ? t("weights_of", { name: headName(layer, head) }) : "");
 }
 
 function drawNumbers() {
@@ -87,11 +90,11 @@ function drawNumbers() {
     const value = measure.at({ layer, head });
     const rank = 1 + ranked(index, true)
       .findIndex((other) => other.layer === layer && other.head === head);
-    return element("div", { title: [measure.help, measure.unit].filter(Boolean).join(", in ") }, [
+    return element("div", { title: measure.help }, [
       element("dt", { text: measure.name }),
       element("dd", {}, [
         element("span", { text: short(value), data: `number-${index}` }),
-        element("small", { text: value === null ? "" : `#${rank}`, "aria-label": `rank ${rank}` }),
+        element("small", { text: value === null ? "" : `#${rank}`, "aria-label": t("rank_only", { rank }) }),
       ]),
     ]);
   }));
@@ -109,7 +112,7 @@ function rowWeights() {
 
 function drawRow() {
   if (!state.open) return;
-  const columns = [["key", "key"], ["token", "token"], ["weight", "weight"]];
+  const columns = ["key", "token", "weight"].map((name) => [name, t(`column_${name}`)]);
   const focused = $("#row-head").contains(document.activeElement)
     ? document.activeElement.dataset.testid : null;
   $("#row-head").replaceChildren(...columns.map(([name, title]) => {
@@ -133,14 +136,14 @@ function drawRow() {
   const all = rowWeights();
   const sum = all.reduce((total, { weight: value }) => total + value, 0);
   $("#exact-title").textContent = TOKENS
-    ? `${visible(tokens[state.query])} (${state.query}) looks at` : "No tokens";
-  $("#exact-title").title = `the row sums to ${sum.toPrecision(7)}`;
+    ? t("row_of", { token: visible(state.query), index: state.query }) : t("no_tokens");
+  $("#exact-title").title = t("row_sum", { sum: sum.toPrecision(7) });
   const sign = row.descending ? -1 : 1;
   all.sort((a, b) => sign * (a[row.by] - b[row.by]) || a.key - b.key);
   $("#row-body").replaceChildren(...all.map(({ key, token, weight: value }) => {
     const cells = element("tr", { data: `exact-${key}` }, [
       element("td", { text: String(key) }),
-      element("td", {}, [element("bdi", { text: visible(token) })]),
+      element("td", {}, [element("bdi", { text: visible(key) })]),
       element("td", { classes: "sorted", text: exact(value) }),
     ]);
     cells.lastElementChild.style.setProperty("--share", `${100 * Math.min(1, value)}%`);
@@ -182,7 +185,7 @@ async function copy(text, button) {
     button.focus();
   }
   const before = button.textContent;
-  button.textContent = done ? "copied" : "failed";
+  button.textContent = t(done ? "copied" : "failed");
   button.disabled = true;
   setTimeout(() => {
     button.textContent = before;

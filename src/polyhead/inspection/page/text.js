@@ -11,6 +11,7 @@ function makeStrip() {
     }, [element("bdi", { text: label(index) }), element("i", { "aria-hidden": "true" })]);
     chip.dataset.index = index;
     chip.classList.toggle("spaced", index === 0 || text.startsWith(" "));
+    chip.classList.toggle("joined", /^.[₂₃₄]/u.test(text)); // a later part of one character
     strip.chips.push(chip);
     children.push(chip);
     if (text.includes("\n")) children.push(element("span", { classes: "break", role: "presentation" }));
@@ -35,9 +36,8 @@ function drawStrip() {
     chip.classList.toggle("is-query", index === state.query);
     chip.classList.toggle("is-key", index === state.key);
     chip.setAttribute("aria-selected", String(index === state.query));
-    chip.setAttribute("aria-label", `${visible(tokens[index])}, token ${index}` +
-      (index === state.query ? ", query of the pair" : "") +
-      (index === state.key ? ", key of the pair" : ""));
+    chip.setAttribute("aria-label", t("token_of", { token: visible(index), index }) +
+      (index === state.query ? t("is_query") : "") + (index === state.key ? t("is_key") : ""));
   }
   drawSentences(ready ? active : -1);
 }
@@ -52,14 +52,14 @@ function drawSentences(active) {
       .sort((a, b) => b.value - a.value)
       .slice(0, 4);
     line.replaceChildren(
-      element("b", { text: label(active) }), ` ${words} `,
+      element("b", { text: label(active), dir: "auto" }), ` ${words} `,
       ...(most.length ? most.flatMap(({ index, value }, i) => [
-        i ? " · " : "", element("b", { text: label(index) }), ` ${short(value)}`,
-      ]) : ["nothing"]),
+        i ? " · " : "", element("b", { text: label(index), dir: "auto" }), ` ${short(value)}`,
+      ]) : [t("nothing")]),
     );
   };
-  write("#sentence-out", "looks at", (i) => weight(state.layer, state.head, active, i));
-  write("#sentence-in", "is looked at by", (i) => weight(state.layer, state.head, i, active));
+  write("#sentence-out", t("looks_at"), (i) => weight(state.layer, state.head, active, i));
+  write("#sentence-in", t("looked_at"), (i) => weight(state.layer, state.head, i, active));
   $("#sentence-out").hidden = state.lanes === "in";
   $("#sentence-in").hidden = state.lanes === "out";
 }

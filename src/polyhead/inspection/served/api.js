@@ -10,8 +10,8 @@ async function ask(address, body, signal) {
   try {
     answer = await fetch(address, options);
   } catch {
-    if (signal?.aborted) throw new Refusal("cancelled");
-    throw new Refusal("polyhead does not answer: is it still running in its terminal?");
+    if (signal?.aborted) throw new Refusal(t("cancelled"));
+    throw new Refusal(t("no_answer"));
   }
   if (answer.ok) return answer;
   const text = await answer.text();
@@ -21,7 +21,7 @@ async function ask(address, body, signal) {
   } catch {
     // A plain sentence.
   }
-  throw new Refusal(reason || `the server answered ${answer.status}`);
+  throw new Refusal(reason || t("answered", { status: answer.status }));
 }
 
 const askJson = async (address, body, signal) => (await ask(address, body, signal)).json();
@@ -33,12 +33,9 @@ async function askNumbers(address, Kind) {
   return { shape, values: new Kind(await answer.arrayBuffer()) };
 }
 
-const headName = (layer, head) => `L${layer}H${head}`;
+const headName = (layer, head) => `${layer}.${head}`;
 const isDark = () => {
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
 const colours = () => ramps[isDark() ? "dark" : "light"];
-
-// A token for people: what cannot be seen gets a sign.
-const shown = (token) => token.replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";

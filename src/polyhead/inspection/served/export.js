@@ -32,7 +32,7 @@ function saveSvg() {
 
 // The statistics of all heads.
 function saveCsv() {
-  const names = SORTS.map(([name]) => name).filter((name) => name && grid.statistics[0]?.[name]);
+  const names = SORTS.filter((name) => name && grid.statistics[0]?.[name]);
   const lines = [["layer", "head", ...names].join(",")];
   for (const cell of grid.cells.values()) {
     const at = { layer: Number(cell.dataset.layer), head: Number(cell.dataset.head) };

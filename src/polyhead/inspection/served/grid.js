@@ -3,11 +3,9 @@
 const grid = { cells: new Map(), bytes: new Map(), statistics: [], look: null, run: 0 };
 
 const SORTS = [
-  ["", "layer"], ["induction", "induction"], ["duplicate", "duplicate token"],
-  ["previous_token", "previous token"], ["first_token", "first token"], ["self_token", "self"],
-  ["entropy", "entropy"], ["effective_keys", "effective keys"], ["max_weight", "largest weight"],
-  ["mean_distance", "mean distance"],
-];
+  "", "induction", "duplicate", "previous_token", "first_token", "self_token", "entropy",
+  "effective_keys", "max_weight", "mean_distance",
+]; // "": by layer
 
 const MOST_ACROSS = 16; // heads of a layer in one row
 
@@ -15,14 +13,15 @@ const MOST_ACROSS = 16; // heads of a layer in one row
 const thumbPixels = (heads) => Math.max(16, Math.min(48, Math.floor(Math.sqrt(1.2e6 / heads))));
 
 function makeGrid(look) {
-  Object.assign(grid, { look, statistics: [], run: grid.run + 1 });
+  Object.assign(grid, { look, statistics: [], notable: null, run: grid.run + 1 });
+  drawNotable();
   grid.cells.clear();
   grid.bytes.clear();
   look.heads.forEach((count, layer) => {
     for (let head = 0; head < count; head++) {
       const name = headName(layer, head);
       const cell = element("button", {
-        classes: "head", type: "button", tabindex: "-1", data: `head-${name}`, "aria-label": name,
+        classes: "head", type: "button", tabindex: "-1", data: `head-${name}`, "aria-label": t("head", { name }),
       }, [element("canvas", { "aria-hidden": "true" }), element("span", { classes: "head-name", text: name })]);
       Object.assign(cell.dataset, { layer, head });
       grid.cells.set(name, cell);
@@ -80,10 +79,20 @@ async function fillStatistics(run) {
     if (run !== grid.run) return;
     grid.statistics[layer] = found;
     $("#progress").value = ((layer + 1) / layers) % 1; // the bar goes when all is measured
-    $("#counting").textContent = layer + 1 < layers ? `measured ${layer + 1} of ${layers} layers` : "";
+    $("#counting").textContent = layer + 1 < layers ? t("measured", { done: layer + 1, layers }) : "";
     if (layer + 1 === layers || !$("#sort").value) arrange();
     if (current && current.layer === layer) showNumbers();
   }
+  const found = await askJson(`notable/${look.look}`);
+  if (run !== grid.run) return;
+  grid.notable = found;
+  drawNotable();
+}
+
+// A sentence on the heads that do something known on this text.
+function drawNotable() {
+  $("#notable").hidden = !grid.notable;
+  if (grid.notable) fillNotable($("#notable-text"), grid.notable, openHead);
 }
 
 const statistic = (name, { layer, head }) => grid.statistics[layer]?.[name]?.[head] ?? null;
@@ -116,7 +125,8 @@ function arrange() {
     const name = headName(layer, head);
     const label = sort ? name : `${head}`; // a row of the unsorted grid is a layer
     cell.lastElementChild.textContent = value === null ? label : `${label} ${value.toFixed(2)}`;
-    cell.setAttribute("aria-label", value === null ? name : `${name}, ${sort} ${value.toFixed(2)}`);
+    cell.setAttribute("aria-label", value === null ? t("head", { name })
+      : t("head_measured", { name, statistic: t(`stat.${sort}`), value: value.toFixed(2) }));
     cell.tabIndex = -1;
   }
   const boxes = [];
@@ -133,7 +143,8 @@ function arrange() {
   }
   $("#grid").replaceChildren(...boxes);
   if (kept.length) kept[0].cell.tabIndex = 0;
-  $("#shown").textContent = kept.length === all.length ? `${all.length} heads` : `${kept.length} of ${all.length} heads`;
+  $("#shown").textContent = kept.length === all.length ? t("heads", { all: all.length })
+    : t("some_heads", { some: kept.length, all: all.length });
 }
 
 // Arrow keys walk through the heads as they lie on the screen.

@@ -35,7 +35,7 @@ async function showProgress(signal) {
     await new Promise((done) => setTimeout(done, 500));
     const { done, layers } = await askJson("progress").catch(() => ({ done: 0, layers: 0 }));
     if (signal.aborted) return;
-    $("#facts").textContent = layers ? `the model runs: layer ${done} of ${layers}…` : "the model runs…";
+    $("#facts").textContent = layers ? t("runs_layer", { done, layers }) : t("runs");
   }
 }
 
@@ -46,7 +46,7 @@ async function lookAtAll() {
   const mine = cancelling;
   $("#ask").setAttribute("aria-busy", "true");
   $("#cancel").hidden = false;
-  $("#facts").textContent = "the model runs…";
+  $("#facts").textContent = t("runs");
   const shown = new AbortController();
   showProgress(shown.signal);
   const first = await run(look(0));
@@ -60,7 +60,7 @@ async function lookAtAll() {
   document.body.classList.remove("is-empty");
   ablated.clear();
   $("#facts").textContent = looks.filter(Boolean).map(({ model, tokens, seconds }) =>
-    `${model}: ${tokens.length.toLocaleString("en")} tokens in ${seconds.toFixed(2)} s`).join(" · ");
+    t("ran", { model, tokens: tokens.length.toLocaleString("en"), seconds: seconds.toFixed(2) })).join(" · ");
   const kept = current && current.head < (first.heads[current.layer] ?? 0) ? current : null;
   if (kept) openHead(kept.layer, kept.head);
   else closeHead();
@@ -72,7 +72,7 @@ function openHead(layer, head) {
   const name = headName(layer, head);
   $("#panel").hidden = false;
   document.body.classList.add("is-open");
-  $("#panel-title").textContent = name;
+  $("#panel-title").textContent = t("head", { name });
   for (const cell of grid.cells.values()) cell.removeAttribute("aria-current");
   grid.cells.get(name)?.setAttribute("aria-current", "true");
   $("#ablate").setAttribute("aria-pressed", String(ablated.has(name)));
@@ -95,9 +95,9 @@ function closeHead() {
 }
 
 function showNumbers() {
-  const rows = SORTS.filter(([name]) => name && statistic(name, current) !== null);
-  $("#numbers").replaceChildren(...rows.map(([name, label]) => element("div", {}, [
-    element("dt", { text: label }), element("dd", {}, [element("span", { text: statistic(name, current).toFixed(4) })]),
+  const rows = SORTS.filter((name) => name && statistic(name, current) !== null);
+  $("#numbers").replaceChildren(...rows.map((name) => element("div", { title: t(`stat.${name}.help`) }, [
+    element("dt", { text: t(`stat.${name}`) }), element("dd", {}, [element("span", { text: statistic(name, current).toFixed(4) })]),
   ])));
 }
 
@@ -107,10 +107,10 @@ function showNext(before, after = null) {
   const at = (list, token) => list?.find(([name]) => name === token)?.[1];
   const number = (share) => (share === undefined ? "" : share.toFixed(4));
   $("#next").replaceChildren(...names.map((token) => element("tr", {}, [
-    element("td", { text: shown(token) }), element("td", { text: number(at(before, token)) }),
+    element("td", { text: token }), element("td", { text: number(at(before, token)) }),
     element("td", { text: after ? number(at(after, token)) : "" }),
   ])));
-  $("#ablated").textContent = ablated.size ? `without ${[...ablated].join(", ")}` : "no head is ablated";
+  $("#ablated").textContent = ablated.size ? t("without", { heads: [...ablated].join(", ") }) : t("none_ablated");
 }
 
 async function toggleAblation() {
@@ -118,7 +118,7 @@ async function toggleAblation() {
   if (!ablated.delete(name)) ablated.add(name);
   $("#ablate").setAttribute("aria-pressed", String(ablated.has(name)));
   for (const [other, cell] of grid.cells) cell.classList.toggle("is-ablated", ablated.has(other));
-  const heads = [...ablated].map((other) => other.slice(1).split("H").map(Number));
+  const heads = [...ablated].map((other) => other.split(".").map(Number));
   const before = looks[0].next;
   showNext(before, heads.length ? (await askJson(`next/${looks[0].look}`, { heads })).next : null);
 }
@@ -139,11 +139,32 @@ function switchTheme() {
   repaintAll();
 }
 
+function nameSorts() {
+  const chosen = $("#sort").value;
+  $("#sort").replaceChildren(...SORTS.map((value) =>
+    element("option", { value, text: value ? t(`stat.${value}`) : t("sort_layer") })));
+  $("#sort").value = chosen;
+}
+
+// The language has changed: all that scripts wrote is written anew.
+function sayAgain() {
+  nameSorts();
+  arrange();
+  drawNotable();
+  if (!current) return;
+  $("#panel-title").textContent = t("head", { name: headName(current.layer, current.head) });
+  showNumbers();
+  for (const map of maps) if (map.look) map.tell();
+  showNext(looks[0].next);
+  run(drawLines());
+}
+
 function bind() {
   for (const pane of [0, 1]) {
     $(`#model-${pane}`).append(...begin.models.map((name) => element("option", { text: name, value: name })));
   }
-  $("#sort").append(...SORTS.map(([value, text]) => element("option", { text, value })));
+  startLanguage(sayAgain);
+  nameSorts();
   $("#ask").addEventListener("submit", (event) => { event.preventDefault(); polyhead.ready = lookAtAll(); });
   $("#cancel").addEventListener("click", () => cancelling.abort());
   $("#ask").addEventListener("keydown", (event) => {
@@ -176,7 +197,7 @@ globalThis.polyhead = { ready: Promise.resolve() };
 bind();
 $("#text-0").value = begin.text;
 if (begin.text) {
-  const asked = /^#L(\d+)H(\d+)$/.exec(location.hash);
+  const asked = /^#(\d+)\.(\d+)$/.exec(location.hash);
   if (asked) current = { layer: Number(asked[1]), head: Number(asked[2]) };
   globalThis.polyhead.ready = lookAtAll();
 }

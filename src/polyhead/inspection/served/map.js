@@ -62,9 +62,9 @@ class HeadMap {
     const { q0, q1, k0, k1 } = this.ends;
     for (const [name, first, stop] of [["of-keys", k0, k1], ["of-queries", q0, q1]]) {
       const axis = plot.querySelector(`.${name}`);
-      const words = room ? this.look.tokens.slice(first, stop) : [];
+      const words = room ? this.look.labels.slice(first, stop) : [];
       axis.style.setProperty("--count", side);
-      axis.replaceChildren(...words.map((word) => element("span", { text: shown(word).trim() || "␣" })));
+      axis.replaceChildren(...words.map((word) => element("span", { text: word })));
     }
   }
 
@@ -82,13 +82,13 @@ class HeadMap {
   tell(found = null) {
     const { q0, q1, k0, k1 } = this.ends;
     if (!found) {
-      const many = this.cell > 1 ? `, the largest of ${this.cell} × ${this.cell} weights a pixel` : ", one weight a pixel";
-      this.readout.textContent = `queries ${q0}–${q1 - 1}, keys ${k0}–${k1 - 1}${many}`;
+      const ends = { q0, q1: q1 - 1, k0, k1: k1 - 1, cell: this.cell };
+      this.readout.textContent = t(this.cell > 1 ? "part_cells" : "part", ends);
       return;
     }
-    const token = (i) => `${shown(this.look.tokens[i])} (${i})`;
-    const near = this.cell > 1 ? " and near" : "";
-    this.readout.textContent = `${token(found.query)} → ${token(found.key)}${near}: ${found.weight.toPrecision(4)}`;
+    const token = (i) => `${this.look.shown[i]} (${i})`;
+    const said = { query: token(found.query), key: token(found.key), weight: found.weight.toPrecision(4) };
+    this.readout.textContent = t(this.cell > 1 ? "told_near" : "told", said);
   }
 
   zoom(factor, x = 0.5, y = 0.5) {

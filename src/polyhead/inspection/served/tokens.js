@@ -33,7 +33,7 @@ async function drawLines() {
   box.setAttribute("viewBox", `0 0 ${width} ${height * Math.max(rows, columns) + 4}`);
   const y = (i) => height * i + 12;
   const word = (i, x, anchor, row) =>
-    svg("text", { x, y: y(row) + 3, "text-anchor": anchor }, shown(map.look.tokens[i]).slice(0, 18));
+    svg("text", { x, y: y(row) + 3, "text-anchor": anchor }, map.look.labels[i].slice(0, 18));
   const parts = [];
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column < columns; column++) {
@@ -45,6 +45,7 @@ async function drawLines() {
   for (let row = 0; row < rows; row++) parts.push(word(first + row, left - 8, "end", row));
   for (let column = 0; column < columns; column++) parts.push(word(keys + column, right + 8, "start", column));
   box.replaceChildren(...parts);
-  $("#lines-note").textContent = `queries ${first}–${stops[0] - 1} on the left, keys ${keys}–${stops[1] - 1}` +
-    ` on the right; weights from ${LEAST_LINE} on`;
+  $("#lines-note").textContent = t("lines_note", {
+    q0: first, q1: stops[0] - 1, k0: keys, k1: stops[1] - 1, least: LEAST_LINE,
+  });
 }

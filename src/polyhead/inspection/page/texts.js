@@ -1,0 +1,73 @@
+// Texts in the reader's language: the command's choice, else the remembered one, else the browser's.
+
+const spoken = JSON.parse($("#texts").textContent); // { chosen, names: { code: name }, texts: { code: { key: text } } }
+
+function remembered(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null; // storage may be forbidden
+  }
+}
+
+let language = [spoken.chosen, remembered("polyhead-language"), ...(navigator.languages ?? [])]
+  .map((code) => code?.slice(0, 2).toLowerCase()).find((code) => code in spoken.texts) ?? "en";
+
+// The text of a key with its {places} filled.
+function t(key, values = {}) {
+  return spoken.texts[language][key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
+}
+
+// The text of a key that may not be there: what a caller named has no translation.
+const told = (key, otherwise) => spoken.texts[language][key] ?? otherwise;
+
+const TRANSLATED = [
+  ["tLabel", "aria-label"], ["tTitle", "title"], ["tHint", "placeholder"], ["tRole", "aria-roledescription"],
+];
+
+// Fills the page's own markup: data-t is an element's text, data-t-label its aria-label, and so on.
+function translate() {
+  document.documentElement.lang = language === "zh" ? "zh-Hans" : language;
+  for (const node of document.querySelectorAll("[data-t]")) node.textContent = t(node.dataset.t);
+  for (const [data, attribute] of TRANSLATED) {
+    const selector = `[data-${data.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}]`;
+    for (const node of document.querySelectorAll(selector)) node.setAttribute(attribute, t(node.dataset[data]));
+  }
+}
+
+// "16.0 and 11.1 look at the token just before; …": `found` has heads as [layer, head, score].
+function fillNotable(box, { induction, previous_token, sinks, all }, open) {
+  const name = ([layer, head]) => {
+    const button = element("button", { type: "button", text: `${layer}.${head}`, data: `notable-${layer}.${head}` });
+    button.addEventListener("click", () => open(layer, head));
+    return button;
+  };
+  const parts = [["notable.induction", induction], ["notable.previous_token", previous_token]]
+    .filter(([, heads]) => heads.length)
+    .map(([key, heads]) => {
+      const [before, after] = t(key, { heads: "\n" }).split("\n");
+      return [before, ...heads.flatMap((head, i) => [...(i ? [" · "] : []), name(head)]), after];
+    });
+  if (sinks) parts.push([t("notable.sink", { count: sinks, all })]);
+  if (!parts.length) parts.push([t("notable.none")]);
+  box.replaceChildren(...parts.flatMap((part, i) => [...(i ? [t("notable.join")] : []), ...part]), t("notable.end"));
+}
+
+// Offers the languages in a select; `changed` redraws what scripts have written.
+function startLanguage(changed) {
+  const select = $("#language");
+  select.append(...Object.entries(spoken.names).map(([value, text]) =>
+    element("option", { value, text, lang: value })));
+  select.value = language;
+  select.addEventListener("change", () => {
+    language = select.value;
+    try {
+      localStorage.setItem("polyhead-language", language);
+    } catch {
+      // The choice then lasts as long as the page.
+    }
+    translate();
+    changed();
+  });
+  translate();
+}
