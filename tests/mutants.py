@@ -348,6 +348,32 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("a copier carries", "out[written, at] = factor", "pass"),
         ],
     },
+    "parallel": {
+        "tests/parallel/test_context_parallel.py": [
+            ("gradients follow their block", "coming.wait().add_(found)", "found"),
+            ("the share of a block", "torch.exp(lse - merged_lse).masked_fill(silent, 0.0)", "torch.ones_like(lse)"),
+            ("the gradient of a block's lse", "(grad_out * apart).sum(dim=-1) + ", ""),
+            ("masks by index are cut", "mask = mask.of_tokens(queries.run.whole, keys.run.whole)", "pass"),
+            ("biases by index are cut", "bias = bias.of_tokens(queries.run.whole, keys.run.whole)", "pass"),
+            ("queries line up with the last key", "queries = Spread(order, T, ranks.size, shift=S - T)", "queries = Spread(order, T, ranks.size)"),
+            ("dropout counts all heads", "heads=(first + heads.start, count))", "heads=None)"),
+            ("what one refuses all refuse", "if length >= 0:", "if False:"),
+            ("another batch on a rank", "if value != values[0]:", "if False:"),
+            ("a rank's number of tokens", "if has != should:", "if False:"),
+            ("heads that ranks cannot share", "if H % ranks or (G % ranks and ranks % G):", "if False:"),
+            ("too few tokens", "if self.total < least:", "if False:"),
+            ("zigzag's second run", "(rank, pieces - 1 - rank)", "(rank, pieces // 2 + rank)"),
+            ("one seed for all ranks", "seed = torch.tensor(told_by[8][0], device=q.device)", "seed = seed + ranks.rank"),
+        ],
+        "tests/parallel/test_parallel_models.py": [
+            ("gradients of what goes into a region", "return summed(grads[0], ctx.ranks), None", "return grads[0], None"),
+            ("biases of what is summed", 'whole * 0 if part.use == "once" and self.ranks.rank else whole', "whole"),
+            ("a bias for each head", "bias.with_tensors(whole).of_heads(mine)", "bias.with_tensors(whole)"),
+            ("rows of the embedding", "found.masked_fill(~here[..., None], 0.0)", "found"),
+            ("experts that nobody visits", "module.calls_all = True", "pass"),
+            ("the weight of a rank's loss", "mine = losses * (ranks / tokens).to(losses.dtype)", "mine = losses / tokens.to(losses.dtype)"),
+        ],
+    },
     "conversion": {
         "tests/conversion/test_exact.py": [
             ("queries make up for keys", "inverse = (1 / factors.conj()).repeat", "inverse = (1 / factors).repeat"),

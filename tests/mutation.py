@@ -190,8 +190,10 @@ MUTATIONS = [
     _m("another meaning", PARTS, "setattr(cls, name, getattr(base, name))", "pass"),
     _m("queries before keys", BLOCK_SPARSE, "q(pair).clamp(min=0)", "q(pair)"),
     _m("gradients by the tile", BIASES, "total += piece", "pass"),
-    _m("queries of one pair", PAIRS, "pair[2] + first", "pair[2]"),
-    _m("keys of one pair", PAIRS, "pair[3] + first", "pair[3]"),
+    _m(
+        "queries of one pair", PAIRS, "return self._place(self.q, 2)", "return lambda pair: pair[2]"
+    ),
+    _m("keys of one pair", PAIRS, "return self._place(self.k, 3)", "return lambda pair: pair[3]"),
     _m("quarantine", WEIGHTS, "k, _, bad = quarantine(k, k[..., :0])", "bad = None"),
     _m("a seen NaN shows", WEIGHTS, "if bad is not None:", "if False:"),
     _m("empty row", WEIGHTS, "lse.to(precise).masked_fill(empty, torch.inf)", "lse.to(precise)"),
@@ -221,7 +223,7 @@ MUTATIONS = [
     _m("bias by position", NATIVE, "if numbers.tensor is None:", "if False:"),
     _m("bias, backward", OPERATOR, "of_bias = ctx.needs_input_grad[3]", "of_bias = False"),
     _m("buckets behind", BIASES, "Tokens.of(1, shift=self.max_distance)", "Tokens.of(1)"),
-    _m("positions", NATIVE, "if tokens.positions is not None:", "if False:"),
+    _m("positions", NATIVE, "if tokens.positions is not None or tokens.stride != 1:", "if False:"),
     _m("strided rows", NATIVE, "k=dense(piece.k), v=dense(piece.v)", "k=piece.k, v=piece.v"),
     _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
     _m("refuses far distances", BIASES, "if self.max_distance > FARTHEST:", "if False:"),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel, Refusal
-from polyhead.semantics import Bias, Call, KeyValueSource, Mask, add_sinks
+from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.foreign import refuse
 from polyhead.semantics.scores import autocast_enabled, beside, full_precision, reproducibly
@@ -125,15 +125,7 @@ def attention(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
     )  # fmt: skip
-    chosen, plan = _choose(call, kernel)
-    if not chosen.checks_storage:
-        for name, x in call.tensors().items():
-            check_storage(name, x)
-    if autocast_enabled(q) or call.spec.deterministic:
-        with full_precision(q), reproducibly(call.spec, q):
-            state = chosen.run(call, plan)
-    else:
-        state = chosen.run(call, plan)
+    state = run(call, kernel)
     if call.spec.sinks is not None:
         with beside(state.out, call.spec.sinks):
             state = add_sinks(state, call.spec.sinks)
@@ -142,6 +134,27 @@ def attention(
     if state.lse is None:
         raise RuntimeError("the kernel returned no lse although it was asked for one")
     return state.out, state.lse
+
+
+def run(call: Call, kernel: str = "auto") -> State:
+    """Computes a call that was checked, without its sinks: these join when all keys are seen.
+
+    Args:
+        call: What to compute.
+        kernel: ``"auto"`` or a kernel's name.
+
+    Raises:
+        ValueError: An unknown kernel.
+        UnsupportedError: The kernel that was named cannot do what is asked; names the feature.
+    """
+    chosen, plan = _choose(call, kernel)
+    if not chosen.checks_storage:
+        for name, x in call.tensors().items():
+            check_storage(name, x)
+    if autocast_enabled(call.q) or call.spec.deterministic:
+        with full_precision(call.q), reproducibly(call.spec, call.q):
+            return chosen.run(call, plan)
+    return chosen.run(call, plan)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def blocks_of(mask: Mask, q: Tokens, k: Tokens, device: torch.device) -> Blocks:
 
 
 def _value_of_tokens(tokens: Tokens) -> tuple[object, ...]:
-    return tokens.length, tokens.start, tokens.shift, tokens.positions
+    return tokens.length, tokens.start, tokens.shift, tokens.positions, tokens.stride
 
 
 def _value_of(value: object, tensors: list[Tensor]) -> Hashable:
@@ -121,7 +121,8 @@ def _by_ranges(
     mask: Mask, q: Tokens, k: Tokens, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Which blocks see anything and which everything, on the device; None if that is no range."""
-    found = mask.range(q, k, device) if k.positions is None else None
+    in_order = k.positions is None and k.stride == 1
+    found = mask.range(q, k, device) if in_order else None
     if found is None:
         return None
     ends = torch.iinfo(torch.int64)

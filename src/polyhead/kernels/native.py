@@ -64,6 +64,11 @@ class NativeKernel(Kernel[Extras]):
             return "keys and values that would be copied to be read"
         if not (q.shape[0] and q.shape[2] and source.tokens.length):
             return "no batch rows, no queries or no keys"
+        if call.spec.dropout_p:
+            if call.q_tokens.stride != 1 or source.tokens.stride != 1:
+                return "dropout between places with gaps"
+            if call.spec.heads is not None and q.shape[0] > 1:
+                return "dropout of a part of the heads in several batch rows"
         if type(source) is not DenseSource:
             if call.requires_grad:
                 return "gradients beside keys and values that a cache holds"
@@ -97,8 +102,8 @@ def _pieces(call: Call) -> list[Piece]:
     found = []
     for tokens, k, v, table, coding in call.source.strips():
         positions = None
-        if tokens.positions is not None:
-            positions = dense(tokens.positions.long()).contiguous()
+        if tokens.positions is not None or tokens.stride != 1:
+            positions = dense(tokens.position_tensor(k.device).long()).contiguous()
         pages, skipped, paged = table or (None, 0, 0)
         first = tokens.places.low
         found.append(Piece(k, v, first, positions, pages, skipped, paged, coding))

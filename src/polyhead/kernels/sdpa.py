@@ -84,7 +84,7 @@ def _rows_are_dense(call: Call) -> bool:
 def _is_top_left_causal(call: Call) -> bool:
     """Whether the mask is Causal() alone over T = S tokens that stand in order."""
     q, k = call.q_tokens, call.source.tokens
-    in_order = q.positions is None and k.positions is None
+    in_order = q.positions is None and k.positions is None and q.stride == k.stride
     return type(call.spec.mask) is Causal and in_order and q.places == k.places
 
 

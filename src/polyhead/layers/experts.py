@@ -34,6 +34,8 @@ class Experts(nn.Module):
         experts: The routed networks.
         shared: The network that every token visits, or None.
         shared_gate: ``[1, E]`` weight, or None.
+        calls_all: Whether experts that no token visits are called too, on no tokens: processes that
+            reduce gradients together must have gradients of the same parameters.
     """
 
     choice_bias: Tensor | None
@@ -41,6 +43,7 @@ class Experts(nn.Module):
     def __init__(self, embed_dim: int, config: MixtureConfig) -> None:
         super().__init__()
         self.config = config
+        self.calls_all = False
         self.router = nn.Linear(embed_dim, config.num_experts, bias=config.router_bias)
         bias = torch.zeros(config.num_experts) if config.choice_bias else None
         self.register_buffer("choice_bias", bias)
@@ -59,7 +62,8 @@ class Experts(nn.Module):
             weights = weights * self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
         into = self.config.weighs == "input"
         out = torch.zeros_like(flat)
-        for number in torch.unique(chosen).tolist():
+        numbers = range(len(self.experts)) if self.calls_all else torch.unique(chosen).tolist()
+        for number in numbers:
             rows, places = torch.where(chosen == number)
             weight = weights[rows, places, None]
             if into:

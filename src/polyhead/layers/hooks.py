@@ -83,6 +83,11 @@ class Hooked(nn.Module):
         }
         if self._hooks and (hooks := hooks_here(self._hooks)):
             return shown_attention(self, hooks, q, source, **call)
+        return self._computed(q, source, **call)
+
+    def _computed(self, q: Tensor, source: KeyValueSource, **call: Any) -> Tensor:
+        """The heads' outputs ``[B, H, T, V]``: what a layer replaces whose tokens or heads are
+        spread over processes (``polyhead.parallel``)."""
         out: Tensor = attention(q, source, **call)
         return out
 

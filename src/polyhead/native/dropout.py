@@ -24,7 +24,15 @@ class Dropout(NamedTuple):
     key: int
 
 
-def kept(p: float, seed: Tensor, heads: tuple[int, int], queries: Tensor, keys: Tensor) -> Tensor:
+def kept(
+    p: float,
+    seed: Tensor,
+    heads: tuple[int, int],
+    queries: Tensor,
+    keys: Tensor,
+    *,
+    all_heads: int | None = None,
+) -> Tensor:
     """Which weights are kept, ``[B, H, T, S]``, True for a share 1 − p.
 
     A counter-based hash of (seed, batch row, head, query place, key place): the same weights are
@@ -36,9 +44,11 @@ def kept(p: float, seed: Tensor, heads: tuple[int, int], queries: Tensor, keys: 
         heads: B and H.
         queries: ``[T]`` places, on the device of the seed.
         keys: ``[S]`` places.
+        all_heads: How many heads a batch row has, where these are a part of them; default H.
     """
     B, H = heads
-    rows = torch.arange(B * H, device=seed.device).view(B, H, 1, 1)
+    first = torch.arange(B, device=seed.device) * (H if all_heads is None else all_heads)
+    rows = (first[:, None] + torch.arange(H, device=seed.device)).view(B, H, 1, 1)
     key = _mix(_mix(_mix(seed + rows) + queries[:, None]) + keys)
     return (key & 0xFFFFFF).to(torch.float32) / float(1 << 24) >= p
 

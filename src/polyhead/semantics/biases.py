@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.semantics.masks import check_broadcast, of_heads
+from polyhead.semantics.masks import check_broadcast, of_heads, of_tokens
 from polyhead.semantics.pairs import Pairs, Tile, Value, cut
 from polyhead.semantics.parts import Part, inherit_no_shortcut
 from polyhead.semantics.tokens import Tokens, distance
@@ -65,6 +65,13 @@ class Bias(Part, ABC):
     @abstractmethod
     def of_heads(self, heads: Sequence[int]) -> Bias:
         """The same bias for some query heads alone."""
+
+    def of_tokens(self, queries: slice, keys: slice) -> Bias:
+        """The bias of a call with some of the queries and keys of this bias' call.
+
+        One that reads the indexes of tokens must define it; others know tokens by their positions.
+        """
+        return self
 
     @abstractmethod
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
@@ -336,6 +343,9 @@ class TensorBias(Bias, arguments={"tensor": Tensor}):
 
     def of_heads(self, heads: Sequence[int]) -> TensorBias:
         return type(self)(of_heads(self.tensor, heads))
+
+    def of_tokens(self, queries: slice, keys: slice) -> TensorBias:
+        return type(self)(of_tokens(self.tensor, queries, keys))
 
     def rule(self, of: Pairs) -> Value:
         return of.of_pair(self.tensor)

@@ -32,6 +32,8 @@ class Specification:
         dropout_p: Share of the weights set to zero, the rest scaled by 1 / (1 − p).
         seed: A whole number tensor that decides which weights are dropped, or None.
         deterministic: Whether gradients must be bit-identical from run to run.
+        heads: Which query heads these are of how many, where others are computed elsewhere: the
+            number of the first, and of all. Dropout's hash counts all of them.
     """
 
     scale: float
@@ -42,6 +44,7 @@ class Specification:
     dropout_p: float = 0.0
     seed: Tensor | None = None
     deterministic: bool = False
+    heads: tuple[int, int] | None = None
 
     def of_heads(self, heads: Sequence[int]) -> Specification:
         """The meaning for some query heads alone."""

@@ -134,13 +134,18 @@ class OnePair(Pairs):
 
     @property
     def q_place(self) -> Value:
-        first = torch.tensor(self.q.places.low, device=self.device)
-        return lambda pair: pair[2] + first
+        return self._place(self.q, 2)
 
     @property
     def k_place(self) -> Value:
-        first = torch.tensor(self.k.places.low, device=self.device)
-        return lambda pair: pair[3] + first
+        return self._place(self.k, 3)
+
+    def _place(self, tokens: Tokens, axis: int) -> Value:
+        first = torch.tensor(tokens.places.low, device=self.device)
+        if tokens.stride == 1:
+            return lambda pair: pair[axis] + first
+        stride = torch.tensor(tokens.stride, device=self.device)
+        return lambda pair: pair[axis] * stride + first
 
     def number(self, number: int) -> Value:
         held = torch.tensor(number, device=self.device)

@@ -167,11 +167,13 @@ def dropout_of(spec: Specification, q: Tokens, k: Tokens) -> Dropout:
     """What dropout does to the weights of these queries and keys."""
     if spec.seed is None:
         raise ValueError("dropout needs a seed")
-    return Dropout(spec.dropout_p, spec.seed.view(1), q.places.low, k.places.low)
+    first = 0 if spec.heads is None else spec.heads[0]
+    return Dropout(spec.dropout_p, (spec.seed + first).view(1), q.places.low, k.places.low)
 
 
 def keep_weights(spec: Specification, shape: torch.Size, q: Tokens, k: Tokens) -> Tensor:
     """Which weights of a tile dropout keeps, ``[B, H, T, S]`` (``native.dropout.kept``)."""
     p, seed, _, _ = dropout_of(spec, q, k)
     places = q.place_tensor(seed.device), k.place_tensor(seed.device)
-    return kept(p, seed, (shape[0], shape[1]), *places)
+    all_heads = shape[1] if spec.heads is None else spec.heads[1]
+    return kept(p, seed, (shape[0], shape[1]), *places, all_heads=all_heads)

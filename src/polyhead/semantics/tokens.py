@@ -37,9 +37,11 @@ class Tokens:
     Attributes:
         length: Number of tokens.
         start: Index of the first in the call's axis.
-        shift: Place of a token minus its index.
+        shift: Place of a token minus its index (times ``stride``).
         positions: ``[length]`` or ``[B, length]`` whole numbers; None where positions are places.
         span: Least and greatest position, or None where unknown (under tracing).
+        stride: Places from one token to the next: token i of the axis stands at shift + stride · i.
+            Above 1 where every n-th token of a sequence is in the call, as on one of n ranks.
     """
 
     length: int
@@ -47,24 +49,30 @@ class Tokens:
     shift: int = 0
     positions: Tensor | None = None
     span: Span | None = None
+    stride: int = 1
 
     @classmethod
-    def of(cls, length: int, *, shift: int = 0, positions: Tensor | None = None) -> Tokens:
+    def of(
+        cls, length: int, *, shift: int = 0, positions: Tensor | None = None, stride: int = 1
+    ) -> Tokens:
         """All tokens of an axis, their span worked out where that can be done."""
         if positions is None:
-            return cls(length, shift=shift, span=Span(shift, shift + length - 1))
-        return cls(length, shift=shift, positions=positions, span=_spans(positions, length)[0])
+            ends = Span(shift, shift + stride * (length - 1))
+            return cls(length, shift=shift, span=ends, stride=stride)
+        span = _spans(positions, length)[0]
+        return cls(length, shift=shift, positions=positions, span=span, stride=stride)
 
     @property
     def places(self) -> Span:
         """The first and the last place."""
-        first = self.start + self.shift
-        return Span(first, first + self.length - 1)
+        first = self.shift + self.stride * self.start
+        return Span(first, first + self.stride * (self.length - 1))
 
     def place_tensor(self, device: torch.device) -> Tensor:
         """``[length]`` places."""
-        first = self.start + self.shift
-        return torch.arange(first, first + self.length, device=device)
+        first = self.places.low
+        stop = first + self.stride * self.length
+        return torch.arange(first, stop, self.stride, device=device)
 
     def position_tensor(self, device: torch.device) -> Tensor:
         """``[length]`` or ``[B, length]`` positions."""
@@ -75,9 +83,9 @@ class Tokens:
         starts = range(0, self.length, size)
         lengths = [min(size, self.length - start) for start in starts]
         if self.positions is None:
-            first = self.start + self.shift
+            first, stride = self.places.low, self.stride
             spans: list[Span | None] = [
-                Span(first + start, first + start + length - 1)
+                Span(first + stride * start, first + stride * (start + length - 1))
                 for start, length in zip(starts, lengths, strict=True)
             ]
             positions: list[Tensor | None] = [None] * len(lengths)
@@ -85,20 +93,18 @@ class Tokens:
             spans = _spans(self.positions, size)[: len(starts)]
             positions = [self.positions[..., start : start + size] for start in starts]
         return [
-            Tokens(length, self.start + start, self.shift, position, span)
+            Tokens(length, self.start + start, self.shift, position, span, self.stride)
             for start, length, position, span in zip(starts, lengths, positions, spans, strict=True)
         ]
 
     def slice(self, start: int, stop: int) -> Tokens:
         """The tokens with indexes ``start`` to ``stop`` of this run."""
         if self.positions is not None:
-            run = Tokens.of(
-                stop - start, shift=self.shift, positions=self.positions[..., start:stop]
-            )
+            run = Tokens.of(stop - start, positions=self.positions[..., start:stop])
         else:
-            run = Tokens.of(stop - start, shift=self.shift + self.start + start)
-            run = replace(run, shift=self.shift)
-        return replace(run, start=self.start + start)
+            first = self.places.low + self.stride * start
+            run = Tokens.of(stop - start, shift=first, stride=self.stride)
+        return replace(run, shift=self.shift, start=self.start + start, stride=self.stride)
 
 
 def distance(q: Tokens, k: Tokens, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from polyhead.semantics.masks.algebra import (
     bare_tensor_message,
 )
 from polyhead.semantics.masks.block_sparse import BlockSparse
-from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, of_heads
+from polyhead.semantics.masks.explicit import Drop, Keep, check_broadcast, of_heads, of_tokens
 from polyhead.semantics.masks.packed import Documents, KeyLengths
 from polyhead.semantics.masks.positional import Causal, Chunk, Prefix, Window
 
@@ -41,4 +41,5 @@ __all__ = [
     "bare_tensor_message",
     "check_broadcast",
     "of_heads",
+    "of_tokens",
 ]

@@ -108,6 +108,20 @@ class Mask(Part):
         """The mask of some query heads alone: what a head sees, where heads differ."""
         return self
 
+    def of_tokens(self, queries: slice, keys: slice) -> Mask:
+        """The mask of a call with some of the queries and keys of this mask's call.
+
+        Raises:
+            UnsupportedError: A mask of somebody's own class that reads indexes and does not define
+                it.
+        """
+        if self.compares == "indexes":
+            raise UnsupportedError(
+                f"{type(self).__name__} does not say what its rows and columns are: define "
+                "of_tokens(queries, keys), which returns the mask of those rows and columns"
+            )
+        return self
+
     def of_rows(self, rows: Sequence[int]) -> Mask:
         """The mask of a batch whose row i is row ``rows[i]`` of this one's (beam search).
 
@@ -215,6 +229,9 @@ class And(Mask, arguments={"left": Mask, "right": Mask}):
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return self.left.of_heads(heads) & self.right.of_heads(heads)
 
+    def of_tokens(self, queries: slice, keys: slice) -> Mask:
+        return self.left.of_tokens(queries, keys) & self.right.of_tokens(queries, keys)
+
     def of_rows(self, rows: Sequence[int]) -> Mask:
         return self.left.of_rows(rows) & self.right.of_rows(rows)
 
@@ -267,6 +284,9 @@ class Or(Mask, arguments={"left": Mask, "right": Mask}):
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return self.left.of_heads(heads) | self.right.of_heads(heads)
 
+    def of_tokens(self, queries: slice, keys: slice) -> Mask:
+        return self.left.of_tokens(queries, keys) | self.right.of_tokens(queries, keys)
+
     def of_rows(self, rows: Sequence[int]) -> Mask:
         return self.left.of_rows(rows) | self.right.of_rows(rows)
 
@@ -293,6 +313,9 @@ class Not(Mask, arguments={"inner": Mask}):
 
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return ~self.inner.of_heads(heads)
+
+    def of_tokens(self, queries: slice, keys: slice) -> Mask:
+        return ~self.inner.of_tokens(queries, keys)
 
     def of_rows(self, rows: Sequence[int]) -> Mask:
         return ~self.inner.of_rows(rows)

@@ -50,6 +50,9 @@ class Keep(Mask, arguments={"allowed": Tensor}):
     def of_heads(self, heads: Sequence[int]) -> Keep:
         return type(self)(of_heads(self.allowed, heads))
 
+    def of_tokens(self, queries: slice, keys: slice) -> Keep:
+        return type(self)(of_tokens(self.allowed, queries, keys))
+
     def of_rows(self, rows: Sequence[int]) -> Keep:
         return self if len(self.allowed) == 1 else type(self)(self.allowed[list(rows)])
 
@@ -80,6 +83,13 @@ def of_heads(tensor: Tensor, heads: Sequence[int]) -> Tensor:
     if list(heads) == list(range(heads[0], heads[0] + len(heads))):
         return tensor.narrow(1, heads[0], len(heads))
     return tensor[:, list(heads)]
+
+
+def of_tokens(tensor: Tensor, queries: slice, keys: slice) -> Tensor:
+    """Some rows and columns of a 4-D tensor that broadcasts to ``[B, H, T, S]``; a view."""
+    if tensor.shape[-2] != 1:
+        tensor = tensor[:, :, queries]
+    return tensor if tensor.shape[-1] == 1 else tensor[..., keys]
 
 
 def check_broadcast(name: str, tensor: Tensor, shape: tuple[int, int, int, int]) -> None:

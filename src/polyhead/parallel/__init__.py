@@ -1,0 +1,23 @@
+"""Many processes: models, attention and caches on torch.distributed.
+
+from polyhead import parallel
+
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "context"))
+model = parallel.parallelize(model, mesh)
+logits = model(parallel.shard(ids, mesh))
+loss = parallel.cross_entropy(logits, parallel.shard(labels, mesh), mesh)
+"""
+
+from polyhead.parallel.attention import attention, gather, shard
+from polyhead.parallel.losses import cross_entropy
+from polyhead.parallel.model import parallelize
+from polyhead.parallel.ranks import RankError
+
+__all__ = [
+    "RankError",
+    "attention",
+    "cross_entropy",
+    "gather",
+    "parallelize",
+    "shard",
+]

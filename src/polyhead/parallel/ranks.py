@@ -1,0 +1,209 @@
+"""The processes of one mesh dimension: who they are, whether they agree, which one is gone.
+
+Whatever one rank refuses, all refuse: before ranks exchange anything else they exchange a short
+note of what each is about to do, and each reads all of them. So a wrong shape on one rank is an
+error on all, within one exchange, and nobody waits for a message that never comes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from polyhead.checks import shown
+from polyhead.errors import PolyheadError, UnsupportedError
+
+DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
+"""Names of mesh dimensions that are read, and what each is for."""
+
+_WORDS = 256
+"""Bytes of a refusal that other ranks read."""
+
+
+class RankError(PolyheadError, RuntimeError):
+    """Another process does something else, or is gone; the message names its rank."""
+
+
+@dataclass(eq=False)
+class Ranks:
+    """The processes along one dimension of a mesh.
+
+    Attributes:
+        name: Of the dimension.
+        group: torch's process group.
+        size: N, how many they are.
+        rank: This process's number among them.
+        numbers: Their ranks in the whole job, as messages name them.
+        device: Where collectives take their tensors.
+    """
+
+    name: str
+    group: dist.ProcessGroup
+    size: int
+    rank: int
+    numbers: tuple[int, ...]
+    device: torch.device
+    _processes: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh, name: str) -> Ranks:
+        """The processes along a dimension.
+
+        Raises:
+            ValueError: A mesh that has no such dimension.
+        """
+        check_mesh(mesh)
+        names = mesh.mesh_dim_names or ()
+        if name not in names:
+            raise ValueError(
+                f"mesh must have a dimension named {name!r}: got {list(names) or 'no names'}"
+            )
+        group = mesh.get_group(name)
+        numbers = tuple(dist.get_process_group_ranks(group))
+        kind = mesh.device_type
+        device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else kind
+        return cls(
+            name, group, len(numbers), mesh.get_local_rank(name), numbers, torch.device(device)
+        )
+
+    def global_rank(self, rank: int) -> int:
+        """The rank in the whole job of a rank of this dimension."""
+        return self.numbers[rank % self.size]
+
+    def agree(self, facts: Sequence[int], refused: Exception | None = None) -> list[list[int]]:
+        """Every rank's facts; what one rank refuses, all refuse.
+
+        Args:
+            facts: Whole numbers, as many on every rank.
+            refused: What this rank will not do.
+
+        Raises:
+            RankError: Another rank refused; says which and why.
+            Exception: ``refused`` itself, on the rank that gave it.
+        """
+        who = [zlib.crc32(socket.gethostname().encode()), os.getpid()]
+        said = str(refused).encode()[:_WORDS] if refused is not None else b""
+        numbers = [len(said) if refused is not None else -1, *who, *facts]
+        note = torch.zeros(8 * len(numbers) + _WORDS, dtype=torch.uint8)
+        note[: 8 * len(numbers)] = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
+        if said:
+            note[8 * len(numbers) :][: len(said)] = torch.frombuffer(
+                bytearray(said), dtype=torch.uint8
+            )
+        notes = [torch.empty_like(note, device=self.device) for _ in range(self.size)]
+        with self.watched("an agreement"):
+            dist.all_gather(notes, note.to(self.device), group=self.group)
+        read = [x.cpu() for x in notes]
+        found = [x[: 8 * len(numbers)].view(torch.int64).tolist() for x in read]
+        self._processes = [(host, process) for _, host, process, *_ in found]
+        if refused is not None:
+            raise refused
+        for rank, (length, *_) in enumerate(found):
+            if length >= 0:
+                words = bytes(read[rank][8 * len(numbers) :][:length].tolist())
+                raise RankError(
+                    f"rank {self.global_rank(rank)} refused: {words.decode(errors='replace')}"
+                )
+        return [rest for _, _, _, *rest in found]
+
+    @contextmanager
+    def watched(self, what: str) -> Iterator[None]:
+        """Names the process that is gone where an exchange fails."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, PolyheadError):
+                raise
+            raise RankError(
+                f"{what} over {self.name!r} failed on rank {self.global_rank(self.rank)}: "
+                f"{self._gone() or 'a process is gone or does something else'} "
+                f"({str(error).splitlines()[0][:120]})"
+            ) from error
+
+    def _gone(self) -> str:
+        """Which processes of this machine are gone."""
+        here = zlib.crc32(socket.gethostname().encode())
+        gone = [
+            str(self.global_rank(rank))
+            for rank, (host, process) in enumerate(self._processes)
+            if host == here and not _runs(process)
+        ]
+        return f"rank {', '.join(gone)} is gone" if gone else ""
+
+
+def _runs(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return not os.path.isdir("/proc/self")
+    except OSError:
+        return True
+
+
+def check_mesh(mesh: object) -> None:
+    """Raises unless ``mesh`` is a mesh of dimensions whose names are known.
+
+    Raises:
+        TypeError: Not a DeviceMesh.
+        ValueError: Names that mean nothing here, or none.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            "mesh must be a torch.distributed.device_mesh.DeviceMesh: got "
+            f"{type(mesh).__name__}; init_device_mesh makes one"
+        )
+    names = mesh.mesh_dim_names
+    strange = [name for name in names or () if name not in DIMENSIONS]
+    if not names or strange:
+        raise ValueError(
+            f"mesh dimensions are named, and may be {', '.join(DIMENSIONS)}: got "
+            f"{', '.join(strange) if names else 'none named'}"
+        )
+
+
+def check_same(ranks: Ranks, name: str, values: Sequence[int], hint: str = "") -> None:
+    """Raises on every rank where one has another value.
+
+    Raises:
+        RankError: Names the first rank that differs from rank 0, and both values.
+    """
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise RankError(
+                f"{name} must be the same on all ranks of {ranks.name!r}: got {values[0]} on rank "
+                f"{ranks.global_rank(0)} and {value} on rank {ranks.global_rank(rank)}{hint}"
+            )
+
+
+def check_spread(ranks: Ranks, name: str, lengths: Sequence[int], wanted: Sequence[int]) -> None:
+    """Raises on every rank where one holds another number of tokens than its order gives it.
+
+    Raises:
+        RankError: Names the rank, and what it holds and should hold.
+    """
+    for rank, (has, should) in enumerate(zip(lengths, wanted, strict=True)):
+        if has != should:
+            raise RankError(
+                f"rank {ranks.global_rank(rank)} holds {has} tokens of {name} and should hold "
+                f"{should} of {sum(lengths)}: the ranks of {ranks.name!r} hold {shown(lengths)}; "
+                "parallel.shard gives every rank its tokens"
+            )
+
+
+def fingerprint(*values: object) -> int:
+    """A number that differs where values differ, as their ``repr`` says."""
+    return zlib.crc32(repr(values).encode())
+
+
+def unsupported(feature: str) -> UnsupportedError:
+    """What parallel computation refuses, in one sentence."""
+    return UnsupportedError(f"polyhead.parallel cannot do {feature}")

@@ -1,0 +1,84 @@
+"""Attention over ranks equals attention in one process, or is refused by name on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cases_of_attention import FEATURES
+from worlds import World
+
+from polyhead.parallel.exchanges import EXCHANGES
+from polyhead.parallel.order import ORDERS, Spread, visible_pairs
+
+ALL = [*FEATURES]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[World]:
+    with World(2) as world:
+        yield world
+
+
+@pytest.mark.parametrize(
+    ("exchange", "order"), [("ring", "zigzag"), ("gather", "striped"), ("heads", "contiguous")]
+)
+def test_every_feature_equals_one_process_forward_and_backward(
+    two: World, exchange: str, order: str
+) -> None:
+    two.run("cases_of_attention:equal_all", exchange, order, "float64", ALL)
+
+
+def test_other_calls_on_one_rank_are_refused_on_all_by_its_name(two: World) -> None:
+    for what, words in (
+        (
+            "tokens",
+            "rank 0 holds 19 tokens of q and should hold 17 of 35: the ranks of 'context' hold (19",
+        ),
+        ("heads", "H must be the same on all ranks of 'context': got 4 on rank 0 and 2 on rank 1"),
+        ("mask", "the rest of the call"),
+        ("dtype", "rank 1 refused: q, k and v must share a floating-point dtype"),
+    ):
+        answers = two.tell("cases_of_refusals:differs", what)
+        kinds, texts = zip(*answers, strict=True)
+        assert "ok" not in kinds, answers
+        assert words.removeprefix("rank 1 refused: ") in texts[1], texts[1]
+        assert words in texts[0], texts[0]
+    # Afterwards nobody waits for anybody: the next call works.
+    two.run("cases_of_attention:equal_all", "ring", "zigzag", "float64", ["causal"])
+
+
+def test_heads_that_ranks_cannot_share_are_refused(two: World) -> None:
+    for kind, text in two.tell("cases_of_refusals:odd_heads"):
+        assert kind in ("UnsupportedError", "RankError")
+        assert "H = 3 query heads and G = 3 kv heads on 2 ranks" in text
+
+
+def test_orders_deal_out_every_token_once_and_zigzag_and_stripes_as_much_work() -> None:
+    for order in ORDERS:
+        for total, ranks in ((17, 3), (64, 4), (8, 4), (5, 1)):
+            spread = Spread(order, total, ranks)
+            dealt = [index for rank in range(ranks) for index in spread.indexes(rank).tolist()]
+            assert sorted(dealt) == list(range(total))
+            assert [spread.length(rank) for rank in range(ranks)] == [
+                len(spread.indexes(rank)) for rank in range(ranks)
+            ]
+    for order, most in (("contiguous", 8.0), ("zigzag", 1.05), ("striped", 1.05)):
+        spread = Spread(order, 1000, 4)  # type: ignore[arg-type]
+        pairs = [visible_pairs(spread, rank) for rank in range(4)]
+        assert sum(pairs) == 1000 * 1001 // 2
+        assert (max(pairs) / min(pairs) <= 1.05) == (most == 1.05)
+    with pytest.raises(ValueError, match="at least 8 tokens: got 7"):
+        Spread("zigzag", 7, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_whole_matrix_equals_one_process(ranks: int) -> None:
+    with World(ranks, timeout=600) as world:
+        for exchange in EXCHANGES:
+            if exchange == "heads" and ranks == 8:
+                continue  # 4 heads
+            for order in ORDERS:
+                for dtype in ("float64", "float32"):
+                    world.run("cases_of_attention:equal_all", exchange, order, dtype, ALL)
