@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,6 +47,20 @@ def by_script(times: dict[str, list[float]], length: int = 8) -> Case:
         {"peer": Contestant(lambda: way("peer"), close(torch.float32))},
         Limit("best", lambda: way("limit"), 2.0), work=6.0, gauge=gauge,
     )  # fmt: skip
+
+
+def test_a_result_does_not_keep_what_the_case_computed_with() -> None:
+    model = torch.nn.Linear(2, 2)
+    gone = weakref.ref(model)
+    peer = Contestant(lambda model=model: model.weight.detach(), close(torch.float32))
+    case = Case(
+        "made up", 1, torch.float32, lambda model=model: model.weight.detach(), {"peer": peer},
+        Limit("best", lambda model=model: model.weight, 1.0),
+    )  # fmt: skip
+    result = measure(case, Settings(rounds=1))
+    del model, case, peer
+    assert gone() is None
+    assert list(result.ratios) == ["peer"]
 
 
 def test_ratios_are_of_medians_and_means_are_geometric() -> None:
