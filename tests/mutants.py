@@ -436,9 +436,10 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         "tests/comparison/test_runs.py tests/comparison/test_corpus.py": [
             ("values depend on the seed", 'said = f"{seed} {name}', 'said = f"{name}'),
             ("writers to the residual stream", "std = _INITIAL / writers if writes else _INITIAL", "std = _INITIAL"),
-            ("blocks in another order for each seed", "generator = torch.Generator().manual_seed(seed)\n    waiting", "generator = torch.Generator().manual_seed(0)\n    waiting"),
-            ("every block once", "waiting = waiting[schedule.batch :]", "pass"),
-            ("a loss that is not finite", "if not math.isfinite(value):", "if False:"),
+            ("blocks in another order for each seed", "schedule.batch * schedule.context, seed)", "schedule.batch * schedule.context, 0)"),
+            ("a run that diverged has a name", 'raise DivergedError(f"{name}, seed {seed}: {error}") from None', "raise"),
+            ("each run has its seed", "order, schedule.of_run(seed)", "order, schedule.of_run(0)"),
+            ("the rate does not fall to 0", "            floor=0.1,\n", ""),
             ("runs that are done", "if not self.path(*pair).exists()]", "]"),
             ("a text too short", "if len(tokens) < least:", "if False:"),
             ("a folder in use", '"experiment.json").exists():\n        raise InputError(\n            f"{folder} holds a comparison already', '"absent.json").exists():\n        raise InputError(\n            f"{folder} holds a comparison already'),

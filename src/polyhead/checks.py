@@ -7,11 +7,15 @@ error for both, it is given as ``error``.
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import reprlib
 from collections.abc import Iterable
 from numbers import Real
+from types import ModuleType
 from typing import Any
+
+from polyhead.errors import InputError
 
 _BIG = 1 << 63
 
@@ -146,3 +150,20 @@ def _limits(least: int | None, most: int | None) -> str:
     if least is None:
         return "" if most is None else f" of at most {most:,}"
     return f" of at least {least:,}" if most is None else f" from {least:,} to {most:,}"
+
+
+def needed(module: str, extra: str) -> ModuleType:
+    """A module of a package that not everybody has.
+
+    Args:
+        module: Its name.
+        extra: What pip installs it with.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0].replace("_", "-")
+        raise InputError(f"this needs the package {package}: pip install '{extra}'") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,11 +49,10 @@ def train(
 
     Example: polyhead train translate-numbers
     """
+    from polyhead.checks import needed
     from polyhead.cli.terminal import console
-    from polyhead.errors import InputError
 
-    if find_spec("accelerate") is None:
-        raise InputError("training needs accelerate: pip install 'polyhead[train]'")
+    needed("accelerate", "polyhead[train]")  # said before anything is read
     from polyhead.training.job import Job
     from polyhead.training.recipe import Recipe
 

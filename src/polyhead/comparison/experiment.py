@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -210,11 +208,6 @@ def tokens_for(seconds: float, runs_to_do: int, rate: float, schedule: Schedule)
 
 def measured_rate(sizes: Sizes, schedule: Schedule, config_of: Variant, steps: int = 8) -> float:
     """Tokens a second of a few training steps on random tokens."""
-    model = runs.begin(decoder(config_of, sizes), 0)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    ids = torch.randint(sizes.vocab_size, (schedule.batch, schedule.context))
-    for step in range(steps):
-        if step == steps // 2:
-            started = time.perf_counter()
-        runs.train_step(model, optimizer, ids, schedule, "a trial")
-    return (steps - steps // 2) * ids.numel() / (time.perf_counter() - started)
+    done = runs.repeated(runs.begin(decoder(config_of, sizes), 0), schedule)
+    seconds = [next(done).seconds for _ in range(steps)][steps // 2 :]
+    return len(seconds) * schedule.batch * schedule.context / sum(seconds)

@@ -51,18 +51,16 @@ class Contestant:
     ) -> None:
         self.schedule, self.lengths = schedule, lengths
         self.model = runs.begin(config, 0)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.steps = runs.repeated(self.model, schedule)
         self.caches: dict[int, ModelCache] = {}
         generator = torch.Generator().manual_seed(0)
-        shape = (schedule.batch, schedule.context)
-        self.batch = torch.randint(config.vocab_size, shape, generator=generator)
         longest = (1, max(lengths))
-        self.prompt = torch.randint(config.vocab_size, longest, generator=generator)
+        device = next(self.model.parameters()).device
+        self.prompt = torch.randint(config.vocab_size, longest, generator=generator).to(device)
 
     def train(self) -> Tensor:
         """One training step."""
-        made = runs.train_step(self.model, self.optimizer, self.batch, self.schedule, "a step")
-        return torch.tensor(made)
+        return torch.tensor(next(self.steps).loss)
 
     def prefill(self, length: int) -> None:
         """A prompt read in one piece; its cache has room for the tokens of ``decode``."""
@@ -138,7 +136,8 @@ def cache_bytes(model: Transformer, tokens: int) -> int:
     """
     cache = model.new_cache(tokens)
     with torch.inference_mode():
-        model(torch.zeros(1, tokens, dtype=torch.int64), cache=cache, last=1)
+        ids = torch.zeros(1, tokens, dtype=torch.int64, device=next(model.parameters()).device)
+        model(ids, cache=cache, last=1)
     planned = plan(model.config, tokens=tokens, dtype="float32").cache_bytes
     if cache.bytes != planned:
         raise DisagreementError(
@@ -149,7 +148,7 @@ def cache_bytes(model: Transformer, tokens: int) -> int:
 
 def _turn(each: Contestant) -> dict[str, float]:
     """Every measurement once, in tokens a second."""
-    rates = {"train": each.batch.numel() / _seconds(each.train)}
+    rates = {"train": each.schedule.batch * each.schedule.context / _seconds(each.train)}
     each.model.eval()
     for length in each.lengths:
         rates[f"prefill {length}"] = length / _seconds(partial(each.prefill, length))

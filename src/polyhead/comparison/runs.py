@@ -2,7 +2,7 @@
 
 Runs of one seed are paired. They read the same blocks of text in the same order, and parameters
 that agree in name and shape begin with the same values. All variants have the same schedule:
-AdamW, a warm-up over a twentieth of the steps, then a cosine to a tenth of the rate.
+AdamW, a cosine to a tenth of the rate, and a warm-up over a twentieth of the steps.
 
 Shape letters: B batch, T tokens of a block, E embed size.
 """
@@ -12,26 +12,27 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from polyhead import training
 from polyhead.checks import number, one_of, whole
 from polyhead.comparison.corpus import Corpus
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, DivergedError, InputError
 from polyhead.models import Transformer
 from polyhead.training import loss
+from polyhead.training.batches import Batches
 
 MARKS = (0.25, 0.5, 1.0)
 """Shares of the training after which the validation loss is measured."""
 
 _VALIDATION_TOKENS = 32_768
 _INITIAL = 0.02
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -61,23 +62,24 @@ class Schedule:
         whole("context", self.context, least=2, error=ConfigError)
         whole("batch", self.batch, least=1, error=ConfigError)
         number("rate", self.rate, above=0, error=ConfigError)
-        one_of("dtype", self.dtype, DTYPES, error=ConfigError)
+        one_of("dtype", self.dtype, ("float32", "bfloat16"), error=ConfigError)
 
     @property
     def steps(self) -> int:
         return math.ceil(self.tokens / (self.context * self.batch))
 
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        warm = max(1, self.steps // 20)
-        if step < warm:
-            return self.rate * (step + 1) / warm
-        along = (step - warm) / max(1, self.steps - warm)
-        return self.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * along)))
-
-    def autocast(self) -> torch.autocast:
-        """In which the model is called."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16")
+    def of_run(self, seed: int) -> training.Schedule:
+        """That of the training loop."""
+        return training.Schedule(
+            steps=self.steps,
+            lr=self.rate,
+            floor=0.1,
+            warmup=max(1, self.steps // 20),
+            weight_decay=0.1,
+            beta2=0.95,
+            precision="bfloat16" if self.dtype == "bfloat16" else "float32",
+            seed=seed,
+        )
 
 
 def check_length(corpus: Corpus, schedule: Schedule) -> None:
@@ -124,27 +126,18 @@ def run(
         DivergedError: The loss is not finite.
     """
     model = begin(config, seed)
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
-            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        lr=schedule.rate,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
     held_out = _blocks(corpus.validation[:_VALIDATION_TOKENS], schedule.context)
-    marks = {max(1, round(share * schedule.steps)): share for share in MARKS}
+    marks = {max(1, round(share * schedule.steps)) for share in MARKS}
     curve: list[tuple[int, float]] = []
     order, started = batches(corpus.train, schedule, seed), time.process_time()
-    for step in range(schedule.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate_at(step)
-        train_step(model, optimizer, next(order), schedule, f"{name}, seed {seed}, step {step}")
-        if step + 1 in marks:
-            measured = validation_loss(model, held_out)
-            curve.append(((step + 1) * schedule.context * schedule.batch, measured))
-        advance(step + 1, schedule.steps)
+    try:
+        for step in training.Run(model, order, schedule.of_run(seed)):
+            if step.number in marks:
+                measured = validation_loss(model, held_out)
+                curve.append((step.number * schedule.context * schedule.batch, measured))
+            advance(step.number, schedule.steps)
+    except DivergedError as error:
+        raise DivergedError(f"{name}, seed {seed}: {error}") from None
     final = curve[-1][1]
     foretold = held_out.shape[0] * (held_out.shape[1] - 1)
     nats_per_byte = final * len(corpus.validation) / corpus.validation_bytes
@@ -184,45 +177,27 @@ def begin(config: TransformerConfig, seed: int) -> Transformer:
     return model
 
 
-def batches(tokens: Tensor, schedule: Schedule, seed: int) -> Iterator[Tensor]:
-    """``[B, T]`` int64 for ever: the blocks of a text in an order that the seed draws anew."""
+def batches(tokens: Tensor, schedule: Schedule, seed: int) -> Batches:
+    """The blocks of a text, ``[B, T]`` each time, in an order that the seed draws anew."""
     blocks = _blocks(tokens, schedule.context)
-    generator = torch.Generator().manual_seed(seed)
-    waiting = torch.empty(0, dtype=torch.int64)
-    while True:
-        while len(waiting) < schedule.batch:
-            more = torch.randperm(len(blocks), generator=generator)
-            waiting = torch.cat((waiting, more))
-        yield blocks[waiting[: schedule.batch]]
-        waiting = waiting[schedule.batch :]
+    of_whole_batches = list(blocks[: len(blocks) // schedule.batch * schedule.batch])
+    return Batches(of_whole_batches, _batch, schedule.batch * schedule.context, seed)
 
 
-def train_step(
-    model: Transformer,
-    optimizer: torch.optim.Optimizer,
-    ids: Tensor,
-    schedule: Schedule,
-    what: str,
-) -> float:
-    """One step on ``ids [B, T]``; its loss in nats a token."""
-    with schedule.autocast():
-        found = loss(model, ids, ids)
-    value = found.item()
-    if not math.isfinite(value):
-        raise DivergedError(f"{what}: the loss is {value}; take a lower learning rate")
-    optimizer.zero_grad()
-    found.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return value
+def repeated(model: Transformer, schedule: Schedule) -> Iterator[training.Step]:
+    """Training steps without end on one batch of random tokens, for what they cost."""
+    shape = (schedule.batch, schedule.context)
+    generator = torch.Generator().manual_seed(0)
+    batch = _batch(torch.randint(model.config.vocab_size, shape, generator=generator))
+    return iter(training.Run(model, lambda _: batch, replace(schedule.of_run(0), steps=1 << 40)))
 
 
 def validation_loss(model: Transformer, blocks: Tensor) -> float:
     """Nats a token over ``blocks [N, T]``, of all tokens but the first of each."""
     model.eval()
-    total = 0.0
+    total, held_out = 0.0, blocks.to(next(model.parameters()).device)
     with torch.no_grad():  # in float32: under autocast the sum has the 8 bits of bfloat16
-        for ids in torch.split(blocks, max(1, 4096 // blocks.shape[1])):
+        for ids in torch.split(held_out, max(1, 4096 // blocks.shape[1])):
             total += loss(model, ids, ids, reduction="sum").item()
     model.train()
     return total / (blocks.shape[0] * (blocks.shape[1] - 1))
@@ -232,3 +207,9 @@ def _blocks(tokens: Tensor, size: int) -> Tensor:
     """``[N, size]`` int64: the text cut into blocks; what is left over is dropped."""
     count = len(tokens) // size
     return tokens[: count * size].view(count, size).long()
+
+
+def _batch(rows: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
+    """What a training step takes: ``[B, T]`` tokens, each foretold from those before it."""
+    ids = torch.stack([*rows])
+    return {"input_ids": ids, "labels": ids}

@@ -256,7 +256,7 @@ def scored(metric: str, written: Sequence[str], wanted: Sequence[str]) -> float:
     if metric == "exact":
         pairs = list(zip(written, wanted, strict=True))
         return sum(a == b for a, b in pairs) / max(len(pairs), 1)
-    from polyhead.training.corpora.corpus import needed
+    from polyhead.checks import needed
 
     sacrebleu = needed("sacrebleu", "polyhead[train]")
     found: float = sacrebleu.corpus_bleu(list(written), [list(wanted)]).score

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from polyhead.checks import needed
 from polyhead.errors import CheckpointError, DivergedError
 from polyhead.training.losses import IGNORED
 from polyhead.training.schedule import Schedule
@@ -92,6 +93,7 @@ class Run:
 
     Raises:
         ConfigError: A model without a head over its vocabulary.
+        InputError: accelerate is not installed.
     """
 
     def __init__(
@@ -104,15 +106,13 @@ class Run:
         folder: str | Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        from accelerate import Accelerator
-
         self.model, self.batches, self.schedule = model, batches, schedule
         self.validation, self.about = validation, dict(about or {})
         self.folder = None if folder is None else Path(folder)
         self.steps, self.tokens, self.seconds = 0, 0, 0.0
         self.best: float | None = None
         self._validated = -1
-        self._accelerator = Accelerator()
+        self._accelerator = needed("accelerate", "polyhead[train]").Accelerator()
         trained = Trainable(model, label_smoothing=schedule.label_smoothing)
         self._optimizer = _adamw(trained, schedule)
         self._trained = self._accelerator.prepare_model(trained)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from polyhead.training.corpora.corpus import Corpus, Pair, needed
+from polyhead.checks import needed
+from polyhead.training.corpora.corpus import Corpus, Pair
 
 HELD_OUT = 20
 """Every so many chapters one is held out, whole: neighbouring verses repeat each other."""

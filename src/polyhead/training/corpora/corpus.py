@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
-
-from polyhead.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -32,20 +28,3 @@ class Corpus:
     training: Sequence[Pair]
     held_out: Sequence[Pair]
     baselines: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
-
-
-def needed(module: str, extra: str) -> ModuleType:
-    """A module of a package that not everybody has.
-
-    Args:
-        module: Its name.
-        extra: What pip installs it with.
-
-    Raises:
-        InputError: It is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0].replace("_", "-")
-        raise InputError(f"this needs the package {package}: pip install '{extra}'") from error

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 
-from polyhead.training.corpora.corpus import Corpus, Pair, needed
+from polyhead.checks import needed
+from polyhead.training.corpora.corpus import Corpus, Pair
 
 MOST = 1_000_000
 HELD_OUT = 300
