@@ -1,9 +1,10 @@
-"""Pages of docs/: their snippets run, in order, and print what the page says they print."""
+"""Pages of docs/ and examples/: snippets run, in order, and print what the page says they print."""
 
 import contextlib
 import io
 import operator
 import re
+import runpy
 import warnings
 from pathlib import Path
 
@@ -12,13 +13,40 @@ import torch
 
 import polyhead as ph
 from mask_pictures import pictures
+from notebooks import NOTEBOOKS, notebook
 
 DOCS = Path(__file__).parents[1] / "docs"
+EXAMPLES = DOCS.parent / "examples"
 SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "printing"), [("attention.md", 7), ("caches.md", 8)])
-def test_snippets_run_and_print_what_the_page_shows(page, printing):
+def with_model(*values, **options):
+    return pytest.param(*values, marks=[pytest.mark.model, *options.get("marks", ())])
+
+
+@pytest.fixture
+def smollm2():
+    try:
+        return ph.load("smollm2")
+    except ph.ModelNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("page", "printing"),
+    [
+        ("attention.md", 7),
+        ("caches.md", 8),
+        ("long-context.md", 4),
+        ("replacing.md", 4),
+        ("tutorials/small-transformer.md", 6),
+        with_model("start.md", 5),
+        with_model("find-a-head.md", 4, marks=[pytest.mark.slow]),
+    ],
+)
+def test_snippets_run_and_print_what_the_page_shows(page, printing, request):
+    if request.node.get_closest_marker("model"):
+        request.getfixturevalue("smollm2")
     found = SNIPPET.findall((DOCS / page).read_text(encoding="utf-8"))
     assert sum(bool(shown) for _, shown in found) == printing
     names = {}
@@ -29,6 +57,32 @@ def test_snippets_run_and_print_what_the_page_shows(page, printing):
             exec(code, names)
         assert printed.getvalue() == shown, code
     torch.compiler.reset()
+
+
+def test_notebooks_are_the_pages_that_they_are_written_from():
+    assert {path.name for path in EXAMPLES.glob("*.ipynb")} == set(NOTEBOOKS)
+    for name, page in NOTEBOOKS.items():
+        written = (EXAMPLES / name).read_text(encoding="utf-8")
+        assert written == notebook(page), "run: python tests/notebooks.py"
+
+
+def test_the_example_of_contexts_finds_more_room_at_fewer_bits(capsys):
+    runpy.run_path(str(EXAMPLES / "context_budget.py"))["main"]("24GiB", "llama-3-8b")
+    name, *numbers = capsys.readouterr().out.splitlines()[1].split()
+    contexts = [int(number.replace(",", "")) for number in numbers]
+    assert name == "LLaMA-3-8B"
+    assert contexts[0] == ph.plan("llama-3-8b", memory="24GiB").fit.longest_context
+    assert contexts == sorted(set(contexts)), numbers
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_example_of_a_pair_draws_the_head_that_connects_it(smollm2, tmp_path, capsys):
+    main = runpy.run_path(str(EXAMPLES / "draw_pair.py"))["main"]
+    text = "The animal didn't cross the street because it was too tired"
+    main(text, "it", "animal", str(tmp_path / "pair.svg"))
+    assert capsys.readouterr().out.startswith("13.8: 0.75")
+    assert (tmp_path / "pair.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
 def test_pictures_of_masks_are_those_that_their_command_writes():
