@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +83,15 @@ def test_the_whole_matrix_equals_one_process(ranks: int) -> None:
             for order in ORDERS:
                 for dtype in ("float64", "float32"):
                     world.run("cases_of_attention:equal_all", exchange, order, dtype, ALL)
+
+
+def test_a_process_that_dies_is_named_within_seconds() -> None:
+    with World(3) as world:
+        began = time.monotonic()
+        answers = world.tell("cases_of_refusals:dies", 1)
+        assert time.monotonic() - began < 20
+        assert answers[1][0] == "gone"
+        for rank in (0, 2):
+            kind, text = answers[rank]
+            assert kind == "RankError"
+            assert "rank 1 is gone" in text, text

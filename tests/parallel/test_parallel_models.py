@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cases_of_models import FAMILIES, MESHES
@@ -47,3 +48,40 @@ def test_a_model_by_other_exchanges_and_orders_equals_one_process() -> None:
                     "cases_of_models:equal_all", [family], ["context"], "float64",
                     {"exchange": exchange, "order": order},
                 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dimension", "family", "kind"),
+    [
+        ("context", "Gemma 2", "dense"),
+        ("context", "gpt-oss", "paged"),
+        ("context", "DeepSeek", "dense"),
+        ("tensor", "gpt-oss", "auto"),
+        ("tensor", "DeepSeek", "auto"),
+    ],
+)
+def test_decoding_equals_one_process(two: World, dimension: str, family: str, kind: str) -> None:
+    two.run("cases_of_decoding:decoded", dimension, family, kind)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("heads", "H = 3 query heads and G = 3 kv heads on 2 ranks"),
+        ("another model", "the model's configuration must be the same on all ranks of 'context'"),
+        ("a name", "may be data, shard, context, tensor, expert: got tp"),
+        ("tokens", "holds 9 tokens of ids and should hold 11 of 21"),
+        ("twice", "parallel already"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_on_every_rank(two: World, what: str, words: str) -> None:
+    for kind, text in two.tell("cases_of_decoding:refused", what):
+        assert kind != "ok"
+        assert words in text, text
+
+
+@pytest.mark.parametrize(("first", "second"), [("shard", "tensor"), ("tensor", "context")])
+def test_a_run_saved_in_shares_resumes_on_another_mesh(
+    two: World, tmp_path: Path, first: str, second: str
+) -> None:
+    two.run("cases_of_training:resumed", str(tmp_path / "saved"), first, second)

@@ -65,6 +65,7 @@ class MultiHeadLatentAttention(Hooked):
         kv_a_norm: Over the R features; nothing where ``config.norm`` is None.
         kv_b_proj: ``[H(N + V), R]``.
         o_proj: ``[E, H · V]``.
+        preferred: The computation that ``"auto"`` takes; None: the one of fewer operations.
 
     Raises:
         ConfigError: Sizes or numbers that do not go together.
@@ -123,6 +124,7 @@ class MultiHeadLatentAttention(Hooked):
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
         self.config, self.embed_dim = config, embed_dim
+        self.preferred: Computation | None = None
         self.num_heads, self.v_head_dim = config.num_heads, config.v_head_dim
         self.scale, self.dropout = config.score_scale, config.dropout
         H, R = config.num_heads, config.kv_lora_rank
@@ -189,7 +191,7 @@ class MultiHeadLatentAttention(Hooked):
         else:
             source = cache.append(latent, latent[..., :R], positions)
         B, T, _ = x.shape
-        way = forced or self.config.choose(B, T, source.tokens.length)
+        way = forced or self.preferred or self.config.choose(B, T, source.tokens.length)
         if way == "absorbed":
             up = self._up()[0].to(n.dtype)
             q = torch.cat((torch.einsum("bhtn,hnr->bhtr", n, up), p), dim=-1)

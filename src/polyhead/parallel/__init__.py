@@ -12,12 +12,15 @@ from polyhead.parallel.attention import attention, gather, shard
 from polyhead.parallel.losses import cross_entropy
 from polyhead.parallel.model import parallelize
 from polyhead.parallel.ranks import RankError
+from polyhead.parallel.training import clip_grad_norm, whole_state
 
 __all__ = [
     "RankError",
     "attention",
+    "clip_grad_norm",
     "cross_entropy",
     "gather",
     "parallelize",
     "shard",
+    "whole_state",
 ]

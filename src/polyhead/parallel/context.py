@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polyhead.caches import ModelCache
 from polyhead.functional import run
+from polyhead.layers import MultiHeadLatentAttention
 from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
 from polyhead.parallel.attention import Meaning, attend, explicit_positions
+from polyhead.parallel.cache import HeldByRanks, SpreadCache
 from polyhead.parallel.collectives import entered
 from polyhead.parallel.exchanges import Exchange
 from polyhead.parallel.order import Order, Spread
@@ -98,7 +102,7 @@ class LayerAttention:
     def __call__(
         self,
         q: Tensor,
-        source: KeyValueSource,
+        source: KeyValueSource | HeldByRanks,
         *,
         mask: Mask | None,
         bias: Bias | Tensor | None,
@@ -119,6 +123,12 @@ class LayerAttention:
             if bias is not None:
                 whole = [entered(x, self.tensor) for x in bias.tensors]
                 bias = bias.with_tensors(whole).of_heads(mine)
+        if isinstance(source, HeldByRanks):
+            state = source.attend(
+                q, kernel, dropout_p, mask=mask, bias=bias, scale=scale, softcap=softcap,
+                q_positions=q_positions,
+            )  # fmt: skip
+            return (state if sinks is None else add_sinks(state, sinks)).out
         seed = dropout_seed(q, dropout_p, None)
         if seed is not None:
             for ranks in (self.tensor, None if self.context is None else self.context.ranks):
@@ -176,13 +186,15 @@ class _HiddenStates:
         encoder_ids: Tensor | None = None,
         encoder_hidden: Tensor | None = None,
         encoder_mask: Mask | None = None,
+        cache: ModelCache | None = None,
         kernel: str = "auto",
         **call: Any,
     ) -> Tensor:
         model, context = self.model, self.context
-        for name in ("cache", "last"):
-            if call.get(name) is not None:
-                raise unsupported(f"{name}= where tokens are spread over ranks")
+        if cache is not None:
+            return self._decoded(ids, positions, mask, cache, kernel, call)
+        if call.get("last") is not None:
+            raise unsupported("last= where tokens are spread over ranks")
         if encoder_ids is not None and encoder_hidden is None:
             encoder_hidden = model.encode(encoder_ids, mask=encoder_mask, kernel=kernel)
         elif encoder_hidden is not None and "encoder" not in context.spreads:
@@ -193,6 +205,44 @@ class _HiddenStates:
             encoder_mask=encoder_mask, kernel=kernel, **call,
         )  # fmt: skip
         return made
+
+    def _decoded(
+        self,
+        ids: Tensor,
+        positions: Tensor | None,
+        mask: Mask | None,
+        cache: ModelCache,
+        kernel: str,
+        call: dict[str, Any],
+    ) -> Tensor:
+        """The same tokens on all ranks, their keys spread."""
+        if not all(isinstance(each, SpreadCache) for each in cache.layers):
+            raise ValueError(
+                "cache must be of this model's new_cache() after parallelize: it was not spread"
+            )
+        if positions is None:
+            positions = torch.arange(cache.length, cache.length + ids.shape[1], device=ids.device)
+        model = self.model
+        made: Tensor = type(model).hidden_states(
+            model, ids, positions=positions, mask=mask, cache=cache, kernel=kernel, **call
+        )
+        return made
+
+
+@dataclass(eq=False)
+class _NewCache:
+    """``Transformer.new_cache`` whose layers are spread."""
+
+    model: Transformer
+    context: Context
+
+    def __call__(self, capacity: int = 0, **options: Any) -> ModelCache:
+        model, ranks = self.model, self.context.ranks
+        if model.encoder_layers:
+            raise unsupported("a cache of an encoder-decoder that is spread over ranks")
+        cache = type(model).new_cache(model, -(-capacity // ranks.size), **options)
+        cache.layers = tuple(SpreadCache(each, ranks) for each in cache.layers)
+        return cache
 
 
 @dataclass(eq=False)
@@ -223,6 +273,7 @@ def spread_tokens(model: Transformer, context: Context) -> None:
     """From now on ``model`` reads a slice of the tokens on each rank of the context."""
     model.hidden_states = _HiddenStates(model, context)  # type: ignore[method-assign]
     model.encode = _Encode(model, context)  # type: ignore[method-assign]
+    model.new_cache = _NewCache(model, context)  # type: ignore[method-assign]
 
 
 def install(
@@ -237,8 +288,8 @@ def install(
                 if module is None:
                     continue
                 module._computed = LayerAttention(heads.get(module), tensor, context, stack, keys)
-                if context is not None and hasattr(module, "computation"):
-                    module.computation = "absorbed"
+                if context is not None and isinstance(module, MultiHeadLatentAttention):
+                    module.preferred = "absorbed"  # whose keys are the latent: it is what is sent
 
 
 def check_context(model: Transformer) -> None:

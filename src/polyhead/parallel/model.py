@@ -21,7 +21,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from polyhead.checks import one_of
+from polyhead.checks import flag, one_of
 from polyhead.layers.experts import Experts
 from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
@@ -41,6 +41,7 @@ def parallelize(
     *,
     exchange: Exchange = "ring",
     order: Order = "zigzag",
+    training: bool = True,
     **options: Any,
 ) -> Transformer:
     """Spreads a model over the processes of a mesh, in place.
@@ -54,6 +55,9 @@ def parallelize(
         mesh: Dimensions named data, shard, context and tensor, any of them.
         exchange: How keys get to the queries of other ranks: ``"ring"``, ``"gather"``, ``"heads"``.
         order: Which rank holds which tokens: ``"contiguous"``, ``"zigzag"``, ``"striped"``.
+        training: Whether gradients are averaged over data and context; without, a model serves,
+            under ``torch.inference_mode`` too. With a cache (``new_cache``) every rank is given the
+            same new tokens, and those remembered lie on the ranks of context.
         **options: For torch's ``fully_shard`` and ``replicate``, such as ``mp_policy``.
 
     Returns:
@@ -68,6 +72,7 @@ def parallelize(
     check_mesh(mesh)
     one_of("exchange", exchange, EXCHANGES)
     one_of("order", order, ORDERS)
+    flag("training", training)
     if not isinstance(model, Transformer):
         raise TypeError(f"parallelize takes a Transformer: got {type(model).__name__}")
     if "_computed" in model.layers[0].attention.__dict__:
@@ -93,7 +98,7 @@ def parallelize(
         install(model, tensor, heads, context)
     if context is not None:
         spread_tokens(model, context)
-    _average(model, mesh, options)
+    _average(model, mesh, training, options)
     return model
 
 
@@ -118,9 +123,11 @@ def _attentions(model: Transformer) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, Hooked)]
 
 
-def _average(model: Transformer, mesh: DeviceMesh, options: dict[str, Any]) -> None:
+def _average(model: Transformer, mesh: DeviceMesh, training: bool, options: dict[str, Any]) -> None:
     """Averages gradients over data, shard and context, by torch's own means."""
     names = [name for name in AVERAGED if name in (mesh.mesh_dim_names or ())]
+    if not training and "shard" not in names:
+        names = []
     if not names:
         if options:
             raise ValueError(f"{', '.join(options)}: no dimension data, shard or context to use it")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,13 @@ DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
 
 _WORDS = 256
 """Bytes of a refusal that other ranks read."""
+
+
+_PROCESSES: dict[int, tuple[int, int]] = {}
+"""Machine and number of the process of each rank that has ever agreed with this one."""
+
+_PATIENCE = 10
+"""Tenths of a second until a process that ended its connection is seen to be gone."""
 
 
 class RankError(PolyheadError, RuntimeError):
@@ -51,7 +59,6 @@ class Ranks:
     rank: int
     numbers: tuple[int, ...]
     device: torch.device
-    _processes: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, mesh: DeviceMesh, name: str) -> Ranks:
@@ -103,7 +110,8 @@ class Ranks:
             dist.all_gather(notes, note.to(self.device), group=self.group)
         read = [x.cpu() for x in notes]
         found = [x[: 8 * len(numbers)].view(torch.int64).tolist() for x in read]
-        self._processes = [(host, process) for _, host, process, *_ in found]
+        for number, (_, host, process, *_) in zip(self.numbers, found, strict=True):
+            _PROCESSES[number] = host, process
         if refused is not None:
             raise refused
         for rank, (length, *_) in enumerate(found):
@@ -131,12 +139,15 @@ class Ranks:
     def _gone(self) -> str:
         """Which processes of this machine are gone."""
         here = zlib.crc32(socket.gethostname().encode())
-        gone = [
-            str(self.global_rank(rank))
-            for rank, (host, process) in enumerate(self._processes)
-            if host == here and not _runs(process)
-        ]
-        return f"rank {', '.join(gone)} is gone" if gone else ""
+        known = [(rank, *_PROCESSES[rank]) for rank in self.numbers if rank in _PROCESSES]
+        for _ in range(_PATIENCE):  # a connection ends before its process has
+            gone = [
+                str(rank) for rank, host, process in known if host == here and not _runs(process)
+            ]
+            if gone:
+                return f"rank {', '.join(gone)} is gone"
+            time.sleep(0.1)
+        return ""
 
 
 def _runs(process: int) -> bool:

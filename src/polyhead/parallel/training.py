@@ -1,0 +1,78 @@
+"""What training over processes needs besides torch's own: one norm of all gradients, whole weights.
+
+Everything else is torch's: optimisers step DTensors, ``torch.distributed.checkpoint`` saves each
+rank's share and loads it on another number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from polyhead.checks import number
+from polyhead.errors import DivergedError
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
+    """Scales all gradients so that their norm is at most ``max_norm``; returns the norm before.
+
+    As ``torch.nn.utils.clip_grad_norm_``, for a model whose parameters are cut in different ways:
+    some over ``tensor``, some over ``shard``, some whole.
+
+    Args:
+        model: After a backward pass.
+        max_norm: Above 0.
+
+    Returns:
+        The norm of all gradients, the same on all ranks.
+
+    Raises:
+        DivergedError: The norm is not finite; gradients are as they were.
+    """
+    number("max_norm", max_norm, above=0)
+    squares: dict[Any, list[Tensor]] = defaultdict(list)
+    locals_ = []
+    for parameter in model.parameters():
+        grad = parameter.grad
+        if grad is None:
+            continue
+        key = None
+        if isinstance(grad, DTensor):
+            key = grad.device_mesh, tuple(grad.placements)
+            grad = grad.to_local()
+        locals_.append(grad)
+        squares[key].append(grad.detach().double().square().sum())
+    total = 0.0
+    for key, parts in squares.items():
+        square = torch.stack(parts).sum()
+        if key is not None:
+            mesh, placements = key
+            for dim, placement in enumerate(placements):
+                if not placement.is_replicate():
+                    dist.all_reduce(square, group=mesh.get_group(dim))
+        total += square.item()
+    norm = math.sqrt(total) if total >= 0 else math.nan
+    if not math.isfinite(norm):
+        raise DivergedError(f"the norm of all gradients is {norm}")
+    if norm > max_norm:
+        for grad in locals_:
+            grad.mul_(max_norm / norm)
+    return norm
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """A state dict of whole tensors on the CPU, on every rank; loads into a model of one process.
+
+    Args:
+        model: After ``parallelize``. All ranks call this together.
+    """
+    return {
+        name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().cpu()
+        for name, x in model.state_dict().items()
+    }

@@ -1,0 +1,76 @@
+"""Decoding over ranks, checkpoints that go to other numbers of ranks, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases_of_attention import mesh_of
+from cases_of_models import W, batch, made
+
+import polyhead as ph
+from polyhead import parallel
+
+
+def _tokens(model: ph.Transformer, cache: Any, ids: torch.Tensor, count: int) -> list[Any]:
+    """Greedy tokens one by one, with a roll-back on the way; all logits."""
+    seen = [model(ids, cache=cache)[:, -1]]
+    for step in range(count):
+        chosen = seen[-1].argmax(dim=-1, keepdim=True)
+        if step == 3:
+            model(chosen, cache=cache)
+            cache.rollback(1)
+        seen.append(model(chosen, cache=cache)[:, -1])
+    return seen
+
+
+def decoded(dimension: str, family: str, kind: str) -> None:
+    """Tokens and logits equal one process, after fork and reorder too."""
+    ids = batch(family)[0][:, :9]
+    one, model = (made(family, torch.float64).eval() for _ in range(2))
+    parallel.parallelize(model, mesh_of(dimension), training=False)
+    with torch.inference_mode():
+        caches = [each.new_cache(kind=kind) for each in (one, model)]
+        runs = [_tokens(m, c, ids, 6) for m, c in zip((one, model), caches, strict=True)]
+        for cache in caches:
+            cache.reorder([1, 0, 1])
+        more = torch.randint(W, (3, 2), generator=torch.Generator().manual_seed(1))
+        forks = [cache.fork() for cache in caches]
+        runs[0].append(one(more, cache=caches[0]))
+        runs[1].append(model(more, cache=caches[1]))
+        assert [fork.length for fork in forks] == [caches[0].length - 2] * 2
+    for theirs, ours in zip(*runs, strict=True):
+        apart = (ours - theirs).abs().max().item()
+        assert apart <= 1e-11, f"logits differ by {apart:.1e}"
+        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    if dimension == "context":
+        held = sum(layer.part.length for layer in caches[1].layers)
+        total = torch.tensor(held)
+        dist.all_reduce(total)
+        assert total == sum(layer.length for layer in caches[1].layers)
+        assert held < total
+
+
+def refused(what: str) -> None:
+    """What a mesh cannot do with a model, before anything is changed."""
+    if what == "heads":
+        model = made("Qwen 3", torch.float64)
+        config = model.config
+        layers = tuple(
+            ph.config.LayerConfig(ph.config.AttentionConfig(3, 3, 8), layer.feed_forward)
+            for layer in config.layers
+        )
+        model = ph.Transformer(ph.config.TransformerConfig("decoder", W, 32, 64, layers))
+        parallel.parallelize(model, mesh_of("tensor"))
+    elif what == "another model":
+        family = "Llama" if dist.get_rank() == 0 else "Falcon"
+        parallel.parallelize(made(family, torch.float64), mesh_of("context"))
+    elif what == "a name":
+        parallel.parallelize(made("Llama", torch.float64), mesh_of("tp"))
+    elif what == "tokens":
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
+        model(torch.zeros(1, 9 + 3 * dist.get_rank(), dtype=torch.int64))
+    elif what == "twice":
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
+        parallel.parallelize(model, mesh_of("context"))
