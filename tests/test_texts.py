@@ -34,7 +34,18 @@ def test_languages_have_the_same_keys_and_places(code: str) -> None:
 
 def test_chinese_is_chinese_with_the_terms_of_the_field() -> None:
     said = json.dumps(FILES["zh"], ensure_ascii=False)
-    for term in ("多头注意力", "查询", "键", "值", "掩码", "KV 缓存"):
+    assert LANGUAGES == {"en": "English", "zh": "中文"}
+    terms = (
+        "缩放点积注意力",
+        "多头注意力",
+        "查询",
+        "键",
+        "值",
+        "因果掩码",
+        "KV 缓存",
+        "低秩潜变量",
+    )
+    for term in terms:
         assert term in said
     alike = [
         (part, key)
@@ -47,7 +58,11 @@ def test_chinese_is_chinese_with_the_terms_of_the_field() -> None:
 
 @pytest.mark.parametrize(
     ("folder", "parts"),
-    [("inspection/page", ("page",)), ("inspection/served", ("served",))],
+    [
+        ("inspection/page", ("page",)),
+        ("inspection/served", ("served",)),
+        ("lesson/page", ("lesson",)),
+    ],
 )
 def test_pages_use_keys_that_there_are(folder: str, parts: tuple[str, ...]) -> None:
     known = every("common", "statistics", *parts)["en"].keys()
@@ -68,6 +83,9 @@ def test_the_language_is_asked_for_or_the_locales(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
     assert language_of(None) == "zh"
     assert language_of("en") == "en"
+    assert language_of("zh") == "zh"
+    assert every("common", "learn")["zh"]["head"] == "头 {name}"
+    assert every("common", "learn")["en"]["written"]
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     assert language_of(None) == "en"
     with pytest.raises(InputError, match="--lang must be en or zh: got 'fr'"):

@@ -14,6 +14,7 @@ from polyhead.cli.compare import compare_app
 from polyhead.cli.convert import convert
 from polyhead.cli.doctor import doctor
 from polyhead.cli.generate import generate
+from polyhead.cli.learn import learn
 from polyhead.cli.look import look
 from polyhead.cli.perplexity import perplexity
 from polyhead.cli.plan import plan
@@ -57,6 +58,7 @@ def _reflowed(text: str) -> str:
 
 _VERBS = (
     look,
+    learn,
     trace,
     generate,
     chat,

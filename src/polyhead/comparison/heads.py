@@ -28,6 +28,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError
+from polyhead.inspection.probe import probe
 from polyhead.inspection.pruning import head_importance, prune
 from polyhead.models import Transformer
 
@@ -103,25 +104,45 @@ def name_tokens(heads: int, seed: int, *, steps: int = _STEPS) -> Outcome:
         steps: Of training.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Namer(heads)
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
-        )
-        for step in range(steps):
-            warm, along = min(1.0, (step + 1) / 20), 0.5 * (1 + math.cos(math.pi * step / steps))
-            optimizer.param_groups[0]["lr"] = _RATE * warm * along
-            ids, wanted = _drawn(_BATCH)
-            found = F.cross_entropy(model(ids).flatten(0, 2), wanted.flatten())
-            optimizer.zero_grad()
-            found.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        model = _trained(heads, seed, steps)
         ids, wanted = _drawn(_EXAMINED)
         with torch.no_grad():
             right = model(ids).argmax(-1) == wanted
     count = sum(p.numel() for p in model.parameters())
     each, together = right.float().mean().item(), right.all(-1).float().mean().item()
     return Outcome(heads, seed, count, each, together)
+
+
+def where_heads_look(heads: int, seed: int, *, steps: int = _STEPS) -> tuple[Tensor, Tensor]:
+    """Trains one model on the task and looks at its heads on one row of random tokens.
+
+    Returns:
+        ``[T]`` the tokens, and ``[H, T, T]`` the weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = _trained(heads, seed, steps)
+        ids, _ = _drawn(1)
+        with probe(model.layer) as seen, torch.no_grad():
+            model(ids)
+    return ids[0], seen[0].rows()[0]
+
+
+def _trained(heads: int, seed: int, steps: int) -> Namer:
+    """A model after its training; draws from torch's global generator, seeded here."""
+    torch.manual_seed(seed)
+    model = Namer(heads)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+    )
+    for step in range(steps):
+        warm, along = min(1.0, (step + 1) / 20), 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimizer.param_groups[0]["lr"] = _RATE * warm * along
+        ids, wanted = _drawn(_BATCH)
+        found = F.cross_entropy(model(ids).flatten(0, 2), wanted.flatten())
+        optimizer.zero_grad()
+        found.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model
 
 
 def _drawn(batch: int) -> tuple[Tensor, Tensor]:

@@ -172,11 +172,11 @@ def render(data: PageData) -> str:
     """
     weights = _checked_weights(data)
     layout = _Layout.of(weights)
-    style = _asset("page.css")
-    theme = _asset("theme.js")
-    script = '(() => {\n"use strict";\n' + "\n".join(_asset(f"{s}.js") for s in SCRIPTS) + "})();\n"
+    style = asset("page.css")
+    theme = asset("theme.js")
+    script = '(() => {\n"use strict";\n' + "\n".join(asset(f"{s}.js") for s in SCRIPTS) + "})();\n"
     parts = {
-        "policy": _policy(style, theme, script),
+        "policy": policy(style, theme, script),
         "style": style,
         "theme": theme,
         "texts": texts_json(data.language, "page"),
@@ -187,7 +187,7 @@ def render(data: PageData) -> str:
             for layer, text in enumerate(_packed(weights, layout))
         ),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
 
 
 def write(data: PageData, path: str | os.PathLike[str]) -> Path:
@@ -315,7 +315,7 @@ def _packed(weights: npt.NDArray[np.floating], layout: _Layout) -> Iterator[str]
         yield base64.b64encode(gzip.compress(stored, 6, mtime=0)).decode("ascii")
 
 
-def _policy(style: str, *scripts: str) -> str:
+def policy(style: str, *scripts: str) -> str:
     """A content security policy: no network, no markup from text, only these scripts and styles."""
 
     def source(text: str) -> str:
@@ -352,5 +352,6 @@ def script_json(value: object) -> str:
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the page."""
     return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")

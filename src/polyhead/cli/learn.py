@@ -1,0 +1,44 @@
+"""``polyhead learn``: the lesson, written as one file and opened in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyhead.cli.options import Language
+
+
+def learn(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Where the lesson is written.")
+    ] = Path("polyhead-lesson.html"),
+    lang: Language = None,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+) -> None:
+    """Learn multi-head attention: ten scenes with numbers that you can change.
+
+    One HTML file without network: query, key and value; scores and softmax; an example worked
+    step by step; several heads; masks; cross-attention; MHA, GQA, MQA and MLA with their caches;
+    FlashAttention; the stack of layers; the variants compared.
+    """
+    import webbrowser
+
+    from polyhead.cli.look_files import check_writable
+    from polyhead.cli.terminal import progress
+    from polyhead.texts import Texts, language_of
+
+    said = Texts(language_of(lang), "learn")
+    check_writable(out)
+    with progress(said("writing")):
+        from polyhead.lesson import write
+
+        try:
+            write(out, lang)
+        except OSError as error:
+            # The name in the error is that of a draft beside the lesson.
+            raise OSError(error.errno, error.strerror or str(error), str(out)) from error
+    print(said("written", place=out.resolve()))
+    if open_ and not webbrowser.open(out.resolve().as_uri()):
+        print(said("not_opened"))
