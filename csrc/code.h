@@ -62,6 +62,18 @@ void rotate(const Rotation& r, int threads) {
     });
 }
 
+template <class T> void head_product_in_team(const HeadProduct& p, int threads) {
+    widen_heads<T>(p);
+    if (p.rows * p.heads * p.in_features * p.out_features < 1 << 16) threads = 1;
+    in_team(threads, [&](int thread, int team) { head_product_of<T>(p, thread, team); });
+}
+
+void head_product(const HeadProduct& p, int threads) {
+    if (p.dtype == kFloat32) head_product_in_team<float>(p, threads);
+    else if (p.dtype == kBFloat16) head_product_in_team<BFloat16>(p, threads);
+    else head_product_in_team<Half>(p, threads);
+}
+
 Outcome attend(const Attention& c, int threads) {
     if (c.dtype == kFloat32) return attend_of<float>(c, threads);
     if (c.dtype == kBFloat16) return attend_of<BFloat16>(c, threads);
@@ -93,7 +105,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 
 extern const Code PH_CODE;
 const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
-                      PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
+                      PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
                       PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step,
                       PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients};
 

@@ -14,18 +14,29 @@ template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 // arithmetic go on side by side: in bursts they wait for each other.
 inline void ahead(const void* row) { __builtin_prefetch(row, 0, 2); }
 
+// Which keys of a block a pass over it asks the successors of, a bit for each: where several passes read
+// the same block, each asks for its share of the next one.
+constexpr uint64_t kAskAll = ~(uint64_t)0;
+inline uint64_t share_to_ask(int64_t pass, int64_t passes) {
+    uint64_t asked = 0;
+    for (int64_t j = 8 * pass; j < kFewKeys; j += 8 * passes) asked |= (uint64_t)0xff << j;
+    return asked;
+}
+inline int64_t distance_to_ask(uint64_t asked, int64_t j, int64_t token) { return asked >> (j & 63) & 1 ? kFewKeys * token : 0; }
+
 // For one or two rows, where memory is all there is to wait for, every key is read to its end before the
 // next one: several side by side are several streams, which the processor fetches worse. For more, the
 // numbers of a row are kept for several keys.
 template <int M, class T>
 inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
-                 float* s, int64_t s_stride) {
+                 float* s, int64_t s_stride, uint64_t asked) {
     constexpr int N = kKeysAtOnce<M>;
+    const int64_t far = distance_to_ask(asked, first, k_token);
     Vec acc[W] = {};
     auto over_numbers = [&](int64_t step, auto&& add) {
         auto visit = [&](int n, int64_t d) {
             const T* key = k + (n < count ? n : 0) * k_token + d;
-            ahead(key + kFewKeys * k_token);
+            ahead(key + far);
             add(n, d, key);
         };
         if constexpr (kWide<M>) {
@@ -62,16 +73,16 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
 
 template <int M, class T>
 void dots_of_block(const void* q, int64_t D, const T* k, int64_t k_token, int64_t count, float* s,
-                   int64_t s_stride) {
+                   int64_t s_stride, uint64_t asked = kAskAll) {
     constexpr int N = kKeysAtOnce<M>;
     for (int64_t j = 0; j < count; j += N)
-        dots<M, T>(q, D, k + j * k_token, k_token, j, count - j < N ? count - j : N, s, s_stride);
+        dots<M, T>(q, D, k + j * k_token, k_token, j, count - j < N ? count - j : N, s, s_stride, asked);
 }
 
 // values[m] = factor[m] · values[m] + Σ_j s[m, j] v[j], for N vectors of columns.
 template <int M, int N, class T>
 inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
-                         float* values, int64_t width, const float* factors) {
+                         float* values, int64_t width, const float* factors, uint64_t asked = kAskAll) {
     Vec acc[M][N];
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m)
@@ -79,10 +90,11 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
         for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];
     for (int64_t j = 0; j < count; ++j) {
         Vec row[N];
+        const T* next = v + j * v_token + distance_to_ask(asked, j, v_token);
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
             row[n] = load(v + j * v_token + n * W);
-            ahead(v + (j + kFewKeys) * v_token + n * W);
+            ahead(next + n * W);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
@@ -99,16 +111,16 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
 
 template <int M, class T>
 void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
-                   float* values, int64_t width, const float* factors) {
+                   float* values, int64_t width, const float* factors, uint64_t asked) {
     constexpr int N = PH_WIDTH == 16 ? 4 : 2;
     int64_t d = 0;
     if constexpr (kWide<M>)
         for (; d + 8 * W <= width; d += 8 * W)
-            weighted_sum<M, 8, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
+            weighted_sum<M, 8, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
     for (; d + N * W <= width; d += N * W)
-        weighted_sum<M, N, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
+        weighted_sum<M, N, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
     for (; d < width; d += W)
-        weighted_sum<M, 1, T>(s, s_stride, v + d, v_token, count, values + d, width, factors);
+        weighted_sum<M, 1, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
 }
 
 #if PH_PAIRS
@@ -116,15 +128,16 @@ void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token
 // are interleaved inside 128 bits, which leaves columns in another order until the end.
 template <int M, int N>
 inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
-                                  int64_t count, float* values, int64_t width, const float* factors) {
+                                  int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
     Vec acc[M][2 * N] = {};
     auto add = [&](int64_t j, const BFloat16* a, const BFloat16* b) {
+        const BFloat16* next = a + distance_to_ask(asked, j, v_token);
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
             const __m512i x = load_any<__m512i>(a + n * 2 * W);
             const __m512i y = b ? load_any<__m512i>(b + n * 2 * W) : __m512i{};
-            ahead(a + kFewKeys * v_token + n * 2 * W);
-            ahead(a + (kFewKeys + 1) * v_token + n * 2 * W);
+            ahead(next + n * 2 * W);
+            ahead(next + v_token + n * 2 * W);
             const Vec low = (Vec)_mm512_unpacklo_epi16(x, y), high = (Vec)_mm512_unpackhi_epi16(x, y);
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
@@ -152,29 +165,33 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
 
 template <int M>
 void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
-                            int64_t count, float* values, int64_t width, const float* factors) {
+                            int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
     Pair weights[M * kFewKeys / 2];
     for (int m = 0; m < M; ++m)
         pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kFewKeys / 2);
     int64_t d = 0;
     if constexpr (kWide<M>)
         for (; d + 8 * W <= width; d += 8 * W)
-            weighted_sum_of_pairs<M, 4>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors);
+            weighted_sum_of_pairs<M, 4>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
     for (; d + 4 * W <= width; d += 4 * W)
-        weighted_sum_of_pairs<M, 2>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors);
+        weighted_sum_of_pairs<M, 2>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
     for (; d < width; d += 2 * W)
-        weighted_sum_of_pairs<M, 1>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors);
+        weighted_sum_of_pairs<M, 1>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
 }
 #endif
 
-// Calls `step` with the first of every four rows and their number as a constant, and with the rest.
+// Calls `step` with the first of up to four rows and their number as a constant, until there are no more.
+// Runs are alike: four and one would read the block a second time for the one.
 template <class Step> inline void four_at_a_time(int64_t rows, Step&& step) {
     int64_t i = 0;
-    for (; i + 4 <= rows; i += 4) step(i, std::integral_constant<int, 4>{});
-    switch (rows - i) {
-        case 3: return step(i, std::integral_constant<int, 3>{});
-        case 2: return step(i, std::integral_constant<int, 2>{});
-        case 1: return step(i, std::integral_constant<int, 1>{});
-        default: return;
+    for (int64_t runs = (rows + 3) / 4; runs; --runs) {
+        const int64_t count = (rows - i + runs - 1) / runs;
+        switch (count) {
+            case 4: step(i, std::integral_constant<int, 4>{}); break;
+            case 3: step(i, std::integral_constant<int, 3>{}); break;
+            case 2: step(i, std::integral_constant<int, 2>{}); break;
+            default: step(i, std::integral_constant<int, 1>{});
+        }
+        i += count;
     }
 }

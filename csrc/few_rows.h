@@ -5,7 +5,9 @@ void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys,
               const void* q, const Content<T>& from, float* s, State& state) {
     const bool pairs = kPairs<T> && c.value_dim % (2 * W) == 0;
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
-    dots_of_block<M, T>(q, c.key_dim, from.k, from.k_token, keys.length, s, kFewKeys);
+    const uint64_t asked = share_to_ask((i + 3) / 4, (rows.count + 3) / 4);
+    dots_of_block<M, T>(q, c.key_dim, from.k, from.k_token, keys.length, s, kFewKeys, asked);
+    const uint64_t asked_of_values = (const void*)from.v == (const void*)from.k ? 0 : asked;  // a latent is asked for once
     float factors[M];
     for (int m = 0; m < M; ++m)
         factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kFewKeys, padded, state);
@@ -13,9 +15,9 @@ void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys,
 #if PH_PAIRS
     if constexpr (kPairs<T>)
         if (pairs)
-            return weighted_sums_of_pairs<M>(s, kFewKeys, from.v, from.v_token, keys.length, values, c.value_dim, factors);
+            return weighted_sums_of_pairs<M>(s, kFewKeys, from.v, from.v_token, keys.length, values, c.value_dim, factors, asked_of_values);
 #endif
-    weighted_sums<M, T>(s, kFewKeys, from.v, from.v_token, keys.length, values, c.value_dim, factors);
+    weighted_sums<M, T>(s, kFewKeys, from.v, from.v_token, keys.length, values, c.value_dim, factors, asked_of_values);
 }
 
 template <class T>

@@ -39,6 +39,7 @@ struct Torch {
     PyObject *tensor, *parameter, *kinds[kKinds];
     PyObject *data_ptr, *stride, *is_contiguous, *is_neg, *storage, *storage_offset, *nbytes;
     PyObject *shape, *dtype, *is_cpu, *bytes;
+    PyObject* class_name;
     PyObject* not_plain;  // polyhead.errors.NotPlainError
 };
 inline Torch torch_{};
@@ -69,6 +70,7 @@ inline bool find_torch() {
     t.dtype = PyUnicode_InternFromString("dtype");
     t.is_cpu = PyUnicode_InternFromString("is_cpu");
     t.bytes = PyUnicode_InternFromString("nbytes");
+    t.class_name = PyUnicode_InternFromString("__class__");
     Py_DECREF(storage);
     Py_DECREF(nn);
     Py_DECREF(torch);

@@ -21,18 +21,29 @@
 
 #define PH_HEADS(FIELD) \
     FIELD(heads, "int") FIELD(kv_heads, "int") FIELD(key_dim, "int") FIELD(value_dim, "int") \
-    FIELD(scale, "float") FIELD(softcap, "float") FIELD(rotation, "tuple[Tensor, Tensor] | None")
+    FIELD(scale, "float") FIELD(softcap, "float") FIELD(rotary, "int") FIELD(norm_place, "int")
 
 #define PH_WEIGHT(FIELD) FIELD(weight, "Tensor") FIELD(bias, "Tensor | None")
 
-#define PH_NORM(FIELD) FIELD(weight, "Tensor") FIELD(eps, "float") FIELD(offset, "float")
+#define PH_NORM(FIELD) \
+    FIELD(weight, "Tensor") FIELD(eps, "float") FIELD(offset, "float") FIELD(bias, "Tensor | None") FIELD(centred, "bool")
+
+#define PH_LATENT(FIELD) \
+    FIELD(rank, "int") FIELD(plain, "int") FIELD(rotated, "int") FIELD(value, "int") FIELD(q, "Weight | None") \
+    FIELD(q_norm, "NormWeight | None") FIELD(norm, "NormWeight | None") FIELD(up, "Tensor")
 
 #define PH_LAYER(FIELD) \
-    FIELD(attention_norm, "NormWeight") FIELD(q, "Weight") FIELD(k, "Weight") FIELD(v, "Weight") \
-    FIELD(q_norm, "NormWeight | None") FIELD(k_norm, "NormWeight | None") FIELD(out, "Weight") \
-    FIELD(attention_out_norm, "NormWeight | None") FIELD(feed_forward_norm, "NormWeight") \
+    FIELD(attention_norm, "NormWeight | None") FIELD(q, "Weight") FIELD(k, "Weight") FIELD(v, "Weight | None") \
+    FIELD(q_norm, "NormWeight | None") FIELD(k_norm, "NormWeight | None") FIELD(latent, "Latent | None") \
+    FIELD(out, "Weight") FIELD(attention_out_norm, "NormWeight | None") FIELD(feed_forward_norm, "NormWeight | None") \
     FIELD(gate, "Weight | None") FIELD(up, "Weight") FIELD(down, "Weight") \
     FIELD(feed_forward_out_norm, "NormWeight | None")
+
+#define PH_FORM(FIELD) \
+    FIELD(dtype, "int") FIELD(embed_dim, "int") FIELD(heads, "Heads") FIELD(activation, "int") FIELD(parallel, "int") \
+    FIELD(post, "bool") FIELD(residual_scale, "float")
+
+#define PH_HELD(FIELD) FIELD(k, "Tensor") FIELD(v, "Tensor | None") FIELD(first, "int") FIELD(length, "int")
 
 #define PH_TILE_SUMS(FIELD) \
     FIELD(entropy, "Tensor | None") FIELD(squares, "Tensor | None") \
@@ -42,8 +53,8 @@
 // The tuples, by their names in Python.
 #define PH_GROUPS(GROUP) \
     GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Dropout, PH_DROPOUT) GROUP(Heads, PH_HEADS) \
-    GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(LayerWeights, PH_LAYER) \
-    GROUP(TileSums, PH_TILE_SUMS)
+    GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(Latent, PH_LATENT) \
+    GROUP(LayerWeights, PH_LAYER) GROUP(LayerForm, PH_FORM) GROUP(Held, PH_HELD) GROUP(TileSums, PH_TILE_SUMS)
 
 // The arguments of the module's functions. Those that the caller makes for results come last.
 #define PH_PRODUCT_ARGUMENTS(FIELD) \
@@ -73,9 +84,15 @@
 #define PH_TILE_SUMS_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(logs, "Tensor") FIELD(first, "int") FIELD(sums, "TileSums")
 
+#define PH_HEAD_PRODUCT_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weight, "Tensor") FIELD(summed, "int") \
+    FIELD(y, "Tensor")
+
+#define PH_LAYER_ARGUMENTS(FIELD) FIELD(weights, "LayerWeights") FIELD(form, "LayerForm") FIELD(facts, "tuple")
+
 #define PH_STEP_ARGUMENTS(FIELD) \
-    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "LayerWeights") \
-    FIELD(heads, "Heads") FIELD(held, "list[tuple[Tensor, Tensor]]") FIELD(activation, "int") FIELD(y, "Tensor")
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(layer, "Layer") \
+    FIELD(rotation, "tuple[Tensor, Tensor] | None") FIELD(held, "list[Held]") FIELD(y, "Tensor")
 
 #define PH_GATED_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(gate, "Tensor") FIELD(up, "Tensor") FIELD(activation, "int") \
@@ -97,7 +114,7 @@
     GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \
     GROUP(norm, PH_NORM_ARGUMENTS) GROUP(rotate, PH_ROTATE_ARGUMENTS) GROUP(attend, PH_ATTEND_ARGUMENTS) \
     GROUP(gradients, PH_GRADIENTS_ARGUMENTS) GROUP(tile_sums, PH_TILE_SUMS_ARGUMENTS) \
-    GROUP(step, PH_STEP_ARGUMENTS) GROUP(gated, PH_GATED_ARGUMENTS) \
+    GROUP(head_product, PH_HEAD_PRODUCT_ARGUMENTS) GROUP(layer, PH_LAYER_ARGUMENTS) GROUP(step, PH_STEP_ARGUMENTS) GROUP(gated, PH_GATED_ARGUMENTS) \
     GROUP(gated_gradients, PH_GATED_GRADIENTS_ARGUMENTS) GROUP(dropped, PH_DROPPED_ARGUMENTS) \
     GROUP(norm_gradients, PH_NORM_GRADIENTS_ARGUMENTS)
 
@@ -121,6 +138,6 @@ PH_GROUPS(PH_DECLARE)
 PH_FUNCTIONS(PH_DECLARE_FUNCTION)
 
 constexpr const char* kDtypes[] = {"float32", "bfloat16", "float16"};     // in the order of Dtype
-constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh"};     // in the order of Activation
+constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh", "relu2", "gelu"};  // in the order of Activation
 
 }  // namespace polyhead

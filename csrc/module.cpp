@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include <initializer_list>
+#include <new>
 
 #include "interface.h"
 
@@ -162,13 +163,18 @@ bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Fa
 
 bool norm_from(PyObject* tuple, const char* name, int kind, int64_t features, NormWeight& n) {
     const Fields<Group_NormWeight> fields(tuple, name);
-    View weight;
-    if (!fields || !view_of(fields[Group_NormWeight::weight], name, weight)) return false;
-    if (weight.dims != 1 || weight.kind != kind || weight.size[0] != features || !weight.is_dense_from(0)) {
-        PyErr_Format(PyExc_ValueError, "%s must be a weight [%lld] in the dtype of x, without gaps", name, (long long)features);
+    View weight, bias;
+    if (!fields || !view_of(fields[Group_NormWeight::weight], name, weight) ||
+        !optional_view_of(fields[Group_NormWeight::bias], name, bias))
+        return false;
+    auto fits = [&](const View& v) { return v.dims == 1 && v.kind == kind && v.size[0] == features && v.is_dense_from(0); };
+    if (!fits(weight) || (bias && !fits(bias))) {
+        PyErr_Format(PyExc_ValueError, "%s must be a weight [%lld], and such a bias, in the dtype of x, without gaps", name,
+                     (long long)features);
         return false;
     }
-    n = NormWeight{weight.at, fields.real(Group_NormWeight::eps), fields.real(Group_NormWeight::offset)};
+    n = NormWeight{weight.at, fields.real(Group_NormWeight::eps), fields.real(Group_NormWeight::offset), bias.at,
+                   fields[Group_NormWeight::centred] == Py_True};
     return !PyErr_Occurred();
 }
 
@@ -246,7 +252,7 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     void* y = made_for(a[A::y], "y", x.size[0] * x.size[1], x.kind);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
-    a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y}, a.threads);
+    a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y, n.bias, n.centred}, a.threads);
     Py_RETURN_NONE;
 }
 
@@ -621,83 +627,7 @@ PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_step;
-    using L = Group_LayerWeights;
-    using H = Group_Heads;
-    const Arguments<A> a("step", args, count);
-    const Fields<L> weights(a.code ? a[A::weights] : nullptr, "weights");
-    const Fields<H> heads(a.code ? a[A::heads] : nullptr, "heads");
-    View x, cos, sin;
-    if (!a.code || !weights || !heads || !view_of(a[A::x], "x", x) || !pair_of(heads[H::rotation], "rotation", cos, sin))
-        return nullptr;
-    Step s{};
-    s.heads = heads.whole(H::heads), s.kv_heads = heads.whole(H::kv_heads);
-    s.key_dim = heads.whole(H::key_dim), s.value_dim = heads.whole(H::value_dim);
-    s.scale = heads.real(H::scale), s.softcap = heads.real(H::softcap);
-    s.activation = activation_from(a.whole(A::activation));
-    if (PyErr_Occurred()) return nullptr;
-    if (x.dims != 3 || x.kind > kOfFloat16 || !x.is(1, 1) || !x.is_dense_from(0) || x.size[0] < 1 || x.size[0] > kMostRows) {
-        PyErr_Format(PyExc_ValueError, "step takes one token of up to %d batch rows", kMostRows);
-        return nullptr;
-    }
-    s.dtype = (Dtype)x.kind, s.batch = x.size[0], s.embed_dim = x.size[2], s.x = x.at;
-    auto are_held = [&](const View& held, int64_t length, int64_t width) {
-        return held.dims == 4 && held.kind == x.kind && held.is(0, s.batch) && held.is(1, s.kv_heads) &&
-               length >= 1 && held.is(2, length) && held.is(3, width) && held.is_dense_from(3);
-    };
-    auto is_row = [&](const View& table) {
-        int64_t numbers = 1;
-        for (int d = 0; d < table.dims; ++d) numbers *= table.size[d];
-        return !table || (table.kind == x.kind && numbers == s.key_dim && table.is_dense_from(0));
-    };
-    const int64_t most = 1 << 24;
-    if (s.kv_heads < 1 || s.heads < 1 || s.heads > most || s.heads % s.kv_heads || s.key_dim < 1 || s.key_dim > most ||
-        s.value_dim < 1 || s.value_dim > most || !is_row(cos) || !is_row(sin))
-        return wrong("step: sizes that do not go together");
-    s.cos = cos.at, s.sin = sin.at;
-    const int64_t pieces = PyList_Check(a[A::held]) ? PyList_Size(a[A::held]) : 0;
-    if (pieces < 1 || pieces > 2) return wrong("held must be a list of one or two pairs");
-    for (; s.pieces < pieces; ++s.pieces) {
-        View k, v;
-        PyObject* pair = PyList_GetItem(a[A::held], s.pieces);
-        if (pair == Py_None || !pair_of(pair, "held", k, v)) return wrong("held must be keys and values");
-        if (!are_held(k, k.size[2], s.key_dim) || !are_held(v, k.size[2], s.value_dim))
-            return wrong("step: sizes that do not go together");
-        Piece& p = s.cache[s.pieces];
-        p.k = k.at, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
-        p.v = v.at, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
-        p.length = k.size[2];
-    }
-
-    auto norm = [&](int field, int64_t features, NormWeight& to) {
-        return weights[field] == Py_None || norm_from(weights[field], k_LayerWeights[field].name, x.kind, features, to);
-    };
-    auto factor = [&](int field, int64_t inputs, int64_t outputs, Factor& to) {
-        if (!factor_from(weights[field], k_LayerWeights[field].name, x.kind, inputs, to)) return false;
-        return outputs == 0 || to.out_features == outputs || wrong("a projection of another size");
-    };
-    const int64_t E = s.embed_dim, D = s.key_dim, V = s.value_dim;
-    if (!norm(L::attention_norm, E, s.attention_norm) || !factor(L::q, E, s.heads * D, s.qkv[0]) ||
-        !factor(L::k, E, s.kv_heads * D, s.qkv[1]) || !factor(L::v, E, s.kv_heads * V, s.qkv[2]) ||
-        !norm(L::q_norm, D, s.q_norm) || !norm(L::k_norm, D, s.k_norm) || !factor(L::out, s.heads * V, E, s.out) ||
-        !norm(L::attention_out_norm, E, s.attention_out_norm) || !norm(L::feed_forward_norm, E, s.feed_forward_norm) ||
-        !factor(L::up, E, 0, s.up) || !factor(L::down, s.up.out_features, E, s.down) ||
-        (weights[L::gate] != Py_None && !factor(L::gate, E, s.up.out_features, s.gate)) ||
-        !norm(L::feed_forward_out_norm, E, s.feed_forward_out_norm))
-        return nullptr;
-    if (!s.attention_norm.weight || !s.feed_forward_norm.weight) return wrong("step needs both norms");
-    s.y = made_for(a[A::y], "y", s.batch * E, x.kind);
-    const Room<char> room(step_bytes(s));
-    if (PyErr_Occurred()) return nullptr;
-    if (!(s.room = room.get())) return PyErr_NoMemory();
-    Outcome outcome;
-    {
-        const Unlocked unlocked;
-        outcome = a.code->step(s, a.threads);
-    }
-    return answer_to(outcome);
-}
+#include "step_calls.h"
 
 // codes() -> [(name, runs here)] in the order of preference.
 PyObject* codes(PyObject*, PyObject*) {
@@ -724,39 +654,6 @@ PyObject* stranger(PyObject*, PyObject* const* args, Py_ssize_t count) {
         if (why) return PyUnicode_FromString(why);
     }
     Py_RETURN_NONE;
-}
-
-// Whether a dict holds exactly what another one holds: the same keys with the same objects.
-bool holds_the_same(PyObject* dict, PyObject* as_it_was) {
-    if (PyDict_Size(dict) != PyDict_Size(as_it_was)) return false;
-    Py_ssize_t at = 0;
-    for (PyObject *key, *value; PyDict_Next(as_it_was, &at, &key, &value);)
-        if (PyDict_GetItemWithError(dict, key) != value) return false;
-    return true;
-}
-
-// unchanged(facts): whether each (thing, name, value) still holds: the attribute of that name is that
-// object, or, with None for a name, the dict holds exactly what that dict holds.
-PyObject* unchanged(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (count != 1 || !PyTuple_Check(args[0])) return PyErr_SetString(PyExc_TypeError, "facts must be a tuple"), nullptr;
-    const Py_ssize_t facts = PyTuple_Size(args[0]);
-    for (Py_ssize_t i = 0; i < facts; ++i) {
-        PyObject* fact = PyTuple_GetItem(args[0], i);
-        if (!PyTuple_Check(fact) || PyTuple_Size(fact) != 3)
-            return PyErr_SetString(PyExc_TypeError, "a fact must be a thing, a name and a value"), nullptr;
-        PyObject *thing = PyTuple_GetItem(fact, 0), *name = PyTuple_GetItem(fact, 1), *value = PyTuple_GetItem(fact, 2);
-        bool same;
-        if (name != Py_None) {
-            PyObject* found = PyObject_GetAttr(thing, name);
-            Py_XDECREF(found);  // who else holds it is asked for only if it is the one
-            same = found == value;
-        } else {
-            same = PyDict_Check(thing) && PyDict_Check(value) && holds_the_same(thing, value);
-        }
-        if (PyErr_Occurred()) return nullptr;
-        if (!same) Py_RETURN_FALSE;
-    }
-    Py_RETURN_TRUE;
 }
 
 bool put(PyObject* into, const char* key, PyObject* value) {
@@ -804,11 +701,12 @@ PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
     {"interface", interface, METH_NOARGS, "What crosses: groups and functions, dtypes, activations, limits."},
     PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
-    PH_METHOD(unchanged, "Whether objects still hold what they held."),
+    PH_METHOD(layer, "A layer as data, for step."),
     PH_METHOD(product, "Few rows of x times weights."),
     PH_METHOD(feed_forward, "A feed-forward network of few rows."),
     PH_METHOD(norm, "RMS norm of rows."),
     PH_METHOD(rotate, "Rotary positions."),
+    PH_METHOD(head_product, "Few rows times weights, head by head."),
     PH_METHOD(attend, "Attention, forward."),
     PH_METHOD(gradients, "Attention, backward."),
     PH_METHOD(tile_sums, "Statistics of attention weights."),
@@ -827,5 +725,6 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_native", nullptr, 0, kMethods, n
 PyMODINIT_FUNC PyInit__native() {
     PyObject* module = PyModule_Create(&kModule);
     if (module && !find_torch()) Py_CLEAR(module);
+    if (module && !(layer_type = (PyTypeObject*)PyType_FromSpec(&kLayerSpec))) Py_CLEAR(module);
     return module;
 }

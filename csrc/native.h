@@ -42,7 +42,8 @@ struct Product {
     int64_t y_stride;
 };
 
-enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2 };
+// From kRelu2 on without a derivative in training.h.
+enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2, kRelu2 = 3, kGelu = 4 };
 
 // y = down(activation(gate(x)) · up(x)), or down(activation(up(x))) where gate has no weight.
 struct FeedForward {
@@ -55,7 +56,7 @@ struct FeedForward {
     void* y;                // [rows, down.out_features]
 };
 
-// y = x / √(mean(x²) + eps) · (weight + offset) along rows.
+// y = x / √(mean(x²) + eps) · (weight + offset) along rows, with x − mean(x) in place of x where centred.
 struct Norm {
     Dtype dtype;
     const void* x;
@@ -63,6 +64,8 @@ struct Norm {
     const void* weight;
     float eps, offset;
     void* y;                // [rows, dim]
+    const void* bias;       // or null
+    bool centred;           // LayerNorm
 };
 
 // y[b, t, n] = x[b, t, n] · cos[t] + x[b, t, n] rolled by half · sin[t]: rotary positions.
@@ -145,17 +148,50 @@ struct Attention {
 struct NormWeight {
     const void* weight;                 // or null: no norm
     float eps, offset;
+    const void* bias;                   // or null
+    bool centred;                       // LayerNorm
 };
 
-// A pre-norm layer, or with the norms behind its parts a sandwich, and one token of every batch row.
+// A product for each head: y[m, h] = x[m, h] · W[h] (`summed`, W[h] is [in, out]) or W[h] · x[m, h] (W[h]
+// is [out, in]). Rows of W[h] have no gaps.
+struct HeadProduct {
+    Dtype dtype;
+    int64_t rows, heads, in_features, out_features;
+    const void* x;
+    int64_t x_row, x_head;              // strides in elements
+    const void* weight;
+    int64_t weight_head;
+    bool summed;
+    void* y;
+    int64_t y_row, y_head;
+    float* wide;                        // [rows, heads, in_features] to work in
+};
+
+// Latent attention: queries of N + P numbers a head, a latent of R and a rotated key of P a token.
+struct LatentHeads {
+    int64_t rank, plain, rotated, value;  // R, 0: no latent attention; N, P, V
+    Factor q;                           // from the latent of queries, or without weight: straight from x
+    NormWeight q_norm, norm;            // of both latents
+    const void* up;                     // [H, N + V, R]
+};
+
+// Where norms of queries and keys stand: of every head, before or behind the rotation, or of all heads at once.
+enum NormPlace { kBeforeTurn = 0, kAfterTurn = 1, kFullWidth = 2 };
+
+enum Parallel { kOneAfterTheOther = 0, kOneNorm = 1, kTwoNorms = 2 };
+
+// A layer and one token of every batch row.
 struct Step {
     Dtype dtype;
-    int64_t batch, embed_dim, heads, kv_heads, key_dim, value_dim;
+    int64_t batch, embed_dim, heads, kv_heads, key_dim, value_dim;  // as the cache has them
     const void* x;                      // [B, E] without gaps
     NormWeight attention_norm;
-    Factor qkv[3];
-    NormWeight q_norm, k_norm;          // of every head
-    const void *cos, *sin;              // [D] of the token's position, or null
+    Factor qkv[3];                      // of latent attention: queries or their latent, [latent | key]
+    NormWeight q_norm, k_norm;
+    NormPlace norm_place;
+    int64_t rotary;                     // features of a head that are rotated
+    const void *cos, *sin;              // as many, of the token's position; or null
+    LatentHeads latent;
     Piece cache[2];                     // in order; the last token of the last is not written yet
     int pieces;
     float scale, softcap;
@@ -164,15 +200,30 @@ struct Step {
     Activation activation;
     Factor gate, up, down;
     NormWeight feed_forward_out_norm;
+    Parallel parallel;
+    bool post;                          // the norms are behind the sums
+    float residual_scale;
     void* y;                            // [B, E]
     char* room;                         // step_bytes(step) to work in
 };
 
+inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Features of the widest rows that a product of a step reads.
+inline int64_t widest_of(const Step& s) {
+    const LatentHeads& l = s.latent;
+    int64_t widest = larger_of(s.embed_dim, s.heads * s.value_dim);
+    if (l.rank) widest = larger_of(larger_of(widest, s.heads * (l.plain + l.rotated + l.value)), s.qkv[0].out_features);
+    return widest;
+}
+
 inline int64_t step_bytes(const Step& s) {
-    const int64_t heads = s.heads * s.value_dim, widest = s.embed_dim > heads ? s.embed_dim : heads;
-    const int64_t qkv = (s.heads + s.kv_heads) * s.key_dim + s.kv_heads * s.value_dim;
-    const int64_t numbers = 2 * s.embed_dim + heads + widest + 2 * qkv + s.up.out_features;
-    return s.batch * numbers * (int64_t)sizeof(float) + 8 * 64;
+    const LatentHeads& l = s.latent;
+    int64_t projected = s.heads * s.value_dim;  // and what is made of it, in the order of step.h
+    for (const Factor& f : s.qkv) projected += 2 * f.out_features;
+    if (l.rank) projected += s.heads * (l.plain + 2 * l.rotated + s.key_dim + l.value) + l.rank;
+    const int64_t numbers = 3 * s.embed_dim + s.up.out_features + widest_of(s) + projected;
+    return s.batch * numbers * (int64_t)sizeof(float) + 24 * 64;
 }
 
 // What `out` and `lse` of a call that was computed say about its q, k and v (one piece), and its bias.
@@ -241,6 +292,7 @@ struct Code {
     void (*feed_forward)(const FeedForward&, int threads);
     void (*norm)(const Norm&, int threads);
     void (*rotate)(const Rotation&, int threads);
+    void (*head_product)(const HeadProduct&, int threads);
     void (*widen)(Dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to);
     Outcome (*attend)(const Attention&, int threads);
     Outcome (*gradients)(const Gradients&, int threads);

@@ -41,16 +41,16 @@ inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, floa
 
 // dots[m] of one row of W with every row of x, for as many rows as x has.
 template <class T>
-inline void dots_with(const float* x, int64_t rows, const T* w, int64_t K, float* found) {
+inline void dots_with(const float* x, int64_t stride, int64_t rows, const T* w, int64_t K, float* found) {
     switch (rows) {
-        case 1: return dot_rows<1>(x, K, w, K, found);
-        case 2: return dot_rows<2>(x, K, w, K, found);
-        case 3: return dot_rows<3>(x, K, w, K, found);
-        case 4: return dot_rows<4>(x, K, w, K, found);
-        case 5: return dot_rows<5>(x, K, w, K, found);
-        case 6: return dot_rows<6>(x, K, w, K, found);
-        case 7: return dot_rows<7>(x, K, w, K, found);
-        default: return dot_rows<8>(x, K, w, K, found);
+        case 1: return dot_rows<1>(x, stride, w, K, found);
+        case 2: return dot_rows<2>(x, stride, w, K, found);
+        case 3: return dot_rows<3>(x, stride, w, K, found);
+        case 4: return dot_rows<4>(x, stride, w, K, found);
+        case 5: return dot_rows<5>(x, stride, w, K, found);
+        case 6: return dot_rows<6>(x, stride, w, K, found);
+        case 7: return dot_rows<7>(x, stride, w, K, found);
+        default: return dot_rows<8>(x, stride, w, K, found);
     }
 }
 
@@ -62,7 +62,7 @@ void factor_rows(const float* x, int64_t rows, int64_t K, const Factor& f, int64
     const T* bias = (const T*)f.bias;
     float found[kMostRows];
     for (int64_t n = first; n < last; ++n, w += K) {
-        dots_with(x, rows, w, K, found);
+        dots_with(x, K, rows, w, K, found);
         for (int64_t m = 0; m < rows; ++m)
             round_to(found[m] + (bias ? to_float(bias[n]) : 0.0f), y + m * y_stride + n);
     }
@@ -87,6 +87,8 @@ template <class T> void product_of(const Product& p, int thread, int threads) {
 inline float activated(float x, Activation kind) {
     if (kind == kRelu) return x > 0 ? x : 0;
     if (kind == kSilu) return x / (1.0f + exponential(splat(-x))[0]);
+    if (kind == kRelu2) return x > 0 ? x * x : x == x ? 0.0f : x;
+    if (kind == kGelu) return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f));
     const float inner = 0.7978845608f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.0f + hyperbolic_tangent(splat(inner))[0]);
 }
@@ -100,7 +102,7 @@ template <class T> void hidden_of(const FeedForward& f, int thread, int threads)
     const T *up = (const T*)f.up.weight, *up_bias = (const T*)f.up.bias;
     float found[kMostRows];
     for (int64_t n = first; n < last; ++n) {
-        dots_with(f.x, f.rows, up + n * K, K, found);
+        dots_with(f.x, K, f.rows, up + n * K, K, found);
         for (int64_t m = 0; m < f.rows; ++m) {
             const float value = found[m] + (up_bias ? to_float(up_bias[n]) : 0.0f);
             float& hidden = f.hidden[m * F + n];
@@ -117,32 +119,61 @@ template <class T> void output_of(const FeedForward& f, int thread, int threads)
 
 // In 16 bits the quotient is rounded before it meets the weight, as the models with such norms were
 // trained; with an offset it is rounded once, at the end.
-template <class T> void norm_rows(const Norm& p, int64_t first, int64_t last) {
+template <class T> void norm_row(const T* x, const Norm& p, T* y) {
     const T* weight = (const T*)p.weight;
+    Vec squares{};
+    int64_t d = 0;
+    for (; d + W <= p.dim; d += W) squares += load(x + d) * load(x + d);
+    float total = sum(squares);
+    for (; d < p.dim; ++d) total += to_float(x[d]) * to_float(x[d]);
+    const float factor = 1.0f / __builtin_sqrtf(total / (float)p.dim + p.eps);
+    d = 0;
+    for (; d + W <= p.dim; d += W) {
+        const Vec scaled = load(x + d) * factor;
+        if (p.offset != 0.0f) store(scaled * (load(weight + d) + p.offset), y + d);
+        else store(rounded<T>(scaled) * load(weight + d), y + d);
+    }
+    for (; d < p.dim; ++d) {
+        const float scaled = to_float(x[d]) * factor;
+        if (p.offset != 0.0f) {
+            round_to(scaled * (to_float(weight[d]) + p.offset), y + d);
+        } else {
+            round_to(scaled, y + d);
+            round_to(to_float(y[d]) * to_float(weight[d]), y + d);
+        }
+    }
+}
+
+// LayerNorm rounds once, at the end. The mean goes first: of the squares alone, what is left of large
+// numbers would be rounding.
+template <class T> void centred_norm_row(const T* x, const Norm& p, T* y) {
+    const T *weight = (const T*)p.weight, *bias = (const T*)p.bias;
+    Vec numbers{}, squares{};
+    int64_t d = 0;
+    for (; d + W <= p.dim; d += W) numbers += load(x + d);
+    float total = sum(numbers);
+    for (; d < p.dim; ++d) total += to_float(x[d]);
+    const float mean = total / (float)p.dim;
+    for (d = 0; d + W <= p.dim; d += W) squares += (load(x + d) - mean) * (load(x + d) - mean);
+    total = sum(squares);
+    for (; d < p.dim; ++d) total += (to_float(x[d]) - mean) * (to_float(x[d]) - mean);
+    const float factor = 1.0f / __builtin_sqrtf(total / (float)p.dim + p.eps);
+    for (d = 0; d + W <= p.dim; d += W) {
+        const Vec scaled = (load(x + d) - mean) * factor * (load(weight + d) + p.offset);
+        store(bias ? scaled + load(bias + d) : scaled, y + d);
+    }
+    for (; d < p.dim; ++d) {
+        const float scaled = (to_float(x[d]) - mean) * factor * (to_float(weight[d]) + p.offset);
+        round_to(bias ? scaled + to_float(bias[d]) : scaled, y + d);
+    }
+}
+
+template <class T> void norm_rows(const Norm& p, int64_t first, int64_t last) {
     for (int64_t m = first; m < last; ++m) {
         const T* x = (const T*)p.x + m * p.x_stride;
         T* y = (T*)p.y + m * p.dim;
-        Vec squares{};
-        int64_t d = 0;
-        for (; d + W <= p.dim; d += W) squares += load(x + d) * load(x + d);
-        float total = sum(squares);
-        for (; d < p.dim; ++d) total += to_float(x[d]) * to_float(x[d]);
-        const float factor = 1.0f / __builtin_sqrtf(total / (float)p.dim + p.eps);
-        d = 0;
-        for (; d + W <= p.dim; d += W) {
-            const Vec scaled = load(x + d) * factor;
-            if (p.offset != 0.0f) store(scaled * (load(weight + d) + p.offset), y + d);
-            else store(rounded<T>(scaled) * load(weight + d), y + d);
-        }
-        for (; d < p.dim; ++d) {
-            const float scaled = to_float(x[d]) * factor;
-            if (p.offset != 0.0f) {
-                round_to(scaled * (to_float(weight[d]) + p.offset), y + d);
-            } else {
-                round_to(scaled, y + d);
-                round_to(to_float(y[d]) * to_float(weight[d]), y + d);
-            }
-        }
+        if (p.centred) centred_norm_row(x, p, y);
+        else norm_row(x, p, y);
     }
 }
 
@@ -173,4 +204,82 @@ template <class T> void widen(const void* from, int64_t stride, int64_t rows, in
     const T* x = (const T*)from;
     for (int64_t m = 0; m < rows; ++m)
         for (int64_t k = 0; k < K; ++k) to[m * K + k] = to_float(x[m * stride + k]);
+}
+
+// Columns [first, last) of y[m] = Σ_n x[m, n] · W[n], in the order of n whatever the columns.
+template <int M, class T>
+void sums_of_rows(const float* x, int64_t x_stride, const T* w, int64_t count, int64_t width, int64_t first,
+                  int64_t last, T* y, int64_t y_stride) {
+    auto columns = [&](int64_t d, auto number) {
+        constexpr int C = number;
+        Vec acc[M][C] = {};
+        for (int64_t n = 0; n < count; ++n) {
+            Vec row[C];
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                row[c] = load(w + n * width + d + c * W);
+                __builtin_prefetch((const char*)(w + n * width + d + c * W) + kPrefetch, 0, 1);
+            }
+#pragma GCC unroll 4
+            for (int m = 0; m < M; ++m) {
+                const Vec factor = splat(x[m * x_stride + n]);
+#pragma GCC unroll 8
+                for (int c = 0; c < C; ++c) acc[m][c] += factor * row[c];
+            }
+        }
+        for (int m = 0; m < M; ++m)
+            for (int c = 0; c < C; ++c) store(acc[m][c], y + m * y_stride + d + c * W);
+    };
+    constexpr int C = M <= 2 ? 8 : 4;
+    int64_t d = first;
+    for (; d + C * W <= last; d += C * W) columns(d, std::integral_constant<int, C>{});
+    for (; d + 4 * W <= last; d += 4 * W) columns(d, std::integral_constant<int, 4>{});
+    for (; d + W <= last; d += W) columns(d, std::integral_constant<int, 1>{});
+    for (; d < last; ++d)
+        for (int m = 0; m < M; ++m) {
+            float total = 0;
+            for (int64_t n = 0; n < count; ++n) total += x[m * x_stride + n] * to_float(w[n * width + d]);
+            round_to(total, y + m * y_stride + d);
+        }
+}
+
+// A thread's share of the columns (some vectors of them) or rows of all heads' weights.
+template <class T> void head_product_of(const HeadProduct& p, int thread, int threads) {
+    const int64_t run = p.summed ? 4 * W : 1, each = (p.out_features + run - 1) / run, total = p.heads * each;
+    const int64_t to = total * (thread + 1) / threads, x_row = p.heads * p.in_features;
+    float found[kMostRows];
+    for (int64_t at = total * thread / threads; at < to;) {
+        const int64_t h = at / each, unit = at % each, units = each - unit < to - at ? each - unit : to - at;
+        const int64_t first = unit * run;
+        const int64_t last = first + units * run < p.out_features ? first + units * run : p.out_features;
+        const float* x = p.wide + h * p.in_features;
+        const T* w = (const T*)p.weight + h * p.weight_head;
+        T* y = (T*)p.y + h * p.y_head;
+        at += units;
+        if (p.summed) {
+            int64_t m = 0;
+            auto sums = [&](auto rows) {
+                sums_of_rows<rows, T>(x + m * x_row, x_row, w, p.in_features, p.out_features, first, last, y + m * p.y_row, p.y_row);
+                m += rows;
+            };
+            while (p.rows - m >= 4) sums(std::integral_constant<int, 4>{});
+            while (p.rows - m >= 2) sums(std::integral_constant<int, 2>{});
+            while (p.rows - m >= 1) sums(std::integral_constant<int, 1>{});
+            continue;
+        }
+        for (int64_t n = first; n < last; ++n) {
+            dots_with(x, x_row, p.rows, w + n * p.in_features, p.in_features, found);
+            for (int64_t m = 0; m < p.rows; ++m) round_to(found[m], y + m * p.y_row + n);
+        }
+    }
+}
+
+// x as float32 for all heads, which head_product_of reads.
+template <class T> void widen_heads(const HeadProduct& p) {
+    for (int64_t m = 0; m < p.rows; ++m)
+        for (int64_t h = 0; h < p.heads; ++h) {
+            const T* x = (const T*)p.x + m * p.x_row + h * p.x_head;
+            float* to = p.wide + (m * p.heads + h) * p.in_features;
+            for (int64_t i = 0; i < p.in_features; ++i) to[i] = to_float(x[i]);
+        }
 }

@@ -1,5 +1,5 @@
-// One token of every batch row through a whole pre-norm layer: the steps that layers/transformer_layer
-// takes one by one, without returning to Python between them.
+// One token of every batch row through a whole layer: the steps that layers/transformer_layer takes one
+// by one, without returning to Python between them.
 
 // Room that is handed out piece by piece, in lines of the cache.
 struct Room {
@@ -17,16 +17,16 @@ template <class T> void add_rows(const T* x, const T* h, int64_t count, T* y) {
     for (; i < count; ++i) round_to(to_float(x[i]) + to_float(h[i]), y + i);
 }
 
-// Rows without gaps; y may be x.
-inline void norm_with(const Step& s, const NormWeight& n, const void* x, int64_t rows, int64_t dim,
+// Rows of x `stride` apart, those of y without gaps; y may be x.
+inline void norm_with(const Step& s, const NormWeight& n, const void* x, int64_t stride, int64_t rows, int64_t dim,
                       void* y, int threads) {
-    norm(Norm{s.dtype, x, rows, dim, dim, n.weight, n.eps, n.offset, y}, threads);
+    norm(Norm{s.dtype, x, rows, dim, stride, n.weight, n.eps, n.offset, y, n.bias, n.centred}, threads);
 }
 
 template <class T>
-void product_with(const Step& s, const T* x, int64_t in_features, const Factor* factors, int count,
+void product_with(const Step& s, const T* x, int64_t stride, int64_t in_features, const Factor* factors, int count,
                   float* wide, T* y, int threads) {
-    widen<T>(x, in_features, s.batch, in_features, wide);
+    widen<T>(x, stride, s.batch, in_features, wide);
     Product p{};
     p.dtype = s.dtype, p.x = wide, p.rows = s.batch, p.in_features = in_features, p.y = y;
     for (p.count = 0; p.count < count; ++p.count) {
@@ -36,6 +36,24 @@ void product_with(const Step& s, const T* x, int64_t in_features, const Factor* 
     product(p, threads);
 }
 
+// Turns the first features of every head where they lie; rows are `stride` apart, heads `head`.
+template <class T>
+void turn(const Step& s, T* x, int64_t stride, int64_t heads, int64_t head, T* turned, int threads) {
+    const int64_t dim = s.rotary;
+    rotate(Rotation{s.dtype, x, s.batch, 1, heads, dim, stride, stride, head, s.cos, s.sin, turned}, threads);
+    for (int64_t b = 0; b < s.batch; ++b)
+        for (int64_t h = 0; h < heads; ++h)
+            __builtin_memcpy(x + b * stride + h * head, turned + (b * heads + h) * dim, dim * sizeof(T));
+}
+
+// Where the new token of a batch row and kv head goes.
+inline char* end_of(const Step& s, int64_t b, int64_t g, bool values) {
+    const Piece& held = s.cache[s.pieces - 1];
+    const int64_t last = held.length - 1, size = s.dtype == kFloat32 ? 4 : 2;
+    return values ? (char*)held.v + (b * held.v_batch + g * held.v_head + last * held.v_token) * size
+                  : (char*)held.k + (b * held.k_batch + g * held.k_head + last * held.k_token) * size;
+}
+
 // Queries, keys and values of the new tokens; keys and values go to the end of the cache. Returns
 // the queries, whose batch stride is q_batch.
 template <class T>
@@ -43,61 +61,147 @@ const T* project(const Step& s, const T* x, float* wide, Room& room, int64_t& q_
     const int64_t H = s.heads, G = s.kv_heads, D = s.key_dim, V = s.value_dim;
     const int64_t width = (H + G) * D + G * V;
     T* qkv = room.take<T>(s.batch * width);
-    product_with(s, x, s.embed_dim, s.qkv, 3, wide, qkv, threads);
-    for (int64_t b = 0; b < s.batch; ++b) {
-        T* row = qkv + b * width;
-        if (s.q_norm.weight) norm_with(s, s.q_norm, row, H, D, row, 1);
-        if (s.k_norm.weight) norm_with(s, s.k_norm, row + H * D, G, D, row + H * D, 1);
-    }
-    T* qk = qkv;
-    q_batch = width;
-    if (s.cos) {
-        qk = room.take<T>(s.batch * (H + G) * D);
-        q_batch = (H + G) * D;
-        rotate(Rotation{s.dtype, qkv, s.batch, 1, H + G, D, width, width, D, s.cos, s.sin, qk}, threads);
-    }
-    const Piece& held = s.cache[s.pieces - 1];
-    const int64_t last = held.length - 1;
+    product_with(s, x, s.embed_dim, s.embed_dim, s.qkv, 3, wide, qkv, threads);
+    auto normed = [&](const NormWeight& by, int64_t heads, T* x) {
+        if (!by.weight) return;
+        const bool whole = s.norm_place == kFullWidth;
+        const int64_t rows = whole ? 1 : heads, dim = whole ? heads * D : D;
+        for (int64_t b = 0; b < s.batch; ++b) norm_with(s, by, x + b * width, dim, rows, dim, x + b * width, 1);
+    };
+    auto both_normed = [&] { normed(s.q_norm, H, qkv), normed(s.k_norm, G, qkv + H * D); };
+    if (s.norm_place != kAfterTurn) both_normed();
+    if (s.cos) turn(s, qkv, width, H + G, D, room.take<T>(s.batch * (H + G) * D), threads);
+    if (s.norm_place == kAfterTurn) both_normed();
     for (int64_t b = 0; b < s.batch; ++b)
         for (int64_t g = 0; g < G; ++g) {
-            T* k = (T*)held.k + b * held.k_batch + g * held.k_head + last * held.k_token;
-            T* v = (T*)held.v + b * held.v_batch + g * held.v_head + last * held.v_token;
-            __builtin_memcpy(k, qk + b * q_batch + (H + g) * D, D * sizeof(T));
-            __builtin_memcpy(v, qkv + b * width + (H + G) * D + g * V, V * sizeof(T));
+            const T* row = qkv + b * width + H * D;
+            __builtin_memcpy(end_of(s, b, g, false), row + g * D, D * sizeof(T));
+            __builtin_memcpy(end_of(s, b, g, true), row + G * D + g * V, V * sizeof(T));
         }
-    return qk;
+    q_batch = width;
+    return qkv;
+}
+
+// The same of latent attention, absorbed: queries [n Wuk | p] of R + P numbers; a token is [c | r].
+template <class T>
+const T* project_latent(const Step& s, const T* x, float* wide, Room& room, int64_t& q_batch, int threads) {
+    const LatentHeads& l = s.latent;
+    const int64_t H = s.heads, N = l.plain, P = l.rotated, R = l.rank, D = R + P;
+    const int64_t into = s.qkv[0].out_features, width = into + D;
+    T* made = room.take<T>(s.batch * width);
+    product_with(s, x, s.embed_dim, s.embed_dim, s.qkv, 2, wide, made, threads);
+    T* q = made;
+    int64_t q_row = width;
+    if (l.q.weight) {
+        const T* latent = made;
+        int64_t stride = width;
+        if (l.q_norm.weight) {
+            T* normed = room.take<T>(s.batch * into);
+            norm_with(s, l.q_norm, made, width, s.batch, into, normed, threads);
+            latent = normed, stride = into;
+        }
+        q_row = H * (N + P);
+        q = room.take<T>(s.batch * q_row);
+        product_with(s, latent, stride, into, &l.q, 1, wide, q, threads);
+    }
+    T* token = made + into;
+    if (s.cos) {
+        T* turned = room.take<T>(s.batch * H * P);
+        turn(s, q + N, q_row, H, N + P, turned, threads);
+        turn(s, token + R, width, 1, P, turned, threads);
+    }
+    if (l.norm.weight) {
+        T* normed = room.take<T>(s.batch * R);
+        norm_with(s, l.norm, token, width, s.batch, R, normed, threads);
+        for (int64_t b = 0; b < s.batch; ++b) __builtin_memcpy(token + b * width, normed + b * R, R * sizeof(T));
+    }
+    q_batch = H * D;
+    T* queries = room.take<T>(s.batch * q_batch);
+    HeadProduct p{s.dtype, s.batch, H, N, R, q, q_row, N + P, l.up, (N + l.value) * R, true, queries, q_batch, D, wide};
+    head_product(p, threads);
+    for (int64_t b = 0; b < s.batch; ++b) {
+        for (int64_t h = 0; h < H; ++h)
+            __builtin_memcpy(queries + b * q_batch + h * D + R, q + b * q_row + h * (N + P) + N, P * sizeof(T));
+        __builtin_memcpy(end_of(s, b, 0, false), token + b * width, D * sizeof(T));
+    }
+    return queries;
+}
+
+// What the attention makes of x [B, E], through the output projection.
+template <class T> Outcome attention_of(const Step& s, const T* x, float* wide, Room& room, T* y, int threads) {
+    const LatentHeads& l = s.latent;
+    Attention c{};
+    c.dtype = s.dtype, c.batch = s.batch, c.heads = s.heads, c.kv_heads = s.kv_heads, c.queries = 1;
+    c.key_dim = s.key_dim, c.value_dim = s.value_dim, c.scale = s.scale, c.softcap = s.softcap;
+    const T* q = l.rank ? project_latent(s, x, wide, room, c.q_batch, threads) : project(s, x, wide, room, c.q_batch, threads);
+    // Features of a latent that no query asks for add 0 to every score.
+    int64_t skipped = 0;
+    if (l.rank && !l.plain && s.heads <= kFewRows && l.rank % (2 * W) == 0 && l.rotated % (2 * W) == 0) skipped = l.rank;
+    c.q = (const char*)(q + skipped), c.q_head = c.q_token = s.key_dim, c.key_dim -= skipped;
+    for (; c.count < s.pieces; ++c.count) {
+        Piece& piece = c.pieces[c.count] = s.cache[c.count];
+        piece.k += skipped * sizeof(T);
+        c.keys += piece.length;
+    }
+    int64_t heads = s.heads * s.value_dim;
+    T* out = room.take<T>(s.batch * heads);
+    c.out = (char*)out, c.out_batch = heads, c.out_head = c.out_query = s.value_dim;
+    if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
+    if (l.rank) {
+        const int64_t H = s.heads, R = l.rank, V = l.value;
+        T* values = room.take<T>(s.batch * H * V);
+        const T* up = (const T*)l.up + l.plain * R;
+        head_product(HeadProduct{s.dtype, s.batch, H, R, V, out, heads, R, up, (l.plain + V) * R, false, values, H * V, V, wide}, threads);
+        out = values, heads = H * V;
+    }
+    product_with(s, out, heads, heads, &s.out, 1, wide, y, threads);
+    return Outcome::done;
+}
+
+template <class T> void feed_forward_of(const Step& s, const T* x, float* wide, float* hidden, T* y, int threads) {
+    widen<T>(x, s.embed_dim, s.batch, s.embed_dim, wide);
+    FeedForward f{};
+    f.dtype = s.dtype, f.x = wide, f.rows = s.batch, f.in_features = s.embed_dim, f.activation = s.activation;
+    f.gate = s.gate, f.up = s.up, f.down = s.down, f.y = y, f.hidden = hidden;
+    feed_forward(f, threads);
+}
+
+// y = x + what a part made of it, with the norms and the factor that stand there.
+template <class T>
+void join(const Step& s, const T* x, T* made, const NormWeight& out_norm, const NormWeight& norm, T* y, int threads) {
+    const int64_t E = s.embed_dim, features = s.batch * E;
+    if (out_norm.weight) norm_with(s, out_norm, made, E, s.batch, E, made, threads);
+    if (s.residual_scale != 1.0f)
+        for (int64_t i = 0; i < features; ++i) round_to(to_float(made[i]) * s.residual_scale, made + i);
+    add_rows(x, made, features, y);
+    if (s.post) norm_with(s, norm, y, E, s.batch, E, y, threads);
 }
 
 template <class T> Outcome step_of(const Step& s, int threads) {
     Room room{s.room};
-    const int64_t E = s.embed_dim, features = s.batch * E, heads = s.heads * s.value_dim;
+    const int64_t E = s.embed_dim, features = s.batch * E;
     const T* x = (const T*)s.x;
-    T *h = room.take<T>(features), *sum = room.take<T>(features), *out = room.take<T>(s.batch * heads);
-    float* wide = room.take<float>(s.batch * (E > heads ? E : heads));
-
-    norm_with(s, s.attention_norm, x, s.batch, E, h, threads);
-    Attention c{};
-    c.dtype = s.dtype, c.batch = s.batch, c.heads = s.heads, c.kv_heads = s.kv_heads, c.queries = 1;
-    c.key_dim = s.key_dim, c.value_dim = s.value_dim, c.scale = s.scale, c.softcap = s.softcap;
-    c.q = (const char*)project(s, h, wide, room, c.q_batch, threads), c.q_head = c.q_token = s.key_dim;
-    for (; c.count < s.pieces; ++c.count) {
-        c.pieces[c.count] = s.cache[c.count];
-        c.keys += s.cache[c.count].length;
+    T *h = room.take<T>(features), *made = room.take<T>(features), *sum = room.take<T>(features);
+    float* hidden = room.take<float>(s.batch * s.up.out_features);
+    float* wide = room.take<float>(s.batch * widest_of(s));
+    // What a part reads: x itself, or behind a norm.
+    auto entered = [&](const T* from, const NormWeight& by, T* to) -> const T* {
+        if (s.post || !by.weight) return from;
+        norm_with(s, by, from, E, s.batch, E, to, threads);
+        return to;
+    };
+    const T* read = entered(x, s.attention_norm, h);
+    if (const Outcome outcome = attention_of(s, read, wide, room, made, threads); outcome != Outcome::done) return outcome;
+    if (s.parallel) {
+        if (s.parallel == kTwoNorms) read = entered(x, s.feed_forward_norm, h);
+        feed_forward_of(s, read, wide, hidden, sum, threads);
+        add_rows(made, sum, features, made);
+        join(s, x, made, s.attention_out_norm, s.attention_norm, (T*)s.y, threads);
+        return Outcome::done;
     }
-    c.out = (char*)out, c.out_batch = heads, c.out_head = c.out_query = s.value_dim;
-    if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
-    product_with(s, out, heads, &s.out, 1, wide, h, threads);
-    if (s.attention_out_norm.weight) norm_with(s, s.attention_out_norm, h, s.batch, E, h, threads);
-    add_rows(x, h, features, sum);
-
-    norm_with(s, s.feed_forward_norm, sum, s.batch, E, h, threads);
-    widen<T>(h, E, s.batch, E, wide);
-    FeedForward f{};
-    f.dtype = s.dtype, f.x = wide, f.rows = s.batch, f.in_features = E, f.activation = s.activation;
-    f.gate = s.gate, f.up = s.up, f.down = s.down, f.y = h;
-    f.hidden = room.take<float>(s.batch * s.up.out_features);
-    feed_forward(f, threads);
-    if (s.feed_forward_out_norm.weight) norm_with(s, s.feed_forward_out_norm, h, s.batch, E, h, threads);
-    add_rows(sum, h, features, (T*)s.y);
+    join(s, x, made, s.attention_out_norm, s.attention_norm, sum, threads);
+    read = entered(sum, s.feed_forward_norm, h);
+    feed_forward_of(s, read, wide, hidden, made, threads);
+    join(s, sum, made, s.feed_forward_out_norm, s.feed_forward_norm, (T*)s.y, threads);
     return Outcome::done;
 }

@@ -27,6 +27,7 @@ Gated gated_from(PyObject* gate, PyObject* up, int64_t activation) {
     if (!elements_of(gate, "gate", v, g.count)) return g;
     g.dtype = (Dtype)v.kind, g.gate = v.at, g.up = alike(up, "up", v, g.count);
     g.activation = activation_from(activation);
+    if (g.activation >= kRelu2) wrong("an activation without a derivative here");
     return g;
 }
 
@@ -88,6 +89,7 @@ PyObject* norm_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     View x;
     NormWeight n{};
     if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::norm], "norm", x.kind, x.size[1], n)) return nullptr;
+    if (n.centred) return wrong("gradients of norms that are centred are torch's");
     const int64_t rows = x.size[0], dim = x.size[1];
     NormGradients g{};
     g.norm = Norm{(Dtype)x.kind, x.at, rows, dim, x.stride[0], n.weight, n.eps, n.offset, nullptr};

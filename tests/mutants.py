@@ -266,6 +266,13 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("an offset, backward", "rows, weight.contiguous(), eps, offset, _dense", "rows, weight.contiguous(), eps, 0.0, _dense"),
             ("differentiated twice", "return (*_again(formula, (x, weight), grad), None, None)", "pass"),
         ],
+        "tests/layers/test_step.py": [
+            ("few keys of latents", "if position < known.least_past:", "if False:"),
+            ("layers of subclasses", "not layer.is_itself\n", "False\n"),
+            ("a token that nobody wrote", "cache.ungrow()\n            return False", "return False"),
+            ("a step of another dtype", "known.dtype is not x.dtype or known.embed_dim", "known.embed_dim"),
+            ("biases of norms", "bias if bias is None else _read(bias, (features,), x),\n        centred", "None,\n        centred"),
+        ],
         "tests/checkpoints/test_adapters.py": [
             ("the change of an adapter", "if not self.active:", "if True:"),
             ("the scale of an adapter", "self.up.T * self.scale)", "self.up.T)"),

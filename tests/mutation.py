@@ -465,6 +465,82 @@ MUTATIONS = [
             ("a residual path", "if (e.plus) y +=", "if (false) y +="),
         )
     ),
+    *(
+        Mutation(feature, f"csrc/{file}", line, instead, "tests/layers/test_step.py")
+        for file, feature, line, instead in (
+            (
+                "step.h",
+                "a factor of the residual path",
+                "if (s.residual_scale != 1.0f)",
+                "if (false)",
+            ),
+            (
+                "step.h",
+                "norms behind sums",
+                "if (s.post) norm_with(s, norm, y,",
+                "if (false) norm_with(s, norm, y,",
+            ),
+            ("step.h", "networks beside attention", "add_rows(made, sum, features, made);", ""),
+            (
+                "step.h",
+                "norms behind rotation",
+                "if (s.norm_place == kAfterTurn) both_normed();",
+                "",
+            ),
+            (
+                "step.h",
+                "norms of all heads",
+                "whole = s.norm_place == kFullWidth;",
+                "whole = false;",
+            ),
+            ("step.h", "norms of latents", "if (l.norm.weight) {", "if (false) {"),
+            (
+                "step.h",
+                "rotated keys of latents",
+                "turn(s, token + R, width, 1, P, turned, threads);",
+                "",
+            ),
+            ("step.h", "features nobody asks for", "piece.k += skipped * sizeof(T);", ""),
+            ("step_calls.h", "where weights lie", "PyLong_AsVoidPtr(address) == w.view.at", "true"),
+            ("step_calls.h", "turned weights", "!is_true(call(torch_.is_contiguous, x))", "false"),
+            ("step_calls.h", "negated weights", "is_true(call(torch_.is_neg, x))", "false"),
+            ("step_calls.h", "what modules hold", "key != fact.entries[n] || value", "value"),
+            (
+                "step_calls.h",
+                "classes of modules",
+                "return (PyObject*)Py_TYPE(fact.thing) == fact.value;",
+                "return true;",
+            ),
+        )
+    ),
+    Mutation(
+        "LayerNorm's mean",
+        "csrc/products.h",
+        "mean = total / (float)p.dim;",
+        "mean = 0;",
+        "tests/layers/test_norms.py",
+    ),
+    Mutation(
+        "LayerNorm's bias",
+        "csrc/products.h",
+        "store(bias ? scaled + load(bias + d) : scaled, y + d);",
+        "store(scaled, y + d);",
+        "tests/layers/test_norms.py",
+    ),
+    Mutation(
+        "by heads: the last columns",
+        "csrc/products.h",
+        "for (; d < last; ++d)\n        for (int m = 0; m < M; ++m) {",
+        "for (; d < last; ++d)\n        for (int m = 0; m < 1; ++m) {",
+        "tests/layers/test_linear.py",
+    ),
+    Mutation(
+        "by heads: where a share begins",
+        "csrc/products.h",
+        "const int64_t first = unit * run;",
+        "const int64_t first = 0;",
+        "tests/layers/test_linear.py",
+    ),
     _m("0 · −∞", STATISTICS_CPP, "larger(log, splat(kLeastLog))", "log"),
     _m("sums of keys", STATISTICS_CPP, "load(received + j) + weight", "weight"),
     _m("order of the largest", STATISTICS_CPP, "place > 0 && above(", "false && above("),

@@ -14,6 +14,7 @@ from harness import Case, all_cases
 from polyhead.config import LayerConfig, NormConfig, TransformerConfig
 from polyhead.families import REFUSED, families, read_config
 from polyhead.families.common.family import Family
+from polyhead.layers.step import knows
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
@@ -28,10 +29,12 @@ than 5·10⁻⁵ of their standard deviation, gradients of all parameters by les
 greatest, weights saved back are equal bit for bit and transformers loads them. A key of
 config.json that is not understood is an error that names it.
 
-*GGUF* is the architecture of GGUF files that are read and compared in the same way.
+*GGUF* is the architecture of GGUF files that are read and compared in the same way. *One call*: a
+decoding step is one native call for every layer (some: for some layers or configurations), where
+the cache holds exact tokens; elsewhere the modules are called one by one.
 
-| `model_type` | kind | heads | positions | norms | feed-forward | GGUF | not supported |
-|---|---|---|---|---|---|---|---|
+| `model_type` | kind | heads | positions | norms | feed-forward | one call | GGUF | not supported |
+|---|---|---|---|---|---|---|---|---|
 """
 
 _REFUSED = """
@@ -61,10 +64,22 @@ def _row(family: Family, case: Case) -> str:
         _listed([*_rotary(layers), *(each for config in found for each in _positions(config))]),
         _listed(_norms(layer) for layer in layers),
         _listed(each for layer in layers for each in _network(layer)),
+        _decoding(found),
         family.gguf.arch if family.gguf and case.gguf else "–",
         "; ".join(f"`{key}`: {why}" for key, why in family.not_supported.items()) or "–",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _decoding(found: Iterable[TransformerConfig]) -> str:
+    """Whether native code takes a decoding step of a layer."""
+    taken = {
+        config.relative_bias is None and knows(layer)
+        for config in found
+        if config.kind != "encoder"
+        for layer in config.layers
+    }
+    return {(True,): "yes", (False,): "no", (False, True): "some"}.get((*sorted(taken),), "–")
 
 
 def _read(case: Case, *options: object) -> TransformerConfig:

@@ -15,7 +15,7 @@ from polyhead import native
 from polyhead.errors import NotPlainError
 from polyhead.layers import TransformerLayer
 from polyhead.native import gate, interface
-from polyhead.native.arguments import NO_EXTRAS, Piece, TileSums, Weight
+from polyhead.native.arguments import NO_EXTRAS, NormWeight, Piece, TileSums, Weight
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -76,7 +76,7 @@ def test_every_tensor_of_a_call_passes_the_gate():
     with pytest.raises(NotPlainError, match=r"bounds .* negated view"):
         attend(bounds=(torch._neg_view(at), at))
     with pytest.raises(ValueError, match="storage of x"):
-        code.norm(cut_short(draw(4, 64)), draw(64), 1e-5, 0.0)
+        code.norm(cut_short(draw(4, 64)), NormWeight(draw(64), 1e-5, 0.0))
     with pytest.raises(ValueError, match="storage of up"):
         code.feed_forward(
             draw(1, 64),
@@ -194,7 +194,7 @@ def test_the_compiled_table_of_the_interface_is_that_of_the_tuples():
     table = gate.MODULE.interface()
     table["Heads"] = dict(reversed(table["Heads"].items()))
     table["limits"]["rows"] = 9
-    table["step"].pop("activation")
+    table["step"].pop("held")
 
     def module(**instead):
         functions = dict.fromkeys(dir(gate.MODULE), print)

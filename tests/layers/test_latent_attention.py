@@ -239,6 +239,15 @@ def test_decode_step_at_deepseeks_sizes_allocates_little() -> None:
 # Choice
 
 
+@pytest.mark.parametrize("rank", [1, 3, 24, 200])
+def test_one_query_is_absorbed_from_a_number_of_keys_on(rank: int) -> None:
+    config = dataclasses.replace(small().config, kv_lora_rank=rank)
+    fewest = config.absorbed_from
+    for keys in (1, 2, 5, 9, 100, 10_000):
+        absorbed = config.choose(1, 1, keys) == "absorbed"
+        assert absorbed == (fewest is not None and keys >= fewest)
+
+
 def test_choice_follows_the_cost() -> None:
     layer = MultiHeadLatentAttention(
         64, 128, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128

@@ -15,7 +15,8 @@ from torch import nn
 from polyhead import native
 from polyhead.layers import FeedForward, MultiHeadAttention, RMSNorm
 from polyhead.layers import linear as few_rows
-from polyhead.layers.linear import linear, side_by_side
+from polyhead.layers.linear import by_heads, linear, side_by_side
+from polyhead.native.arguments import ACTIVATIONS
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -65,6 +66,23 @@ def test_some_may_have_a_bias_and_others_none():
     torch.testing.assert_close(side_by_side(x, *linears), separately(x, linears))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [(1, 1), (3, 1), (1, 7)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 40), (7, 133), (96, 64)])
+def test_products_by_heads_equal_float64(code, dtype, rows, inputs, outputs):
+    torch.manual_seed(0)
+    x = torch.randn(*rows, 5, inputs + 3).to(dtype)[..., 1:-2]
+    both = torch.randn(5, inputs + 9, outputs).to(dtype)
+    other = torch.randn(5, outputs + 2, inputs).to(dtype)
+    close = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 2e-2}[dtype]
+    for weight, summed in ((both[:, 9:], True), (other[:, :-2], False)):
+        found = by_heads(x, weight, summed=summed)
+        equation = "bthi,hio->btho" if summed else "bthi,hoi->btho"
+        exact = torch.einsum(equation, x.double(), weight.double())
+        torch.testing.assert_close(found.double(), exact, atol=close, rtol=close / 10)
+    assert by_heads(torch.randn(3, 3, 5, 24), both.float()[:, :24], summed=True) is None  # 9 rows
+
+
 def test_strided_inputs_are_read_rightly():
     linears = projections(bias=False)
     for x in (
@@ -76,7 +94,7 @@ def test_strided_inputs_are_read_rightly():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["relu", "silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_feed_forward_equals_float64(code, dtype, activation, gated, bias):

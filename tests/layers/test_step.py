@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,10 +14,11 @@ from torch import Tensor, nn
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches import KeyValueCache, RingCache, StoredCache
+from polyhead.caches import KeyValueCache, Latent, Paged, Ring, RingCache, StoredCache
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
+    LatentAttentionConfig,
     LayerConfig,
     NormConfig,
     QKNormConfig,
@@ -62,7 +65,61 @@ LAYERS = {
         feed_forward=FeedForwardConfig(hidden_dim=33, activation="relu", gated=False, bias=True),
     ),
     "window": replace(LLAMA, attention=replace(LLAMA.attention, window=9)),
+    "gpt2": LayerConfig(
+        AttentionConfig(num_heads=3, num_kv_heads=3, head_dim=16, qkv_bias=True, out_bias=True),
+        FeedForwardConfig(hidden_dim=80, activation="gelu_tanh", gated=False, bias=True),
+        norm=NormConfig("layernorm", bias=True),
+    ),
+    "the paper of 2017, keys without bias": LayerConfig(
+        AttentionConfig(num_heads=3, num_kv_heads=3, head_dim=16, qkv_bias=True, k_bias=False),
+        FeedForwardConfig(hidden_dim=80, activation="relu", gated=False, bias=True),
+        norm=NormConfig("layernorm", bias=True),
+        norm_placement="post",
+    ),
+    "gptj": replace(
+        LLAMA,
+        attention=replace(LLAMA.attention, rope=RopeConfig(dim=16)),
+        norm=NormConfig("layernorm", weight_offset=1.0),
+        parallel="one norm",
+    ),
+    "neox": replace(
+        LLAMA, norm=NormConfig("layernorm", bias=True), parallel="two norms", residual_scale=0.3
+    ),
+    "olmo2": replace(
+        LLAMA,
+        attention=replace(LLAMA.attention, qk_norm=QKNormConfig(place="full_width")),
+        norm_placement="after",
+        residual_scale=0.7,
+    ),
+    "norms behind the rotation, none before attention": replace(
+        LLAMA,
+        attention=replace(LLAMA.attention, qk_norm=QKNormConfig(place="after_rope")),
+        attention_norm=False,
+    ),
 }  # fmt: skip
+LATENT = LatentAttentionConfig(
+    num_heads=5, kv_lora_rank=32, qk_nope_head_dim=24, qk_rope_head_dim=16, v_head_dim=12,
+    q_lora_rank=20,
+)  # fmt: skip
+LATENTS = {
+    "deepseek": LATENT,
+    "biases, queries straight from x": replace(LATENT, q_lora_rank=None, q_bias=True, bias=True),
+    "converted": replace(
+        LATENT,
+        q_lora_rank=None,
+        norm=None,
+        scale=0.2,
+        rope=RopeConfig(type="explicit", frequencies=tuple(0.9**i for i in range(8))),
+    ),
+    "all of a key rotated": replace(
+        LATENT, qk_nope_head_dim=0, kv_lora_rank=64, qk_rope_head_dim=32, norm=None
+    ),
+    "no positions, odd sizes": replace(
+        LATENT, rope=None, kv_lora_rank=23, qk_nope_head_dim=7, qk_rope_head_dim=2, v_head_dim=5
+    ),
+    "20 heads": replace(LATENT, num_heads=20, qk_nope_head_dim=0),
+}
+LAYERS |= {f"latent: {name}": replace(LLAMA, attention=own) for name, own in LATENTS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +140,11 @@ def _prompted(
     layer: TransformerLayer, batch: int = 1, cache: KeyValueCache | None = None
 ) -> KeyValueCache:
     """A cache that holds five tokens and has room for more."""
-    cache = ph.DenseCache(capacity=64) if cache is None else cache
+    if cache is None:
+        own = layer.config.attention
+        cache = ph.DenseCache(capacity=64)
+        if isinstance(own, LatentAttentionConfig):
+            cache = ph.LatentCache(own.kv_lora_rank, own.qk_rope_head_dim, capacity=64)
     dtype = next(layer.parameters()).dtype
     layer(torch.randn(batch, 5, E).to(dtype), mask=ph.Causal(), cache=cache)
     return cache
@@ -212,6 +273,27 @@ def _data_in_columns(layer: TransformerLayer) -> None:
     layer.attention.q_proj.weight.data = square.T.contiguous().T
 
 
+def _the_same_memory_turned(layer: TransformerLayer) -> None:
+    weight = layer.attention.q_proj.weight
+    weight.data = weight.data.T
+
+
+def _the_same_memory_cut(layer: TransformerLayer) -> None:
+    layer.feed_forward.up_proj.weight.data = layer.feed_forward.up_proj.weight.data[:40]
+
+
+def _the_same_memory_negated(layer: TransformerLayer) -> None:
+    weight = layer.attention.o_proj.weight
+    weight.data = torch._neg_view(weight.data)
+
+
+def _a_weight_of_a_subclass(layer: TransformerLayer) -> None:
+    class Strange(nn.Parameter):
+        pass
+
+    layer.attention.o_proj.weight.__class__ = Strange
+
+
 def _dropout_of_the_attention(layer: TransformerLayer) -> None:
     layer.attention.dropout = 0.5
     layer.attention.train()
@@ -226,13 +308,18 @@ def _dropout_of_the_network(layer: TransformerLayer) -> None:
     "change",
     [
         _another_dtype, _another_dtype_of_a_norm, _columns, _data_of_another_dtype,
-        _data_in_columns, _dropout_of_the_attention, _dropout_of_the_network,
+        _data_in_columns, _the_same_memory_turned, _the_same_memory_cut,
+        _the_same_memory_negated, _a_weight_of_a_subclass, _dropout_of_the_attention,
+        _dropout_of_the_network,
     ],
 )  # fmt: skip
 def test_what_native_code_cannot_read_or_do_is_left_to_the_modules(
     change: Callable[[TransformerLayer], None],
 ) -> None:
-    layer = _layer()
+    square = replace(
+        LLAMA, attention=replace(LLAMA.attention, num_heads=3, num_kv_heads=3, head_dim=16)
+    )
+    layer = _layer(square)
     cache = _prompted(layer)
     # What was found out about the layer in a step must not outlive the change.
     assert step(layer, _token(), ph.Causal(), cache.fork()) is not None
@@ -466,21 +553,20 @@ def test_other_caches_are_appended_to(monkeypatch: pytest.MonkeyPatch, name: str
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("layer norms", replace(LLAMA, norm=NormConfig("layernorm"))),
+        ("norms without weights", replace(LLAMA, norm=NormConfig("layernorm", weight=False))),
         ("sinks", replace(LLAMA, attention=replace(LLAMA.attention, sinks=True))),
         ("a window passed", replace(LLAMA, attention=replace(LLAMA.attention, window=5))),
         (
-            "rotation of a part",
-            replace(LLAMA, attention=replace(LLAMA.attention, rope=RopeConfig(dim=16))),
+            "norms with weights for each head",
+            replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNormConfig(per_head=True))),
         ),
+        ("clipped queries", replace(LLAMA, attention=replace(LLAMA.attention, qkv_clip=1.0))),
+        ("quick gelu", replace(LLAMA, feed_forward=FeedForwardConfig(80, "quick_gelu"))),
+        ("clamped gates", replace(LLAMA, feed_forward=FeedForwardConfig(80, clamp=7.0))),
         (
-            "norms of all heads at once",
-            replace(
-                LLAMA,
-                attention=replace(LLAMA.attention, qk_norm=QKNormConfig(place="full_width")),
-            ),
+            "norms of latents without weights",
+            replace(LLAMA, attention=replace(LATENT, norm=NormConfig(weight=False))),
         ),
-        ("exact gelu", replace(LLAMA, feed_forward=FeedForwardConfig(80, "gelu"))),
     ],
 )
 def test_layers_of_another_kind_take_their_modules(name: str, config: LayerConfig) -> None:
@@ -505,6 +591,79 @@ def test_what_is_no_single_token_of_a_decoder_takes_the_modules() -> None:
     assert cache.lengths == [6]
     with pytest.raises(ValueError, match="batch"):
         layer(_token(2), mask=ph.Causal(), cache=cache)
+
+
+def test_a_description_owns_no_memory_and_goes_with_its_layer() -> None:
+    layer = _layer()
+    cache = _prompted(layer)
+    assert step(layer, _token(), ph.Causal(), cache) is not None
+    storage = weakref.ref(layer.attention.q_proj.weight.untyped_storage())
+    layer.bfloat16()
+    assert storage() is None
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_storage_that_shrank_is_an_error() -> None:
+    layer = _layer()
+    cache = _prompted(layer)
+    step(layer, _token(), ph.Causal(), cache)
+    storage = layer.feed_forward.up_proj.weight.untyped_storage()
+    storage.resize_(storage.nbytes() // 2)
+    with pytest.raises(ValueError, match=r"storage of \w+ holds|was it resized"):
+        layer(_token(), mask=ph.Causal(), cache=cache)
+    assert cache.lengths == [6]
+
+
+@pytest.mark.parametrize("name", ["deepseek", "converted"])
+def test_changed_weights_of_latent_attention_count_at_once(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    layer = _layer(LAYERS[f"latent: {name}"])
+    cache = _prompted(layer)
+    step(layer, _token(), ph.Causal(), cache)
+    layer.attention.kv_b_proj.weight.data = torch.randn_like(layer.attention.kv_b_proj.weight)
+    layer.attention.kv_a_proj_with_mqa.weight.mul_(2.0)
+    other = cache.fork()
+    found = step(layer, _token(seed=2), ph.Causal(), cache)
+    wanted = _without(monkeypatch, lambda: layer(_token(seed=2), mask=ph.Causal(), cache=other))
+    assert found is not None
+    assert torch.equal(found, wanted)
+    for watch in (
+        lambda: layer.attention.register_attention_hook(lambda record: None),
+        lambda: layer.attention.kv_a_proj_with_mqa.register_forward_hook(lambda *call: None),
+        lambda: setattr(layer.attention, "kv_a_norm", nn.LayerNorm(LATENT.kv_lora_rank)),
+    ):
+        watch()
+        assert step(layer, _token(), ph.Causal(), cache) is None
+        assert cache.lengths == [7]
+
+
+def test_latents_of_few_keys_or_in_other_caches_take_the_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = _layer(LAYERS["latent: deepseek"])
+    empty = ph.LatentCache(32, 16, capacity=8)
+    assert step(layer, _token(), ph.Causal(), empty) is None
+    fewest = layer.attention.config.absorbed_from
+    assert fewest > 1
+    for cache in (
+        ph.LatentCache(32, 16, layout=Paged(4)),
+        ph.QuantizedCache(latent=Latent(32, 16), group=8, recent=8),
+    ):
+        _prompted(layer, cache=cache)
+        assert step(layer, _token(), ph.Causal(), cache) is None
+    # A ring without a window: all that it holds is seen.
+    ring = ph.LatentCache(32, 16, layout=Ring(8))
+    _prompted(layer, cache=ring)
+    other = ring.fork()
+    for seed in range(12):
+        x = _token(seed=seed)
+        found = layer(x, mask=ph.Causal(), cache=ring)
+        wanted = _without(monkeypatch, lambda x=x: layer(x, mask=ph.Causal(), cache=other))
+        torch.testing.assert_close(found, wanted, atol=0, rtol=0)
 
 
 def test_a_changed_parameter_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

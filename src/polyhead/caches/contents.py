@@ -23,7 +23,7 @@ from polyhead.caches import sizes
 from polyhead.caches.codecs import Codec, Codes, Exact, Stream
 from polyhead.caches.memory import Memory, Rows
 from polyhead.caches.pages import Pages
-from polyhead.caches.sizes import Latent, Layout, Quantized, Ring, Storage
+from polyhead.caches.sizes import Dense, Latent, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.source import COPIED_TOKENS, Stored
 
 
@@ -101,7 +101,31 @@ class Contents:
     @property
     def even(self) -> bool:
         """Whether all rows hold the same places in every store."""
-        return len(set(self.states())) <= 1
+        places = [self.main.firsts, *(memory.stops for memory in self.memories.values())]
+        return all(rows.count(rows[0]) == len(rows) for rows in places)
+
+    def with_room(self, count: int, *, latents: bool = False) -> Rows | None:
+        """The memory, if exact tokens go to the end of rows of equal length with room.
+
+        A ring has it while a token at a time takes the place of one that is out of the window.
+
+        Args:
+            count: Tokens for each row.
+            latents: Whether latents, which have no values of their own, are exact tokens too.
+        """
+        rows, kind = self.main, type(self.storage)
+        if (
+            not isinstance(rows, Rows)
+            or type(self.layout) not in (Dense, Ring)
+            or not (kind is Plain or (latents and kind is Latent))
+            or torch.is_grad_enabled()
+            or len(rows.tensors) != (2 if kind is Plain else 1)  # no positions
+            or (len(rows.stops) > 1 and not self.even)
+        ):
+            return None
+        stop, limit = rows.stops[0] + count, rows.store.limit
+        fits = stop <= rows.capacity or (count == 1 and rows.capacity == limit)
+        return rows if fits else None
 
     @property
     def has_positions(self) -> bool:

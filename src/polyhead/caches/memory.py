@@ -145,7 +145,7 @@ class Rows(Memory):
     @property
     def capacity(self) -> int:
         # Only the smallest: with gradients, tensors are exactly as long as what they hold.
-        return min(tensor.shape[2] for tensor in self.tensors)
+        return min([tensor.shape[2] for tensor in self.tensors])
 
     @property
     def used_bytes(self) -> int:

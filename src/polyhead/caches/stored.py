@@ -63,6 +63,7 @@ class StoredCache(KeyValueCache):
         self.in_use = InUse()
         self._contents: Contents | None = None
         self._lengths: list[int] = []
+        self._before: list[int] = []
         self._explicit = False
 
     @property
@@ -239,33 +240,42 @@ class StoredCache(KeyValueCache):
             self._contents.cut(row, length)
         self._lengths[row] = length
 
-    @alone
-    def grow(self, shape: Shape, window: int | None = None) -> list[tuple[Tensor, Tensor]] | None:
+    def grow(
+        self, shape: tuple[Any, ...], window: int | None = None
+    ) -> list[tuple[Tensor, Tensor | None, int, int]] | None:
         """Room for one more token in every row; the caller writes its keys and values there.
 
+        The caller is alone with the cache (``in_use``), and ``ungrow`` takes the token back.
+
         Args:
-            shape: What the caller is going to write.
+            shape: What the caller is going to write: the fields of ``Shape``.
             window: Tokens that the new one sees, itself included; None: all that are held.
 
         Returns:
-            Keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` of the tokens that it sees, in order,
-            in one piece or (around the end of a ring) two; the last of them is still to be written.
-            None, and nothing is counted, unless ``append`` would only write.
+            Where the tokens that it sees lie, in order, in one piece or (around the end of a ring)
+            two: keys ``[B, G, n, D]``, values ``[B, G, n, V]`` (None: the first columns of a
+            latent), the first and how many; the last of them is still to be written. None, and
+            nothing is counted, unless ``append`` would only write.
         """
         contents = self._contents
         if contents is None or contents.shape != shape:
             return None
-        rows = self._with_room(contents, 1)
-        if rows is None:
+        if (rows := contents.with_room(1, latents=True)) is None:
             return None
+        self._before = rows.firsts
         stop = rows.grow(1) + 1
         self._lengths = [*rows.stops]
-        first = 0 if window is None else max(0, stop - window)
-        held = [
-            rows.read(run.address, run.address + run.length)
-            for run in rows.runs(max(first, rows.firsts[0]), stop)
-        ]
-        return [(k, v) for k, v in held]
+        first = rows.firsts[0] if window is None else max(stop - window, rows.firsts[0])
+        k, *more = rows.tensors
+        v = more[0] if more else None
+        return [(k, v, run.address, run.length) for run in rows.runs(first, stop)]
+
+    def ungrow(self) -> None:
+        """As it was before the last ``grow``, whose token nobody has written."""
+        if self._contents is not None and isinstance(rows := self._contents.main, Rows):
+            rows.stops = [stop - 1 for stop in rows.stops]
+            rows.firsts = self._before
+            self._lengths = [*rows.stops]
 
     def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
         """Does what decoding does for every token and layer, without the rest of ``append``.
@@ -273,7 +283,7 @@ class StoredCache(KeyValueCache):
         False, and nothing is done, unless some exact tokens go to the end of dense rows of equal
         length that have room.
         """
-        rows = self._with_room(contents, k.shape[2]) if contents.fits(k, v) else None
+        rows = contents.with_room(k.shape[2]) if contents.fits(k, v) else None
         if rows is None or not k.shape[2]:
             return False
         start = rows.grow(k.shape[2])
@@ -282,25 +292,6 @@ class StoredCache(KeyValueCache):
             tensor.narrow(2, run.address, run.length).copy_(record)
         self._lengths = [*rows.stops]
         return True
-
-    def _with_room(self, contents: Contents, count: int) -> Rows | None:
-        """The memory, if exact tokens go to the end of rows of equal length with room.
-
-        A ring has it while a token at a time takes the place of one that is out of the window.
-        """
-        rows = contents.main
-        if (
-            not isinstance(rows, Rows)
-            or type(self.layout) not in (Dense, Ring)
-            or type(self.storage) is not Plain
-            or torch.is_grad_enabled()
-            or len(rows.tensors) != 2  # keys, values: no positions
-            or (len(rows.stops) > 1 and not contents.even)
-        ):
-            return None
-        stop, limit = rows.stops[0] + count, rows.store.limit
-        fits = stop <= rows.capacity or (count == 1 and rows.capacity == limit)
-        return rows if fits else None
 
     def _pushes(self, count: int, before: int) -> bool:
         """Whether appending takes keys out of a ring that the first new queries still see."""

@@ -165,6 +165,13 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         absorbed, expanded = (self.cost(way, batch, queries, keys) for way in COMPUTATIONS)
         return "expanded" if expanded.flops < absorbed.flops else "absorbed"
 
+    @property
+    def absorbed_from(self) -> int | None:
+        """The fewest keys for which ``choose`` takes one query absorbed; None: never."""
+        up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        gained = up + self._per_pair("expanded") - self._per_pair("absorbed")
+        return -(-up // gained) if gained > 0 else None
+
     def _per_pair(self, computation: Computation) -> int:
         if computation == "expanded":
             return self.num_heads * (self.qk_head_dim + self.v_head_dim)

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeGuard, TypeVar
 
 from torch import nn
 
-from polyhead import native
 from polyhead.config import Data
 
 _T = TypeVar("_T")
@@ -61,30 +60,31 @@ class Exactly(Generic[_T]):
         )
 
 
-class Unchanged:
-    """Modules as they were when a fast path described them.
+Fact = tuple[object, str | None, object]
 
-    What was found out about them holds as long as they and their classes hold the same objects:
-    then no one has replaced a parameter, a part or a method, added a hook, or changed the mode. The
-    memory of a parameter is not compared: the gate of native code looks at it in every call.
+
+def facts_of(modules: Iterable[nn.Module]) -> tuple[Fact, ...]:
+    """What holds of modules as long as nobody changes what a fast path found out about them.
+
+    As long as they and their classes hold the same objects no one has replaced a parameter, a part
+    or a method, added a hook, or changed the mode. ``Code.step`` looks at all of it in every call,
+    and at where the parameters lie in memory.
 
     Args:
         modules: All that were described.
+
+    Returns:
+        (thing, name of an attribute, its value), or (a dict, None, what it holds).
     """
-
-    __slots__ = ("_facts",)
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        facts: list[tuple[object, str | None, object]] = []
-        for module in modules:
-            kind = type(module)
-            facts += [(module, "__class__", kind), (kind, "forward", kind.forward)]
-            held = [module.__dict__, *(module.__dict__[name] for name in _HELD)]
-            facts += [(fields, None, dict(fields)) for fields in held]
-        self._facts = tuple(facts)
-
-    def __bool__(self) -> bool:
-        return native.unchanged(self._facts)
+    facts: list[Fact] = []
+    kinds = {}
+    for module in modules:
+        kind = type(module)
+        kinds[kind] = kind.forward
+        facts.append((module, "__class__", kind))
+        held = [module.__dict__, *(module.__dict__[name] for name in _HELD)]
+        facts += [(fields, None, dict(fields)) for fields in held]
+    return (*facts, *((kind, "forward", forward) for kind, forward in kinds.items()))
 
 
 class KnownFields:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.layers.linear import PLAIN_LINEAR
-from polyhead.native.arguments import ACTIVATIONS
+from polyhead.native.arguments import DIFFERENTIATED, NormWeight
 from polyhead.native.code import Code
 from polyhead.native.dropout import Dropout
 
@@ -44,7 +44,7 @@ def gated(
     gate: Tensor, up: Tensor, activation: str, activate: Callable[[Tensor], Tensor]
 ) -> Tensor | None:
     """``activation(gate) · up``, or None; ``activate`` is the activation by torch's operations."""
-    if activation not in ACTIVATIONS or gate.dtype is not up.dtype or not _is_recorded(gate, up):
+    if activation not in DIFFERENTIATED or gate.dtype is not up.dtype or not _is_recorded(gate, up):
         return None
     return _run(_Gated, gate, up, activation, activate)
 
@@ -137,7 +137,8 @@ class _Norm(torch.autograd.Function):
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.numbers = eps, offset
-        return _code().norm(rows, weight.detach().contiguous(), eps, offset).view(x.shape)
+        by = NormWeight(weight.detach().contiguous(), eps, offset)
+        return _code().norm(rows, by).view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

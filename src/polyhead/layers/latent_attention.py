@@ -31,7 +31,7 @@ from polyhead.errors import ConfigError
 from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_cost import LatentExplanation, explain_choice
-from polyhead.layers.linear import linear, side_by_side
+from polyhead.layers.linear import by_heads, linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
@@ -193,8 +193,7 @@ class MultiHeadLatentAttention(Hooked):
         B, T, _ = x.shape
         way = forced or self.preferred or self.config.choose(B, T, source.tokens.length)
         if way == "absorbed":
-            up = self._up()[0].to(n.dtype)
-            q = torch.cat((torch.einsum("bhtn,hnr->bhtr", n, up), p), dim=-1)
+            q = torch.cat((self._to_latent(n), p), dim=-1)
         else:
             q = torch.cat((n, p), dim=-1)
             source = self._expanded(source)
@@ -209,7 +208,7 @@ class MultiHeadLatentAttention(Hooked):
             kernel=kernel,
         )
         if way == "absorbed":
-            heads = torch.einsum("bhtr,hvr->bhtv", heads, self._up()[1].to(heads.dtype))
+            heads = self._from_latent(heads)
         return linear(self._edited(heads).transpose(1, 2).reshape(B, T, -1), self.o_proj)
 
     def explain(
@@ -260,6 +259,22 @@ class MultiHeadLatentAttention(Hooked):
             r = self.rope.apply(r, positions, head_axis=2)
         latent = torch.cat((self.kv_a_norm(c), r), dim=-1)
         return n.transpose(1, 2), p.transpose(1, 2), latent.transpose(1, 2)
+
+    def _to_latent(self, n: Tensor) -> Tensor:
+        """Queries ``[B, H, T, N]`` as what they ask of the latent, ``[B, H, T, R]``."""
+        up = self._up()[0]
+        made = by_heads(n.transpose(1, 2), up, summed=True)
+        if made is None:
+            return torch.einsum("bhtn,hnr->bhtr", n, up.to(n.dtype))
+        return made.transpose(1, 2)
+
+    def _from_latent(self, heads: Tensor) -> Tensor:
+        """Weighted latents ``[B, H, T, R]`` as heads' outputs ``[B, H, T, V]``."""
+        up = self._up()[1]
+        made = by_heads(heads.transpose(1, 2), up, summed=False)
+        if made is None:
+            return torch.einsum("bhtr,hvr->bhtv", heads, up.to(heads.dtype))
+        return made.transpose(1, 2)
 
     def _up(self) -> tuple[Tensor, Tensor]:
         """Wuk ``[H, N, R]`` and Wuv ``[H, V, R]``, views of ``kv_b_proj``."""

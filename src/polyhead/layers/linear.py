@@ -15,6 +15,7 @@ from torch.nn.modules import module as torch_module
 
 from polyhead import native
 from polyhead.layers.exact import Exactly
+from polyhead.native import gate
 from polyhead.native.arguments import ACTIVATIONS, MOST_ROWS, MOST_WEIGHTS, Weight
 from polyhead.native.code import Code
 
@@ -63,6 +64,30 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if code is None or not _fits(Weight(weight, bias), x):
         return nn.functional.linear(x, weight, bias)
     return code.product(_rows(x), [Weight(weight, bias)]).view(*x.shape[:-1], -1)
+
+
+def by_heads(x: Tensor, weight: Tensor, *, summed: bool) -> Tensor | None:
+    """A product for each head of a few rows, or None as ``side_by_side``.
+
+    Args:
+        x: ``[B, T, H, in]``, the last dimension dense.
+        weight: ``[H, in, out]`` where summed, else ``[H, out, in]``; the last two dense.
+        summed: Whether weights lie with ``in`` first.
+
+    Returns:
+        ``[B, T, H, out]``.
+    """
+    B, T, H, _ = x.shape
+    code = native.code_for(x)
+    if (
+        code is None
+        or not 0 < B * T <= MOST_ROWS
+        or not x.numel()
+        or weight.dtype is not x.dtype
+        or not gate.is_plain(weight)
+    ):
+        return None
+    return code.head_product(x.reshape(B * T, H, -1), weight, summed=summed).view(B, T, H, -1)
 
 
 def feed_forward(

@@ -56,10 +56,16 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., E]`` to the same."""
+        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        if weight is not None and x.shape[-1:] == self.normalized_shape:
+            code = native.code_for(x)
+            if code is not None and x.numel() and _are_plain(x, weight, bias):
+                by = native.NormWeight(weight, self.eps, self.weight_offset, bias, centred=True)
+                return code.norm(_rows(x), by).view(x.shape)
         if not self.weight_offset:
             return super().forward(x)
-        weight = self.weight + self.weight_offset
-        return F.layer_norm(x, self.normalized_shape, weight, self.bias, self.eps)
+        moved = self.weight + self.weight_offset
+        return F.layer_norm(x, self.normalized_shape, moved, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):
@@ -101,10 +107,8 @@ class RMSNorm(nn.Module):
             return normalise(x.float() if dtype in _NARROW else x, self.eps).to(dtype)
         code = native.code_for(x)
         if code is not None and native.is_plain(weight, x) and x.numel():
-            rows = x.reshape(-1, self.dim)
-            if rows.stride(-1) != 1:
-                rows = rows.contiguous()
-            return code.norm(rows, weight, self.eps, self.weight_offset).view(x.shape)
+            by = native.NormWeight(weight, self.eps, self.weight_offset)
+            return code.norm(_rows(x), by).view(x.shape)
         if (normed := fused.rms_norm(x, weight, self.eps, self.weight_offset)) is not None:
             return normed
         wide = x.float() if dtype in _NARROW else x
@@ -119,6 +123,16 @@ class RMSNorm(nn.Module):
     def extra_repr(self) -> str:
         offset = f", weight_offset={self.weight_offset}" if self.weight_offset else ""
         return f"{self.dim}, eps={self.eps}{offset}"
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``[rows, E]``, the last dimension dense."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return native.is_plain(weight, x) and (bias is None or native.is_plain(bias, x))
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:

@@ -145,8 +145,10 @@ class RoPE:
             position: Of the token.
             head_dim: D, all of which is rotated.
         """
-        rotation = self._rotation(x, position, 1, 2, head_dim)
-        return rotation.cos, rotation.sin
+        last = self._last  # all layers of a model ask for the same token one after another
+        if last is not None and last[0] == (position, 1, 2, head_dim, x.dtype, x.device):
+            return last[1]
+        return self._rotation(x, position, 1, 2, head_dim)
 
     def _rotation(
         self, x: Tensor, positions: int | Tensor, length: int, head_axis: int, dim: int

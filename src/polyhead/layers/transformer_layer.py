@@ -218,9 +218,8 @@ class TransformerLayer(nn.Module):
             and context is None
             and bias is None
             and positions is None
-            and not (self._post or self.training)
+            and not self.training
             and kernel in ("auto", "native")
-            and _LAYER.is_class_of(self)
             and (y := step(self, x, mask, cache)) is not None
         ):
             return y
@@ -239,6 +238,11 @@ class TransformerLayer(nn.Module):
         h = self._entered(x, "feed_forward_norm")
         h = self.feed_forward(h)
         return self._joined(x, h, "feed_forward")
+
+    @property
+    def is_itself(self) -> bool:
+        """Whether it is of this class exactly, with the methods that the class defines."""
+        return _LAYER.is_class_of(self)
 
     def _beside(self, x: Tensor, normed: Tensor) -> Tensor:
         """What the feed-forward network gives that reads what the attention reads."""

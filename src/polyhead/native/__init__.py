@@ -6,9 +6,8 @@ switched off with a warning. Without a compiler at installation there is none, a
 could use it does without.
 """
 
-from polyhead.native.arguments import Heads, LayerWeights, TileSums
+from polyhead.native.arguments import Heads, LayerForm, LayerWeights, NormWeight, TileSums
 from polyhead.native.code import Code
-from polyhead.native.gate import unchanged
 from polyhead.native.selection import (
     all_codes,
     code,
@@ -21,6 +20,6 @@ from polyhead.native.selection import (
 )
 
 __all__ = [
-    "Code", "Heads", "LayerWeights", "TileSums", "all_codes", "code", "code_for",
-    "code_with_autograd", "is_plain", "switched_off", "unavailable", "unchanged", "using",
+    "Code", "Heads", "LayerForm", "LayerWeights", "NormWeight", "TileSums", "all_codes", "code",
+    "code_for", "code_with_autograd", "is_plain", "switched_off", "unavailable", "using",
 ]  # fmt: skip

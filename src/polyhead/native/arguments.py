@@ -22,7 +22,9 @@ MOST_WEIGHTS = 4
 """Weights of one ``Code.product``."""
 MOST_PIECES = 16
 """Pieces of keys and values of one attention."""
-ACTIVATIONS = {"relu": 0, "silu": 1, "gelu_tanh": 2}
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu_tanh": 2, "relu2": 3, "gelu": 4}
+DIFFERENTIATED = ("relu", "silu", "gelu_tanh")
+"""The activations that ``Code.gated`` and its gradients know."""
 
 
 class Weight(NamedTuple):
@@ -105,36 +107,73 @@ NO_EXTRAS = Extras()
 
 
 class NormWeight(NamedTuple):
-    """The weight ``[features]`` of an RMS norm, its eps and its offset."""
+    """The weight ``[features]`` of an RMS norm, or of a LayerNorm (``centred``) with its bias."""
 
     weight: Tensor
     eps: float
     offset: float
+    bias: Tensor | None = None
+    centred: bool = False
+
+
+class Latent(NamedTuple):
+    """Latent attention, absorbed: what it has that other attention has not.
+
+    Attributes:
+        rank: R, features of the latent.
+        plain: N, features of a head's query that are not rotated.
+        rotated: P, those that are.
+        value: V, features of a head's value.
+        q: From the latent of queries ``[H(N + P), q_lora_rank]``; None: straight from x.
+        q_norm: Of that latent, or None.
+        norm: Of the latent of keys and values, or None.
+        up: ``[H(N + V), R]``, what keys and values would be made with.
+    """
+
+    rank: int
+    plain: int
+    rotated: int
+    value: int
+    q: Weight | None
+    q_norm: NormWeight | None
+    norm: NormWeight | None
+    up: Tensor
 
 
 class LayerWeights(NamedTuple):
-    """What a pre-norm layer computes with, in one dtype; None where it has no such part."""
+    """What a layer computes with, in one dtype; None where it has no such part.
 
-    attention_norm: NormWeight
+    Of latent attention ``q`` makes queries or their latent, ``k`` the latent and the rotated key.
+    """
+
+    attention_norm: NormWeight | None
     q: Weight
     k: Weight
-    v: Weight
+    v: Weight | None
     q_norm: NormWeight | None
     k_norm: NormWeight | None
+    latent: Latent | None
     out: Weight
     attention_out_norm: NormWeight | None
-    feed_forward_norm: NormWeight
+    feed_forward_norm: NormWeight | None
     gate: Weight | None
     up: Weight
     down: Weight
     feed_forward_out_norm: NormWeight | None
 
 
+NORM_PLACES = {"before_rope": 0, "after_rope": 1, "full_width": 2}
+"""Where norms of queries and keys stand."""
+PARALLEL = {None: 0, "one norm": 1, "two norms": 2}
+"""Whether the feed-forward network reads what the attention reads."""
+
+
 class Heads(NamedTuple):
-    """The attention of one token: H heads over G kv heads of D and V features.
+    """The attention of one token: H heads over G kv heads of D and V features, as a cache has them.
 
     Attributes:
-        rotation: cos and sin ``[D]`` of the token's position, as ``Code.rotate`` takes them.
+        rotary: Features of a head that are rotated, from the first; of latent attention P.
+        norm_place: One of ``NORM_PLACES``.
     """
 
     heads: int
@@ -143,7 +182,42 @@ class Heads(NamedTuple):
     value_dim: int
     scale: float
     softcap: float
-    rotation: tuple[Tensor, Tensor] | None
+    rotary: int
+    norm_place: int
+
+
+class LayerForm(NamedTuple):
+    """How the parts of a layer are put together.
+
+    Attributes:
+        dtype: One of ``DTYPES``, of all weights.
+        activation: One of ``ACTIVATIONS``.
+        parallel: One of ``PARALLEL``.
+        post: The norms stand behind the sums.
+        residual_scale: Factor of what joins the residual path.
+    """
+
+    dtype: int
+    embed_dim: int
+    heads: Heads
+    activation: int
+    parallel: int
+    post: bool
+    residual_scale: float
+
+
+class Held(NamedTuple):
+    """Tokens ``first`` to ``first + length`` of a cache's tensors, the last still to be written.
+
+    Attributes:
+        k: ``[B, G, n, D]``, the last dimension dense.
+        v: ``[B, G, n, V]``; None: the first columns of k.
+    """
+
+    k: Tensor
+    v: Tensor | None
+    first: int
+    length: int
 
 
 class TileSums(NamedTuple):

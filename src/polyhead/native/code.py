@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any, NewType
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from polyhead.native.arguments import (
     ACTIVATIONS,
     NO_EXTRAS,
     Extras,
-    Heads,
+    LayerForm,
     LayerWeights,
     NormWeight,
     Piece,
@@ -24,6 +25,9 @@ from polyhead.native.arguments import (
 )
 from polyhead.native.dropout import Dropout
 from polyhead.native.threads import threads
+
+Layer = NewType("Layer", object)
+"""What ``Code.layer`` returns: a layer as data, owned by the compiled module."""
 
 
 class Code:
@@ -41,6 +45,7 @@ class Code:
         self._feed_forward, self._norm = module.feed_forward, module.norm
         self._rotate, self._gradients = module.rotate, module.gradients
         self._tile_sums, self._step = module.tile_sums, module.step
+        self._head_product, self._layer = module.head_product, module.layer
         self._gated, self._gated_gradients = module.gated, module.gated_gradients
         self._dropped, self._norm_gradients = module.dropped, module.norm_gradients
 
@@ -73,10 +78,13 @@ class Code:
         self._feed_forward(self._index, threads(), x, gate, up, down, number, y)
         return y
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-        """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``."""
+    def norm(self, x: Tensor, by: NormWeight) -> Tensor:
+        """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``.
+
+        A ``centred`` norm has ``x − mean(x)`` in place of x, and its bias is added.
+        """
         y = x.new_empty(x.shape)
-        self._norm(self._index, threads(), x, NormWeight(weight, eps, offset), y)
+        self._norm(self._index, threads(), x, by, y)
         return y
 
     def norm_gradients(
@@ -89,7 +97,10 @@ class Code:
         return grad_x, grad_weight
 
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
-        """``activation(gate) · up``, of tensors of one shape and dtype, dense."""
+        """``activation(gate) · up``, of tensors of one shape and dtype, dense.
+
+        ``activation`` is one of ``DIFFERENTIATED``.
+        """
         y = gate.new_empty(gate.shape)
         self._gated(self._index, threads(), gate, up, ACTIVATIONS[activation], y)
         return y
@@ -185,28 +196,52 @@ class Code:
         )
         return found if of_extras is None else [*found, of_extras]
 
+    def head_product(self, x: Tensor, weight: Tensor, *, summed: bool) -> Tensor:
+        """``x[m, h] · W[h]`` (summed) or ``W[h] · x[m, h]``, added up in float32.
+
+        Args:
+            x: ``[rows, H, in]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            weight: ``[H, in, out]`` where summed, else ``[H, out, in]``; the last two dense.
+            summed: Which of the two.
+
+        Returns:
+            ``[rows, H, out]``.
+        """
+        y = x.new_empty(x.shape[0], x.shape[1], weight.shape[2 if summed else 1])
+        self._head_product(self._index, threads(), x, weight, int(summed), y)
+        return y
+
+    def layer(self, weights: LayerWeights, form: LayerForm, facts: tuple[Any, ...]) -> Layer:
+        """A layer as data, which ``step`` takes.
+
+        Args:
+            weights: In the dtype of the form; parameters themselves, since what is compared in
+                every step is whether they still lie where they lay.
+            form: How they are put together.
+            facts: What must hold for the description to hold: (thing, name, value): the attribute
+                of that name is that object; or (dict, None, dict): the one holds what the other
+                does, in the same order.
+        """
+        return Layer(self._layer(weights, form, facts))
+
     def step(
         self,
         x: Tensor,
-        weights: LayerWeights,
-        heads: Heads,
-        held: list[tuple[Tensor, Tensor]],
-        activation: str,
-    ) -> Tensor:
-        """One token of every batch row behind a whole layer.
+        layer: Layer,
+        rotation: tuple[Tensor, Tensor] | None,
+        held: list[tuple[Tensor, Tensor | None, int, int]],
+    ) -> Tensor | None:
+        """One token of every batch row behind a whole layer; None if that is not what it was.
 
         Args:
             x: ``[B, 1, E]``, at most ``MOST_ROWS`` rows, dense.
-            weights: Of the layer, in the dtype of x.
-            heads: Of its attention.
-            held: One or two pieces of keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` in order,
-                last dimensions dense; those of the last token of the last are written here.
-            activation: One of ``ACTIVATIONS``.
+            layer: What ``layer`` returned.
+            rotation: cos and sin of the token's position, as ``rotate`` takes them.
+            held: One or two ``Held`` of the cache, in order; the keys and values of the last token
+                of the last are written here.
         """
         y = x.new_empty(x.shape)
-        number = ACTIVATIONS[activation]
-        self._step(self._index, threads(), x, weights, heads, held, number, y)
-        return y
+        return y if self._step(self._index, threads(), x, layer, rotation, held, y) else None
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.

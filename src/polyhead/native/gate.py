@@ -46,15 +46,6 @@ def is_plain(x: Tensor) -> bool:
     return MODULE is not None and MODULE.stranger(x) is None
 
 
-def unchanged(facts: tuple[tuple[object, str | None, object], ...]) -> bool:
-    """Whether each (thing, name, value) still holds, by identity.
-
-    The thing's attribute of that name is the value; without a name, the thing is a dict and holds
-    the keys and objects that the value, another dict, holds.
-    """
-    return MODULE is not None and bool(MODULE.unchanged(facts))
-
-
 def is_fake(tensors: Iterable[Tensor]) -> bool:
     """Whether operators would see no numbers: fake tensors, or a mode that watches operators."""
     return torch._C._len_torch_dispatch_stack() > 0 or any(type(x) is FakeTensor for x in tensors)

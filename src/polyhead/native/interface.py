@@ -16,13 +16,16 @@ _GROUPS: tuple[type[Any], ...] = (
     arguments.Heads,
     arguments.Weight,
     arguments.NormWeight,
+    arguments.Latent,
     arguments.LayerWeights,
+    arguments.LayerForm,
+    arguments.Held,
     arguments.TileSums,
 )
 _FUNCTIONS = {
     "codes": "",
     "stranger": "",
-    "unchanged": "",
+    "layer": "weights form facts",
     "product": "code threads x weights y",
     "feed_forward": "code threads x gate up down activation y",
     "norm": "code threads x norm y",
@@ -31,13 +34,14 @@ _FUNCTIONS = {
     "gradients": "code threads q pieces scale extras out lse grad_out grad_lse grad_q grad_k "
     "grad_v grad_bias",
     "tile_sums": "code threads logs first sums",
-    "step": "code threads x weights heads held activation y",
+    "head_product": "code threads x weight summed y",
+    "step": "code threads x layer rotation held y",
     "gated": "code threads gate up activation y",
     "gated_gradients": "code threads gate up activation grad grad_gate grad_up",
     "dropped": "code threads x plus dropout y",
     "norm_gradients": "code threads x norm grad grad_x grad_weight",
 }
-"""Arguments in the order in which ``Code`` gives them; the first three take any objects."""
+"""Arguments in the order in which ``Code`` gives them; the first two take any objects."""
 
 
 def differences(module: ModuleType) -> list[str]:
