@@ -85,3 +85,8 @@ def test_a_run_saved_in_shares_resumes_on_another_mesh(
     two: World, tmp_path: Path, first: str, second: str
 ) -> None:
     two.run("cases_of_training:resumed", str(tmp_path / "saved"), first, second)
+
+
+@pytest.mark.parametrize("what", ["ring", "gather", "heads", "tensor"])
+def test_bytes_that_are_sent_and_held_are_those_of_the_plan(two: World, what: str) -> None:
+    two.run("cases_of_bytes:as_planned", what)

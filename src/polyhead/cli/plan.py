@@ -7,6 +7,19 @@ from typing import Annotated
 import typer
 
 
+def _sizes(text: str) -> dict[str, int]:
+    """``tensor=8,context=4`` as numbers by name."""
+    from polyhead.errors import ConfigError
+
+    found = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not size.strip().isdecimal():
+            raise ConfigError(f"--mesh must be sizes such as tensor=8,context=4: got {text!r}")
+        found[name.strip()] = int(size)
+    return found
+
+
 def _presets(incomplete: str) -> list[str]:
     from polyhead.planning.presets import presets
 
@@ -52,6 +65,16 @@ def plan(
         str | None, typer.Option(help="Of one rank's memory, such as 3.35TB/s.")
     ] = None,
     flops: Annotated[str | None, typer.Option(help="Of one rank, such as 989TFLOP/s.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES",
+            help="Of a mesh, such as tensor=8,context=4: what a rank holds and sends.",
+        ),
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Of one rank to the next, such as 50GB/s.")
+    ] = None,
     presets: Annotated[
         bool,
         typer.Option("--presets", help="List the presets and exit; with --json, their sources."),
@@ -91,6 +114,8 @@ def plan(
         memory=memory,
         bandwidth=bandwidth,
         flops=flops,
+        mesh=None if mesh is None else _sizes(mesh),
+        link=link,
     )
     if json:
         print_json(made.to_dict())

@@ -10,6 +10,7 @@ from polyhead.models.counts import ParameterCounts
 from polyhead.planning.flops import Flops
 from polyhead.planning.layouts import LayoutRow, Saving
 from polyhead.planning.memory import Fit
+from polyhead.planning.mesh import MeshPlan
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Figures:
         layouts: MHA, GQA, MQA and MLA at this width.
         savings: This cache beside others.
         notes: What was assumed or deserves a warning.
+        mesh: What one rank of a mesh holds and sends, where a mesh was given.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Figures:
     layouts: tuple[LayoutRow, ...]
     savings: tuple[Saving, ...]
     notes: tuple[str, ...]
+    mesh: MeshPlan | None = None
 
     @property
     def rank_bytes(self) -> int:

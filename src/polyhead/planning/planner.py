@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from polyhead.planning.flops import Flops
 from polyhead.planning.flops import flops as count_flops
 from polyhead.planning.layouts import layouts
 from polyhead.planning.memory import CACHE_TYPES, LayerCache, caches, fit
+from polyhead.planning.mesh import checked_mesh, mesh_plan
 from polyhead.planning.presets import subject
 from polyhead.planning.report import text
 from polyhead.planning.units import quantity
@@ -68,6 +70,8 @@ def plan(
     memory: float | str | None = None,
     bandwidth: float | str | None = None,
     flops: float | str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    link: float | str | None = None,
 ) -> Plan:
     """Parameters, operations, cache bytes and what fits, of a model that need not exist.
 
@@ -88,6 +92,10 @@ def plan(
         memory: Of one rank, in bytes or as ``"24GiB"``: what fits is worked out.
         bandwidth: Of one rank's memory, in bytes per second or as ``"3.35TB/s"``.
         flops: Of one rank, in operations per second or as ``"989TFLOP/s"``.
+        mesh: Sizes of the dimensions data, shard, context and tensor of ``polyhead.parallel``, such
+            as ``{"tensor": 8, "context": 4}``: what one rank holds and sends is ``Plan.mesh``.
+        link: Bytes per second that a rank sends to the next, or as ``"50GB/s"``: with ``flops``,
+            from how many tokens transfers hide behind attention.
 
     Raises:
         ConfigError: A field of the configuration, or an argument, is missing or impossible; or not
@@ -96,6 +104,11 @@ def plan(
         ModelNotFoundError: No preset and no path of that name.
     """
     found = subject(config)
+    sizes = None if mesh is None else checked_mesh(mesh)
+    if sizes is not None:
+        if tensor_parallel != 1:
+            raise ConfigError("tensor_parallel is the mesh's tensor: give one of them")
+        tensor_parallel = sizes.get("tensor", 1)
     model, ranks = found.config, tensor_parallel
     tokens = model.max_positions if tokens is None else tokens
     for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", ranks)):
@@ -146,6 +159,19 @@ def plan(
         layouts=layouts(model, tokens=tokens, batch=batch, kv_dtype=kv_dtype, page=page),
         savings=found.savings,
         notes=found.notes,
+        mesh=None
+        if sizes is None
+        else mesh_plan(
+            model,
+            sizes,
+            tokens=tokens,
+            batch=batch,
+            weight_bits=WEIGHT_BITS[dtype],
+            kv_dtype=kv_dtype,
+            page=page,
+            link=None if link is None else quantity("link", link, unit="B/s"),
+            flops=None if flops is None else quantity("flops", flops, unit="FLOP/s"),
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from polyhead.config import TransformerConfig
 from polyhead.planning.figures import Figures
+from polyhead.planning.mesh import MeshPlan
 from polyhead.planning.units import binary, decimal
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def render(plan: Figures) -> Iterator[RenderableType]:
     yield _memory(plan)
     if plan.decode is not None:
         yield _decode(plan)
+    if plan.mesh is not None:
+        yield _mesh(plan, plan.mesh)
     if plan.layouts:
         yield _layouts(plan)
         yield Text("FlashAttention changes none of these: it is another way to compute them.")
@@ -193,6 +196,23 @@ def _decode(plan: Figures) -> Table:
         f"at most {bound.tokens_per_second:,.1f} tokens/s",
         style="bold",
     )
+    return table
+
+
+def _mesh(plan: Figures, mesh: MeshPlan) -> Table:
+    words = " × ".join(f"{name} {size}" for name, size in mesh.mesh)
+    table = _table(f"each of {mesh.ranks:,} ranks: {words}", "what", "bytes", "backward")
+    table.add_row(f"weights; {mesh.tokens:,} tokens of a sequence", binary(mesh.weight_bytes), "")
+    if plan.cache_layers:
+        table.add_row("cache", binary(mesh.cache_bytes), "")
+    table.add_row("prompt in one piece, at most", binary(mesh.activation_bytes), "")
+    for each in mesh.sent:
+        row = f"sent in a step of training: {each.what}"
+        table.add_row(row, binary(each.forward), binary(each.backward))
+    if mesh.step_seconds is not None:
+        work, transfer = (f"{seconds * 1e3:,.3f} ms" for seconds in mesh.step_seconds)
+        table.add_row("a step of the ring: attention, transfer", work, transfer)
+        table.add_row("transfers hide from", f"{mesh.hides_from:,}", "tokens of a rank")
     return table
 
 

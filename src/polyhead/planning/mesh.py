@@ -1,0 +1,204 @@
+"""What one rank of a mesh holds, and what it sends in a step of training.
+
+    ring     forward (N − 1) blocks of keys; backward these again, and N blocks of their gradients
+    gather   forward (N − 1) times its own block; backward the same, and its gradients likewise
+    heads    queries, keys, values and outputs to N − 1 others, and all gradients back
+    tensor   two sums of [B, T, E] a layer forward and two backward, 2 (N − 1) / N of it each
+    shard    the layer's weights fetched forward and backward, its gradients back
+
+A block is the keys and values of a rank's tokens. A transfer hides where the attention to one block
+takes longer than the next block needs to come: both are counted for one step of the ring.
+
+Shape letters: B batch, T tokens of a rank, E embed size, H query heads, G kv heads, N ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from polyhead.checks import whole
+from polyhead.config import HeadLayout, TransformerConfig
+from polyhead.errors import ConfigError
+from polyhead.planning.activations import activation_elements
+from polyhead.planning.flops import attention_flops
+from polyhead.planning.memory import caches
+from polyhead.planning.weights import check_ranks, pieces
+
+DIMENSIONS = ("data", "shard", "context", "tensor")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that a rank sends in one step of training, all layers.
+
+    Attributes:
+        what: ``"ring"``, ``"gather"``, ``"heads"``, ``"tensor"`` or ``"shard"``.
+        forward: In the forward pass.
+        backward: In the backward pass.
+    """
+
+    what: str
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """What one rank of a mesh holds and sends.
+
+    Attributes:
+        mesh: Dimensions and their sizes.
+        tokens: Of each sequence, on the rank that has most.
+        weight_bytes: Of the weights of a rank, while none are fetched.
+        cache_bytes: Of the tokens that a rank remembers.
+        activation_bytes: Of a prompt in one piece, at most.
+        sent: In a step of training, by exchange; the three of ``context`` are alternatives.
+        step_seconds: Of the attention to one block, and of the transfer of the next; None without
+            a link and a rate.
+        hides_from: Tokens of a rank from which the transfer takes less time than the attention;
+            None without a link and a rate.
+    """
+
+    mesh: tuple[tuple[str, int], ...]
+    tokens: int
+    weight_bytes: int
+    cache_bytes: int
+    activation_bytes: int
+    sent: tuple[Sent, ...]
+    step_seconds: tuple[float, float] | None
+    hides_from: int | None
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the mesh."""
+        count = 1
+        for _, size in self.mesh:
+            count *= size
+        return count
+
+
+def checked_mesh(mesh: object) -> dict[str, int]:
+    """Sizes by dimension.
+
+    Raises:
+        ConfigError: Not a mapping of known dimensions to whole numbers of at least 1.
+    """
+    if not isinstance(mesh, Mapping) or not mesh or not {*mesh} <= {*DIMENSIONS}:
+        got = ", ".join(map(str, mesh)) if isinstance(mesh, Mapping) else type(mesh).__name__
+        raise ConfigError(
+            f"mesh must be sizes of dimensions, of {', '.join(DIMENSIONS)}: got {got or 'none'}"
+        )
+    return {
+        name: whole(f"mesh {name}", mesh[name], least=1, error=ConfigError)
+        for name in DIMENSIONS
+        if name in mesh
+    }
+
+
+def mesh_plan(
+    model: TransformerConfig,
+    mesh: Mapping[str, int],
+    *,
+    tokens: int,
+    batch: int,
+    weight_bits: int,
+    kv_dtype: str,
+    page: int | None = None,
+    link: float | None = None,
+    flops: float | None = None,
+) -> MeshPlan:
+    """What one rank holds and sends.
+
+    Args:
+        model: Its configuration.
+        mesh: Sizes by dimension.
+        tokens: Of each sequence, on all ranks together.
+        batch: Sequences of one rank.
+        weight_bits: Bits of a weight; activations have 16 where weights have fewer.
+        kv_dtype: Of the cache.
+        page: Tokens of a page, or None.
+        link: Bytes per second that a rank sends to the next.
+        flops: Operations per second of a rank.
+
+    Raises:
+        ConfigError: Heads or features that ``tensor`` cannot share.
+    """
+    tensor, context, shard = (mesh.get(name, 1) for name in ("tensor", "context", "shard"))
+    check_ranks(model, tensor)
+    T = -(-tokens // context)
+    held = sum(piece.on_rank(tensor) * count for piece, count in pieces(model).items())
+    layers = caches(model, kv_dtype, page, tensor)
+    size = max(16, weight_bits) // 8
+    elements = activation_elements(model, tokens=T, batch=batch, ranks=tensor, half=size == 2)
+    cut = shard * context if shard > 1 else 1
+    first = model.layers[0].attention
+    seconds = hides = None
+    if link is not None and flops is not None and context > 1:
+        block = _block(first, T, batch, tensor) * size
+        # A causal mask leaves half of the pairs, in an order that deals them out evenly.
+        work = attention_flops(first, tokens, 0, batch) / (tensor * context**2)
+        seconds = work / flops, block / link
+        hides = -(-int(T * seconds[1] / seconds[0] * 1000) // 1000)
+    return MeshPlan(
+        mesh=tuple(mesh.items()),
+        tokens=T,
+        weight_bytes=-(-held * weight_bits // (8 * cut)),
+        cache_bytes=sum(each.bytes(T, batch) for each in layers),
+        activation_bytes=elements * size,
+        sent=tuple(_sent(model, T, batch, size, held, tensor, context, cut)),
+        step_seconds=seconds,
+        hides_from=hides,
+    )
+
+
+def _block(shape: HeadLayout, T: int, batch: int, tensor: int) -> int:
+    """Numbers of the keys and values of a rank's tokens."""
+    held = shape.cache_shape
+    heads = max(1, held.kv_heads // tensor)
+    return batch * T * heads * (held.key_dim + (0 if held.latent else held.value_dim))
+
+
+def _sent(
+    model: TransformerConfig, T: int, batch: int, size: int, held: int, tensor: int, context: int,
+    cut: int,
+) -> list[Sent]:  # fmt: skip
+    shapes = [layer.attention for layer in (*model.layers, *model.encoder_layers)]
+    precise = max(4, size)
+    found = []
+    if context > 1:
+        N, others = context, context - 1
+        block = sum(_block(shape, T, batch, tensor) for shape in shapes)
+        ring = others * block * size
+        found.append(Sent("ring", ring, ring + N * block * precise))
+        found.append(Sent("gather", ring, ring + others * block * precise))
+        if all(_trades(shape, tensor, N) for shape in shapes):
+            traded = sum(_traded(shape, T, batch, tensor, N) for shape in shapes) * size
+            found.append(Sent("heads", traded, traded))
+    if tensor > 1:
+        share = Fraction(2 * (tensor - 1), tensor)
+        stream = batch * T * model.embed_dim * size
+        crossings = sum(layer.cross_attention is not None for layer in model.layers)
+        regions = 2 * len(shapes) + crossings
+        # The embedding is one more sum forward; the head's input one more backward.
+        sums = int(share * stream * (regions + 1))
+        found.append(Sent("tensor", sums, sums))
+    if cut > 1:
+        weights = held * size * (cut - 1) // cut
+        found.append(Sent("shard", weights, 2 * weights))
+    return found
+
+
+def _trades(shape: HeadLayout, tensor: int, N: int) -> bool:
+    heads, held = shape.num_heads // tensor, max(1, shape.cache_shape.kv_heads // tensor)
+    return heads % N == 0 and (held % N == 0 or N % held == 0)
+
+
+def _traded(shape: HeadLayout, T: int, batch: int, tensor: int, N: int) -> int:
+    """Numbers that a rank sends to the others when tokens become heads and back."""
+    held = shape.cache_shape
+    heads, kv = shape.num_heads // tensor, max(1, held.kv_heads // tensor)
+    queries = heads * (held.key_dim + held.value_dim) // N
+    keys = max(1, kv // N) * (held.key_dim + (0 if held.latent else held.value_dim))
+    return (N - 1) * batch * T * (queries + keys)

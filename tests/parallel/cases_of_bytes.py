@@ -1,0 +1,91 @@
+"""Bytes that are counted where they are sent, against those that the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from cases_of_attention import mesh_of
+from cases_of_models import W, made
+from torch.distributed.tensor.debug import CommDebugMode
+
+from polyhead import parallel
+from polyhead.parallel import exchanges
+from polyhead.planning.mesh import mesh_plan
+
+T = 20
+
+
+@contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """Bytes that this rank sends; notes (uint8) and numbers of tokens are left out."""
+    sums = {"sent": 0, "summed": 0}
+    N = dist.get_world_size()
+
+    def watched(function: Callable[..., Any], count: Callable[..., int], name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            sums[name] += count(*arguments)
+            return function(*arguments, **named)
+
+        return call
+
+    def size(x: torch.Tensor) -> int:
+        return x.numel() * x.element_size() if x.dtype == torch.float32 else 0
+
+    def p2p(op: Any, x: torch.Tensor, *_: Any) -> int:
+        return size(x) if op is dist.isend else 0
+
+    def traded(ranks: Any, sent: Any, shapes: Any) -> int:
+        return sum(
+            size(part) for to, parts in enumerate(sent) if to != ranks.rank for part in parts
+        )
+
+    patches = [
+        (dist, "P2POp", p2p, "sent"),
+        (dist, "all_gather", lambda _, x: (N - 1) * size(x), "sent"),
+        (dist, "reduce_scatter", lambda x, _: (N - 1) * size(x), "sent"),
+        (exchanges, "_traded", traded, "sent"),
+        (dist, "all_reduce", lambda x: 2 * (N - 1) * size(x) // N, "summed"),
+    ]
+    with mock.patch.multiple(
+        dist, **{n: watched(getattr(h, n), c, s) for h, n, c, s in patches if h is dist}
+    ), mock.patch.object(
+        exchanges, "_traded", watched(exchanges._traded, traded, "sent")
+    ):  # fmt: skip
+        yield sums
+
+
+def as_planned(what: str) -> None:
+    """Forward and backward of a step."""
+    dimension = "tensor" if what == "tensor" else "context"
+    mesh = mesh_of(dimension)
+    model = made("Llama", torch.float32)
+    planned = mesh_plan(
+        model.config, {dimension: dist.get_world_size()}, tokens=T, batch=2, weight_bits=32,
+        kv_dtype="float32",
+    )  # fmt: skip
+    (its,) = [each for each in planned.sent if each.what == what]
+    exchange = "ring" if what == "tensor" else what
+    parallel.parallelize(model, mesh, exchange=exchange, training=False)  # type: ignore[arg-type]
+    ids = torch.randint(W, (2, T), generator=torch.Generator().manual_seed(1))
+    name = "summed" if what == "tensor" else "sent"
+    with counted() as sums, CommDebugMode() as seen:
+        logits = model(parallel.shard(ids, mesh))
+    assert sums[name] == its.forward, f"{sums[name]} for {its.forward} forward"
+    if what == "tensor":
+        assert seen.get_comm_counts()[torch.ops.c10d.allreduce_] == 5  # embedding, two a layer
+    with counted() as sums:
+        logits.sum().backward()
+    if what != "heads":  # whose backward trades run inside torch
+        assert sums[name] == its.backward, f"{sums[name]} for {its.backward} backward"
+    shares = [x.to_local() if hasattr(x, "to_local") else x for x in model.parameters()]
+    held = sum(x.numel() * x.element_size() for x in shares)
+    most = torch.tensor(held)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    held = int(most)  # on the fullest rank
+    assert held == planned.weight_bytes, f"{held} for {planned.weight_bytes} bytes of weights"
+    assert logits.shape[1] == (T if what == "tensor" else planned.tokens)

@@ -1,0 +1,65 @@
+"""What a plan says of a mesh: shares, refusals, and when transfers hide."""
+
+from __future__ import annotations
+
+import pytest
+
+import polyhead as ph
+from polyhead.errors import ConfigError
+
+
+def test_ranks_of_a_mesh_hold_their_share() -> None:
+    whole = ph.plan("llama-3-8b", tokens=8192)
+    plan = ph.plan("llama-3-8b", tokens=8192, mesh={"context": 4, "shard": 2})
+    assert plan.mesh is not None
+    assert (plan.mesh.ranks, plan.mesh.tokens) == (8, 2048)
+    assert plan.mesh.cache_bytes * 4 == whole.cache_bytes
+    assert plan.mesh.weight_bytes == -(-whole.weight_bytes // 8)
+    by_name = {each.what: each for each in plan.mesh.sent}
+    # 32 layers of 8 kv heads: keys and values of 2,048 tokens in bfloat16, three times.
+    assert by_name["ring"].forward == 3 * 32 * 2048 * 8 * 256 * 2
+    assert by_name["ring"].backward == 3 * 32 * 2048 * 8 * 256 * 2 + 4 * 32 * 2048 * 8 * 256 * 4
+    assert by_name["gather"].backward == 3 * 32 * 2048 * 8 * 256 * (2 + 4)
+    assert plan.mesh.step_seconds is None
+    assert "sent in a step of training: ring" in str(plan)
+    assert plan.to_dict()["mesh"]["tokens"] == 2048
+
+
+def test_transfers_hide_from_as_many_tokens_as_make_both_times_equal() -> None:
+    said = {"link": "50GB/s", "flops": "500TFLOP/s"}
+    plan = ph.plan("llama-3-8b", tokens=8192, mesh={"context": 4}, **said)
+    assert plan.mesh is not None
+    tokens = plan.mesh.hides_from
+    assert tokens is not None
+    config = plan.config
+    for count, hidden in ((tokens, True), (tokens // 2, False)):
+        again = ph.plan(
+            config if count * 4 <= config.max_positions else _longer(config, count * 4),
+            tokens=count * 4, mesh={"context": 4}, **said,
+        )  # fmt: skip
+        assert again.mesh is not None
+        assert again.mesh.step_seconds is not None
+        work, transfer = again.mesh.step_seconds
+        assert (work >= transfer * 0.999) == hidden
+
+
+def _longer(config: ph.TransformerConfig, tokens: int) -> ph.TransformerConfig:
+    from dataclasses import replace
+
+    return replace(config, max_positions=tokens)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        ({"tp": 2}, "of data, shard, context, tensor: got tp"),
+        ({"tensor": 0}, "mesh tensor must be a whole number of at least 1: got 0"),
+        ({"tensor": 3}, "must divide num_heads=32: got 3"),
+        ({}, "got none"),
+    ],
+)
+def test_meshes_that_cannot_be_are_refused(mesh: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ph.plan("llama-3-8b", tokens=1024, mesh=mesh)
+    with pytest.raises(ConfigError, match="give one of them"):
+        ph.plan("llama-3-8b", tokens=1024, mesh={"tensor": 2}, tensor_parallel=2)
