@@ -191,6 +191,14 @@ class Explanation:
         ]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from polyhead.notebook import lines, panel, table
+
+        moved = str(self).splitlines()[-1].strip()
+        rows = [(self.kernel, f"runs: {self.summary}"), *self.refusals.items()]
+        return panel(self.call, table(["kernel", ""], rows), lines(moved))
+
 
 def explain(
     q: Tensor,

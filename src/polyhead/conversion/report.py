@@ -9,6 +9,7 @@ from typing import Any
 
 from polyhead.conversion.measure import DomainFigures, Speed
 from polyhead.conversion.proof import Step
+from polyhead.notebook import lines, panel
 
 _SUSPICIOUS = 2.0
 """KL on unseen texts beyond this many times that on calibrated ones is warned about."""
@@ -121,6 +122,10 @@ class Report:
             )
         lines += [f"warning: {each}" for each in self.warnings]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return panel(f"Conversion of {self.source}", lines(str(self)))
 
     def _layer_rows(self) -> list[list[str]]:
         rows = [["layer", "was", "now", "price", "KL alone"]]

@@ -38,6 +38,7 @@ from polyhead.layers.foreign import register_attention_hook
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.scope import Scope
 from polyhead.models import Transformer
+from polyhead.notebook import panel, table
 from polyhead.semantics import Documents
 
 if TYPE_CHECKING:
@@ -142,6 +143,21 @@ class Probe:
         for name, state in views.items():
             seen.keep(name, AttentionView.from_state(seen.number(name), state))
         return seen
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a line for each attention, with the means of its heads."""
+        rows = []
+        for layer, view in zip(self.layers, self, strict=True):
+            try:
+                about = view.summary()
+            except InputError:  # only other statistics were kept
+                means = ["–"] * 3
+            else:
+                numbers = [about.entropy, about.first_token, about.previous_token]
+                means = [f"{float(each.nanmean()):.3f}" for each in numbers]
+            rows.append([layer, len(view.heads), view.lse.shape[-1], *means])
+        columns = ["layer", "heads", "queries", "entropy", "on first token", "on previous token"]
+        return panel(repr(self), table(columns, rows))
 
     def __repr__(self) -> str:
         return f"Probe({len(self)} of {len(self.modules)} attentions seen, {self.nbytes:,} bytes)"

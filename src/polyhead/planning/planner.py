@@ -18,6 +18,7 @@ from typing import Any
 from polyhead.checks import whole
 from polyhead.config import HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError, ContextLengthError
+from polyhead.notebook import lines, panel
 from polyhead.planning.activations import activation_elements
 from polyhead.planning.figures import DecodeBound, Figures, LayerCachePlan
 from polyhead.planning.flops import Flops
@@ -56,6 +57,10 @@ class Plan(Figures):
 
     def __str__(self) -> str:
         return text(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tables."""
+        return panel(repr(self), lines(str(self)))
 
 
 def plan(

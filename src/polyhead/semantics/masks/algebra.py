@@ -49,6 +49,10 @@ class Range(NamedTuple):
     keep: Tensor | None = None
 
 
+_DRAWN = 12
+"""Queries and keys of a notebook's picture, where a mask is for any number of them."""
+
+
 class Mask(Part):
     """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not).
 
@@ -97,6 +101,22 @@ class Mask(Part):
     def parts(self) -> tuple[Mask, ...]:
         """The masks that this one is made of."""
         return ()
+
+    def made_for(self) -> tuple[int, int] | None:
+        """Queries and keys of the calls that this mask is for; None: of any."""
+        sizes = (part.made_for() for part in self.parts())
+        return next((size for size in sizes if size is not None), None)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the mask's expression, and a picture where one can be drawn."""
+        from polyhead.notebook import panel, picture
+        from polyhead.semantics.drawing import draw
+
+        try:
+            drawn = picture(draw(self, *(self.made_for() or (_DRAWN, _DRAWN)), svg=True))
+        except (ValueError, NotImplementedError):  # it says only in a call how large that must be
+            drawn = ""
+        return panel(repr(self), drawn)
 
     def walk(self) -> Iterator[Mask]:
         """This mask and all that it is made of."""

@@ -47,6 +47,10 @@ class Keep(Mask, arguments={"allowed": Tensor}):
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         return Range(None, None, self.visible(q, k, device))
 
+    def made_for(self) -> tuple[int, int]:
+        queries, keys = self.allowed.shape[-2:]
+        return queries, keys
+
     def of_heads(self, heads: Sequence[int]) -> Keep:
         return type(self)(of_heads(self.allowed, heads))
 

@@ -50,6 +50,10 @@ class KeyLengths(Mask, arguments={"length": Tensor | list}):
                 f"{self.length.span.high}"
             )
 
+    def made_for(self) -> tuple[int, int] | None:
+        most = 0 if self.length.span is None else self.length.span.high
+        return (most, most) if most > 0 else None
+
     def of_rows(self, rows: Sequence[int]) -> Mask:
         return KeyLengths(self.length.of_rows(rows))
 
@@ -93,6 +97,10 @@ class Documents(Mask, arguments={"lengths": list}):
         """``[1 or B, length]``: the number of the document that each token stands in."""
         places = tokens.place_tensor(device).expand(len(self._ends), -1).contiguous()
         return torch.searchsorted(self._end_table(device), places, right=True)
+
+    def made_for(self) -> tuple[int, int] | None:
+        total = sum(self.lengths[0])
+        return (total, total) if total else None
 
     def rule(self, of: Pairs) -> Value:
         q, k = of.per_token(self.ids)
