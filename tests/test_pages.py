@@ -94,6 +94,19 @@ def test_pictures_of_masks_are_those_that_their_command_writes():
         assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == picture, name
 
 
+def test_pictures_have_a_dark_colour_for_each_light_one():
+    files = sorted((DOCS / "pictures").glob("*.svg"))
+    assert len(files) > 10
+    for file in files:
+        picture = file.read_text(encoding="utf-8")
+        style = re.search(r"<style>(.*?)</style>", picture)[1]
+        assert style.startswith("@media(prefers-color-scheme:dark)"), file.name
+        colours = set(re.findall(r'(?:fill|stroke)="(#\w+)"', picture))
+        assert colours, file.name
+        for colour in colours:
+            assert f"svg:root [fill='{colour}']{{" in style, (file.name, colour)
+
+
 def test_the_reference_has_every_public_name():
     named = set()
     for page in sorted((DOCS / "reference").glob("*.md")):

@@ -8,6 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+INK, PAPER, ACCENT, FRAME, QUIET = "#1c2330", "#ffffff", "#12408f", "#c9d1dd", "#e3e8f0"
+"""Words, ground, what is shown, frames, and what is not seen."""
+
+_DARK = {INK: "#e6eaf2", PAPER: "#14181f", ACCENT: "#8fb8ff", FRAME: "#3d4656", QUIET: "#2a3140"}
+"""The same for readers of dark pages."""
+
 
 def element(name: str, content: str = "", **attributes: object) -> str:
     """One element.
@@ -50,7 +56,9 @@ def image(
         box: Left, top, width and height of what is shown.
         *parts: Its elements.
         title: What readers of the screen are told; empty: nothing.
-        paper: Colour under everything; None: the page's own.
+        paper: Colour under everything; None: the page's own. With ``PAPER`` the colours above have
+            dark ones in their place where the reader's pages are dark, in a file of its own alone:
+            within a page that stays as it is drawn.
         sized: Shown as large as the box, not as the page has room.
         **attributes: Of the outermost element.
     """
@@ -60,6 +68,7 @@ def image(
         element("rect", x=left, y=top, width="100%", height="100%", fill=paper) if paper else ""
     )
     label = element("title", words(title)) if title else ""
+    label += element("style", words(_dark_style())) if paper == PAPER else ""
     return (
         element(
             "svg",
@@ -72,3 +81,13 @@ def image(
         )
         + "\n"
     )
+
+
+def _dark_style() -> str:
+    """The colours by attribute, so that elements need no classes."""
+    rules = "".join(
+        f"svg:root [{name}='{light}']{{{name}:{dark}}}"
+        for light, dark in _DARK.items()
+        for name in ("fill", "stroke")
+    )
+    return f"@media(prefers-color-scheme:dark){{{rules}}}"

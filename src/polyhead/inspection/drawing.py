@@ -11,7 +11,7 @@ from polyhead.errors import InputError
 from polyhead.inspection.labels import head_name, label
 from polyhead.inspection.model import HeadsByLayer
 from polyhead.inspection.probe import Probe
-from polyhead.svg import element, image, squares, words
+from polyhead.svg import ACCENT, FRAME, INK, PAPER, element, image, squares, words
 
 MOST = 96
 """Cells along each side of a map: longer texts share cells, the largest weight of each is shown."""
@@ -28,7 +28,6 @@ _SIDE = 300
 _GAP = 28
 _ACROSS = 3
 _SHADES = 24
-_INK, _PAPER, _ACCENT = "#1c2330", "#ffffff", "#12408f"
 _FONT = "ui-sans-serif,system-ui,sans-serif"
 
 
@@ -64,7 +63,7 @@ def draw_heads(
         x = _GAP + (number % across) * step_x + margin
         y = _GAP + (number // across) * step_y + 22
         name = element(
-            "text", f"head {head_name(layer, head)}", y=-8, font_size=14, font_weight=600, fill=_INK
+            "text", f"head {head_name(layer, head)}", y=-8, font_size=14, font_weight=600, fill=INK
         )
         drawn = name + _cells(weights, _SIDE / max(weights.shape))
         drawn += _labels(pieces, pieces, cell, size) if labelled else ""
@@ -73,7 +72,7 @@ def draw_heads(
         (0, 0, round(width), round(height)),
         *maps,
         title=title,
-        paper=_PAPER,
+        paper=PAPER,
         shape_rendering="crispEdges",
         font_family=_FONT,
     )
@@ -110,7 +109,7 @@ def draw_alignment(
         (0, 0, round(width), round(height)),
         drawn,
         title=title,
-        paper=_PAPER,
+        paper=PAPER,
         sized=True,
         shape_rendering="crispEdges",
         font_family=_FONT,
@@ -122,13 +121,13 @@ def _cells(weights: Tensor, cell: float) -> str:
     rows, columns = weights.shape
     frame = {"width": f"{cell * columns:g}", "height": f"{cell * rows:g}"}
     shades = (weights.clamp(0, 1).sqrt() * _SHADES).round().long()
-    parts = [element("rect", **frame, fill="none", stroke="#c9d1dd")]
+    parts = [element("rect", **frame, fill="none", stroke=FRAME)]
     for shade in range(1, _SHADES + 1):
         places = (shades == shade).nonzero().tolist()
         if places:
             opacity = f"{shade / _SHADES:.3f}"
             path = squares([(i, j) for i, j in places], cell)
-            parts.append(element("path", d=path, fill=_ACCENT, fill_opacity=opacity))
+            parts.append(element("path", d=path, fill=ACCENT, fill_opacity=opacity))
     return "".join(parts)
 
 
@@ -151,7 +150,7 @@ def _labels(queries: Sequence[str], keys: Sequence[str], cell: float, size: floa
         for i, piece in enumerate(keys)
     ]
     labels = "".join(parts)
-    return element("g", labels, font_size=f"{size:.1f}", fill=_INK, text_anchor="end")
+    return element("g", labels, font_size=f"{size:.1f}", fill=INK, text_anchor="end")
 
 
 def _length(piece: str) -> int:

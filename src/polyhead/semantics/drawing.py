@@ -6,13 +6,12 @@ import torch
 
 from polyhead.semantics.masks import Mask
 from polyhead.semantics.tokens import Tokens
-from polyhead.svg import element, image, squares
+from polyhead.svg import ACCENT, PAPER, QUIET, element, image, squares
 
 MOST = 64
 """Larger sides are thinned out to this many rows and columns."""
 
 _SIDE, _EDGE = 16, 4
-_SEEN, _HIDDEN, _PAPER = "#12408f", "#e3e8f0", "#ffffff"
 
 
 def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool = False) -> str:
@@ -22,7 +21,8 @@ def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool 
         mask: A mask expression, or None: everything is visible.
         queries: T.
         keys: S; default T.
-        svg: An SVG image instead of text, on white paper of its own: it reads on any page.
+        svg: An SVG image instead of text, on a ground of its own, light or dark, which reads on
+            any page.
 
     Returns:
         Lines of text, a row per query, one block per batch row (and head) that the mask tells
@@ -63,10 +63,10 @@ def _svg(picture: list[list[bool]], title: str) -> str:
     lines += "".join(f"M0 {y * _SIDE}h{width}" for y in range(1, rows))
     return image(
         (-_EDGE, -_EDGE, width + 2 * _EDGE, height + 2 * _EDGE),
-        element("rect", width=width, height=height, fill=_HIDDEN),
-        element("path", d=squares(seen, _SIDE), fill=_SEEN),
-        element("path", d=lines, stroke=_PAPER),
+        element("rect", width=width, height=height, fill=QUIET),
+        element("path", d=squares(seen, _SIDE), fill=ACCENT),
+        element("path", d=lines, stroke=PAPER),
         title=title,
-        paper=_PAPER,
+        paper=PAPER,
         sized=True,
     )
