@@ -259,3 +259,48 @@ def test_roles_and_names_tell_a_screen_reader_what_is_there(
              node.labels?.length)).map((node) => node.outerHTML)""",
     )
     assert nameless == []
+
+
+def test_the_page_speaks_the_readers_language_and_says_what_to_look_at(
+    open_page: Open, make_data: Make
+) -> None:
+    found = {"induction": [[2, 1, 0.9]], "previous_token": [[0, 1, 0.8], [1, 4, 0.5]],
+             "sinks": 6, "all": 18}  # fmt: skip
+    tokens = ["猫₁", "猫₂", "猫₃", "在", "睡觉", "，", " القطة", "\n", " 累"]
+    data = make_data(tokens=9, notable=found)
+    page = open_page(replace(data, tokens=tokens), locale="zh-CN")
+    assert page.locator("html").get_attribute("lang") == "zh-Hans"
+    said = page.get_by_test_id("notable").inner_text()
+    assert "2.1 看向同一词元上次出现之后的那个词元" in said
+    assert "0.1 · 1.4 看向前一个词元" in said
+    assert "18 个头中有 6 个停留在首词元上。" in said
+    shown = [page.get_by_test_id(f"token-{i}").inner_text() for i in range(9)]
+    assert shown == ["猫₁", "猫₂", "猫₃", "在", "睡觉", "，", "القطة", "⏎", "累"]
+    joined = page.locator(".token.joined").all_inner_texts()
+    assert joined == ["猫₂", "猫₃"]
+    page.get_by_test_id("notable-2.1").click()
+    assert page.get_by_test_id("panel-title").inner_text() == "头 2.1"
+    page.get_by_test_id("token-8").hover()
+    assert page.get_by_test_id("sentence-out").inner_text().startswith("累 看向 ")
+    page.get_by_test_id("language").select_option("en")
+    assert page.get_by_test_id("panel-title").inner_text() == "Head 2.1"
+    assert "0.1 · 1.4 look at the token just before" in page.get_by_test_id("notable").inner_text()
+    assert page.get_by_test_id("view-table").locator("..").inner_text() == "Table"
+    page.reload()
+    page.evaluate("polyhead.ready")
+    assert page.get_by_test_id("panel-title").inner_text() == "Head 2.1"
+    left = page.evaluate("""[...document.querySelectorAll("[data-t]")]
+        .filter((node) => !node.textContent).length""")
+    assert left == 0
+    alone = open_page(replace(data, language="zh"), locale="en-US")
+    assert alone.get_by_test_id("panel-title").inner_text().startswith("头 ")
+
+
+def test_without_a_pair_the_first_head_is_one_that_does_something(
+    open_page: Open, make_data: Make
+) -> None:
+    found = {"induction": [], "previous_token": [[1, 4, 0.5]], "sinks": 0, "all": 18}
+    page = open_page(make_data(notable=found, focus=None))
+    assert page.get_by_test_id("panel-title").inner_text() == "Head 1.4"
+    page = open_page(make_data(notable=found | {"previous_token": []}))
+    assert "no head is clearly" in page.get_by_test_id("notable").inner_text()

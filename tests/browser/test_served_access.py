@@ -110,3 +110,23 @@ def test_text_can_be_read_in_both_themes_and_narrow_windows(
     page.get_by_test_id("theme").click()
     other = page.evaluate("document.documentElement.dataset.theme")
     assert other == {"light": "dark", "dark": "light"}[theme]
+
+
+@pytest.mark.slow
+def test_the_served_page_speaks_chinese_and_changes_its_language(visit: Visit) -> None:
+    page = visit("#1.1", locale="zh-CN")
+    assert text_of(page, "panel-title") == "头 1.1"
+    assert "查询 0–29，键 0–29" in text_of(page, "readout")
+    assert text_of(page, "shown") == "8 个头"
+    assert "30 个词元" in text_of(page, "facts")
+    page.get_by_test_id("notable").wait_for(state="visible")
+    assert "可以先看什么" in text_of(page, "notable")
+    page.get_by_test_id("ablate").click()
+    page.get_by_text("去掉 1.1").wait_for()
+    page.get_by_test_id("language").select_option("en")
+    assert text_of(page, "panel-title") == "Head 1.1"
+    assert "queries 0–29, keys 0–29" in text_of(page, "readout")
+    assert text_of(page, "shown") == "8 heads"
+    empty = page.evaluate("""[...document.querySelectorAll("[data-t]")]
+        .filter((node) => !node.textContent).map((node) => node.dataset.t)""")
+    assert empty == []

@@ -101,8 +101,11 @@ function showNumbers() {
   ])));
 }
 
+let said = [[]]; // the arguments of the latest showNext
+
 // The likeliest next tokens, as they are and with the chosen heads ablated.
 function showNext(before, after = null) {
+  said = [before, after];
   const names = [...new Set([...before, ...(after ?? [])].map(([token]) => token))];
   const at = (list, token) => list?.find(([name]) => name === token)?.[1];
   const number = (share) => (share === undefined ? "" : share.toFixed(4));
@@ -155,7 +158,7 @@ function sayAgain() {
   $("#panel-title").textContent = t("head", { name: headName(current.layer, current.head) });
   showNumbers();
   for (const map of maps) if (map.look) map.tell();
-  showNext(looks[0].next);
+  showNext(...said);
   run(drawLines());
 }
 
