@@ -72,7 +72,7 @@ class StoredCache(KeyValueCache):
 
     @property
     def length(self) -> int:
-        return max(self._lengths, default=0)
+        return max(self._lengths) if self._lengths else 0
 
     @property
     def capacity(self) -> int:

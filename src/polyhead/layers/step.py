@@ -137,11 +137,11 @@ def step(
         room (dense, or the ring of a window), modules that are hooked or replaced,
         deterministic algorithms, and where there is no native code.
     """
-    code = code_for_rows(x)
+    code, shape = code_for_rows(x), x.shape
     if (
         code is None
-        or x.ndim != 3
-        or x.shape[1] != 1
+        or len(shape) != 3
+        or shape[1] != 1
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
         or not (mask is None or type(mask) is Causal)
@@ -150,7 +150,7 @@ def step(
         return None
     remembered = layer.remembered
     for known in (remembered.layer, None):
-        if known is None or known.dtype is not x.dtype or known.embed_dim != x.shape[2]:
+        if known is None or known.dtype is not x.dtype or known.embed_dim != shape[2]:
             remembered.layer = known = _described(code, layer, x)
             if known is None:
                 return None
