@@ -1,4 +1,4 @@
-"""Perplexity: every token foretold once, as the model's own logits say."""
+"""Perplexity: every token predicted once, as the model's own logits say."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _by_hand(model: LanguageModel, ids: list[int], window: int, stride: int) -> 
 
 
 @pytest.mark.parametrize(("window", "stride", "batch"), [(16, 15, 1), (20, 7, 3), (90, 45, 2)])
-def test_every_token_is_foretold_once_from_its_window(model, window, stride, batch):
+def test_every_token_is_predicted_once_from_its_window(model, window, stride, batch):
     ids = model.tokenizer.encode(TEXT)
     seen = []
     found = ph.perplexity(

@@ -153,7 +153,7 @@ def _limits(least: int | None, most: int | None) -> str:
 
 
 def needed(module: str, extra: str) -> ModuleType:
-    """A module of a package that not everybody has.
+    """A module of an optional package.
 
     Args:
         module: Its name.

@@ -3,7 +3,7 @@
     perplexity = exp(−1/N Σ log p(token | tokens before it in its window))
 
 A text longer than a window is read in windows that overlap; every token of a text but its first is
-foretold exactly once, from as many tokens before it as its window holds. Perplexities of models
+predicted exactly once, from as many tokens before it as its window holds. Perplexities of models
 with different tokenizers cannot be compared, but their bits per byte can: the same sum, divided by
 the UTF-8 bytes that the counted tokens stand for.
 
@@ -34,7 +34,7 @@ DEFAULT_WINDOW = 1024
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a model foretells texts; print it.
+    """How well a model predicts texts; print it.
 
     Attributes:
         nats: −log probability of all counted tokens together.
@@ -75,7 +75,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Span:
-    """A window: tokens ``start`` to ``stop``, of which those from ``counted`` on are foretold."""
+    """A window: tokens ``start`` to ``stop``, of which those from ``counted`` on are predicted."""
 
     start: int
     stop: int
@@ -106,7 +106,7 @@ def perplexity(
     batch: int = 1,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """How well a decoder foretells texts.
+    """How well a decoder predicts texts.
 
         print(ph.perplexity(ph.load("smollm2"), open("book.txt").read()))
 
@@ -134,7 +134,7 @@ def perplexity(
     rows, octets = token_rows(model, texts)
     work = [(row, span) for row in rows for span in spans(len(row), chosen, step)]
     if not work:
-        raise InputError("texts must hold at least two tokens: there is nothing to foretell")
+        raise InputError("texts must hold at least two tokens: there is nothing to predict")
     nats, was_training = 0.0, transformer.training
     transformer.eval()
     try:
@@ -166,7 +166,7 @@ def decoder_of(model: nn.Module) -> Transformer:
 
 
 def token_rows(model: nn.Module, texts: Texts) -> tuple[list[Tensor], int | None]:
-    """The tokens of each text ``[T]``, and the bytes of all that are foretold where texts are text.
+    """The tokens of each text ``[T]``, and the bytes of all predicted ones where texts are text.
 
     Raises:
         InputError: A text for a model without a tokenizer; no texts.
@@ -203,12 +203,12 @@ def token_rows(model: nn.Module, texts: Texts) -> tuple[list[Tensor], int | None
 
 
 def _first_bytes(spans: Sequence[tuple[int, int]], text: str) -> int:
-    """Of the first token, which is not foretold; 0 of one that stands for no text, as bos does."""
+    """Of the first token, which is not predicted; 0 of one that stands for no text, as bos does."""
     return len(text[: spans[0][1]].encode()) if spans else 0
 
 
 def _nats(model: Transformer, work: Sequence[tuple[Tensor, Span]]) -> float:
-    """−log probability of what some windows foretell. Padding on the right is seen by nobody."""
+    """−log probability of what some windows predict. Padding on the right is seen by nobody."""
     longest = max(span.stop - span.start for _, span in work)
     ids = torch.zeros(len(work), longest, dtype=torch.int64)
     labels = torch.full_like(ids, IGNORED)

@@ -61,11 +61,11 @@ def test_packed_documents_have_the_loss_and_gradients_of_separate_ones(
         for length in row.lengths:
             pieces.append(rest[:length])
             rest = rest[length:]
-    foretold = sum(len(piece) - 1 for piece in pieces)
+    predicted = sum(len(piece) - 1 for piece in pieces)
     total = 0.0
     for piece in pieces:
         ids = torch.tensor([piece])
-        loss = model(ids, labels=ids, num_items_in_batch=foretold)["loss"]
+        loss = model(ids, labels=ids, num_items_in_batch=predicted)["loss"]
         loss.backward()
         total += float(loss.detach())
     assert float(packed.detach()) == pytest.approx(total, rel=1e-5)

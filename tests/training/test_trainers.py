@@ -129,7 +129,7 @@ def test_padding_on_either_side_and_packed_documents_do_not_reach_the_loss(tmp_p
         real = torch.zeros(1, 12, dtype=torch.long)
         real[:, left : left + 9] = 1
         labels = padded.masked_fill(real == 0, -100)
-        labels[:, left] = -100  # the first token is not foretold
+        labels[:, left] = -100  # the first token is not predicted
         positions = (real.cumsum(1) - 1).clamp_min(0)
         found = model(padded, attention_mask=real, labels=labels, position_ids=positions)
         torch.testing.assert_close(found["loss"], wanted, rtol=1e-5, atol=1e-5)

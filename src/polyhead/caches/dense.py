@@ -12,7 +12,7 @@ class DenseCache(StoredCache):
     made, so at the peak of a growth 1.25 times the new capacity is alive.
 
     Args:
-        capacity: Tokens to make room for at the first append; more are taken all the same.
+        capacity: Tokens to make room for at the first append; it grows when more come.
 
     Raises:
         ValueError: A negative capacity.

@@ -1,4 +1,4 @@
-"""A cache is used by one thread at a time: a second one is told so, before anything is lost.
+"""A cache is used by one thread at a time: a second one gets an error, before anything is lost.
 
 Threads may take turns. What is refused is a call that begins while another thread is in the middle
 of one: both would write to the same place, and tokens would be gone without a word.

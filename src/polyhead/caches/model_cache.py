@@ -69,7 +69,7 @@ class ModelCache:
 
         Args:
             config: Its configuration.
-            capacity: Tokens per row to make room for at once; more are taken all the same.
+            capacity: Tokens per row to make room for at once; it grows when more come.
             kind: ``"auto"``: rings for windowed layers, dense otherwise. ``"dense"`` and
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.
             page_size: Of ``"paged"``.

@@ -40,7 +40,7 @@ class StoredCache(KeyValueCache):
     Args:
         layout: ``Dense()``, ``Ring(window)`` or ``Paged(page_size)``.
         storage: ``Plain()``, ``Latent(rank, rope)`` or ``Quantized(...)``.
-        capacity: Tokens per row to make room for at the first append; more are taken all the same.
+        capacity: Tokens per row to make room for at the first append; it grows when more come.
 
     Raises:
         ValueError: A negative capacity, or a layout and storage that do not go together.
@@ -271,7 +271,7 @@ class StoredCache(KeyValueCache):
         return [(k, v, run.address, run.length) for run in rows.runs(first, stop)]
 
     def ungrow(self) -> None:
-        """As it was before the last ``grow``, whose token nobody has written."""
+        """Undoes the last ``grow``, whose token has not been written."""
         if self._contents is not None and isinstance(rows := self._contents.main, Rows):
             rows.stops = [stop - 1 for stop in rows.stops]
             rows.firsts = self._before

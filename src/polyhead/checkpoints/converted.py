@@ -2,7 +2,7 @@
 
 Dequantising a GGUF file takes seconds; mapping float tensors that are already there does not. A
 copy is a directory of its own, written under another name and renamed when it is whole, so that it
-is either absent or complete, whoever else writes at the same moment. Its name holds the identity of
+is either absent or complete, even if two processes write it at once. Its name holds the identity of
 the source (path, size, time of change), so a changed source has no copy; the checksum of every
 tensor is checked on each load, which costs a tenth of a second and touches pages that the first
 forward pass needs anyway.

@@ -13,7 +13,7 @@ from polyhead.reading import size_of
 _MOST_BYTES = 32 << 20
 """The longest index of tensors has a tenth; as objects it takes some eight times as much."""
 _MOST_DIGITS = 1_000
-"""Python converts more than 4,300 only where it is told to. Files hold some of 31 digits."""
+"""Digits of a number. Python's own limit is 4,300; real files have numbers of 31."""
 
 
 def read_text(path: Path) -> str:

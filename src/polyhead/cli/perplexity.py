@@ -1,4 +1,4 @@
-"""``polyhead perplexity``: how well a model foretells files."""
+"""``polyhead perplexity``: how well a model predicts files."""
 
 from __future__ import annotations
 

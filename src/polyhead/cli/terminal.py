@@ -54,7 +54,7 @@ def print_json(data: Any, *, indent: int | None = 2) -> None:
 def write_text(text: str, *, style: str = "") -> None:
     """Writes text to standard output at once, in an ANSI style where that is a terminal.
 
-    A terminal never gets control characters, whoever wrote the text: they could move the cursor or
+    A terminal never gets control characters, whatever the text: they could move the cursor or
     worse. A pipe or file gets the text as it is.
     """
     if sys.stdout.isatty():

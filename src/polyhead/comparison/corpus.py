@@ -1,4 +1,4 @@
-"""The text that variants are trained on: one's own files, or what is there without a download.
+"""The text that variants are trained on: your own files, or texts that every installation has.
 
 By default it is the documentation strings of Python's standard library and of numpy, about 3.4 MB
 of English about programs. Files, and not lines, are divided into training and validation. Tokens
@@ -35,7 +35,7 @@ class Text:
     Attributes:
         said: What it is, in words.
         train: To learn from, a text for each file.
-        validation: To be foretold.
+        validation: To be predicted.
     """
 
     said: str

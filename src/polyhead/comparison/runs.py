@@ -139,7 +139,7 @@ def run(
     except DivergedError as error:
         raise DivergedError(f"{name}, seed {seed}: {error}") from None
     final = curve[-1][1]
-    foretold = held_out.shape[0] * (held_out.shape[1] - 1)
+    predicted = held_out.shape[0] * (held_out.shape[1] - 1)
     nats_per_byte = final * len(corpus.validation) / corpus.validation_bytes
     made: dict[str, Any] = {
         "variant": name,
@@ -148,7 +148,7 @@ def run(
         "tokens": curve[-1][0],
         "loss": final,
         "bits_per_byte": nats_per_byte / math.log(2),
-        "validation_tokens": foretold,
+        "validation_tokens": predicted,
         "curve": curve,
         "cpu_seconds": round(time.process_time() - started, 2),
     }
@@ -210,6 +210,6 @@ def _blocks(tokens: Tensor, size: int) -> Tensor:
 
 
 def _batch(rows: Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
-    """What a training step takes: ``[B, T]`` tokens, each foretold from those before it."""
+    """What a training step takes: ``[B, T]`` tokens, each predicted from those before it."""
     ids = torch.stack([*rows])
     return {"input_ids": ids, "labels": ids}

@@ -112,7 +112,7 @@ class Draft:
         return found
 
     def set_attention(self, index: int, config: HeadLayout) -> None:
-        """Another configuration of a layer's attention; its weights are the caller's to change."""
+        """Another configuration of a layer's attention; the caller then changes its weights."""
         layers = list(self.config.layers)
         layers[index] = replace(layers[index], attention=config)
         self.config = replace(self.config, layers=tuple(layers))

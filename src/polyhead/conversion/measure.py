@@ -141,14 +141,14 @@ def measure(
             if progress is not None:
                 progress("evaluation", done, total)
         tokens = sum(len(row) for row in rows)
-        foretold = max(tokens - len(rows), 1)
+        predicted = max(tokens - len(rows), 1)
         found.append(
             DomainFigures(
                 name,
                 calibrated,
                 tokens,
-                math.exp(sums["before"] / foretold),
-                math.exp(min(sums["after"] / foretold, 700.0)),
+                math.exp(sums["before"] / predicted),
+                math.exp(min(sums["after"] / predicted, 700.0)),
                 sums["kl"] / tokens,
                 sums["same"] / tokens,
                 tuple((quarters / counts.clamp_min(1)).tolist()),

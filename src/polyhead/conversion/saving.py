@@ -1,7 +1,7 @@
 """Converted models as directories: in a Hugging Face family's words where one can say them.
 
 Latent attention without a norm is none that DeepSeek's files know, but a norm of numbers that are
-far smaller than its ε does nothing but multiply: n(c) = c / √(mean(c²) + ε) → c / √ε. So latents
+far smaller than its ε only multiplies: n(c) = c / √(mean(c²) + ε) → c / √ε. So latents
 are written 10⁸ times smaller, their norm's weight makes up for it, and DeepSeek's code computes the
 same. Frequencies given one by one are the type "longrope" with the same factors for short and long.
 """

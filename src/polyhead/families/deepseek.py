@@ -81,7 +81,7 @@ V3_DEFAULTS: Mapping[str, Any] = {
 }
 """What absent keys mean; V3's are those of the published model."""
 
-# Of the mixture; a file without sparse layers may have them all the same.
+# Of the mixture; a file without sparse layers may have them too.
 _MIXTURE_KEYS = (
     "moe_intermediate_size",
     "n_routed_experts",

@@ -190,7 +190,7 @@ class TextEncoder(nn.Module):
 
         Args:
             texts: the texts, or a single one.
-            group: neighbours of one class (``B-``, ``I-`` and their like) are one span, whose score
+            group: neighbours of one class (``B-``, ``I-`` and so on) are one span, whose score
                 is the mean of theirs.
             ignored: classes that are left out.
             batch_size: texts that run at a time.

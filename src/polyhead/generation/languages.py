@@ -1,4 +1,4 @@
-"""Which languages an encoder-decoder reads and writes, and where it is told.
+"""Which languages an encoder-decoder reads and writes, and where its name is written.
 
 A multilingual model has a token for each language. Families put it in different places:
 

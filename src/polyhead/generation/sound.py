@@ -28,7 +28,7 @@ HOP = 160
 """Samples from one frame to the next."""
 _WINDOW = 400
 _TOP = 8_000.0  # Hz
-_RANGE = 8.0  # powers of ten between the loudest and the softest that is told apart
+_RANGE = 8.0  # powers of ten between the loudest and the quietest power that is kept
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _TYPES = {

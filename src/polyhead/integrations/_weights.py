@@ -38,7 +38,7 @@ def attention_with_weights(
 
     Returns:
         ``out [B, H, T, V]`` and the weights, both in q's dtype and differentiable. They are the
-        T×S matrix: only whoever asks for it pays for it.
+        T×S matrix: it is computed only on request.
     """
     generator = None
     if dropout_p:

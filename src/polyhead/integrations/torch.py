@@ -252,7 +252,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         q_positions = None
         pattern = None if attn_mask is None else self._four_dimensional(attn_mask, N, L, S)
         if is_causal and (pattern is None or _is_causal_mask(pattern)):
-            # torch's corner is the first key; the extra keys are seen by everybody.
+            # torch's corner is the first key; every query sees the extra keys.
             causal: Mask = Causal()
             if extra:
                 after = torch.arange(S + extra, device=q_NLE.device) >= S

@@ -27,7 +27,7 @@ from polyhead.semantics.storage import check_storage
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
 
 _NOWHERE = torch.iinfo(torch.int64)
-"""The range of positions; a bound at its ends hides nothing but the last of them."""
+"""The range of positions; a bound at either end hides nothing but the very last one."""
 
 
 class NativeKernel(Kernel[Extras]):

@@ -1,6 +1,6 @@
 """The native code as an operator of torch: differentiable, and known to compile and export.
 
-One piece of keys and values; a mask is its bounds, so that nothing but tensors and numbers goes in.
+One piece of keys and values; a mask is its bounds, so all arguments are tensors and numbers.
 Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size, V value size.
 """
 
@@ -147,7 +147,7 @@ def _as_given(
 
 def dense(x: Tensor) -> Tensor:
     """x as native code reads it: its last dimension dense, and no negated view."""
-    # Under torch.compile nobody can ask; the operator itself sees the tensors that are given then.
+    # Under torch.compile this cannot be known; the operator itself checks the tensors at run time.
     if x.stride(-1) == 1 and (torch.compiler.is_compiling() or not x.is_neg()):
         return x
     check_storage("a tensor that must be copied", x)  # torch would copy what was given back

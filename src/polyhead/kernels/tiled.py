@@ -174,7 +174,7 @@ def _forward_block(
 
 
 def _exp_difference(scores: Tensor, rows: Tensor) -> Tensor:
-    """exp(score − row), in the memory of the scores where nobody watches."""
+    """exp(score − row), in place unless traced."""
     if is_traced(scores) or is_traced(rows):
         return torch.exp(scores - rows[..., None])
     return scores.sub_(rows[..., None]).exp_()

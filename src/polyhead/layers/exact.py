@@ -64,7 +64,7 @@ Fact = tuple[object, str | None, object]
 
 
 def facts_of(modules: Iterable[nn.Module]) -> tuple[Fact, ...]:
-    """What holds of modules as long as nobody changes what a fast path found out about them.
+    """Facts about modules that a fast path found, valid until something changes them.
 
     As long as they and their classes hold the same objects no one has replaced a parameter, a part
     or a method, added a hook, or changed the mode. ``Code.step`` looks at all of it in every call,

@@ -1,4 +1,4 @@
-"""Attention hooks: a layer shows its calls to whoever registered; head edits change its heads.
+"""Attention hooks: a layer shows its calls to registered hooks; head edits change its heads.
 
 A hook never changes an output. An edit does: it takes the heads' outputs before the projection.
 """
@@ -40,7 +40,7 @@ class Hooked(nn.Module):
 
     @property
     def is_shown(self) -> bool:
-        """Whether anybody watches or edits the calls of this thread or task."""
+        """Whether a hook or an edit applies to the calls of this thread or task."""
         watched = bool(self._hooks or self._edits)
         return watched and bool(hooks_here(self._hooks) or hooks_here(self._edits))
 

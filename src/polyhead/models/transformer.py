@@ -308,7 +308,7 @@ class Transformer(nn.Module):
         """An empty cache for one batch of sequences.
 
         Args:
-            capacity: Tokens to make room for at once; more are taken all the same.
+            capacity: Tokens to make room for at once; it grows when more come.
             kind: ``"auto"``: a layer with a window keeps no more than the window; ``"dense"`` and
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.
             page_size: Of ``"paged"``.

@@ -37,7 +37,7 @@ _wrong: dict[str, str] = {}
 def _chosen() -> Code | None:
     _wrong.clear()
     for candidate in all_codes():
-        # In a thread of its own: no transform, mode or autocast of the caller's reaches there.
+        # In a thread of its own: no transform, mode or autocast of the caller applies there.
         with ThreadPoolExecutor(1) as elsewhere:
             wrong = elsewhere.submit(disagreement, candidate).result()
         if wrong is None:

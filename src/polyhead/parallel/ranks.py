@@ -2,7 +2,7 @@
 
 Whatever one rank refuses, all refuse: before ranks exchange anything else they exchange a short
 note of what each is about to do, and each reads all of them. So a wrong shape on one rank is an
-error on all, within one exchange, and nobody waits for a message that never comes.
+error on all, within one exchange, and no rank waits for a message that never comes.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Numbers(NamedTuple):
 class Bias(Part, ABC):
     """A term added to the scores, after softcap and before the mask.
 
-    A bias of one's own defines ``rule``, or ``tile`` where it is no function of numbers of a pair,
+    Your own bias defines ``rule``, or ``tile`` where it is no function of numbers of a pair,
     and what else of the methods here it knows better; ``arguments`` too if files are to keep it.
     """
 

@@ -1,9 +1,9 @@
 """Rows of tokens as batches that ``Trainable`` takes.
 
     pairs       read and written, padded on the right; batches of similar length
-    documents   packed into rows of one length, none of which sees or foretells another
+    documents   packed into rows of one length, none of which sees or predicts another
 
-A batch is a function of its number: the same rows in the same order, whoever asks, whenever.
+A batch is a function of its number: the same rows in the same order, whenever it is asked for.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class PackedDocuments:
     def __call__(self, rows: Sequence[Packed]) -> dict[str, Tensor]:
         """``input_ids``, ``labels`` and ``position_ids`` ``[B, T]``, and ``document_lengths``.
 
-        The first label of a document is −100: nothing before it foretells it.
+        The first label of a document is −100: nothing before it predicts it.
         """
         ids = _padded([row.ids for row in rows], self.pad)
         labels = _padded([row.ids for row in rows], IGNORED)

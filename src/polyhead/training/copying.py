@@ -11,7 +11,7 @@ Attention learns last where to look. Here it looks from the first step as an ind
 
 The decoder's last cross-attention looks for the source token whose two predecessors are the two
 tokens written last, near the same position, and adds it to the residual stream over the token
-written last. The tied head then foretells it. It looks for two, because one of them may be written
+written last. The tied head then predicts it. It looks for two, because one of them may be written
 otherwise than it was read. All of it is trained as everything else.
 
 Shape letters: E embed size, D head size, P positions' pairs of features, N token features.

@@ -39,7 +39,7 @@ def loss(
     reduction: Reduction = "mean",
     **call: Any,
 ) -> Tensor:
-    """How badly a model foretells ``labels``.
+    """How badly a model predicts ``labels``.
 
         loss(model, ids, ids).backward()                                # a decoder
         loss(model, read, written, encoder_ids=source)                  # an encoder-decoder
@@ -47,7 +47,7 @@ def loss(
     Args:
         model: A decoder; an encoder-decoder; or an encoder with a head over its vocabulary.
         ids: ``[B, T]`` tokens.
-        labels: ``[B, T]`` int64. Of a decoder those of ``ids``: the label of token t is foretold
+        labels: ``[B, T]`` int64. Of a decoder those of ``ids``: the label of token t is predicted
             from the tokens before it, and the first label is not used. Otherwise each token's own.
             −100: not learned.
         label_smoothing: Share of each label that goes to all tokens alike (Szegedy et al. 2016).
@@ -102,7 +102,7 @@ def cross_entropy(
     hidden, labels = hidden[learned], labels[learned]
     count = len(labels)
     if not count:
-        return hidden.float().sum() * 0.0  # of no tokens, and with gradients all the same
+        return hidden.float().sum() * 0.0  # a loss over no tokens that still has gradients
     if labels.is_cpu and not 0 <= int(labels.min()) <= int(labels.max()) < config.vocab_size:
         wrong = labels[(labels < 0) | (labels >= config.vocab_size)][0]
         raise ValueError(

@@ -6,7 +6,7 @@
         print(step.number, step.loss, step.validation)
 
 ``batches`` is a function of the batch's number alone, and so is everything that is drawn: what a
-run computes depends on nothing but its arguments and the number of the step. A run that was
+run computes depends only on its arguments and the number of the step. A run that was
 stopped therefore goes on with the same losses, to the bit, and W processes compute what one
 does that accumulates W times as many batches.
 """
@@ -303,7 +303,7 @@ class Run:
         return torch.autocast(self._accelerator.device.type, torch.bfloat16, enabled=wanted)
 
     def _learned(self, batch: Batch) -> int:
-        """Tokens whose label is foretold; the first of a decoder's row is not."""
+        """Tokens whose label is predicted; the first of a decoder's row is not."""
         labels = batch["labels"]
         if self._accelerator.unwrap_model(self._trained).transformer.config.kind == "decoder":
             labels = labels[:, 1:]

@@ -66,7 +66,7 @@ class Trainable(nn.Module):
         self.label_smoothing = label_smoothing
         self._transformer = [found]  # a list: it is registered once, as a part of ``model``
         settings = found.config
-        # By which a trainer counts the labels: the first of each row is not foretold.
+        # By which a trainer counts the labels: the first of each row is not predicted.
         self.loss_type = "ForCausalLM" if settings.kind == "decoder" else None
         self.config = _Config(
             model_type="polyhead",

@@ -1,4 +1,4 @@
-"""Decoders that are Llama but for a choice or two: one reader that is told the choices."""
+"""Decoders that differ from Llama in a choice or two: one reader with these as arguments."""
 
 from __future__ import annotations
 

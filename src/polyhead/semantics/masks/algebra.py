@@ -56,7 +56,7 @@ _DRAWN = 12
 class Mask(Part):
     """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not).
 
-    A mask of one's own defines ``rule``, or ``visible`` where it has none, and what else of the
+    Your own mask defines ``rule``, or ``visible`` where it has none, and what else of the
     methods here it knows better; ``arguments`` too if files are to keep it.
 
     Attributes:
@@ -193,7 +193,7 @@ def called(kind: type) -> str:
 
 
 def bare_tensor_message(what: str) -> str:
-    """The sentence that answers a bare bool tensor, whose polarity nobody can know."""
+    """The sentence that answers a bare bool tensor, whose polarity is unknown."""
     return (
         f"{what}: say what True means with polyhead.Keep(tensor) (True: may attend) or "
         "polyhead.Drop(tensor) (True: may not attend)"

@@ -45,7 +45,7 @@ class BlockSparse(Mask, arguments={"blocks": Tensor, "block_size": int}):
         self.blocks = blocks[(None,) * (4 - blocks.ndim)]
         self.block_size = whole("BlockSparse block_size", block_size, least=1)
         self._seen: tuple[list[list[int]], list[list[int]]] | None = None
-        """How many blocks before a corner somebody sees, and how many everybody sees."""
+        """How many blocks before a corner some query sees, and how many all queries see."""
         if not is_traced(blocks):
             some, every = self.blocks.any(dim=1).any(dim=0), self.blocks.all(dim=1).all(dim=0)
             self._seen = _sums(some), _sums(every)
