@@ -27,7 +27,13 @@ import torch
 import polyhead as ph
 from polyhead.conversion.calibration import Calibration, calibrate, windows_of
 from polyhead.conversion.draft import Draft
-from polyhead.conversion.exact import copy_kv_heads, permute_heads, to_latent
+from polyhead.conversion.exact import (
+    copy_kv_heads,
+    permute_heads,
+    rotate_keys,
+    rotate_values,
+    to_latent,
+)
 from polyhead.conversion.lossy import merge_kv_heads
 from polyhead.conversion.measure import Teacher, measure
 from polyhead.conversion.proof import Proof
@@ -155,7 +161,7 @@ def main() -> None:
     ready = calibrate(model, rows, progress=tell)
     print(f"\ncalibrated in {time.monotonic() - started:.0f} s: {ready.tokens} tokens", flush=True)
     if not chosen.only:
-        found["targets"].append(baseline(model, ready, judged, unseen, chosen.evaluation))
+        found["targets"] += baselines(model, ready, judged, unseen, chosen.evaluation)
     for name, options, minutes in TARGETS:
         if chosen.only in name:
             started = time.monotonic()
@@ -194,24 +200,43 @@ def main() -> None:
         chosen.json.write_text(json.dumps(found, indent=1))
 
 
-def baseline(
+def baselines(
     model: LanguageModel,
     ready: Calibration,
     judged: dict[str, str],
     unseen: dict[str, str],
     tokens: int,
-) -> dict[str, Any]:
-    """Kv heads averaged, as Ainslie et al. begin their uptraining."""
-    draft = Draft.of(model)
-    for layer in draft.layers:
-        merge_kv_heads(draft, layer, 1, ready.layers[layer], pooled=True)
+) -> list[dict[str, Any]]:
+    """Kv heads averaged, as Ainslie et al. begin their uptraining; and turned alike before."""
     domains = {
         name: (name in SEEN, windows_of(model, text, tokens))
         for name, text in (judged | unseen).items()
     }
-    figures = measure(draft.build(torch.float32), Teacher(model.transformer), domains, tell)
-    print("\n" + line("MQA, heads averaged", figures, 0), flush=True)
-    return {"name": "MQA, heads averaged", "domains": [vars(each) for each in figures]}
+    found = []
+    for name in ("MQA, heads averaged", "MQA, heads turned alike and averaged"):
+        draft = Draft.of(model)
+        for layer in draft.layers:
+            if "alike" in name:
+                turn_alike(draft, layer, ready.layers[layer].inputs)
+            merge_kv_heads(draft, layer, 1, ready.layers[layer], pooled=True)
+        figures = measure(draft.build(torch.float32), Teacher(model.transformer), domains, tell)
+        print("\n" + line(name, figures, 0), flush=True)
+        found.append({"name": name, "domains": [vars(each) for each in figures]})
+    return found
+
+
+def turn_alike(draft: Draft, layer: int, inputs: torch.Tensor) -> None:
+    """Procrustes: each kv head turned to be most like the first, by what rotary commutes with."""
+    config = draft.heads(layer, "the table")
+    G, D, E = config.num_kv_heads, config.head_dim, draft.config.embed_dim
+    covariance = inputs[:E, :E]
+    key = draft.get(layer, "k_proj.weight").view(G, 2, D // 2, E)
+    pairs = torch.complex(key[:, 0], key[:, 1])
+    alike = torch.einsum("gpe,ef,pf->gp", pairs.conj(), covariance.to(pairs.dtype), pairs[0])
+    rotate_keys(draft, layer, alike / alike.abs().clamp(min=1e-12))
+    value = draft.get(layer, "v_proj.weight").view(G, -1, E)
+    left, _, right = torch.linalg.svd(value[0] @ covariance @ value.transpose(1, 2))
+    rotate_values(draft, layer, left @ right)
 
 
 if __name__ == "__main__":
