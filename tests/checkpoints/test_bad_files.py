@@ -105,21 +105,25 @@ def test_random_damage_is_never_a_crash(seed: int, gguf_file: Path, tmp_path: Pa
         load_checkpoint(path, cache=False)
 
 
+HEAD_SIZES = ("attention__key_length", "attention__value_length", "rope__dimension_count")
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "words"),
     [
-        {"embedding_length": 2**31},
-        {"attention__key_length": 10**8},
-        {"attention__head_count": 2**31 - 1},
-        {"block_count": 10_000},
+        ({"embedding_length": 2**31}, ""),
+        ({"attention__key_length": 10**8}, "value_length is 8"),
+        (dict.fromkeys(HEAD_SIZES, 10**8), "heads of 100,000,000 features, more than any tensor"),
+        ({"attention__head_count": 2**31 - 1}, ""),
+        ({"block_count": 10_000}, "the tensors of layer"),
     ],
 )
 def test_gguf_sizes_that_its_tensors_have_not_are_refused_at_once(
-    settings: dict[str, int], tmp_path: Path
+    settings: dict[str, int], words: str, tmp_path: Path
 ) -> None:
     path = write_gguf(tmp_path / "big.gguf", DECODERS["llama, GQA"].build(), **settings)
     began = time.process_time()
-    with pytest.raises(PolyheadError, match=r"big\.gguf"):
+    with pytest.raises(PolyheadError, match=rf"big\.gguf.*{words}"):
         load_checkpoint(path, cache=False)
     assert time.process_time() - began < 2
 

@@ -259,8 +259,11 @@ def _gguf(path: Path, progress: Progress, cache: bool) -> Parts:
 
 
 def _check_layers(parts: Parts, where: Path) -> None:
-    """Every layer and every expert has a tensor: a model of ten thousand takes a minute to build
-    before it is known that there are none for them."""
+    """Every layer and every expert has a tensor, and no head is larger than all of them.
+
+    Without this a model of ten thousand layers is built for a minute, and rotary frequencies of
+    a hundred million features are computed, before a shape tells that the file has none for them.
+    """
     stored = {name.split(".")[1] for name in parts.state if name.startswith("layers.")}
     config = parts.config
     for layer in dict.fromkeys(config.weights_of) or range(len(config.layers)):
@@ -274,6 +277,13 @@ def _check_layers(parts: Parts, where: Path) -> None:
     if max(experts, default=0) > len(parts.state):
         raise CheckpointError(
             f"{where}: the configuration has {max(experts):,} experts, more than there are tensors"
+        )
+    head = max((getattr(layer.attention, "rope_head_dim", 0) for layer in layers), default=0)
+    longest = max((max(t.shape, default=0) for t in parts.state.values()), default=0)
+    if head > longest:
+        raise CheckpointError(
+            f"{where}: the configuration has heads of {head:,} features, more than any tensor: the "
+            f"longest has {longest:,}"
         )
 
 
