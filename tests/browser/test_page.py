@@ -323,3 +323,45 @@ def test_any_length_of_text_behaves(open_page: Open, make_data: Make, tokens: in
         page.get_by_test_id("heatmap").press("End")
         assert readout(page)[1] == last
         assert page.get_by_test_id("large").evaluate("box => box.scrollLeft") > 1000
+
+
+@pytest.mark.slow
+def test_lines_of_several_heads_are_as_strong_as_their_weights(
+    open_page: Open, make_data: Make
+) -> None:
+    data = make_data()
+    page = open_page(data, "#2.4")
+    drawn = "[...document.querySelectorAll('#lines line')].map((line) => "
+    drawn += "line.getAttribute('stroke-opacity'))"
+
+    def wanted(*heads: tuple[int, int]) -> list[float]:
+        rows = [data.weights[layer, head].ravel() for layer, head in heads]
+        return [round(float(x), 3) for row in rows for x in row if x >= 0.05]
+
+    assert [float(x) for x in page.evaluate(drawn)] == wanted((2, 4))
+    page.get_by_test_id("keep").click()
+    page.get_by_test_id("head-0.1").click()
+    assert [float(x) for x in page.evaluate(drawn)] == wanted((2, 4), (0, 1))
+    colours = page.eval_on_selector_all(
+        "#lines line", "nodes => [...new Set(nodes.map((n) => getComputedStyle(n).stroke))]"
+    )
+    assert len(colours) == 2
+    assert "2.4, 0.1" in page.get_by_test_id("lines").get_attribute("aria-label")
+    page.get_by_test_id("token-8").hover()  # its lines stand out, the others step back
+    rows = [data.weights[at] for at in ((2, 4), (0, 1))]
+    faded = [
+        round(float(x) * (1 if query == 8 else 0.15), 3)
+        for row in rows
+        for query, line in enumerate(row)
+        for x in line
+        if x >= 0.05
+    ]
+    assert [float(x) for x in page.evaluate(drawn)] == pytest.approx(faded, abs=1.1e-3)
+    page.get_by_test_id("lines-2.4").click()
+    assert text(page, "panel-title") == "Head 2.4"
+    assert text(page, "keep") == "Drop these lines"
+    page.get_by_test_id("keep").click()
+    page.mouse.move(0, 0)
+    assert [float(x) for x in page.evaluate(drawn)] == wanted((2, 4))
+    long = open_page(make_data(2, 2, 40, focus=(39, 0)), "#0.1")
+    assert "queries 8–39" in long.locator("#lines-note").inner_text()

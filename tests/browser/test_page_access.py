@@ -296,6 +296,7 @@ def test_the_page_speaks_the_readers_language_and_says_what_to_look_at(
     assert alone.get_by_test_id("panel-title").inner_text().startswith("头 ")
 
 
+@pytest.mark.slow
 def test_without_a_pair_the_first_head_is_one_that_does_something(
     open_page: Open, make_data: Make
 ) -> None:

@@ -57,6 +57,8 @@ SCRIPTS = (
     "large",
     "text",
     "tables",
+    "lines",
+    "looks",
     "page",
 )
 """The page's scripts in the order in which they are joined into one."""

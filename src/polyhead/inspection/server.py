@@ -54,7 +54,8 @@ _ASK_AGAIN = 0.2
 """Seconds after which the server asks whether a look's client is still there."""
 
 _SCRIPTS = (
-    ("page", "theme"), ("page", "dom"), ("page", "texts"), ("page", "ramp"), ("served", "api"),
+    ("page", "theme"), ("page", "dom"), ("page", "texts"), ("page", "ramp"), ("page", "lines"),
+    ("served", "api"),
     ("served", "grid"), ("served", "map"), ("served", "tokens"), ("served", "export"),
     ("served", "main"),
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 const numbers = JSON.parse($("#numbers").textContent);
 
-const SVG = "http://www.w3.org/2000/svg";
+const SVG = $("svg").namespaceURI;
 
 function drawing(tag, attributes = {}, children = []) {
   const node = document.createElementNS(SVG, tag);
