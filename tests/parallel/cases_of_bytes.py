@@ -89,3 +89,13 @@ def as_planned(what: str) -> None:
     held = int(most)  # on the fullest rank
     assert held == planned.weight_bytes, f"{held} for {planned.weight_bytes} bytes of weights"
     assert logits.shape[1] == (T if what == "tensor" else planned.tokens)
+
+
+def printed(names: list[str], size: int) -> str:
+    """What a plan prints; the model is as it was."""
+    mesh = mesh_of(*names, sizes=(size,))
+    model = made("gpt-oss", torch.float32)
+    before = {name: id(x) for name, x in model.named_parameters()}
+    said = str(parallel.plan(model, mesh, tokens=T, batch=2))
+    assert before == {name: id(x) for name, x in model.named_parameters()}
+    return said

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cases_of_attention import FEATURES
@@ -95,3 +99,23 @@ def test_a_process_that_dies_is_named_within_seconds() -> None:
             kind, text = answers[rank]
             assert kind == "RankError"
             assert "rank 1 is gone" in text, text
+
+
+def test_the_page_lists_every_feature_that_is_compared() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| equal \| equal \| equal \|$", page, re.M)
+    assert rows == ALL
+
+
+@pytest.mark.slow
+def test_the_example_and_the_check_run_on_two_processes() -> None:
+    root = Path(__file__).parents[2]
+    for what in (["examples/many_processes.py"], ["-m", "polyhead.parallel.check"]):
+        made = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+             *what],
+            cwd=root, capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr[-2000:]
+        last = made.stdout.strip().splitlines()[-1]
+        assert last == "all equal" or last.startswith("bytes remembered by each rank: 5"), last

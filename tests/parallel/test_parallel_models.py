@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,3 +91,16 @@ def test_a_run_saved_in_shares_resumes_on_another_mesh(
 @pytest.mark.parametrize("what", ["ring", "gather", "heads", "tensor"])
 def test_bytes_that_are_sent_and_held_are_those_of_the_plan(two: World, what: str) -> None:
     two.run("cases_of_bytes:as_planned", what)
+
+
+def test_a_plan_says_what_is_split_where_and_what_is_sent(two: World) -> None:
+    said = two.run("cases_of_bytes:printed", ["tensor"], 2)[0]
+    assert "2 ranks: tensor 2" in said
+    assert "2 × layers.attention.q_proj.weight" in said
+    assert re.search(r"2 × layers.attention.sinks +held whole, the rank's heads are used", said)
+    assert re.search(r"8 × layers.feed_forward.experts.down_proj.bias +held whole, added on", said)
+    assert "tensor   sends a layer" in said
+    said = two.run("cases_of_bytes:printed", ["context"], 2)[1]
+    # 10 tokens of 2 rows, 2 kv heads of 8 + 8 numbers, 4 bytes; backward once more, and gradients.
+    assert f"ring     sends a layer {10 * 2 * 2 * 16 * 4:,} B, backward" in said
+    assert "q_proj" not in said

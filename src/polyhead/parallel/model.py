@@ -73,16 +73,8 @@ def parallelize(
     one_of("exchange", exchange, EXCHANGES)
     one_of("order", order, ORDERS)
     flag("training", training)
-    if not isinstance(model, Transformer):
-        raise TypeError(f"parallelize takes a Transformer: got {type(model).__name__}")
-    if "_computed" in model.layers[0].attention.__dict__:
-        raise ValueError("the model is parallel already")
+    tensor, ranks = check_model(model, mesh, exchange)
     names = mesh.mesh_dim_names or ()
-    if "expert" in names:
-        raise unsupported("the dimension 'expert'; experts are shared by 'tensor'")
-    tensor = Ranks.of(mesh, "tensor") if "tensor" in names else None
-    ranks = Ranks.of(mesh, "context") if "context" in names else None
-    refused_here(model, tensor, ranks, exchange)
     for name in names:
         count = sum(parameter.numel() for parameter in model.parameters())
         same_on_all(Ranks.of(mesh, name), model.config.to_json(), count)
@@ -102,10 +94,25 @@ def parallelize(
     return model
 
 
-def refused_here(
-    model: Transformer, tensor: Ranks | None, context: Ranks | None, exchange: Exchange
-) -> None:
-    """Raises for what the mesh cannot do with this model, before anything is changed."""
+def check_model(
+    model: Transformer, mesh: DeviceMesh, exchange: Exchange = "ring"
+) -> tuple[Ranks | None, Ranks | None]:
+    """The ranks of tensor and of context; raises for what the mesh cannot do with this model.
+
+    Raises:
+        UnsupportedError: Names it.
+        TypeError: Not a Transformer.
+        ValueError: One that is parallel already.
+    """
+    if not isinstance(model, Transformer):
+        raise TypeError(f"parallelize takes a Transformer: got {type(model).__name__}")
+    if any("_computed" in vars(module) for module in _attentions(model)):
+        raise ValueError("the model is parallel already")
+    names = mesh.mesh_dim_names or ()
+    if "expert" in names:
+        raise unsupported("the dimension 'expert'; experts are shared by 'tensor'")
+    tensor = Ranks.of(mesh, "tensor") if "tensor" in names else None
+    context = Ranks.of(mesh, "context") if "context" in names else None
     if tensor is not None:
         planned(model, tensor)
         if model.config.weights_of or model.config.encoder.weights_of:
@@ -116,6 +123,7 @@ def refused_here(
         for module in _attentions(model) if exchange == "heads" else ():
             held = module.config.cache_shape.kv_heads
             head_shares(module.config.num_heads // shared, max(1, held // shared), context.size)
+    return tensor, context
 
 
 def _attentions(model: Transformer) -> list[Any]:
