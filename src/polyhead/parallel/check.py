@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-import polyhead as ph
 from polyhead.errors import PolyheadError, UnsupportedError
+from polyhead.functional import attention as one_process
 from polyhead.parallel.attention import attention, shard
 from polyhead.parallel.exchanges import EXCHANGES, Exchange
 from polyhead.parallel.order import ORDERS, Order
+from polyhead.semantics import Causal, Window
 
 LAYOUTS = {"MHA": 0, "GQA": 2, "MQA": 1}
 """Kv heads by layout; 0: as many as query heads."""
@@ -50,7 +51,7 @@ def _checked(mesh: DeviceMesh, exchange: Exchange, order: Order, layout: str) ->
     q, k, v, weight = (
         torch.randn(1, count, tokens, 16, generator=generator).to(device) for count in shapes
     )
-    mask = ph.Causal() & ph.Window(tokens // 2)
+    mask = Causal() & Window(tokens // 2)
 
     def gradients(call: Callable[..., Tensor], cut: Callable[[Tensor], Tensor]) -> list[Tensor]:
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
@@ -71,7 +72,7 @@ def _checked(mesh: DeviceMesh, exchange: Exchange, order: Order, layout: str) ->
         found = gradients(over_ranks, cut)
     except UnsupportedError as error:
         return f"refused: {error}"
-    wanted = gradients(lambda *parts: ph.attention(*parts, mask=mask), lambda x: x)
+    wanted = gradients(lambda *parts: one_process(*parts, mask=mask), lambda x: x)
     # A rank's gradients are those of its own tokens; the rows of others are 0.
     own = [found[0], *map(cut, found[1:])]
     worst = max(float((a - cut(b)).abs().max()) for a, b in zip(own, wanted, strict=True))

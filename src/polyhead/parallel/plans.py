@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from polyhead import planning
 from polyhead.models import Transformer
 from polyhead.parallel.model import check_model
 from polyhead.parallel.ranks import Ranks, check_mesh
 from polyhead.parallel.regions import planned
+from polyhead.planning import plan as plan_of_mesh
 from polyhead.planning.mesh import MeshPlan
 
 _WORDS = {
@@ -93,7 +93,7 @@ def plan(
         parts = {f"{count} × {name}": words for (name, words), count in found.items()}
         parts["embedding and head"] = "rows of the vocabulary by rank"
     sizes = {name: mesh[name].size() for name in names}
-    made = planning.plan(
+    made = plan_of_mesh(
         model.config, tokens=tokens, batch=batch, dtype=dtype, mesh=sizes, **figures
     )
     assert made.mesh is not None
