@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from polyhead.generation import Generation, TextToText
     from polyhead.inspection.reading import SourceAlignment
 
+ABOVE = 0.8
+"""Heads with this share of the best score are used; of a translation, the others point elsewhere."""
+
 _BAR_CELLS = 10
 _HEADS = 6
 """Heads that the terminal names; JSON has them all."""
@@ -45,7 +48,8 @@ class Aligned:
         from polyhead.inspection.reading import align
 
         source, start = model.both_ids(text, **arguments)
-        found = align(model, torch.tensor(source), [*start, *made.ids], prompt=len(start))
+        ids = torch.tensor(source), [*start, *made.ids]
+        found = align(model, *ids, prompt=len(start), above=ABOVE)
         return cls(
             model.source_tokenizer.pieces(source), model.tokenizer.pieces(list(made.ids)), found
         )
