@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from polyhead.inspection.reading import SourceAlignment
 
 ABOVE = 0.8
-"""Heads with this share of the best score are used; of a translation, the others point elsewhere."""
+"""Heads with this share of the best score are used: in a translation, others point elsewhere."""
 
 _BAR_CELLS = 10
 _HEADS = 6
