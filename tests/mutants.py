@@ -137,7 +137,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("heads side by side", '"kind": "part", "left": source("head1.out")', '"kind": "part", "left": source("head2.out")'),
             ("titles in each language", "{code: trace[step.key].title for", "{code: step.title for"),
             ("words in each language", "{code: list(trace.tokens) for", '{code: ["a", "b", "c"] for'),
-            ("the bytes of each length", "each.layouts[place].cache_bytes for each", "plans[0].layouts[place].cache_bytes for each"),
+            ("the bytes of each length", "[rows[place].cache_bytes for rows in", "[by_length[0][place].cache_bytes for rows in"),
             ("no more tokens than a model reads", "for n in _LENGTHS if n <= model.max_positions]", "for n in _LENGTHS]"),
             ("models that remember", 'if each.model.kind != "encoder"]', "if each.model]"),
             ("the mean of an output", '"mean": float(out.mean())', '"mean": float(x.mean())'),

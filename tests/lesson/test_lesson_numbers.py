@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,11 @@ PRINTED = {
     "head2.A": [[0.768, 0.045, 0.187], [0.045, 0.768, 0.187], [0.333, 0.333, 0.333]],
     "output": [[1.232, 0.899, 2, 1.667], [1.955, 1.282, 2, 1.327], [1.667, 1.164, 2, 1.497]],
 }
+
+
+@cache
+def numbers() -> dict[str, Any]:
+    return lesson_numbers()
 
 
 def test_the_example_has_the_numbers_of_the_text() -> None:
@@ -69,7 +76,7 @@ def test_titles_are_in_both_languages() -> None:
 def test_shares_of_heads_are_those_of_the_document() -> None:
     text = (DOCS / "comparing.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| \d+ \| ([\d.]+) % \| ([\d.]+) % \| ([\d.]+) % – ", text, re.M)
-    found = lesson_numbers()["heads"]
+    found = numbers()["heads"]
     assert len(rows) == len(found["rows"]) == 6
     for row, printed in zip(found["rows"], rows, strict=True):
         shown = [row["heads"], *(100 * row[key] for key in ("each", "all", "least"))]
@@ -77,7 +84,7 @@ def test_shares_of_heads_are_those_of_the_document() -> None:
 
 
 def test_maps_show_one_head_that_mixes_and_four_that_choose() -> None:
-    maps = {heads: torch.tensor(rows) for heads, rows in lesson_numbers()["heads"]["maps"].items()}
+    maps = {heads: torch.tensor(rows) for heads, rows in numbers()["heads"]["maps"].items()}
     assert {heads: tuple(each.shape) for heads, each in maps.items()} == {
         "1": (1, 16, 16), "4": (4, 16, 16)
     }  # fmt: skip
@@ -100,7 +107,7 @@ def test_caches_are_those_of_plan(name: str) -> None:
 
 
 def test_every_decoder_that_is_known_has_its_cache() -> None:
-    shown = {each["name"] for each in lesson_numbers()["caches"]}
+    shown = {each["name"] for each in numbers()["caches"]}
     assert shown == {p.name for p in presets().values() if p.model.kind != "encoder"}
 
 
@@ -120,8 +127,8 @@ def test_the_layers_add_up_and_keep_their_shape() -> None:
 
 def test_savings_and_the_table_are_the_texts() -> None:
     assert savings() == {"public": "93.3%", "alike": "82.2%", "mha": "98.2%"}
-    numbers = {row["name"]: row["llama"] for row in table()}
-    assert numbers["MHA"] == 2 * 64 * 128
-    assert numbers["GQA"] == 2 * 8 * 128
-    assert numbers["MQA"] == 2 * 128
+    held = {row["name"]: row["llama"] for row in table()}
+    assert held["MHA"] == 2 * 64 * 128
+    assert held["GQA"] == 2 * 8 * 128
+    assert held["MQA"] == 2 * 128
     assert len(cross()["source"]) == 4

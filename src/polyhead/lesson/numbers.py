@@ -25,7 +25,7 @@ from polyhead.inspection.model import layer_of
 from polyhead.inspection.trace import TRACE_EXAMPLE, Step, Trace, example_trace, subscript
 from polyhead.models import Transformer
 from polyhead.planning import Preset, cache_saving, plan, presets
-from polyhead.planning.layouts import EXAMPLES
+from polyhead.planning.layouts import EXAMPLES, layouts
 from polyhead.texts import LANGUAGES
 
 _DRAWN_KEYS, _DRAWN_SIZE = 8, 256
@@ -143,15 +143,17 @@ def caches(preset: Preset) -> dict[str, Any]:
     """A known model's cache with its own head layout and with the others, at several lengths."""
     model = preset.model
     lengths = [n for n in _LENGTHS if n <= model.max_positions] or [model.max_positions]
-    plans = [plan(preset.name, tokens=tokens) for tokens in lengths]
+    by_length = [
+        layouts(model, tokens=tokens, batch=1, kv_dtype="bfloat16", page=None) for tokens in lengths
+    ]
     rows = [
         {
             "name": row.name,
             "current": row.current,
             "elements": row.elements,
-            "bytes": [each.layouts[place].cache_bytes for each in plans],
+            "bytes": [rows[place].cache_bytes for rows in by_length],
         }
-        for place, row in enumerate(plans[0].layouts)
+        for place, row in enumerate(by_length[0])
     ]
     return {
         "name": preset.name,

@@ -70,7 +70,8 @@ def layouts(
     variants += [("MQA", lambda shape: shape.with_kv_heads(1)), ("MLA", as_latent)]
     rows: list[LayoutRow] = []
     for name, change in variants:
-        shapes = [change(layer.attention) for layer in model.layers]
+        made = {own: change(own) for own in {layer.attention for layer in model.layers}}
+        shapes = [made[layer.attention] for layer in model.layers]
         kinds = Counter(shapes)
         memory = Counter(layer_cache(shape, kv_dtype, page) for shape in shapes)
         held = total_bytes(memory, tokens, batch)
