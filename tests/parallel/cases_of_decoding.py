@@ -71,6 +71,19 @@ def refused(what: str) -> None:
     elif what == "tokens":
         model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
         model(torch.zeros(1, 9 + 3 * dist.get_rank(), dtype=torch.int64))
+    elif what == "an id":
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
+        model(torch.full((1, 10), 46 + dist.get_rank()))
+    elif what == "too long":
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
+        model(torch.zeros(1, 33, dtype=torch.int64))
+    elif what == "a kernel":
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
+        model(torch.zeros(1, 10, dtype=torch.int64), kernel="sdpa")
+    elif what == "a probe":
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
+        with model.layers[1].attention.register_attention_hook(print):
+            model(torch.zeros(1, 10, dtype=torch.int64))
     elif what == "twice":
         model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
         parallel.parallelize(model, mesh_of("context"))

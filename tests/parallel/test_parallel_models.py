@@ -72,6 +72,10 @@ def test_decoding_equals_one_process(two: World, dimension: str, family: str, ki
         ("another model", "the model's configuration must be the same on all ranks of 'context'"),
         ("a name", "may be data, shard, context, tensor, expert: got tp"),
         ("tokens", "holds 9 tokens of ids and should hold 11 of 21"),
+        ("an id", "must be 0 to 46 (vocab_size=47): got 47"),
+        ("too long", "the model's context is 64 tokens: got 66 on all ranks"),
+        ("a kernel", "kernel='sdpa' by name where tokens are spread"),
+        ("a probe", "hooks and edits need all heads and tokens"),
         ("twice", "parallel already"),
     ],
 )

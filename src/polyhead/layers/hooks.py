@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyhead.errors import UnsupportedError
 from polyhead.functional import attention
 from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle, hooks_here
 from polyhead.semantics import Bias, KeyValueSource, Mask
@@ -81,6 +82,10 @@ class Hooked(nn.Module):
             "dropout_p": dropout_p,
             "kernel": kernel,
         }
+        if "_computed" in self.__dict__ and self.is_shown:
+            raise UnsupportedError(
+                "hooks and edits need all heads and tokens: this layer's are spread over processes"
+            )
         if self._hooks and (hooks := hooks_here(self._hooks)):
             return shown_attention(self, hooks, q, source, **call)
         return self._computed(q, source, **call)

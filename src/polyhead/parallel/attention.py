@@ -41,6 +41,9 @@ from polyhead.semantics.arguments import dropout_seed
 from polyhead.semantics.biases import TensorBias
 from polyhead.semantics.masks import bare_tensor_message
 
+ANY_BLOCK = "auto", "tiled", "reference"
+"""Kernels that can be named where tokens are spread."""
+
 
 @dataclass(eq=False)
 class Meaning:
@@ -99,6 +102,19 @@ class Meaning:
         )  # fmt: skip
 
 
+def check_kernel(kernel: str) -> None:
+    """Raises for a kernel that might do what some ranks need and not what others need.
+
+    Raises:
+        UnsupportedError: Names it.
+    """
+    if kernel not in ANY_BLOCK:
+        raise unsupported(
+            f"kernel={kernel!r} by name where tokens are spread, because ranks differ in what they "
+            f"need of it: {', '.join(ANY_BLOCK)} do all"
+        )
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -142,7 +158,7 @@ def attention(
         dropout_p: Share of the weights set to zero; the same weights as in one process.
         generator: Where the seed is drawn from; that of the first rank counts.
         return_lse: Also return the log-sum-exp of each row.
-        kernel: ``"auto"`` or the name of a kernel, for each block.
+        kernel: Of each block: ``"auto"``, ``"tiled"`` or ``"reference"``.
 
     Returns:
         ``out [B, H, T, V]`` of this rank's queries; with ``return_lse`` also ``lse [B, H, T]``.
@@ -160,6 +176,7 @@ def attention(
     refused: Exception | None = None
     spec, seed, facts = None, None, [0] * 8
     try:
+        check_kernel(kernel)
         spec = meaning.checked(q, k, v)
         seed = dropout_seed(q, dropout_p, generator)
         for name, x, given in (("q", q, q_positions), ("kv", k, kv_positions)):

@@ -14,11 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyhead.caches import ModelCache
+from polyhead.errors import ContextLengthError, UnsupportedError
 from polyhead.functional import run
 from polyhead.layers import MultiHeadLatentAttention
 from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
-from polyhead.parallel.attention import Meaning, attend, explicit_positions
+from polyhead.models.inputs import check_ids, check_positions
+from polyhead.parallel.attention import Meaning, attend, check_kernel, explicit_positions
 from polyhead.parallel.cache import HeldByRanks, SpreadCache
 from polyhead.parallel.collectives import entered
 from polyhead.parallel.exchanges import Exchange
@@ -45,19 +47,39 @@ class Context:
     order: Order
     spreads: dict[str, Spread] = field(default_factory=dict)
 
-    def place(self, stack: str, ids: Tensor, positions: Tensor | None, *told: object) -> Tensor:
+    def place(
+        self,
+        stack: str,
+        ids: Tensor,
+        positions: Tensor | None,
+        sizes: tuple[int, int],
+        *told: object,
+        kernel: str,
+    ) -> Tensor:
         """Learns where the tokens of all ranks stand; the positions of this rank's.
+
+        Args:
+            stack: Whose tokens these are.
+            ids: Of this rank.
+            positions: Of this rank, or None: their places.
+            sizes: Of the vocabulary and of the model's context.
+            *told: What must be the same on all ranks.
+            kernel: ``"auto"`` or a kernel's name.
 
         Raises:
             RankError: A rank makes another call, or holds other tokens than its order gives it.
         """
-        refused = _refused(ids, positions)
+        refused = _refused(ids, positions, sizes, kernel)
         T = 0 if refused else ids.shape[1]
         B = 0 if refused else ids.shape[0]
-        facts = [T, B, fingerprint(stack, positions is None, *told)]
+        facts = [T, B, fingerprint(stack, positions is None, kernel, *told)]
         lengths, rows, calls = zip(*self.ranks.agree(facts, refused), strict=True)
         check_same(self.ranks, "B, the batch rows of ids,", rows)
         check_same(self.ranks, "the call (mask, kernel, positions)", calls)
+        if positions is None and sum(lengths) > sizes[1]:
+            raise ContextLengthError(
+                f"the model's context is {sizes[1]} tokens: got {sum(lengths)} on all ranks"
+            )
         spread = Spread(self.order, sum(lengths), self.ranks.size)
         wanted = [spread.length(rank) for rank in range(self.ranks.size)]
         check_spread(self.ranks, "ids", lengths, wanted)
@@ -69,7 +91,9 @@ class Context:
         return positions
 
 
-def _refused(ids: Tensor, positions: Tensor | None) -> Exception | None:
+def _refused(
+    ids: Tensor, positions: Tensor | None, sizes: tuple[int, int], kernel: str
+) -> Exception | None:
     if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
         got = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
         return ValueError(f"ids must be [B, T] with at least one token on every rank: got {got}")
@@ -78,6 +102,13 @@ def _refused(ids: Tensor, positions: Tensor | None) -> Exception | None:
             f"positions must be of the {ids.shape[1]} tokens of this rank: got "
             f"{list(positions.shape)}"
         )
+    try:
+        check_kernel(kernel)
+        check_ids("ids", ids, sizes[0])
+        if positions is not None:
+            check_positions(positions, 0, ids, sizes[1])
+    except (TypeError, ValueError, UnsupportedError) as error:
+        return error
     return None
 
 
@@ -199,7 +230,10 @@ class _HiddenStates:
             encoder_hidden = model.encode(encoder_ids, mask=encoder_mask, kernel=kernel)
         elif encoder_hidden is not None and "encoder" not in context.spreads:
             raise unsupported("encoder_hidden that this model's encode did not make")
-        positions = context.place("tokens", ids, positions, mask, encoder_mask, kernel)
+        sizes = model.config.vocab_size, model.config.max_positions
+        positions = context.place(
+            "tokens", ids, positions, sizes, mask, encoder_mask, kernel=kernel
+        )
         made: Tensor = type(model).hidden_states(
             model, ids, positions=positions, mask=mask, encoder_hidden=encoder_hidden,
             encoder_mask=encoder_mask, kernel=kernel, **call,
@@ -263,7 +297,12 @@ class _Encode:
     ) -> Tensor:
         model = self.model
         if model.encoder_layers:
-            positions = self.context.place("encoder", ids, positions, mask, kernel)
+            config, own = model.config, model.config.encoder
+            sizes = (
+                own.vocab_size or config.vocab_size,
+                own.max_positions or config.max_positions,
+            )
+            positions = self.context.place("encoder", ids, positions, sizes, mask, kernel=kernel)
         return type(model).encode(
             model, ids, positions=positions, segments=segments, mask=mask, kernel=kernel
         )
