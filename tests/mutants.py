@@ -270,7 +270,6 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("few keys of latents", "if position < known.least_past:", "if False:"),
             ("layers of subclasses", "not layer.is_itself\n", "False\n"),
             ("a token that nobody wrote", "cache.ungrow()\n            return False", "return False"),
-            ("a step of another dtype", "known.dtype is not x.dtype or known.embed_dim", "known.embed_dim"),
             ("biases of norms", "bias if bias is None else _read(bias, (features,), x),\n        centred", "None,\n        centred"),
         ],
         "tests/checkpoints/test_adapters.py": [

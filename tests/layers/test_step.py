@@ -644,11 +644,16 @@ def test_changed_weights_of_latent_attention_count_at_once(
 def test_latents_of_few_keys_or_in_other_caches_take_the_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    small = replace(LATENT, kv_lora_rank=64, qk_nope_head_dim=1, v_head_dim=2)
+    layer = _layer(replace(LLAMA, attention=small))
+    short = ph.LatentCache(64, 16, capacity=8)
+    assert step(layer, _token(), ph.Causal(), short) is None  # it holds nothing yet
+    layer(_token(), mask=ph.Causal(), cache=short)
+    assert small.absorbed_from == 3
+    assert step(layer, _token(), ph.Causal(), short) is None
+    layer(_token(), mask=ph.Causal(), cache=short)
+    assert step(layer, _token(), ph.Causal(), short) is not None
     layer = _layer(LAYERS["latent: deepseek"])
-    empty = ph.LatentCache(32, 16, capacity=8)
-    assert step(layer, _token(), ph.Causal(), empty) is None
-    fewest = layer.attention.config.absorbed_from
-    assert fewest > 1
     for cache in (
         ph.LatentCache(32, 16, layout=Paged(4)),
         ph.QuantizedCache(latent=Latent(32, 16), group=8, recent=8),
