@@ -9,6 +9,7 @@ from polyhead.benchmarks import attention, beams, memory, model, overhead, train
 from polyhead.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
 from polyhead.benchmarks.case import Case, Settings
 from polyhead.benchmarks.peers import SMOLLM2
+from polyhead.checks import meant
 from polyhead.errors import InputError
 
 
@@ -51,5 +52,8 @@ def chosen(names: Sequence[str]) -> dict[str, Routine]:
     """
     for name in names:
         if name not in ROUTINES:
-            raise InputError(f"no routine {name!r}: give some of {', '.join(ROUTINES)}, or none")
+            raise InputError(
+                f"no routine {name!r}{meant(name, ROUTINES)}: give some of {', '.join(ROUTINES)}, "
+                "or none"
+            )
     return {name: each for name, each in ROUTINES.items() if not names or name in names}
