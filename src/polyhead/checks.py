@@ -123,7 +123,7 @@ def is_whole(value: Any) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether ``value`` is a real number that a float can hold; True and False are none."""
+    """Whether ``value`` is a real number that a float can hold; True and False are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
@@ -141,7 +141,7 @@ def shown(value: Any) -> str:
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'llama-3-8b'?)`` where something known is spelt alike, otherwise nothing."""
+    """`` (did you mean 'llama-3-8b'?)`` if a known name is spelt alike, else an empty text."""
     near = difflib.get_close_matches(given.lower(), [*known], 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

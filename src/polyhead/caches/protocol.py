@@ -1,4 +1,4 @@
-"""What a key/value cache promises, whatever it does inside.
+"""What every key/value cache promises.
 
 ``append`` takes the keys and values of new tokens and returns a source of everything remembered,
 ready for ``attention(q, source)``. A cache holds what it was given: rotary embedding has been

@@ -53,7 +53,7 @@ def cache_directory() -> Path:
 
 
 def read_copy(source: Path) -> Parts | None:
-    """The copy of a source file, or None where there is none that can be used.
+    """The copy of a source file, or None if there is no usable one.
 
     A corrupt copy is removed, with a warning.
     """

@@ -12,7 +12,7 @@ _MOST_WORDS = 300
 
 @contextmanager
 def refusing(refusal: Callable[[str], PolyheadError]) -> Iterator[None]:
-    """Turns whatever a Rust library raises while the block runs into one error.
+    """Turns any exception that a Rust library raises inside the block into one error.
 
     They raise bare ``Exception``, and where Rust panics a ``PanicException``, which is no
     ``Exception`` and has no module to import it from.

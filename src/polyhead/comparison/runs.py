@@ -158,7 +158,7 @@ def run(
 
 
 def begin(config: TransformerConfig, seed: int) -> Transformer:
-    """A decoder whose parameters depend on their name, their shape and the seed, on nothing else.
+    """A decoder whose parameters depend only on their name, their shape and the seed.
 
     Normal with standard deviation 0.02, in what writes to the residual stream divided by the root
     of the number of such writers (GPT-2, 2019).

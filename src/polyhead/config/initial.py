@@ -12,7 +12,7 @@ from polyhead.errors import ConfigError
 
 @dataclass(frozen=True)
 class InitialConfig(Data):
-    """The standard deviations of new weights; they change nothing that a trained model computes.
+    """The standard deviations of new weights; a trained model does not depend on them.
 
     Attributes:
         rule: ``"normal"``: ``scale`` everywhere. ``"residual"``: matrices that write to the

@@ -1,4 +1,4 @@
-"""A head layout: what every attention answers about itself, whatever its heads are.
+"""A head layout: the interface by which every kind of attention describes itself.
 
 Caches, planner, layers and tools ask these questions and never which class they have before them.
 A new layout is one file in ``layers``: a subclass of ``HeadLayout``, the module that it builds, and

@@ -70,7 +70,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """What somebody who uses the model should know."""
+        """Warnings for users of the model."""
         found = []
         seen = [each.kl for each in self.domains if each.calibrated]
         least = min(seen, default=math.inf)

@@ -43,7 +43,7 @@ _ROPE = RopeConfig(
     truncate=False,
     original_max_positions=4096,
 )
-"""Of a file that says nothing."""
+"""Where a file does not say."""
 _EXPERT = "layers.{i}.feed_forward.experts.{j}."
 
 

@@ -1,4 +1,4 @@
-"""How attention is computed: a file per kernel; none knows another.
+"""How attention is computed: a file per kernel; kernels do not import each other.
 
 ``KERNELS`` is in the order of preference: the dispatcher takes the first that can do all of what
 is asked. ``tiled`` can do everything: what comes after it runs where it is named.

@@ -45,7 +45,7 @@ _FUNCTIONS = {
 
 
 def differences(module: ModuleType) -> list[str]:
-    """In what a compiled module and these files disagree; none where they belong together."""
+    """Where a compiled module and these files disagree; empty if they match."""
     missing = [f"{name}: there is none" for name in _FUNCTIONS if not hasattr(module, name)]
     theirs: Any = module.interface() if hasattr(module, "interface") else None
     if missing or not isinstance(theirs, dict):

@@ -106,7 +106,7 @@ def is_plain(parameter: Tensor, x: Tensor) -> bool:
 
 @contextmanager
 def using(chosen: Code) -> Iterator[None]:
-    """Within the block, this code is used, whatever the processor would prefer."""
+    """Within the block, this code is used in place of the fastest one."""
     _forced.append(chosen)
     try:
         yield

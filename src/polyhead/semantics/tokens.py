@@ -126,7 +126,7 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def nothing_lasts() -> bool:
-    """Whether tensors made here belong to a graph or a mode, so that none may be kept for later."""
+    """Whether tensors made here belong to a graph or a mode, so that they must not be cached."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 

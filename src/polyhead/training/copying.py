@@ -1,4 +1,4 @@
-"""Weights that copy the source, to begin with where what is written is nearly what is read.
+"""Initial weights that copy the source, for tasks whose output is nearly the input.
 
 Attention learns last where to look. Here it looks from the first step as an induction head does
 (Olsson et al. 2022), built by hand from parts of the residual stream that begin apart:

@@ -1,4 +1,4 @@
-"""Reading a file's settings so that none goes unread.
+"""Reads a file's settings; a setting that is not read is an error.
 
 With an unknown key a model loads cleanly and is wrong. So every key is *taken*
 from here by the code that uses it, and what is left over at the end is an error by name, unless it

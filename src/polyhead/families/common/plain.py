@@ -136,7 +136,7 @@ def write_window(config: TransformerConfig, default: int | None) -> dict[str, An
 
 
 def write_share(config: TransformerConfig) -> dict[str, Any]:
-    """``partial_rotary_factor`` of a family that rotates a part of a head where none is given."""
+    """``partial_rotary_factor`` of a family that rotates only a part of a head by default."""
     attention: Any = config.layers[0].attention
     return {
         "partial_rotary_factor": (attention.rope.dim or attention.head_dim) / attention.head_dim
