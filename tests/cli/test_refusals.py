@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from process import Run
+
+from polyhead.cli import main
+from polyhead.errors import InputError
 
 VERBS = ("look", "generate")
 
@@ -195,3 +199,23 @@ def test_debug_shows_the_traceback(run: Run, how: str) -> None:
 def test_debug_after_two_dashes_is_text(run: Run) -> None:
     result = run("trace", "--", "--debug")
     result.refused(2, "a text needs a model")
+
+
+def test_a_long_error_wraps_in_a_terminal_and_an_install_command_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    command = "pip install --no-deps a-model-of-this-name==1.0.0"
+    message = f"this model is not here, nor is it one that is known; install it with {command}"
+
+    def refuse(line: list[str]) -> int:
+        raise InputError(message)
+
+    monkeypatch.setattr("polyhead.cli._run", refuse)
+    assert main(["generate"]) == 2
+    *lines, last = capsys.readouterr().err.splitlines()
+    assert last == command
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+    assert " ".join([*lines, last]) == f"error: {message}"

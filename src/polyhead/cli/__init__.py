@@ -110,9 +110,24 @@ def _warn(message: Warning | str, *where: object) -> None:
 
 def _complain(message: str) -> None:
     try:
-        print(message, file=sys.stderr, flush=True)
+        print(_wrapped(message) if sys.stderr.isatty() else message, file=sys.stderr, flush=True)
     except OSError:
         _abandon(sys.stderr)
+
+
+def _wrapped(message: str) -> str:
+    """Lines of the terminal's width; an install command stays in one, to be copied."""
+    import re
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    whole = re.sub(r"pip install [^()\n]*", lambda found: found[0].replace(" ", "\0"), message)
+    lines = (
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in whole.splitlines()
+    )
+    return "\n".join(lines).replace("\0", " ")
 
 
 def _abandon(stream: object) -> None:
