@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import polyhead as ph
+from polyhead.checks import needed
 from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
@@ -22,7 +23,6 @@ from polyhead.models import Transformer
 from polyhead.training.batches import Batches, Packed, PackedDocuments, PaddedPairs, Row, pack
 from polyhead.training.corpora import Pair
 from polyhead.training.corpora.bible import RULES, by_rules
-from polyhead.training.corpora.corpus import needed
 from polyhead.training.corpora.numbers import numbers
 from polyhead.training.texts import documents_of, pairs_of_files, pairs_of_table
 from polyhead.training.vocabulary import make_tokenizer

@@ -25,7 +25,7 @@ from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import row_by_row, view, with_chunk
 from polyhead.checks import whole
-from polyhead.semantics.sources import KeyValueSource
+from polyhead.semantics.sources import KeyValueSource, are_first_features
 
 _NAMES = ("batch", "kv heads", "head size", "head size", "dtype", "device")
 
@@ -326,8 +326,7 @@ class StoredCache(KeyValueCache):
             shape.stores(self.layout, self.storage)
         if latent_of(self.storage) is None:
             return Stream(k, v), shape
-        same = v.data_ptr() == k.data_ptr() and v.stride() == k.stride()
-        if not same and not torch.equal(v, k[..., : v.shape[-1]]):
+        if not are_first_features(v, k) and not torch.equal(v, k[..., : v.shape[-1]]):
             raise ValueError(
                 f"v must be the first {v.shape[-1]} columns of k: a latent cache keeps them once"
             )

@@ -40,6 +40,7 @@ from polyhead.semantics import (
 from polyhead.semantics.arguments import dropout_seed
 from polyhead.semantics.biases import TensorBias
 from polyhead.semantics.masks import bare_tensor_message
+from polyhead.semantics.sources import are_first_features
 
 ANY_BLOCK = "auto", "tiled", "reference"
 """Kernels that can be named where tokens are spread."""
@@ -248,24 +249,13 @@ def attend(
         spec.mask.check(B, H, queries.total, keys.total)
     if spec.bias is not None:
         spec.bias.check(B, H, queries.total, keys.total)
-    latent = _is_part(v, k)
+    latent = v.shape[1] == k.shape[1] == 1 and are_first_features(v, k)
     job = Job(
         spec, queries, keys, ranks.rank, kernel, v.shape[-1], latent,
         (B, k.shape[1], k.shape[3]), needs_lse,
     )  # fmt: skip
     state = exchanged(exchange, ranks, job, q, k, v)
     return state if sinks is None else add_sinks(state, sinks)
-
-
-def _is_part(v: Tensor, k: Tensor) -> bool:
-    """Whether the values are the first features of the keys: one memory."""
-    return (
-        v.shape[1] == k.shape[1] == 1
-        and v.data_ptr() == k.data_ptr()
-        and v.stride() == k.stride()
-        and v.shape[-1] <= k.shape[-1]
-        and v.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
-    )
 
 
 def explicit_positions(ranks: Ranks, spread: Spread, positions: Tensor) -> Spread:

@@ -150,3 +150,9 @@ class DenseSource(KeyValueSource):
 
     def gather(self) -> tuple[Tensor, Tensor]:
         return self.k, self.v
+
+
+def are_first_features(v: Tensor, k: Tensor) -> bool:
+    """Whether values are the first features of the keys in the same memory, as a latent's are."""
+    same_place = v.data_ptr() == k.data_ptr() and v.stride() == k.stride()
+    return same_place and v.shape[:-1] == k.shape[:-1] and v.shape[-1] <= k.shape[-1]
