@@ -143,7 +143,7 @@ def test_what_is_masked_does_not_leak_and_what_is_not_does(code, T, content):
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
-@pytest.mark.parametrize(("T", "p"), [(1, 0.1), (3, 1e-9), (150, 0.5), (150, 1 - 1e-9)])
+@pytest.mark.parametrize(("T", "p"), [(1, 0.1), (3, 1e-9), (150, 0.5), (20, 1 - 1e-9)])
 def test_dropout_keeps_the_weights_that_the_reference_keeps(code, threads, T, p):
     H, G, S = 6, 2, 272
     q = torch.zeros(2, H, T, 16)  # all weights are alike
