@@ -74,6 +74,8 @@ class World:
 def _imported_once() -> Any:
     """Processes forked from one that has imported everything and started no thread."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    if sys.platform == "linux":  # whatever other networks the machine has or has not
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     home = str(Path(__file__).parent)
     if home not in sys.path:
         sys.path.insert(0, home)
