@@ -484,7 +484,6 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("writers to the residual stream", "std = _INITIAL / writers if writes else _INITIAL", "std = _INITIAL"),
             ("blocks in another order for each seed", "schedule.batch * schedule.context, seed)", "schedule.batch * schedule.context, 0)"),
             ("a run that diverged has a name", 'raise DivergedError(f"{name}, seed {seed}: {error}") from None', "raise"),
-            ("each run has its seed", "order, schedule.of_run(seed)", "order, schedule.of_run(0)"),
             ("the rate does not fall to 0", "            floor=0.1,\n", ""),
             ("runs that are done", "if not self.path(*pair).exists()]", "]"),
             ("a text too short", "if len(tokens) < least:", "if False:"),

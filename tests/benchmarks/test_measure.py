@@ -91,6 +91,11 @@ def test_means_of_bytes_and_of_seconds_stand_apart() -> None:
     assert found["made, memory", "peer"] == pytest.approx(9.0)
 
 
+def test_bytes_are_measured_in_two_turns() -> None:
+    times = {name: [1.0, 2.0] for name in ("ours", "peer", "limit")}
+    assert measure(by_script(times), Settings()).ours.values == (1.0, 2.0)
+
+
 @pytest.mark.parametrize("wrong", [ONES + 1e-3, torch.full((4,), torch.nan), torch.ones(3)])
 def test_a_wrong_result_stops_before_anything_is_timed(wrong: torch.Tensor) -> None:
     def gauge(run: object) -> float:

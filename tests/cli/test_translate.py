@@ -12,6 +12,7 @@ import torch
 from process import Run
 
 import polyhead as ph
+from polyhead.cli.alignment import Aligned
 
 Command = tuple[Run, str, ph.TextToText]
 
@@ -128,6 +129,24 @@ def test_an_alignment_is_shown_drawn_and_given_as_json(command: Command, tmp_pat
     shown = run("translate", "good day", *options, "--align").out
     assert "align best on this text" in shown
     run("translate", "good day", *options, "-o", "b.svg").refused(2, "--align")
+
+
+def test_heads_far_below_the_best_take_no_part_in_an_alignment(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, model = command
+
+    def scores(weights: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(1.0, 0.6, weights.shape[0])
+
+    monkeypatch.setattr("polyhead.inspection.reading.alignment_scores", scores)
+    languages = {"source_language": "en_XX", "target_language": "fr_XX"}
+    made = model.generate("good day", max_new_tokens=5, **languages)
+    found = Aligned.of(model, "good day", made, languages).found
+    kept = [float(found.scores[head]) for head in found.heads]
+    assert kept
+    assert len(kept) < found.scores.numel()
+    assert min(kept) >= 0.8
 
 
 def test_a_look_shows_encoder_decoder_and_cross_attention(command: Command, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_pairs_read_every_block_once_in_the_order_of_their_seed():
 
 
 def test_learning_rate_rises_and_falls():
-    schedule = Schedule(100 * 16, 8, 2, rate=1.0).of_run(0)
+    schedule = Schedule(100 * 16, 8, 2, rate=1.0).of_run
     rates = [schedule.rate(step, step / 100) for step in range(schedule.steps)]
     assert len(rates) == 100
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0], rel=0.01)

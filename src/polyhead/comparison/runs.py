@@ -68,8 +68,9 @@ class Schedule:
     def steps(self) -> int:
         return math.ceil(self.tokens / (self.context * self.batch))
 
-    def of_run(self, seed: int) -> training.Schedule:
-        """That of the training loop."""
+    @property
+    def of_run(self) -> training.Schedule:
+        """That of the training loop; its seed is of dropout, which these models have not."""
         return training.Schedule(
             steps=self.steps,
             lr=self.rate,
@@ -78,7 +79,6 @@ class Schedule:
             weight_decay=0.1,
             beta2=0.95,
             precision="bfloat16" if self.dtype == "bfloat16" else "float32",
-            seed=seed,
         )
 
 
@@ -131,7 +131,7 @@ def run(
     curve: list[tuple[int, float]] = []
     order, started = batches(corpus.train, schedule, seed), time.process_time()
     try:
-        for step in training.Run(model, order, schedule.of_run(seed)):
+        for step in training.Run(model, order, schedule.of_run):
             if step.number in marks:
                 measured = validation_loss(model, held_out)
                 curve.append((step.number * schedule.context * schedule.batch, measured))
@@ -189,7 +189,7 @@ def repeated(model: Transformer, schedule: Schedule) -> Iterator[training.Step]:
     shape = (schedule.batch, schedule.context)
     generator = torch.Generator().manual_seed(0)
     batch = _batch(torch.randint(model.config.vocab_size, shape, generator=generator))
-    return iter(training.Run(model, lambda _: batch, replace(schedule.of_run(0), steps=1 << 40)))
+    return iter(training.Run(model, lambda _: batch, replace(schedule.of_run, steps=1 << 40)))
 
 
 def validation_loss(model: Transformer, blocks: Tensor) -> float:

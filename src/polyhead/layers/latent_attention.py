@@ -262,19 +262,11 @@ class MultiHeadLatentAttention(Hooked):
 
     def _to_latent(self, n: Tensor) -> Tensor:
         """Queries ``[B, H, T, N]`` as what they ask of the latent, ``[B, H, T, R]``."""
-        up = self._up()[0]
-        made = by_heads(n.transpose(1, 2), up, summed=True)
-        if made is None:
-            return torch.einsum("bhtn,hnr->bhtr", n, up.to(n.dtype))
-        return made.transpose(1, 2)
+        return _through(n, self._up()[0], "bhtn,hnr->bhtr", summed=True)
 
     def _from_latent(self, heads: Tensor) -> Tensor:
         """Weighted latents ``[B, H, T, R]`` as heads' outputs ``[B, H, T, V]``."""
-        up = self._up()[1]
-        made = by_heads(heads.transpose(1, 2), up, summed=False)
-        if made is None:
-            return torch.einsum("bhtr,hvr->bhtv", heads, up.to(heads.dtype))
-        return made.transpose(1, 2)
+        return _through(heads, self._up()[1], "bhtr,hvr->bhtv", summed=False)
 
     def _up(self) -> tuple[Tensor, Tensor]:
         """Wuk ``[H, N, R]`` and Wuv ``[H, V, R]``, views of ``kv_b_proj``."""
@@ -324,3 +316,9 @@ def _forced(computation: str) -> Computation | None:
             f"computation must be 'auto', 'absorbed' or 'expanded': got {computation!r}"
         )
     return None
+
+
+def _through(x: Tensor, up: Tensor, formula: str, *, summed: bool) -> Tensor:
+    """Each head's ``x [B, H, T, …]`` times its part of ``up``, by native code where it can."""
+    made = by_heads(x.transpose(1, 2), up, summed=summed)
+    return torch.einsum(formula, x, up.to(x.dtype)) if made is None else made.transpose(1, 2)
