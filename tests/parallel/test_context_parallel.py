@@ -13,6 +13,7 @@ import pytest
 from cases_of_attention import FEATURES
 from worlds import World
 
+from polyhead.parallel import check
 from polyhead.parallel.exchanges import EXCHANGES
 from polyhead.parallel.order import ORDERS, Spread, visible_pairs
 
@@ -105,6 +106,11 @@ def test_the_page_lists_every_feature_that_is_compared() -> None:
     page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+?) \| equal \| equal \| equal \|$", page, re.M)
     assert rows == ALL
+
+
+def test_the_check_says_how_it_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main() == 2
+    assert "started by torchrun: torchrun --nproc-per-node" in capsys.readouterr().err
 
 
 @pytest.mark.slow

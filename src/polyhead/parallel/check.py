@@ -102,7 +102,11 @@ def link_rate(mesh: DeviceMesh) -> float:
 
 
 def main() -> int:
-    """Runs all checks; every rank returns 0, or 1 where something differs."""
+    """Runs all checks; every rank returns 0, 1 where something differs, 2 without torchrun."""
+    if not dist.is_torchelastic_launched():
+        start = "torchrun --nproc-per-node=2 -m polyhead.parallel.check"
+        print(f"error: this check is started by torchrun: {start}", file=sys.stderr)
+        return 2
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
