@@ -1,0 +1,36 @@
+"""The Chinese pages of docs/ say what the English ones say, as far as a test can tell."""
+
+import re
+
+import pytest
+
+from translations import DOCS, ENGLISH_ONLY, blocks, figures, links, names, pages, prose, tables
+
+PAGES = [
+    pytest.param(english, chinese, id=english.relative_to(DOCS).as_posix())
+    for english, chinese in pages()
+]
+
+
+def test_every_page_that_is_written_by_hand_has_its_chinese_one():
+    chinese = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.zh.md")}
+    assert chinese == {page.values[1].relative_to(DOCS).as_posix() for page in PAGES}
+    assert len(chinese) > 20
+    assert all((DOCS / name).is_file() for name in ENGLISH_ONLY)
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAGES)
+def test_code_headings_links_tables_figures_and_names_are_the_same(english, chinese):
+    ours, theirs = (page.read_text(encoding="utf-8") for page in (english, chinese))
+    assert blocks(theirs) == blocks(ours), "run: python tests/translations.py"
+    levels = [re.findall(r"^(#+) ", prose(text), re.M) for text in (ours, theirs)]
+    assert levels[1] == levels[0]
+    assert links(theirs) == links(ours)
+    assert names(theirs) == names(ours)
+    for one, other in zip(tables(ours), tables(theirs), strict=True):
+        for cells, translated in zip(one, other, strict=True):
+            assert list(map(figures, translated)) == list(map(figures, cells)), cells
+    fractions = [
+        {number for number in figures(prose(text)) if "." in number} for text in (ours, theirs)
+    ]
+    assert fractions[1] == fractions[0]
