@@ -36,8 +36,12 @@
     FIELD(attention_norm, "NormWeight | None") FIELD(q, "Weight") FIELD(k, "Weight") FIELD(v, "Weight | None") \
     FIELD(q_norm, "NormWeight | None") FIELD(k_norm, "NormWeight | None") FIELD(latent, "Latent | None") \
     FIELD(out, "Weight") FIELD(attention_out_norm, "NormWeight | None") FIELD(feed_forward_norm, "NormWeight | None") \
-    FIELD(gate, "Weight | None") FIELD(up, "Weight") FIELD(down, "Weight") \
-    FIELD(feed_forward_out_norm, "NormWeight | None")
+    FIELD(gate, "Weight | None") FIELD(up, "Weight | None") FIELD(down, "Weight | None") \
+    FIELD(feed_forward_out_norm, "NormWeight | None") FIELD(slopes, "Tensor | None") FIELD(cross, "Cross | None")
+
+#define PH_CROSS(FIELD) \
+    FIELD(heads, "Heads") FIELD(norm, "NormWeight | None") FIELD(q, "Weight") FIELD(q_norm, "NormWeight | None") \
+    FIELD(out, "Weight") FIELD(out_norm, "NormWeight | None")
 
 #define PH_FORM(FIELD) \
     FIELD(dtype, "int") FIELD(embed_dim, "int") FIELD(heads, "Heads") FIELD(activation, "int") FIELD(parallel, "int") \
@@ -54,7 +58,7 @@
 #define PH_GROUPS(GROUP) \
     GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Dropout, PH_DROPOUT) GROUP(Heads, PH_HEADS) \
     GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(Latent, PH_LATENT) \
-    GROUP(LayerWeights, PH_LAYER) GROUP(LayerForm, PH_FORM) GROUP(Held, PH_HELD) GROUP(TileSums, PH_TILE_SUMS)
+    GROUP(LayerWeights, PH_LAYER) GROUP(Cross, PH_CROSS) GROUP(LayerForm, PH_FORM) GROUP(Held, PH_HELD) GROUP(TileSums, PH_TILE_SUMS)
 
 // The arguments of the module's functions. Those that the caller makes for results come last.
 #define PH_PRODUCT_ARGUMENTS(FIELD) \
@@ -92,7 +96,8 @@
 
 #define PH_STEP_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(layer, "Layer") \
-    FIELD(rotation, "tuple[Tensor, Tensor] | None") FIELD(held, "list[Held]") FIELD(y, "Tensor")
+    FIELD(rotation, "tuple[Tensor, Tensor] | None") FIELD(held, "list[Held]") FIELD(position, "int") \
+    FIELD(by_distance, "Tensor | None") FIELD(memory, "Held | None") FIELD(y, "Tensor")
 
 #define PH_GATED_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(gate, "Tensor") FIELD(up, "Tensor") FIELD(activation, "int") \

@@ -178,9 +178,21 @@ struct LatentHeads {
 // Where norms of queries and keys stand: of every head, before or behind the rotation, or of all heads at once.
 enum NormPlace { kBeforeTurn = 0, kAfterTurn = 1, kFullWidth = 2 };
 
+// Attention to a context whose keys and values are held already: only queries are made from x.
+struct CrossHeads {
+    int64_t heads, kv_heads, key_dim, value_dim;
+    float scale, softcap;
+    NormWeight norm, q_norm;
+    bool full_width;                    // q_norm is of all heads at once
+    Factor q, out;
+    NormWeight out_norm;
+    Piece memory;                       // [B / shared, G, S, D] and V; of no tokens: none is given
+    int64_t shared;                     // rows of x that read the same row of it
+};
+
 enum Parallel { kOneAfterTheOther = 0, kOneNorm = 1, kTwoNorms = 2 };
 
-// A layer and one token of every batch row.
+// A layer and one token of every batch row: self-attention, attention to a context, feed-forward network.
 struct Step {
     Dtype dtype;
     int64_t batch, embed_dim, heads, kv_heads, key_dim, value_dim;  // as the cache has them
@@ -194,11 +206,15 @@ struct Step {
     LatentHeads latent;
     Piece cache[2];                     // in order; the last token of the last is not written yet
     int pieces;
+    const float* slopes;                // of ALiBi, or null
+    const float* by_distance;           // or null: as in Attention, as is the next
+    int64_t farthest, position;         // position: of the token, with either of them
     float scale, softcap;
     Factor out;
     NormWeight attention_out_norm, feed_forward_norm;
+    CrossHeads cross;                   // q without weight: none
     Activation activation;
-    Factor gate, up, down;
+    Factor gate, up, down;              // up without weight: the step ends before them
     NormWeight feed_forward_out_norm;
     Parallel parallel;
     bool post;                          // the norms are behind the sums
@@ -212,7 +228,7 @@ inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 // Features of the widest rows that a product of a step reads.
 inline int64_t widest_of(const Step& s) {
     const LatentHeads& l = s.latent;
-    int64_t widest = larger_of(s.embed_dim, s.heads * s.value_dim);
+    int64_t widest = larger_of(larger_of(s.embed_dim, s.heads * s.value_dim), s.cross.heads * s.cross.value_dim);
     if (l.rank) widest = larger_of(larger_of(widest, s.heads * (l.plain + l.rotated + l.value)), s.qkv[0].out_features);
     return widest;
 }
@@ -222,8 +238,9 @@ inline int64_t step_bytes(const Step& s) {
     int64_t projected = s.heads * s.value_dim;  // and what is made of it, in the order of step.h
     for (const Factor& f : s.qkv) projected += 2 * f.out_features;
     if (l.rank) projected += s.heads * (l.plain + 2 * l.rotated + s.key_dim + l.value) + l.rank;
+    projected += s.cross.heads * (s.cross.key_dim + s.cross.value_dim);
     const int64_t numbers = 3 * s.embed_dim + s.up.out_features + widest_of(s) + projected;
-    return s.batch * numbers * (int64_t)sizeof(float) + 24 * 64;
+    return s.batch * numbers * (int64_t)sizeof(float) + 26 * 64;
 }
 
 // What `out` and `lse` of a call that was computed say about its q, k and v (one piece), and its bias.

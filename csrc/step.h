@@ -1,5 +1,5 @@
-// One token of every batch row through a whole layer: the steps that layers/transformer_layer takes one
-// by one, without returning to Python between them.
+// One token of every batch row through a layer: the steps that layers/transformer_layer takes one by
+// one, without returning to Python between them.
 
 // Room that is handed out piece by piece, in lines of the cache.
 struct Room {
@@ -143,6 +143,12 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* wide, 
         piece.k += skipped * sizeof(T);
         c.keys += piece.length;
     }
+    c.slopes = s.slopes, c.by_distance = s.by_distance, c.farthest = s.farthest;
+    if (s.slopes || s.by_distance) {
+        c.q_positions = &s.position;
+        int64_t next = s.position + 1 - c.keys;
+        for (int i = 0; i < c.count; ++i) c.pieces[i].position = next, next += c.pieces[i].length;
+    }
     int64_t heads = s.heads * s.value_dim;
     T* out = room.take<T>(s.batch * heads);
     c.out = (char*)out, c.out_batch = heads, c.out_head = c.out_query = s.value_dim;
@@ -155,6 +161,28 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* wide, 
         out = values, heads = H * V;
     }
     product_with(s, out, heads, heads, &s.out, 1, wide, y, threads);
+    return Outcome::done;
+}
+
+// What the attention to the context makes of x [B, E], through the output projection.
+template <class T> Outcome cross_attention_of(const Step& s, const T* x, float* wide, Room& room, T* y, int threads) {
+    const CrossHeads& a = s.cross;
+    const int64_t width = a.heads * a.key_dim, values = a.heads * a.value_dim;
+    T* q = room.take<T>(s.batch * width);
+    product_with(s, x, s.embed_dim, s.embed_dim, &a.q, 1, wide, q, threads);
+    if (a.q_norm.weight) {
+        const int64_t dim = a.full_width ? width : a.key_dim;
+        norm_with(s, a.q_norm, q, dim, s.batch * width / dim, dim, q, 1);
+    }
+    T* out = room.take<T>(s.batch * values);
+    Attention c{};
+    c.dtype = s.dtype, c.batch = s.batch / a.shared, c.heads = a.heads, c.kv_heads = a.kv_heads, c.queries = a.shared;
+    c.key_dim = a.key_dim, c.value_dim = a.value_dim, c.scale = a.scale, c.softcap = a.softcap;
+    c.q = (const char*)q, c.q_batch = a.shared * width, c.q_head = a.key_dim, c.q_token = width;
+    c.pieces[0] = a.memory, c.count = 1, c.keys = a.memory.length;
+    c.out = (char*)out, c.out_batch = a.shared * values, c.out_head = a.value_dim, c.out_query = values;
+    if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
+    product_with(s, out, values, values, &a.out, 1, wide, y, threads);
     return Outcome::done;
 }
 
@@ -199,9 +227,17 @@ template <class T> Outcome step_of(const Step& s, int threads) {
         join(s, x, made, s.attention_out_norm, s.attention_norm, (T*)s.y, threads);
         return Outcome::done;
     }
-    join(s, x, made, s.attention_out_norm, s.attention_norm, sum, threads);
+    const bool across = s.cross.memory.length, further = s.up.weight;
+    T* y = (T*)s.y;
+    join(s, x, made, s.attention_out_norm, s.attention_norm, across || further ? sum : y, threads);
+    if (across) {
+        read = entered(sum, s.cross.norm, h);
+        if (const Outcome outcome = cross_attention_of(s, read, wide, room, made, threads); outcome != Outcome::done) return outcome;
+        join(s, sum, made, s.cross.out_norm, s.cross.norm, further ? sum : y, threads);
+    }
+    if (!further) return Outcome::done;
     read = entered(sum, s.feed_forward_norm, h);
     feed_forward_of(s, read, wide, hidden, made, threads);
-    join(s, sum, made, s.feed_forward_out_norm, s.feed_forward_norm, (T*)s.y, threads);
+    join(s, sum, made, s.feed_forward_out_norm, s.feed_forward_norm, y, threads);
     return Outcome::done;
 }

@@ -19,7 +19,7 @@ struct Fact {
 
 struct LayerData {
     Step step{};
-    Weight weights[32];
+    Weight weights[48];
     int weight_count = 0;
     Fact* facts = nullptr;
     Py_ssize_t fact_count = 0;
@@ -153,6 +153,24 @@ bool facts_from(PyObject* tuple, LayerData& data) {
     return true;
 }
 
+constexpr int64_t kMostFeatures = 1 << 24;
+
+bool heads_from(PyObject* tuple, Step& s) {
+    using H = Group_Heads;
+    const Fields<H> heads(tuple, "heads");
+    if (!heads) return false;
+    s.heads = heads.whole(H::heads), s.kv_heads = heads.whole(H::kv_heads);
+    s.key_dim = heads.whole(H::key_dim), s.value_dim = heads.whole(H::value_dim);
+    s.scale = heads.real(H::scale), s.softcap = heads.real(H::softcap);
+    s.rotary = heads.whole(H::rotary), s.norm_place = (NormPlace)heads.whole(H::norm_place);
+    if (PyErr_Occurred()) return false;
+    if (s.norm_place < 0 || s.norm_place > kFullWidth || s.kv_heads < 1 || s.heads < 1 || s.heads > kMostFeatures ||
+        s.heads % s.kv_heads || s.key_dim < 1 || s.key_dim > kMostFeatures || s.value_dim < 1 || s.value_dim > kMostFeatures ||
+        s.rotary < 0 || s.rotary > s.key_dim || s.rotary % 2)
+        return wrong("heads: sizes that do not go together");
+    return true;
+}
+
 // Reads the tuples of a layer into its data; each method is false where an exception is set.
 class LayerReader {
   public:
@@ -196,7 +214,7 @@ class LayerReader {
         l.rank = f.whole(F::rank), l.plain = f.whole(F::plain), l.rotated = f.whole(F::rotated), l.value = f.whole(F::value);
         View up;
         if (PyErr_Occurred() || !view_of(f[F::up], "up", up)) return false;
-        const int64_t most = 1 << 24, queries = s.heads * (l.plain + l.rotated);
+        const int64_t most = kMostFeatures, queries = s.heads * (l.plain + l.rotated);
         if (l.rank < 1 || l.plain < 0 || l.rotated < 1 || l.value < 1 || l.rank > most || l.plain > most || l.rotated > most ||
             l.value > most || s.kv_heads != 1 || s.key_dim != l.rank + l.rotated || s.value_dim != l.rank ||
             (s.rotary && s.rotary != l.rotated) || up.kind != kind() || up.dims != 2 || !up.is_dense_from(0) ||
@@ -217,11 +235,47 @@ class LayerReader {
         const int64_t E = s.embed_dim;
         return norm(L::attention_norm, E, s.attention_norm) && norm(L::attention_out_norm, E, s.attention_out_norm) &&
                norm(L::feed_forward_norm, E, s.feed_forward_norm) && norm(L::feed_forward_out_norm, E, s.feed_forward_out_norm) &&
-               factor(L::up, E, 0, s.up) && factor(L::down, s.up.out_features, E, s.down) &&
-               (weights_[L::gate] == Py_None || factor(L::gate, E, s.up.out_features, s.gate));
+               network() && slopes() && cross(weights_[L::cross]);
     }
 
   private:
+    bool network() {
+        using L = Group_LayerWeights;
+        Step& s = data_.step;
+        const int64_t E = s.embed_dim;
+        if (weights_[L::up] == Py_None) return !s.parallel || wrong("a parallel layer without its network");
+        return factor(L::up, E, 0, s.up) && factor(L::down, s.up.out_features, E, s.down) &&
+               (weights_[L::gate] == Py_None || factor(L::gate, E, s.up.out_features, s.gate));
+    }
+
+    bool slopes() {
+        PyObject* tensor = weights_[Group_LayerWeights::slopes];
+        if (tensor == Py_None) return true;
+        View view;
+        if (!view_of(tensor, "slopes", view)) return false;
+        if (view.kind != kOfFloat32 || view.dims != 1 || !view.is(0, data_.step.heads) || !view.is_dense_from(0))
+            return wrong("slopes: sizes that do not go together");
+        data_.step.slopes = (const float*)view.at;
+        return remember_weight(data_, tensor, "slopes");
+    }
+
+    bool cross(PyObject* tuple) {
+        using F = Group_Cross;
+        if (tuple == Py_None) return true;
+        const Fields<F> f(tuple, "cross");
+        Step form{};
+        if (!f || !heads_from(f[F::heads], form)) return false;
+        Step& s = data_.step;
+        if (s.parallel || form.rotary) return wrong("cross: a parallel layer, or one that rotates");
+        CrossHeads& c = s.cross;
+        c.heads = form.heads, c.kv_heads = form.kv_heads, c.key_dim = form.key_dim, c.value_dim = form.value_dim;
+        c.scale = form.scale, c.softcap = form.softcap, c.full_width = form.norm_place == kFullWidth;
+        const int64_t E = s.embed_dim, width = c.heads * c.key_dim;
+        return norm(f[F::norm], "norm", E, c.norm) && factor(f[F::q], "q", E, width, c.q) &&
+               norm(f[F::q_norm], "q_norm", c.full_width ? width : c.key_dim, c.q_norm) &&
+               factor(f[F::out], "out", c.heads * c.value_dim, E, c.out) && norm(f[F::out_norm], "out_norm", E, c.out_norm);
+    }
+
     int kind() const { return (int)data_.step.dtype; }
     LayerData& data_;
     const Fields<Group_LayerWeights>& weights_;
@@ -229,24 +283,14 @@ class LayerReader {
 
 bool form_from(PyObject* tuple, Step& s) {
     using F = Group_LayerForm;
-    using H = Group_Heads;
     const Fields<F> form(tuple, "form");
-    const Fields<H> heads(form ? form[F::heads] : nullptr, "heads");
-    if (!heads) return false;
+    if (!form || !heads_from(form[F::heads], s)) return false;
     s.embed_dim = form.whole(F::embed_dim), s.dtype = (Dtype)form.whole(F::dtype);
     s.activation = activation_from(form.whole(F::activation));
     s.parallel = (Parallel)form.whole(F::parallel), s.post = form[F::post] == Py_True;
     s.residual_scale = form.real(F::residual_scale);
-    s.heads = heads.whole(H::heads), s.kv_heads = heads.whole(H::kv_heads);
-    s.key_dim = heads.whole(H::key_dim), s.value_dim = heads.whole(H::value_dim);
-    s.scale = heads.real(H::scale), s.softcap = heads.real(H::softcap);
-    s.rotary = heads.whole(H::rotary), s.norm_place = (NormPlace)heads.whole(H::norm_place);
-    const int64_t most = 1 << 24;
     if (PyErr_Occurred()) return false;
-    if (s.dtype < 0 || s.dtype > kFloat16 || s.parallel < 0 || s.parallel > kTwoNorms || s.norm_place < 0 ||
-        s.norm_place > kFullWidth || s.embed_dim < 1 || s.embed_dim > most || s.kv_heads < 1 || s.heads < 1 || s.heads > most ||
-        s.heads % s.kv_heads || s.key_dim < 1 || s.key_dim > most || s.value_dim < 1 || s.value_dim > most || s.rotary < 0 ||
-        s.rotary > s.key_dim || s.rotary % 2)
+    if (s.dtype < 0 || s.dtype > kFloat16 || s.parallel < 0 || s.parallel > kTwoNorms || s.embed_dim < 1 || s.embed_dim > kMostFeatures)
         return wrong("layer: sizes that do not go together");
     return true;
 }
@@ -299,6 +343,44 @@ bool held_from(PyObject* list, Step& s) {
     return true;
 }
 
+// The keys and values of the context, whose rows may each serve several rows of x. Without them the step
+// ends before the attention to them.
+bool memory_from(PyObject* tuple, Step& s) {
+    CrossHeads& c = s.cross;
+    if (tuple == Py_None) {
+        if (c.q.weight) s.up = Factor{};
+        return true;
+    }
+    const Fields<Group_Held> f(tuple, "memory");
+    View k, v;
+    if (!f || !view_of(f[Group_Held::k], "memory", k) || !view_of(f[Group_Held::v], "memory", v)) return false;
+    const int64_t first = f.whole(Group_Held::first), length = f.whole(Group_Held::length);
+    if (PyErr_Occurred()) return false;
+    auto fit = [&](const View& held, int64_t width) {
+        return held.dims == 4 && held.kind == (int)s.dtype && held.size[0] >= 1 && s.batch % held.size[0] == 0 &&
+               held.is(1, c.kv_heads) && length >= 1 && first >= 0 && first <= held.size[2] - length && held.is(3, width) &&
+               held.is_dense_from(3);
+    };
+    if (!c.q.weight || !fit(k, c.key_dim) || !fit(v, c.value_dim) || !v.is(0, k.size[0]))
+        return wrong("memory: sizes that do not go together");
+    Piece& p = c.memory;
+    const int64_t size = kItemSize[k.kind];
+    p.k = k.at + first * k.stride[2] * size, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
+    p.v = v.at + first * v.stride[2] * size, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
+    p.length = length, c.shared = s.batch / k.size[0];
+    return true;
+}
+
+bool distances_from(PyObject* tensor, Step& s) {
+    if (tensor == Py_None) return true;
+    View view;
+    if (!view_of(tensor, "by_distance", view)) return false;
+    if (view.kind != kOfFloat32 || view.dims != 2 || !view.is(0, s.heads) || view.size[1] % 2 == 0 || !view.is_dense_from(0) || s.slopes)
+        return wrong("by_distance: sizes that do not go together");
+    s.by_distance = (const float*)view.at, s.farthest = view.size[1] / 2;
+    return true;
+}
+
 // step(...) -> whether it was computed: False where the layer is no longer as it was described.
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = Call_step;
@@ -323,7 +405,9 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     };
     if (s.rotary ? !is_row(cos) || !is_row(sin) : (bool)cos) return wrong("rotation: sizes that do not go together");
     s.cos = cos.at, s.sin = sin.at;
-    if (!held_from(a[A::held], s)) return nullptr;
+    s.position = a.whole(A::position);
+    if (PyErr_Occurred() || !held_from(a[A::held], s) || !distances_from(a[A::by_distance], s) || !memory_from(a[A::memory], s))
+        return nullptr;
     s.y = made_for(a[A::y], "y", s.batch * s.embed_dim, x.kind);
     const Room<char> room(step_bytes(s));
     if (PyErr_Occurred()) return nullptr;

@@ -268,7 +268,11 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
         "tests/layers/test_step.py": [
             ("few keys of latents", "if position < known.least_past:", "if False:"),
-            ("layers of subclasses", "not layer.is_itself\n", "False\n"),
+            ("layers of subclasses", "not layer.is_itself or not last", "not last"),
+            ("a context that is masked", "or given.context_mask is not None", ""),
+            ("a context of another length", "or context.shape[1] != length", ""),
+            ("two biases", "None if known.biased else bias.numbers()", "bias.numbers()"),
+            ("how far a step came", "if memory is not None or known.cross is None else ATTENTION", ""),
             ("a token that nobody wrote", "cache.ungrow()\n            return False", "return False"),
             ("biases of norms", "bias if bias is None else _read(bias, (features,), x),\n        centred", "None,\n        centred"),
         ],
@@ -282,7 +286,8 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("sinks", 'sinks=self._parameters["sinks"],', "sinks=None,"),
             ("dropout in training only", "dropout_p=self.dropout if self.training else 0.0,\n            kernel=kernel,\n        )\n        heads = self._edited(", "dropout_p=self.dropout,\n            kernel=kernel,\n        )\n        heads = self._edited("),
             ("the shared expert", "if self.shared is None:", "if True:"),
-            ("weights of experts", "(made * weight).to(out.dtype)", "made.to(out.dtype)"),
+            ("weights of experts", "(made * weight).to(x.dtype)", "made.to(x.dtype)"),
+            ("the order of experts", "sorted(visits, key=lambda visit: visit[0])", "visits"),
         ],
     },
     "models": {

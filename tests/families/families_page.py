@@ -14,7 +14,7 @@ from harness import Case, all_cases
 from polyhead.config import LayerConfig, NormConfig, TransformerConfig
 from polyhead.families import REFUSED, families, read_config
 from polyhead.families.common.family import Family
-from polyhead.layers.step import knows
+from polyhead.layers.step import NETWORK, last_part
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
@@ -30,8 +30,9 @@ greatest, weights saved back are equal bit for bit and transformers loads them. 
 config.json that is not understood is an error that names it.
 
 *GGUF* is the architecture of GGUF files that are read and compared in the same way. *One call*: a
-decoding step is one native call for every layer (some: for some layers or configurations), where
-the cache holds exact tokens; elsewhere the modules are called one by one.
+decoding step is one native call for every layer, where the cache holds exact tokens (begun: a call
+up to the first part that native code does not know, such as a mixture of experts; from there on,
+and where it says no, the modules are called one by one).
 
 | `model_type` | kind | heads | positions | norms | feed-forward | one call | GGUF | not supported |
 |---|---|---|---|---|---|---|---|---|
@@ -72,14 +73,11 @@ def _row(family: Family, case: Case) -> str:
 
 
 def _decoding(found: Iterable[TransformerConfig]) -> str:
-    """Whether native code takes a decoding step of a layer."""
-    taken = {
-        config.relative_bias is None and knows(layer)
-        for config in found
-        if config.kind != "encoder"
-        for layer in config.layers
-    }
-    return {(True,): "yes", (False,): "no", (False, True): "some"}.get((*sorted(taken),), "–")
+    """How far native code gets in a decoding step of a layer."""
+    layers = (layer for config in found if config.kind != "encoder" for layer in config.layers)
+    ends = {last_part(layer) for layer in layers}
+    words = (("yes", NETWORK in ends), ("begun", bool(ends - {0, NETWORK})), ("no", 0 in ends))
+    return ", ".join(word for word, there in words if there) or "–"
 
 
 def _read(case: Case, *options: object) -> TransformerConfig:

@@ -115,6 +115,18 @@ def test_only_the_chosen_experts_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(ran) == [(i, 1) for i in sorted(chosen[0].tolist())]
 
 
+@pytest.mark.parametrize("weighs", ["output", "input"])
+def test_one_token_gets_the_bits_that_it_gets_among_others(weighs: Any) -> None:
+    config = MixtureConfig(EXPERT, 8, 4, FeedForwardConfig(32), normalise=True, weighs=weighs)
+    experts = Experts(24, config).to(torch.bfloat16)
+    with torch.no_grad():
+        for x in torch.randn(20, 1, 24).to(torch.bfloat16):
+            experts.calls_all = False
+            found = experts(x)
+            experts.calls_all = True  # which goes through all experts and looks for their rows
+            assert torch.equal(found, experts(x))
+
+
 def test_round_trip_and_refusals() -> None:
     config = CASES["v3"][3]
     assert MixtureConfig.from_json(config.to_json()) == config

@@ -16,10 +16,12 @@ import polyhead as ph
 from polyhead import native
 from polyhead.caches import KeyValueCache, Latent, Paged, Ring, RingCache, StoredCache
 from polyhead.config import (
+    ALiBiConfig,
     AttentionConfig,
     FeedForwardConfig,
     LatentAttentionConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
@@ -29,7 +31,7 @@ from polyhead.layers import step as step_module
 from polyhead.layers.exact import KnownFields
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.norms import RMSNorm
-from polyhead.layers.step import step
+from polyhead.layers.step import ATTENTION, CROSS_ATTENTION, NETWORK, Surroundings
 from polyhead.layers.transformer_layer import TransformerLayer
 
 pytestmark = pytest.mark.skipif(
@@ -90,6 +92,9 @@ LAYERS = {
         attention=replace(LLAMA.attention, qk_norm=QKNormConfig(place="full_width")),
         norm_placement="after",
         residual_scale=0.7,
+    ),
+    "bloom": replace(
+        LLAMA, attention=replace(LLAMA.attention, rope=None, alibi=ALiBiConfig(scale=0.5))
     ),
     "norms behind the rotation, none before attention": replace(
         LLAMA,
@@ -155,6 +160,19 @@ def _token(batch: int = 1, dtype: torch.dtype = torch.float32, seed: int = 1) ->
     return torch.randn(batch, 1, E, generator=generator).to(dtype)
 
 
+def step(
+    layer: TransformerLayer, x: Tensor, mask: ph.Mask | None, cache: KeyValueCache
+) -> Tensor | None:
+    """The step through a whole layer that has no context; None where modules must go on."""
+    found = step_module.step(layer, x, Surroundings(mask, None, cache))
+    if found is None:
+        return None
+    if found[1] == NETWORK:
+        return found[0]
+    cache.rollback(1)
+    return None
+
+
 def _without(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Tensor]) -> Tensor:
     """What the modules give one after the other."""
     with monkeypatch.context() as patch:
@@ -191,15 +209,16 @@ def test_a_step_has_the_bits_of_the_modules(
 def test_a_layer_takes_steps_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
-    def counted(*arguments: object) -> Tensor | None:
-        taken.append(step(*arguments))  # type: ignore[arg-type]  # whatever the layer gives
+    def counted(*arguments: object) -> tuple[Tensor, int] | None:
+        taken.append(step_module.step(*arguments))  # type: ignore[arg-type]  # whatever it gives
         return taken[-1]
 
     monkeypatch.setattr(transformer_layer, "step", counted)
     layer = _layer()
     cache = _prompted(layer)
     out = layer(_token(), mask=ph.Causal(), cache=cache)
-    assert out is taken[-1]
+    assert taken[-1] is not None
+    assert out is taken[-1][0]
 
 
 def _hooked(*path: str) -> Callable[[TransformerLayer], object]:
@@ -485,6 +504,7 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
         cache = _prompted(built)
         built.config = other
         monkeypatch.setattr(step_module, "_KNOWN", fields)
+        monkeypatch.setattr(step_module, "_KNOWN_AROUND", fields)
         assert step(built, _token(), ph.Causal(), cache) is None
         monkeypatch.undo()
 
@@ -699,3 +719,122 @@ def test_steps_go_on_from_what_was_taken_back(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(found, wanted)
     cache.rollback([2, 0])  # rows of different lengths
     assert step(layer, _token(2), ph.Causal(), cache) is None
+
+
+CROSS = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=24, v_head_dim=16, qkv_bias=True)
+ENCODER_DECODERS = {
+    "bart": replace(LAYERS["the paper of 2017, keys without bias"], cross_attention=CROSS),
+    "t5": replace(LLAMA, attention=replace(LLAMA.attention, rope=None, scale=1.0),
+                  cross_attention=replace(CROSS, qkv_bias=False, scale=1.0)),
+    "t5gemma": replace(LAYERS["gemma"], cross_attention=replace(CROSS, softcap=4.0)),
+    "norms of queries": replace(LLAMA, cross_attention=replace(
+        CROSS, qk_norm=QKNormConfig(place="full_width"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shared", [1, 3], ids=["alone", "beams"])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_a_step_with_a_context_has_the_bits_of_the_modules(
+    monkeypatch: pytest.MonkeyPatch, name: str, shared: int, dtype: torch.dtype
+) -> None:
+    layer = _layer(ENCODER_DECODERS[name], dtype)
+    context = torch.randn(2, 11, E).to(dtype)
+    bias = None
+    if name == "t5":
+        table = torch.randn(32, LLAMA.attention.num_heads)
+        bias = ph.RelativeBias(table, bidirectional=False).prepared()
+    caches, across = [], []
+    for _ in range(2):
+        held, memory = ph.DenseCache(capacity=64), ph.DenseCache()
+        call = {"mask": ph.Causal(), "bias": bias, "cache": held, "context_cache": memory}
+        torch.manual_seed(3)
+        layer(torch.randn(2, 5, E).to(dtype), context, **call)
+        held.reorder([row for row in range(2) for _ in range(shared)])
+        caches.append(held)
+        across.append(memory)
+    rows = context.repeat_interleave(shared, dim=0)
+    for seed in range(3):
+        x = _token(2 * shared, dtype, seed)
+        given = Surroundings(ph.Causal(), bias, caches[0], rows, None, across[0])
+        found = step_module.step(layer, x, given)
+        assert found is not None
+        assert found[1] == NETWORK
+        call = {"mask": ph.Causal(), "bias": bias, "cache": caches[1], "context_cache": across[1]}
+        wanted = _without(monkeypatch, lambda x=x, call=call: layer(x, rows, **call))
+        assert torch.equal(found[0], wanted)
+    assert caches[0].lengths == caches[1].lengths == [8] * (2 * shared)
+
+
+def _hooked_across(layer: TransformerLayer) -> None:
+    _hooked("cross_attention", "q_proj")(layer)
+
+
+def _hooked_behind(layer: TransformerLayer) -> None:
+    _hooked("feed_forward")(layer)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "more"),
+    [
+        (ATTENTION, None, {"context_mask": ph.KeyLengths([7, 11])}),
+        (ATTENTION, None, {"context_cache": None}),
+        (ATTENTION, None, {"context_cache": ph.DenseCache()}),
+        (ATTENTION, _hooked_across, {}),
+        (CROSS_ATTENTION, _hooked_behind, {}),
+    ],
+    ids=["a mask", "no cache", "an empty cache", "a hook on queries", "a hook on the network"],
+)
+def test_modules_go_on_where_a_step_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    part: int,
+    change: Callable[[TransformerLayer], None] | None,
+    more: dict[str, Any],
+) -> None:
+    layer, context = _layer(ENCODER_DECODERS["bart"]), torch.randn(2, 11, E)
+    held, memory = ph.DenseCache(capacity=64), ph.DenseCache()
+    layer(torch.randn(2, 5, E), context, mask=ph.Causal(), cache=held, context_cache=memory)
+    if change is not None:
+        change(layer)
+    call: dict[str, Any] = {"mask": ph.Causal(), "context_cache": memory} | more
+    given = Surroundings(call["mask"], None, held.fork(), context, call.get("context_mask"),
+                         call["context_cache"])  # fmt: skip
+    found = step_module.step(layer, _token(2), given)
+    assert found is not None
+    assert found[1] == part
+    other = held.fork()
+    found_y = layer(_token(2), context, cache=held, **call)
+    if isinstance(more.get("context_cache"), ph.DenseCache):
+        more["context_cache"].reset()
+    wanted = _without(monkeypatch, lambda: layer(_token(2), context, cache=other, **call))
+    assert torch.equal(found_y, wanted)
+
+
+def test_a_step_leaves_a_mixture_of_experts_to_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    expert = FeedForwardConfig(hidden_dim=40)
+    layer = _layer(replace(LLAMA, feed_forward=MixtureConfig(expert, 6, 2)))
+    cache = _prompted(layer, 3)
+    other = cache.fork()
+    found = step_module.step(layer, _token(3), Surroundings(ph.Causal(), None, cache.fork()))
+    assert found is not None
+    assert found[1] == ATTENTION
+    y = layer(_token(3), mask=ph.Causal(), cache=cache)
+    wanted = _without(monkeypatch, lambda: layer(_token(3), mask=ph.Causal(), cache=other))
+    assert torch.equal(y, wanted)
+
+
+def test_a_bias_that_a_step_cannot_read_takes_the_modules() -> None:
+    layer = _layer(ENCODER_DECODERS["t5"].__class__(**{
+        **vars(ENCODER_DECODERS["t5"]), "cross_attention": None}))  # fmt: skip
+    cache = _prompted(layer)
+    heads = LLAMA.attention.num_heads
+    good = ph.RelativeBias(torch.randn(32, heads), bidirectional=False)
+    for bias in (
+        ph.ALiBi(heads),
+        ph.RelativeBias(torch.randn(32, heads), bidirectional=False, max_distance=10**6),
+        ph.RelativeBias(torch.randn(32, heads + 1), bidirectional=False),
+        torch.zeros(1, heads, 1, 6),
+    ):
+        assert step_module.step(layer, _token(), Surroundings(None, bias, cache)) is None
+        assert cache.lengths == [5]
+    assert step_module.step(layer, _token(), Surroundings(None, good, cache)) is not None

@@ -277,6 +277,18 @@ class StoredCache(KeyValueCache):
             rows.firsts = self._before
             self._lengths = [*rows.stops]
 
+    def held(self) -> tuple[Tensor, Tensor, int, int] | None:
+        """Where all tokens lie: keys ``[B, G, n, D]``, values, the first of them and how many.
+
+        None unless they are exact, at places that are their positions, and in one piece.
+        """
+        rows = None if self._contents is None else self._contents.with_room(0)
+        if rows is None or type(self.layout) is not Dense or not rows.stops[0]:
+            return None
+        (run,) = rows.runs(0, rows.stops[0])
+        k, v = rows.tensors
+        return k, v, run.address, run.length
+
     def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
         """Does what decoding does for every token and layer, without the rest of ``append``.
 

@@ -87,6 +87,10 @@ def facts_of(modules: Iterable[nn.Module]) -> tuple[Fact, ...]:
     return (*facts, *((kind, "forward", forward) for kind, forward in kinds.items()))
 
 
+UNSEEN = frozenset[Any]()
+"""The value of a field that a fast path does not look into; it knows that from elsewhere."""
+
+
 class KnownFields:
     """The fields of configurations that a fast path was written for.
 
@@ -95,7 +99,7 @@ class KnownFields:
 
     Args:
         fields: By class of configuration the names of the fields, each with the values that are
-            understood; None: any value, and any of the classes listed here.
+            understood; None: any value, and any of the classes listed here; ``UNSEEN``: anything.
     """
 
     def __init__(self, fields: Mapping[type[Data], Mapping[str, Container[Any] | None]]) -> None:
@@ -131,7 +135,9 @@ class KnownFields:
             if field.default_factory is not dataclasses.MISSING:
                 default = field.default_factory()
             return bool(value == default)  # a required field has no default that equals a value
+        values = known[field.name]
+        if values is UNSEEN:
+            return True
         if isinstance(value, Data) and not self._covered(value):
             return False
-        values = known[field.name]
         return values is None or value in values

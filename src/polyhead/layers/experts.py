@@ -60,18 +60,10 @@ class Experts(nn.Module):
         weights, chosen = self.route(flat)
         if self.config.capacity is not None:
             weights = weights * self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
-        into = self.config.weighs == "input"
-        out = torch.zeros_like(flat)
-        numbers = range(len(self.experts)) if self.calls_all else torch.unique(chosen).tolist()
-        for number in numbers:
-            rows, places = torch.where(chosen == number)
-            weight = weights[rows, places, None]
-            if into:
-                made = self.experts[number](flat[rows] * weight.to(flat.dtype))
-                out = out.index_add(0, rows, made)
-            else:
-                made = self.experts[number](flat[rows])
-                out = out.index_add(0, rows, (made * weight).to(out.dtype))
+        if len(flat) == 1 and not self.calls_all:
+            out = self._of_one(flat, weights, chosen)
+        else:
+            out = self._of_all(flat, weights, chosen)
         out = out.view_as(x)
         if self.shared is None:
             return out
@@ -79,6 +71,31 @@ class Experts(nn.Module):
         return out + (
             shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared
         )
+
+    def _of_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """``[M, E]``, expert after expert."""
+        out = torch.zeros_like(x)
+        numbers = range(len(self.experts)) if self.calls_all else torch.unique(chosen).tolist()
+        for number in numbers:
+            rows, places = torch.where(chosen == number)
+            made = self._weighed(number, x[rows], weights[rows, places, None])
+            out = out.index_add(0, rows, made)
+        return out
+
+    def _of_one(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """The same of one token, without looking for its rows: what decoding does."""
+        out = torch.zeros_like(x)
+        visits = zip(chosen[0].tolist(), weights[0].unbind(), strict=True)
+        for number, weight in sorted(visits, key=lambda visit: visit[0]):
+            out = out + self._weighed(number, x, weight)
+        return out
+
+    def _weighed(self, number: int, x: Tensor, weight: Tensor) -> Tensor:
+        """What an expert gives, times its weight."""
+        expert = self.experts[number]
+        into = self.config.weighs == "input"
+        made: Tensor = expert(x * weight.to(x.dtype) if into else x)
+        return made if into else (made * weight).to(x.dtype)
 
     def _in_time(self, chosen: Tensor, capacity: int) -> Tensor:
         """``[M, K]`` whether an expert still has room for a token: its sequence's first come first.

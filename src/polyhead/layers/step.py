@@ -1,4 +1,4 @@
-"""One token through a whole layer by native code: what decoding does once per token and layer.
+"""One token through a layer by native code: what decoding does once per token and layer.
 
 A layer of a small model takes less time to compute than Python takes to ask for its ten operations.
 Here they are one call, with the bits of the layer's own path. What that call cannot do (prompts,
@@ -6,6 +6,10 @@ gradients, hooks, other masks, other caches than dense rows and rings) takes the
 one. So does whatever it does not know: it is an allowlist of exact classes and of fields of
 configurations. A layer is described to native code once, as data, and again when anything about
 its modules changed, which every call finds out.
+
+The parts of a layer are its self-attention, its attention to a context, and its feed-forward
+network. The call ends before the first that it does not know, such as a mixture of experts, and the
+modules go on from there.
 
 Shape letters: B batch, E embed size, H query heads, G kv heads, D key size, V value size; of latent
 attention R latent size, N features of a key without rotation, P with rotation.
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 
 from polyhead.caches import DenseCache, KeyValueCache, LatentCache, Ring, RingCache, StoredCache
 from polyhead.config import (
+    ALiBiConfig,
     AttentionConfig,
     FeedForwardConfig,
     LatentAttentionConfig,
@@ -29,7 +34,7 @@ from polyhead.config import (
     RopeConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.exact import Exactly, KnownFields, facts_of
+from polyhead.layers.exact import UNSEEN, Exactly, KnownFields, facts_of
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.linear import PLAIN_LINEAR, code_for_rows
@@ -41,12 +46,13 @@ from polyhead.native.arguments import (
     DTYPES,
     NORM_PLACES,
     PARALLEL,
+    Cross,
     Latent,
     NormWeight,
     Weight,
 )
 from polyhead.native.code import Layer
-from polyhead.semantics import Causal, Mask
+from polyhead.semantics import ALiBi, Bias, Causal, Mask, RelativeBias
 
 if TYPE_CHECKING:
     from polyhead.layers.transformer_layer import TransformerLayer
@@ -64,23 +70,21 @@ def _any(names: str) -> dict[str, None]:
     return dict.fromkeys(names.split())
 
 
+_KNOWN_NORM = {NormConfig: _any("type eps bias weight_offset")}
 _KNOWN = KnownFields(
-    {
-        LayerConfig: _any(
-            "attention feed_forward norm norm_placement dropout parallel residual_scale "
-            "attention_norm"
-        ),
+    _KNOWN_NORM
+    | {
         AttentionConfig: _any(
             "num_heads num_kv_heads head_dim v_head_dim qkv_bias k_bias out_bias rope qk_norm "
-            "window softcap scale dropout"
+            "window softcap scale dropout alibi"
         ),
+        ALiBiConfig: _any("max_bias scale"),
         LatentAttentionConfig: _any(
             "num_heads kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim q_lora_rank bias "
             "norm q_bias rope scale dropout"
         ),
         QKNormConfig: _any("norm place"),
         FeedForwardConfig: _any("hidden_dim gated bias dropout") | {"activation": ACTIVATIONS},
-        NormConfig: _any("type eps bias weight_offset"),
         RopeConfig: _any(
             "theta type dim factor original_max_positions low_freq_factor high_freq_factor "
             "beta_fast beta_slow attention_factor mscale mscale_all_dim truncate short_factor "
@@ -88,6 +92,20 @@ _KNOWN = KnownFields(
         ),
     }
 )
+
+
+# Of a layer's own configuration: its parts are asked for one by one.
+_KNOWN_AROUND = KnownFields(
+    _KNOWN_NORM
+    | {
+        LayerConfig: _any("norm norm_placement dropout parallel residual_scale attention_norm")
+        | dict.fromkeys(("attention", "cross_attention", "feed_forward"), UNSEEN),
+    }
+)
+
+_PARTS = ("attention", "cross_attention", "feed_forward")
+ATTENTION, CROSS_ATTENTION, NETWORK = 1, 2, 3
+"""The parts of a layer, in order: the last that a step went through."""
 
 
 class Remembered:
@@ -110,34 +128,54 @@ class _Layer(NamedTuple):
 
     data: Layer
     attention: MultiHeadAttention | MultiHeadLatentAttention
+    cross: MultiHeadAttention | None
+    last: int  # of the parts
     rope: RoPE | None
     rope_config: RopeConfig | None
-    rotary: int
+    heads: Heads
+    biased: bool
     window: int | None
     least_past: int
-    sizes: tuple[int, int, int]
     embed_dim: int
     dtype: torch.dtype
 
 
-def step(
-    layer: TransformerLayer, x: Tensor, mask: Mask | None, cache: KeyValueCache
-) -> Tensor | None:
-    """``x`` behind a layer, its keys and values then in the cache; or None.
+class Surroundings(NamedTuple):
+    """What a layer was called with, beside x.
+
+    Attributes:
+        mask: Who may look at whom.
+        bias: Added to the scores of the self-attention.
+        cache: Of the self-attention.
+        context: What the cross-attention reads, ``[B, S, E]``.
+        context_mask: Who may look at which tokens of it.
+        context_cache: Of the cross-attention.
+    """
+
+    mask: Mask | None
+    bias: Bias | Tensor | None
+    cache: KeyValueCache
+    context: Tensor | None = None
+    context_mask: Mask | None = None
+    context_cache: KeyValueCache | None = None
+
+
+def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tensor, int] | None:
+    """``x`` behind the first parts of a layer, its keys and values then in the cache; or None.
 
     Args:
-        layer: A ``TransformerLayer`` without cross-attention, not in training.
+        layer: A ``TransformerLayer``, not in training.
         x: ``[B, 1, E]``.
-        mask: Who may look at whom.
-        cache: Of the self-attention; untouched where this returns None.
+        given: Its cache is untouched where this returns None.
 
     Returns:
-        ``[B, 1, E]``, with the bits of the modules one after the other. None for more than 8 rows,
-        masks other than ``Causal``, caches other than exact tokens in rows of equal length with
-        room (dense, or the ring of a window), modules that are hooked or replaced,
-        deterministic algorithms, and where there is no native code.
+        ``[B, 1, E]``, with the bits of the modules one after the other, and the last part that was
+        computed. None for more than 8 rows, masks other than ``Causal``, biases other than
+        ``RelativeBias``, caches other than exact tokens in rows of equal length with room (dense,
+        or the ring of a window), modules that are hooked or replaced, deterministic algorithms,
+        and where there is no native code.
     """
-    code, shape = code_for_rows(x), x.shape
+    code, shape, mask, bias = code_for_rows(x), x.shape, given.mask, given.bias
     if (
         code is None
         or len(shape) != 3
@@ -145,7 +183,8 @@ def step(
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
         or not (mask is None or type(mask) is Causal)
-        or not _in_rows(cache)
+        or not (bias is None or type(bias) is RelativeBias)
+        or not _in_rows(given.cache)
     ):
         return None
     remembered = layer.remembered
@@ -154,43 +193,91 @@ def step(
             remembered.layer = known = _described(code, layer, x)
             if known is None:
                 return None
-        y = _computed(code, known, x, cache)
+        memory = None if known.cross is None else _memory(known.cross, x, given)
+        y = _computed(code, known, x, given.cache, bias, memory)
+        if y is None:
+            return None
         if y is not False:
-            return y
+            return y, known.last if memory is not None or known.cross is None else ATTENTION
     return None
 
 
-def knows(config: LayerConfig) -> bool:
-    """Whether layers of this configuration, as they are built, may take a step."""
-    return _KNOWN.cover(config)
+def last_part(config: LayerConfig) -> int:
+    """How far a step gets through layers of this configuration, as they are built; 0: nowhere."""
+    if not _KNOWN_AROUND.cover(config) or not _KNOWN.cover(config.attention):
+        return 0
+    network, cross = _KNOWN.cover(config.feed_forward), config.cross_attention
+    if config.parallel is not None and not network:
+        return 0
+    if cross is not None and not _KNOWN.cover(cross):
+        return ATTENTION
+    return NETWORK if network else ATTENTION if cross is None else CROSS_ATTENTION
 
 
-def _in_rows(cache: KeyValueCache) -> TypeGuard[StoredCache]:
+def _in_rows(cache: KeyValueCache | None) -> TypeGuard[StoredCache]:
     kind = _CACHES.get(type(cache))  # type: ignore[arg-type]  # any other kind is not there
     return kind is not None and kind.is_class_of(cache)
 
 
+def _memory(
+    cross: MultiHeadAttention, x: Tensor, given: Surroundings
+) -> tuple[Tensor, Tensor, int, int] | None:
+    """Where the keys and values of the context lie; None where the modules must look at it."""
+    cache, context = given.context_cache, given.context
+    if (
+        cross.is_shown
+        or given.context_mask is not None
+        or not _in_rows(cache)
+        or not isinstance(context, Tensor)
+        or (held := cache.held()) is None
+    ):
+        return None
+    k, v, _, length = held
+    sizes = cross.num_kv_heads, cross.head_dim, cross.v_head_dim
+    if (
+        k.dtype is not x.dtype
+        or (k.shape[1], k.shape[3], v.shape[3]) != sizes
+        or x.shape[0] % k.shape[0]
+        or context.shape[1] != length
+    ):
+        return None
+    return held
+
+
 def _computed(
-    code: Code, known: _Layer, x: Tensor, cache: StoredCache
+    code: Code,
+    known: _Layer,
+    x: Tensor,
+    cache: StoredCache,
+    bias: RelativeBias | None,
+    memory: tuple[Tensor, Tensor, int, int] | None,
 ) -> Tensor | Literal[False] | None:
     """The step; None where the modules must take it, False where the layer has changed."""
     if known.attention.is_shown:
         return None
-    position, rotation, window = cache.length, None, known.window
+    position, rotation, by_distance, window = cache.length, None, None, known.window
     if window is not None and position >= window and type(cache.layout) is not Ring:
         return None  # whose tiles begin elsewhere: the sums would round differently
     if position < known.least_past:
         return None  # keys and values of few tokens are made, and no queries for the latent
+    heads = known.heads
+    if bias is not None:
+        numbers = None if known.biased else bias.numbers()
+        by_distance = None if numbers is None else numbers.by_distance
+        if by_distance is None or len(by_distance) != heads.heads:
+            return None
+        if by_distance.dtype != torch.float32 or not is_plain(by_distance, by_distance):
+            return None
     if known.rope is not None:
         if not _ROPE.is_class_of(known.rope) or known.rope.config is not known.rope_config:
             return False
-        rotation = known.rope.tables_at(x, position, known.rotary)
+        rotation = known.rope.tables_at(x, position, heads.rotary)
     with cache.in_use:
-        held = cache.grow((x.shape[0], *known.sizes, x.dtype, x.device), window)
+        held = cache.grow((x.shape[0], *heads[1:4], x.dtype, x.device), window)
         if held is None:
             return None
         try:
-            y = code.step(x, known.data, rotation, held)
+            y = code.step(x, known.data, rotation, held, position, by_distance, memory)
         except ValueError:
             cache.ungrow()
             raise
@@ -202,18 +289,12 @@ def _computed(
 
 def _described(code: Code, layer: TransformerLayer, x: Tensor) -> _Layer | None:
     """What the layer computes with in the dtype of x; None if it is not what native code knows."""
-    parts = layer._modules
-    attention, feed_forward = parts["attention"], parts["feed_forward"]
-    config = layer.config
-    if (
-        not layer.is_itself
-        or not _KNOWN.cover(config)
-        or not _FEED_FORWARD.is_unwatched(feed_forward)
-        or not _KNOWN.cover(feed_forward.config)
-        or feed_forward.activation not in ACTIVATIONS
-        or (feed_forward.training and feed_forward.dropout)
-    ):
+    parts, config = layer._modules, layer.config
+    attention = parts["attention"]
+    last = last_part(config)
+    if not layer.is_itself or not last:
         return None
+    weights: dict[str, Any] = dict.fromkeys(LayerWeights._fields)
     try:
         if _HEADS.is_unwatched(attention):
             heads, own = _heads(attention, x)
@@ -221,14 +302,17 @@ def _described(code: Code, layer: TransformerLayer, x: Tensor) -> _Layer | None:
             heads, own = _latent(attention, x)
         else:
             return None
-        weights = _weights(parts, own, feed_forward, x)
+        weights |= own | _around("attention", parts, x)
     except _CannotBeReadError:
+        return None
+    read, activation = _further(parts, last, weights, x)
+    if config.parallel is not None and read != NETWORK:
         return None
     form = LayerForm(
         DTYPES[x.dtype],
         x.shape[2],
         heads,
-        ACTIVATIONS[feed_forward.activation],
+        activation,
         PARALLEL[config.parallel],
         config.norm_placement == "post",
         config.residual_scale,
@@ -241,26 +325,65 @@ def _described(code: Code, layer: TransformerLayer, x: Tensor) -> _Layer | None:
         absorbed_from = fewest
     else:
         window = attention.config.window
+    # Of parts that could be read but for a hook, too: it may be taken away.
+    names = [f"{part}{norm}" for part in _PARTS[:last] for norm in ("", "_norm", "_out_norm")]
+    seen = [module for name in names if (module := parts.get(name)) is not None]
     return _Layer(
-        code.layer(weights, form, facts_of(layer.modules())),
+        code.layer(
+            LayerWeights(**weights),
+            form,
+            facts_of([layer, *(module for part in seen for module in part.modules())]),
+        ),
         attention,
+        layer.cross_attention if read > ATTENTION else None,
+        read,
         rope,
         None if rope is None else rope.config,
-        heads.rotary,
+        heads,
+        weights["slopes"] is not None,
         window,
         absorbed_from - 1,
-        heads[1:4],
         x.shape[2],
         x.dtype,
     )
+
+
+def _further(
+    parts: dict[str, nn.Module | None], last: int, weights: dict[str, Any], x: Tensor
+) -> tuple[int, int]:
+    """Adds the weights of the parts behind the self-attention, as far as they can be read.
+
+    Returns:
+        The last part of which they are there, and the number of the network's activation.
+    """
+    read, activation = ATTENTION, 0
+    try:
+        if parts.get("cross_attention") is not None and last > ATTENTION:
+            weights["cross"] = _cross(parts, x)
+            read = CROSS_ATTENTION
+        if last == NETWORK:
+            more, activation = _network(parts, x)
+            weights |= more
+            read = NETWORK
+    except _CannotBeReadError:
+        pass
+    return read, activation
 
 
 class _CannotBeReadError(Exception):
     """What native code does not do, or a parameter that does not lie in memory as it reads it."""
 
 
-def _heads(attention: MultiHeadAttention, x: Tensor) -> tuple[Heads, dict[str, Any]]:
-    """The heads of a token, and the weights that only attention by heads has."""
+def _heads(
+    attention: MultiHeadAttention, x: Tensor, *, of_context: bool = False
+) -> tuple[Heads, dict[str, Any]]:
+    """The heads of a token, and the weights that only attention by heads has.
+
+    Args:
+        attention: The module.
+        x: The token.
+        of_context: Without what makes keys and values.
+    """
     rope, place = attention.rope, attention.qk_norm_place
     H, G = attention.num_heads, attention.num_kv_heads
     D, V, E = attention.head_dim, attention.v_head_dim, x.shape[2]
@@ -278,15 +401,27 @@ def _heads(attention: MultiHeadAttention, x: Tensor) -> tuple[Heads, dict[str, A
     parts = attention._modules
     own: dict[str, Any] = {
         "q": _linear(parts["q_proj"], E, H * D, x),
-        "k": _linear(parts["k_proj"], E, G * D, x),
-        "v": _linear(parts["v_proj"], E, G * V, x),
         "out": _linear(parts["o_proj"], H * V, E, x),
     }
+    whole = place == "full_width"
     if place is not None:
-        width = (H * D, G * D) if place == "full_width" else (D, D)
-        own["q_norm"] = _norm(parts["q_norm"], width[0], x)
-        own["k_norm"] = _norm(parts["k_norm"], width[1], x)
+        own["q_norm"] = _norm(parts["q_norm"], H * D if whole else D, x)
+    if of_context:
+        return heads, own
+    own["k"] = _linear(parts["k_proj"], E, G * D, x)
+    own["v"] = _linear(parts["v_proj"], E, G * V, x)
+    if place is not None:
+        own["k_norm"] = _norm(parts["k_norm"], G * D if whole else D, x)
+    if attention._alibi is not None:
+        own["slopes"] = _slopes(attention._alibi)
     return heads, own
+
+
+def _slopes(alibi: Bias) -> Tensor:
+    """``[H]`` float32: as they are kept, so that a change of them is seen."""
+    if type(alibi) is not ALiBi or alibi.slopes.dtype != torch.float32:
+        raise _CannotBeReadError
+    return alibi.slopes
 
 
 def _latent(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads, dict[str, Any]]:
@@ -325,27 +460,44 @@ def _rotated(rope: RoPE | None, head_dim: int) -> int:
     return rope.config.dim or head_dim
 
 
-def _weights(
-    parts: dict[str, nn.Module | None], own: dict[str, Any], feed_forward: FeedForward, x: Tensor
-) -> LayerWeights:
-    feed, E, hidden = feed_forward._modules, x.shape[2], feed_forward.hidden_dim
+def _cross(parts: dict[str, nn.Module | None], x: Tensor) -> Cross:
+    """What makes queries for the context, and what follows; its keys and values are held."""
+    attention = parts["cross_attention"]
+    if not _HEADS.is_unwatched(attention) or attention._alibi is not None:
+        raise _CannotBeReadError
+    heads, own = _heads(attention, x, of_context=True)
+    around = _around("cross_attention", parts, x)
+    norms = around["cross_attention_norm"], around["cross_attention_out_norm"]
+    return Cross(heads, norms[0], own["q"], own.get("q_norm"), own["out"], norms[1])
 
-    def norm(name: str) -> NormWeight | None:
-        part = parts[name]
-        return None if part is None else _norm(part, E, x)
 
-    gate = feed["gate_proj"]
-    nothing: dict[str, Any] = dict.fromkeys(("v", "q_norm", "k_norm", "latent"))
-    return LayerWeights(
-        **nothing | own,
-        attention_norm=norm("attention_norm"),
-        attention_out_norm=norm("attention_out_norm"),
-        feed_forward_norm=norm("feed_forward_norm"),
-        gate=None if gate is None else _linear(gate, E, hidden, x),
-        up=_linear(feed["up_proj"], E, hidden, x),
-        down=_linear(feed["down_proj"], hidden, E, x),
-        feed_forward_out_norm=norm("feed_forward_out_norm"),
-    )
+def _network(
+    parts: dict[str, nn.Module | None], x: Tensor
+) -> tuple[dict[str, Weight | NormWeight | None], int]:
+    """The weights of the feed-forward network and its norms, and the number of its activation."""
+    network, E = parts["feed_forward"], x.shape[2]
+    if (
+        not _FEED_FORWARD.is_unwatched(network)
+        or not _KNOWN.cover(network.config)
+        or network.activation not in ACTIVATIONS
+        or (network.training and network.dropout)
+    ):
+        raise _CannotBeReadError
+    inner, hidden = network._modules, network.hidden_dim
+    gate = inner["gate_proj"]
+    return {
+        "gate": None if gate is None else _linear(gate, E, hidden, x),
+        "up": _linear(inner["up_proj"], E, hidden, x),
+        "down": _linear(inner["down_proj"], hidden, E, x),
+    } | _around("feed_forward", parts, x), ACTIVATIONS[network.activation]
+
+
+def _around(
+    part: str, parts: dict[str, nn.Module | None], x: Tensor
+) -> dict[str, NormWeight | None]:
+    """The norms before and behind a part."""
+    found = ((name, parts[name]) for name in (f"{part}_norm", f"{part}_out_norm"))
+    return {name: None if it is None else _norm(it, x.shape[2], x) for name, it in found}
 
 
 def _linear(module: nn.Module | None, inputs: int, outputs: int, x: Tensor) -> Weight:

@@ -37,7 +37,14 @@ from polyhead.layers.exact import Exactly
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.step import Remembered, step
+from polyhead.layers.step import (
+    ATTENTION,
+    CROSS_ATTENTION,
+    NETWORK,
+    Remembered,
+    Surroundings,
+    step,
+)
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.foreign import other_names, refuse
 
@@ -213,31 +220,37 @@ class TransformerLayer(nn.Module):
                 if context is None
                 else "this layer has no cross-attention: got a context"
             )
+        done = 0
         if (
             cache is not None
-            and context is None
-            and bias is None
             and positions is None
             and not self.training
             and kernel in ("auto", "native")
-            and (y := step(self, x, mask, cache)) is not None
         ):
-            return y
-        h = self._entered(x, "attention_norm")
-        beside = self._beside(x, h) if self.config.parallel is not None else None
-        h = self.attention(h, mask=mask, bias=bias, positions=positions, cache=cache, kernel=kernel)
-        if beside is not None:
-            return self._joined(x, h + beside, "attention")
-        x = self._joined(x, h, "attention")
-        if self.cross_attention is not None:
+            given = Surroundings(mask, bias, cache, context, context_mask, context_cache)
+            stepped = step(self, x, given)
+            if stepped is not None:
+                x, done = stepped
+        if done < ATTENTION:
+            h = self._entered(x, "attention_norm")
+            beside = self._beside(x, h) if self.config.parallel is not None else None
+            h = self.attention(
+                h, mask=mask, bias=bias, positions=positions, cache=cache, kernel=kernel
+            )
+            if beside is not None:
+                return self._joined(x, h + beside, "attention")
+            x = self._joined(x, h, "attention")
+        if done < CROSS_ATTENTION and self.cross_attention is not None:
             h = self._entered(x, "cross_attention_norm")
             h = self.cross_attention(
                 h, context, mask=context_mask, cache=context_cache, kernel=kernel
             )
             x = self._joined(x, h, "cross_attention")
-        h = self._entered(x, "feed_forward_norm")
-        h = self.feed_forward(h)
-        return self._joined(x, h, "feed_forward")
+        if done < NETWORK:
+            h = self._entered(x, "feed_forward_norm")
+            h = self.feed_forward(h)
+            x = self._joined(x, h, "feed_forward")
+        return x
 
     @property
     def is_itself(self) -> bool:

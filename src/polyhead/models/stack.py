@@ -124,7 +124,10 @@ def relative_table(
 def biases(
     table: RelativeTable | nn.ModuleList | None, count: int
 ) -> Sequence[RelativeBias | None]:
-    """What is added to the scores of each of so many layers."""
+    """What is added to the scores of each of so many layers, in this call."""
     if isinstance(table, nn.ModuleList):
         return [each.bias for each in table if isinstance(each, RelativeTable)]
-    return (None if table is None else table.bias,) * count
+    if table is None:
+        return (None,) * count
+    # One object for all layers, which without gradients share what compiled code reads.
+    return (table.bias if torch.is_grad_enabled() else table.bias.prepared(),) * count

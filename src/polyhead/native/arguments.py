@@ -144,6 +144,8 @@ class LayerWeights(NamedTuple):
     """What a layer computes with, in one dtype; None where it has no such part.
 
     Of latent attention ``q`` makes queries or their latent, ``k`` the latent and the rotated key.
+    Without ``up`` a step ends before the feed-forward network. ``slopes`` ``[H]`` are ALiBi's, in
+    float32.
     """
 
     attention_norm: NormWeight | None
@@ -157,9 +159,11 @@ class LayerWeights(NamedTuple):
     attention_out_norm: NormWeight | None
     feed_forward_norm: NormWeight | None
     gate: Weight | None
-    up: Weight
-    down: Weight
+    up: Weight | None
+    down: Weight | None
     feed_forward_out_norm: NormWeight | None
+    slopes: Tensor | None
+    cross: Cross | None
 
 
 NORM_PLACES = {"before_rope": 0, "after_rope": 1, "full_width": 2}
@@ -184,6 +188,17 @@ class Heads(NamedTuple):
     softcap: float
     rotary: int
     norm_place: int
+
+
+class Cross(NamedTuple):
+    """Attention to a context whose keys and values are held: what comes before and behind it."""
+
+    heads: Heads
+    norm: NormWeight | None
+    q: Weight
+    q_norm: NormWeight | None
+    out: Weight
+    out_norm: NormWeight | None
 
 
 class LayerForm(NamedTuple):

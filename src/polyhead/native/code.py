@@ -230,8 +230,11 @@ class Code:
         layer: Layer,
         rotation: tuple[Tensor, Tensor] | None,
         held: list[tuple[Tensor, Tensor | None, int, int]],
+        position: int = 0,
+        by_distance: Tensor | None = None,
+        memory: tuple[Tensor, Tensor, int, int] | None = None,
     ) -> Tensor | None:
-        """One token of every batch row behind a whole layer; None if that is not what it was.
+        """One token of every batch row behind a layer; None if the layer is not what it was.
 
         Args:
             x: ``[B, 1, E]``, at most ``MOST_ROWS`` rows, dense.
@@ -239,9 +242,15 @@ class Code:
             rotation: cos and sin of the token's position, as ``rotate`` takes them.
             held: One or two ``Held`` of the cache, in order; the keys and values of the last token
                 of the last are written here.
+            position: Of the token, where scores depend on distances.
+            by_distance: As in ``Extras``.
+            memory: ``Held`` of the context, for a layer with ``cross``; its rows divide B. None:
+                such a layer ends behind its self-attention.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
-        return y if self._step(self._index, threads(), x, layer, rotation, held, y) else None
+        where = position, by_distance, memory
+        done = self._step(self._index, threads(), x, layer, rotation, held, *where, y)
+        return y if done else None
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.

@@ -242,6 +242,17 @@ class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max
         self.table = table
         self.bidirectional = bidirectional
         self.max_distance = max_distance
+        self._keeps_numbers = False
+        self._numbers: Numbers | None = None
+
+    def prepared(self) -> RelativeBias:
+        """The same bias for many calls: compiled code's table is computed once, without gradients.
+
+        Its table must not change while it is used.
+        """
+        made = self.with_tensors((self.table.detach(),))
+        made._keeps_numbers = True
+        return made
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -298,7 +309,13 @@ class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max
     def numbers(self) -> Numbers | None:
         if self.max_distance > FARTHEST:
             return None
-        return Numbers(by_distance=self.by_distance(self.table.new_empty(0, dtype=torch.float32)))
+        if self._numbers is not None:
+            return self._numbers
+        like = self.table.new_empty(0, dtype=torch.float32)
+        numbers = Numbers(by_distance=self.by_distance(like).contiguous())
+        if self._keeps_numbers:
+            self._numbers = numbers
+        return numbers
 
     def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:
         buckets = self.buckets(q, k, scores.device)
