@@ -78,14 +78,15 @@ def texts_of(domain: str) -> list[str]:
 
 
 def part_of(domain: str, part: str) -> str:
-    """A third of a domain's paragraphs, of which each stands once."""
-    seen: set[str] = set()
+    """A third of a domain's paragraphs; none shares twelve words in a row with one before it."""
+    seen: set[tuple[str, ...]] = set()
     paragraphs = []
     for text in texts_of(domain):
         for paragraph in re.split(r"\n\s*\n", text):
-            key = " ".join(paragraph.split())
-            if len(key) >= 60 and key not in seen:
-                seen.add(key)
+            words = paragraph.split()
+            runs = {tuple(words[i : i + 12]) for i in range(max(1, len(words) - 11))}
+            if len(" ".join(words)) >= 60 and runs.isdisjoint(seen):
+                seen |= runs
                 paragraphs.append(paragraph)
     number, count = PARTS[part], len(paragraphs)
     return "\n\n".join(paragraphs[number * count // 3 : (number + 1) * count // 3])
