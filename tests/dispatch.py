@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyhead as ph
 from polyhead.kernels import flex
+from polyhead.kernels.extras import extras_of
+from polyhead.kernels.triton import kernel, self_test
+from polyhead.semantics import Call
 
 LENGTH = 4096
 WINDOW = ph.Causal() & ph.Window(1024)
@@ -53,12 +57,35 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str, str]]:
-    """What ``auto`` takes for each case: without gradients, and with those of q, k and v."""
+def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str, ...]]:
+    """What `auto` takes for each case: without gradients, and with those of q, k and v.
+
+    Both twice: where our Triton kernels passed their test at first use, and where they are off.
+    """
     patch(flex, "_has_triton", lambda: True)
     patch(flex, "_has_compiler", lambda: True)
-    with FakeTensorMode():
-        return {name: (_decided(case, False), _decided(case, True)) for name, case in CASES.items()}
+    patch(kernel, "_has_triton", lambda: True)
+    patch(kernel, "_has_gpu", lambda: True)
+    patch(kernel, "extras_of", _extras_on_cpu)
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(CASES, ())
+    for objection in (None, "switched off: in this table"):
+        patch(self_test, "objection", lambda *_, said=objection: said)
+        with FakeTensorMode():
+            for name, case in CASES.items():
+                found[name] += (_decided(case, False), _decided(case, True))
+    return found
+
+
+def _extras_on_cpu(call: Call) -> Any:
+    """`extras_of` with all tensors on the CPU: without CUDA torch cannot cut fake ones there."""
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(x.shape, dtype=x.dtype, device="cpu").requires_grad_(x.requires_grad)
+
+    bias = call.spec.bias
+    if bias is not None:
+        bias = bias.with_tensors([moved(x) for x in bias.tensors])
+    return extras_of(replace(call, q=moved(call.q), spec=replace(call.spec, bias=bias)))
 
 
 def _decided(case: dict[str, Any], learns: bool) -> str:
@@ -73,7 +100,10 @@ def _decided(case: dict[str, Any], learns: bool) -> str:
     return ph.explain(q, k, v, **rest).kernel
 
 
-def table(found: dict[str, tuple[str, str]]) -> list[str]:
+def table(found: dict[str, tuple[str, ...]]) -> list[str]:
     """The decisions as lines of Markdown."""
-    lines = ["| on CUDA | forward | with gradients |", "|---|---|---|"]
+    lines = [
+        "| on CUDA | forward | with gradients | forward, ours off | with gradients, ours off |",
+        "|---|---|---|---|---|",
+    ]
     return lines + [f"| {name} | {' | '.join(kernels)} |" for name, kernels in found.items()]

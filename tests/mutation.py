@@ -93,7 +93,7 @@ STATISTICS_CPP = "csrc/statistics.h"
 CODES_CPP, FEW_CODES_CPP, INTEGERS_CPP = "csrc/codes.h", "csrc/few_codes.h", "csrc/few_integers.h"
 CODING, DROPOUT = "native/coding.py", "native/dropout.py"
 GRADIENTS_CPP, BIAS_CPP = "csrc/gradients.h", "csrc/bias_gradients.h"
-OPERATOR, BIASES = "kernels/native_operator.py", "semantics/biases.py"
+OPERATOR, EXTRAS, BIASES = "kernels/operators.py", "kernels/extras.py", "semantics/biases.py"
 
 MUTATIONS = [
     _m("scale", REFERENCE, "q.to(precise) * spec.scale", "q.to(precise)"),
@@ -203,8 +203,8 @@ MUTATIONS = [
     _m("sinks: lse", STATE, "torch.logaddexp(lse, sink)", "lse"),
     _m("sinks: empty row", STATE, "state.lse.masked_fill(empty, 0.0)", "state.lse"),
     _m("merge: empty row", STATE, "peak.masked_fill(peak.isneginf(), 0.0)", "peak"),
-    _m("mask's rules", NATIVE, "bounds = _bounds(found, q.shape[2])", "pass"),
-    _m("mask's tensors", NATIVE, "if found.keep is not None:", "if False:"),
+    _m("mask's rules", EXTRAS, "bounds = _bounds(found, q)", "pass"),
+    _m("mask's tensors", EXTRAS, "if found.keep is not None:", "if False:"),
     _m(
         "both of two tensors",
         ALGEBRA,
@@ -213,23 +213,23 @@ MUTATIONS = [
     ),
     _m("scale", NATIVE, "attend(call.q, pieces, spec.scale", "attend(call.q, pieces, 1.0"),
     _m("scale, differentiable", NATIVE, "call.q, spec.scale, plan)", "call.q, 1.0, plan)"),
-    _m("softcap", NATIVE, "Extras(spec.softcap or 0.0", "Extras(0.0"),
+    _m("softcap", EXTRAS, "Extras(spec.softcap or 0.0", "Extras(0.0"),
     _m(
         "bias",
-        NATIVE,
+        EXTRAS,
         "slopes, by_distance, numbers.tensor",
         "slopes, by_distance, None",
     ),
-    _m("bias by position", NATIVE, "if numbers.tensor is None:", "if False:"),
+    _m("bias by position", EXTRAS, "if numbers.tensor is None:", "if False:"),
     _m("bias, backward", OPERATOR, "of_bias = ctx.needs_input_grad[3]", "of_bias = False"),
     _m("buckets behind", BIASES, "Tokens.of(1, shift=self.max_distance)", "Tokens.of(1)"),
-    _m("positions", NATIVE, "if tokens.positions is not None or tokens.stride != 1:", "if False:"),
+    _m("positions", EXTRAS, "if tokens.positions is not None or tokens.stride != 1:", "if False:"),
     _m("strided rows", NATIVE, "k=dense(piece.k), v=dense(piece.v)", "k=piece.k, v=piece.v"),
     _m("refuses a cache's gradients", NATIVE, "if call.requires_grad:", "if False:"),
     _m("refuses far distances", BIASES, "if self.max_distance > FARTHEST:", "if False:"),
-    _m("refuses other biases", NATIVE, "if found_numbers is None:", "if False:"),
-    _m("dropout", NATIVE, "if spec.dropout_p else None", "if False else None"),
-    _m("dropout alone", NATIVE, "or spec.dropout_p", ""),
+    _m("refuses other biases", EXTRAS, "if found_numbers is None:", "if False:"),
+    _m("dropout", EXTRAS, "if spec.dropout_p else None", "if False else None"),
+    _m("dropout alone", EXTRAS, "and not spec.dropout_p", ""),
     _m(
         "dropout, differentiable",
         OPERATOR,
@@ -241,7 +241,7 @@ MUTATIONS = [
     _m("keys", DROPOUT, " + keys)", ")"),
     _m("the avalanche", DROPOUT, "return (x >> 16) ^ x", "return x"),
     _m("refuses float64", NATIVE, "if q.dtype not in DTYPES:", "if False:"),
-    _m("refuses other masks", NATIVE, "if found is None:", "if False:"),
+    _m("refuses other masks", EXTRAS, "if found is None:", "if False:"),
     _m("window's far side", POSITIONAL, "at + self.ahead + 1)", "None)"),
     _m("documents' starts", PACKED, "Range(starts.gather(1, ids),", "Range(None,"),
     _m("refuses places moved", PACKED, "return None\n        ends", "pass\n        ends"),
@@ -648,7 +648,9 @@ def compile_untested(folder: Path) -> None:
 
 def can_run(mutation: Mutation) -> bool:
     """Mutants of native code need a compiler, and that the tree's own code was compiled."""
-    needs = mutation.file in (NATIVE, OPERATOR, "native") or mutation.file.startswith("csrc/")
+    needs = mutation.file in (NATIVE, EXTRAS, OPERATOR, "native") or mutation.file.startswith(
+        "csrc/"
+    )
     if not needs:
         return True
     return compiled() and shutil.which("g++") is not None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
-from polyhead.kernels import KERNELS, Kernel, Refusal
+from polyhead.kernels import KERNELS, Kernel, Refusal, SwitchedOffError
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.foreign import refuse
@@ -151,10 +151,15 @@ def run(call: Call, kernel: str = "auto") -> State:
     if not chosen.checks_storage:
         for name, x in call.tensors().items():
             check_storage(name, x)
-    if autocast_enabled(call.q) or call.spec.deterministic:
-        with full_precision(call.q), reproducibly(call.spec, call.q):
-            return chosen.run(call, plan)
-    return chosen.run(call, plan)
+    try:
+        if autocast_enabled(call.q) or call.spec.deterministic:
+            with full_precision(call.q), reproducibly(call.spec, call.q):
+                return chosen.run(call, plan)
+        return chosen.run(call, plan)
+    except SwitchedOffError:
+        if kernel != "auto":
+            raise
+    return run(call)
 
 
 @dataclass(frozen=True)

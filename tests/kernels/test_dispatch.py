@@ -18,7 +18,7 @@ def test_the_table_of_decisions_on_a_gpu_is_the_page_s(monkeypatch):
     assert page[start:].partition("\n\n")[0].splitlines() == table
     assert "\n".join(DISPATCH) in page
     for name in ("window", "documents", "softcap", "ALiBi", "T5 bias", "lse", "sinks"):
-        assert found[name] == ("flex", "flex")
+        assert found[name] == ("triton", "triton", "flex", "flex")
 
 
 def test_a_fake_call_has_the_shapes_of_a_real_one(monkeypatch):

@@ -6,16 +6,24 @@ is asked. ``tiled`` can do everything: what comes after it runs where it is name
 
 from typing import Any
 
-from polyhead.kernels.base import Kernel, Refusal
+from polyhead.kernels.base import Kernel, Refusal, SwitchedOffError
 from polyhead.kernels.flex import FlexKernel
 from polyhead.kernels.native import NativeKernel
 from polyhead.kernels.reference import ReferenceKernel
 from polyhead.kernels.sdpa import SdpaKernel
 from polyhead.kernels.tiled import TiledKernel
+from polyhead.kernels.triton import TritonKernel
 
 KERNELS: dict[str, Kernel[Any]] = {
     kernel.name: kernel
-    for kernel in (NativeKernel(), SdpaKernel(), FlexKernel(), TiledKernel(), ReferenceKernel())
+    for kernel in (
+        NativeKernel(),
+        SdpaKernel(),
+        TritonKernel(),
+        FlexKernel(),
+        TiledKernel(),
+        ReferenceKernel(),
+    )
 }
 
-__all__ = ["KERNELS", "Kernel", "Refusal"]
+__all__ = ["KERNELS", "Kernel", "Refusal", "SwitchedOffError"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
+from polyhead.errors import PolyheadError
 from polyhead.semantics import Call, State
 
 Plan = TypeVar("Plan")
@@ -15,6 +16,10 @@ class Refusal(NamedTuple):
     """The feature of a call that a kernel cannot do, named."""
 
     feature: str
+
+
+class SwitchedOffError(PolyheadError, RuntimeError):
+    """A kernel found while it ran that it cannot compute here; it asks not to be chosen again."""
 
 
 class Kernel(ABC, Generic[Plan]):

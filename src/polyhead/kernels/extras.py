@@ -1,0 +1,89 @@
+"""What compiled kernels are handed of a call: pieces of keys and values, and what joins them.
+
+Keys and values are read where they lie, in one piece or in the few of a ring. A mask becomes, for
+every query, the range of key positions that it may see, which costs O(T) memory; an explicit tensor
+is read as it is. A relative bias becomes a number for every distance and head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyhead.kernels.base import Refusal
+from polyhead.native.arguments import NO_EXTRAS, Extras, Piece
+from polyhead.semantics import Call
+from polyhead.semantics.biases import Numbers
+from polyhead.semantics.masks import Range
+from polyhead.semantics.scores import dropout_of
+from polyhead.semantics.storage import check_storage
+
+_NOWHERE = torch.iinfo(torch.int64)
+"""The range of positions; a bound at either end hides nothing but the very last one."""
+
+
+def pieces_of(call: Call) -> list[Piece]:
+    """The keys and values of a call where they lie."""
+    found = []
+    for tokens, k, v, table, coding in call.source.strips():
+        positions = None
+        if tokens.positions is not None or tokens.stride != 1:
+            positions = dense(tokens.position_tensor(k.device).long()).contiguous()
+        pages, skipped, paged = table or (None, 0, 0)
+        first = tokens.places.low
+        found.append(Piece(k, v, first, positions, pages, skipped, paged, coding))
+    return found
+
+
+def extras_of(call: Call) -> Extras | Refusal:
+    """What joins the plain softmax(Q Kᵀ · scale) V, or what of it would need a T×S tensor."""
+    spec, q = call.spec, call.q
+    if spec.mask is None and spec.bias is None and spec.softcap is None and not spec.dropout_p:
+        return NO_EXTRAS
+    bounds = keep = positions = None
+    numbers = Numbers()
+    if spec.mask is not None:
+        found = spec.mask.range(call.q_tokens, call.source.tokens, q.device)
+        if found is None:
+            return Refusal(f"mask={spec.mask!r} (it would need a T×S tensor)")
+        bounds = _bounds(found, q)
+        if found.keep is not None:
+            keep = found.keep.expand(*found.keep.shape[:2], q.shape[2], call.source.tokens.length)
+            keep = keep if keep.stride(-1) == 1 else keep.contiguous()
+    if spec.bias is not None:
+        if not torch.compiler.is_compiling():
+            for x in spec.bias.tensors:
+                check_storage("bias", x)  # it may be copied below
+        found_numbers = spec.bias.numbers()
+        if found_numbers is None:
+            return Refusal(f"bias={spec.bias!r} (it would need a T×S tensor)")
+        numbers = found_numbers
+        if numbers.tensor is None:
+            positions = dense(call.q_tokens.position_tensor(q.device).long())
+    slopes, by_distance = (None if x is None else dense(x) for x in numbers[:2])
+    dropout = dropout_of(spec, call.q_tokens, call.source.tokens) if spec.dropout_p else None
+    bias = positions, slopes, by_distance, numbers.tensor
+    return Extras(spec.softcap or 0.0, bounds, keep, *bias, dropout)
+
+
+def dense(x: Tensor) -> Tensor:
+    """x as compiled code reads it: its last dimension dense, and no negated view."""
+    # Under torch.compile this cannot be known; the operator itself checks the tensors at run time.
+    if x.stride(-1) == 1 and (torch.compiler.is_compiling() or not x.is_neg()):
+        return x
+    check_storage("a tensor that must be copied", x)  # torch would copy what was given back
+    return x.resolve_neg().contiguous()
+
+
+def _bounds(found: Range, q: Tensor) -> tuple[Tensor, Tensor]:
+    """``[1 or B, T]`` low and high of the positions that each query sees."""
+    low, high = found.low, found.high
+    queries, device = q.shape[2], q.device
+    low = torch.full((1, queries), _NOWHERE.min, device=device) if low is None else low
+    high = torch.full((1, queries), _NOWHERE.max, device=device) if high is None else high
+    rows = max(len(low), len(high))
+    return _rows(low, rows), _rows(high, rows)
+
+
+def _rows(bound: Tensor, rows: int) -> Tensor:
+    return bound.expand(rows, -1).long().resolve_neg().contiguous()

@@ -1,0 +1,137 @@
+"""The kernel of the registry: which calls Triton may compute, and where ``auto`` takes it."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+from polyhead.kernels.base import Kernel, Refusal, SwitchedOffError
+from polyhead.kernels.extras import dense, extras_of, pieces_of
+from polyhead.kernels.operators import Code, differentiable, operators
+from polyhead.kernels.triton import blocks, self_test
+from polyhead.kernels.triton.interpreting import interpreting
+from polyhead.native.arguments import Extras
+from polyhead.native.gate import is_fake
+from polyhead.semantics import Call, DenseSource, State
+from polyhead.semantics.scores import is_distributed
+from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
+
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_MOST_PIECES = 16
+
+
+class TritonKernel(Kernel[Extras]):
+    name = "triton"
+    summary = "our own kernels for GPUs: K and V read once per kv head, where they lie"
+
+    def unavailable(self) -> str | None:
+        if not _has_triton():
+            return "needs Triton: pip install 'polyhead[gpu]'"
+        if not (_has_gpu() or interpreting()):
+            return "no CUDA device here (TRITON_INTERPRET=1 interprets it on a CPU, slowly)"
+        return None
+
+    def unasked(self, call: Call) -> str | None:
+        q, source = call.q, call.source
+        if q.device.type != "cuda":
+            return "on a CPU it is interpreted"
+        if self.unavailable() is not None or q.dtype not in _DTYPES:
+            return None  # that is said elsewhere
+        return self_test.objection(q.device, q.dtype, source.key_dim, source.value_dim)
+
+    def plan(self, call: Call) -> Extras | Refusal:
+        if (feature := _refused(call)) is not None:
+            return Refusal(feature)
+        plan = extras_of(call)
+        if isinstance(plan, Refusal) or not call.requires_grad:
+            return plan
+        largest = max(call.source.key_dim, call.source.value_dim)
+        if largest > blocks.LARGEST_LEARNT:
+            return Refusal(f"gradients of a head size of {largest}")
+        learned = plan.learned
+        if call.spec.deterministic and learned is not None and learned.requires_grad:
+            return Refusal("deterministic gradients of a bias (they are added in any order)")
+        return plan
+
+    def run(self, call: Call, plan: Extras) -> State:
+        try:
+            return _computed(call, plan)
+        except self_test.compiler_errors() as error:
+            q, source = call.q, call.source
+            self_test.switch_off(q.device, q.dtype, source.key_dim, source.value_dim, str(error))
+            raise SwitchedOffError(f"kernel 'triton' does not compile here: {error}") from error
+
+
+def _refused(call: Call) -> str | None:
+    """What needs no look at the mask to be known."""
+    source, q = call.source, call.q
+    if q.dtype not in _DTYPES:
+        return str(q.dtype).removeprefix("torch.")
+    if q.device.type != "cuda" and not (q.is_cpu and interpreting()):
+        return f"tensors on {q.device}"
+    compiling = torch.compiler.is_compiling()
+    if is_transformed() or (compiling and is_differentiated()):
+        return "torch.func"
+    if not compiling:
+        if is_distributed(*call.tensors().values()):
+            return "DTensors"
+        if is_traced(q) and not is_fake((q,)):
+            return "torch.func"
+    if max(source.key_dim // 2, source.value_dim - 1) >= blocks.LARGEST:
+        return f"a head size of {max(source.key_dim, source.value_dim)}"
+    if not (q.shape[0] and q.shape[2] and source.tokens.length):
+        return "no batch rows, no queries or no keys"
+    if call.spec.dropout_p:
+        if call.q_tokens.stride != 1 or source.tokens.stride != 1:
+            return "dropout between places with gaps"
+        if call.spec.heads is not None and q.shape[0] > 1:
+            return "dropout of a part of the heads in several batch rows"
+    if type(source) is DenseSource:
+        return None
+    if not source.in_place:
+        return "keys and values that would be copied to be read"
+    if call.requires_grad:
+        return "gradients beside keys and values that a cache holds"
+    if compiling or is_fake((q,)):
+        return "a graph that holds a cache"
+    strips = source.strips()
+    if any(strip.coding is not None for strip in strips):
+        return "keys and values in codes"
+    return "keys in too many pieces" if len(strips) > _MOST_PIECES else None
+
+
+def _computed(call: Call, plan: Extras) -> State:
+    spec, pieces = call.spec, pieces_of(call)
+    if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors().values()):
+        (piece,) = pieces
+        return differentiable(_OPERATORS, piece, call.q, spec.scale, plan)
+    pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
+    return State(*_code().attend(dense(call.q), pieces, spec.scale, plan, lse=call.needs_lse))
+
+
+@cache
+def _found() -> bool:
+    return find_spec("triton") is not None
+
+
+def _has_triton() -> bool:
+    return _found()
+
+
+# What torch.compiler.assume_constant_result would write: the compiler does not look into caches.
+_has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def _code() -> Code:
+    from polyhead.kernels.triton import launch  # imports Triton
+
+    return launch
+
+
+_OPERATORS = operators("triton_attention", _code)

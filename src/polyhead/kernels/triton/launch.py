@@ -1,0 +1,259 @@
+"""Launches the kernels of ``device/`` over tensors: what ``kernels.operators.Code`` asks for.
+
+Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size, V value size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.kernels.triton import blocks
+from polyhead.kernels.triton.device import backward, forward
+from polyhead.kernels.triton.device import merge as merging
+from polyhead.kernels.triton.interpreting import interpreting
+from polyhead.native.arguments import Extras, Piece
+from polyhead.semantics.sources import are_first_features
+
+_LOG2E = 1.4426950408889634
+
+
+def attend(
+    q: Tensor, pieces: Sequence[Piece], scale: float, extras: Extras, *, lse: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention over all pieces: out ``[B, H, T, V]`` in q's dtype, lse ``[B, H, T]`` float32."""
+    B, H, T, D = q.shape
+    G, V = pieces[0].k.shape[1], pieces[0].value_dim
+    parts = blocks.parts_of(D, V)
+    tiles = blocks.forward_tiles(parts, q.itemsize, T * (H // G))
+    programs = -(-T * (H // G) // tiles.rows) * B * G
+    cuts = [
+        blocks.splits_of(programs, piece.length, tiles.keys, _processors(q.device))
+        for piece in pieces
+    ]
+    slots = sum(splits for splits, _ in cuts)
+    out = q.new_empty(B, H, T, V)
+    found = q.new_empty((B, H, T), dtype=torch.float32)
+    outs, lses = out[None], found[None]
+    if slots > 1:
+        outs = q.new_empty((slots, B, H, T, V), dtype=torch.float32)
+        lses = q.new_empty((slots, B, H, T), dtype=torch.float32)
+    slot = column = 0
+    with _on(q.device):
+        for piece, (splits, share) in zip(pieces, cuts, strict=True):
+            names = _arguments(q, piece, extras, column, parts, scale)
+            names |= {
+                "q": _rows(q), "k": _rows(piece.k), "v": _rows(piece.v),
+                "pages": None if piece.pages is None
+                else (piece.pages, piece.pages.stride(0), piece.k.shape[2]),
+                "out": (outs[slot:], *outs.stride()[:4]),
+                "lse": (lses[slot:], *lses.stride()),
+                "split_keys": share, "skipped": piece.skipped,
+                "PAGED": piece.pages is not None,
+                "SHARED": parts.head == parts.value == V and are_first_features(piece.v, piece.k),
+            }  # fmt: skip
+            grid = (programs, splits)
+            forward.attend[grid](
+                **names, ROWS=tiles.rows, KEYS=tiles.keys,
+                num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
+            slot, column = slot + splits, column + piece.length
+        if slots > 1:
+            merging.merge[(B * H * T,)](
+                (outs, outs.stride(0), outs.stride(3)), (lses, lses.stride(0)), _rows(out),
+                (found, *found.stride()), H, T, slots,
+                SPLITS=blocks.power_above(slots), VALUE=parts.value, VALUE_DIM=V,
+            )  # fmt: skip
+    return out, found if lse else None
+
+
+def gradients(
+    q: Tensor,
+    piece: Piece,
+    scale: float,
+    extras: Extras,
+    result: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor],
+    *,
+    of_bias: bool,
+) -> list[Tensor]:
+    """Gradients of q, k and v, and of the bias in float32 if asked for."""
+    B, H, T, D = q.shape
+    G, S, V = piece.k.shape[1], piece.k.shape[2], piece.value_dim
+    (out, lse), (grad_out, grad_lse) = result, grads
+    # A row takes and gives nothing if it saw nothing, or saw content that is not finite.
+    silent = lse.isneginf()
+    if extras.bounds is not None or extras.keep is not None:
+        silent = silent | out.isnan().any(dim=-1)
+    delta = (grad_out.float() * out.float()).sum(dim=-1) - grad_lse
+    delta = delta.masked_fill(silent, 0.0).contiguous()
+    lse = (lse * _LOG2E).masked_fill(silent, torch.inf).contiguous()
+    d_q, d_k, d_v = (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, piece.k, piece.v)
+    )
+    parts = blocks.parts_of(D, V)
+    tiles = blocks.gradient_tiles(parts, q.itemsize)
+    names = _arguments(q, piece, extras, 0, parts, scale)
+    masked = names["KEEP"] or names["BOUNDS"] != ""
+    names |= {
+        "q": _rows(q), "k": _rows(piece.k), "v": _rows(piece.v), "grad": _rows(grad_out),
+        "lse": lse, "delta": delta, "heads": H, "MASKED": masked,
+        "ROWS": tiles.rows, "KEYS": tiles.keys,
+        "num_warps": tiles.warps, "num_stages": tiles.stages,
+    }  # fmt: skip
+    spans = None
+    if names["BOUNDS"] == "indexes":
+        low, high, _ = names["bounds"]
+        of_blocks = _spans(low, high, S, tiles.keys)
+        spans = of_blocks, of_blocks.stride(0) if len(of_blocks) > 1 else 0
+    learned = extras.learned if of_bias else None
+    d_bias, sums = _bias_sums(extras, learned, lse)
+    shared = extras.bias is not None and extras.bias.shape != (B, H, T, S)
+    with _on(q.device):
+        backward.keys_pass[(-(-S // tiles.keys) * B * G,)](
+            **names, d_k=_rows(d_k), d_v=_rows(d_v), spans=spans
+        )
+        backward.queries_pass[(-(-T * (H // G) // tiles.rows) * B * G,)](
+            **names, d_q=_rows(d_q), d_bias=d_bias, LEARNS=learned is not None, SHARED=shared
+        )
+    if learned is None:
+        return [d_q, d_k, d_v]
+    return [d_q, d_k, d_v, _gradient_of_bias(extras, sums)]
+
+
+def _arguments(
+    q: Tensor, piece: Piece, extras: Extras, column: int, parts: blocks.Parts, scale: float
+) -> dict[str, Any]:
+    """What forward and backward passes are told alike, by name.
+
+    Args:
+        q: The queries.
+        piece: The keys and values.
+        extras: What joins the softmax.
+        column: Index of the piece's first key in the call.
+        parts: Of the head size.
+        scale: Factor of the scores.
+    """
+    H, G, S = q.shape[1], piece.k.shape[1], piece.length
+    columns = slice(column, column + S)
+    bias: Any = None
+    kind = ""
+    if extras.slopes is not None:
+        bias, kind = (extras.slopes,), "slopes"
+    elif extras.by_distance is not None:
+        bias, kind = (extras.by_distance, extras.by_distance.shape[1] // 2), "by_distance"
+    elif extras.bias is not None:
+        bias, kind = _pairs(extras.bias, columns), "tensor"
+    bounds, bounded = _bounds(extras, piece)
+    dropout = extras.dropout
+    return {
+        "tokens": q.shape[2], "keys": S, "kv_heads": G, "first": piece.first,
+        "scale": scale, "cap": extras.softcap or 1.0,
+        "factor": 1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
+        "bounds": bounds,
+        "keep": None if extras.keep is None else _pairs(extras.keep.view(torch.uint8), columns),
+        "q_positions": None if extras.q_positions is None else _per_row(extras.q_positions),
+        "k_positions": None if piece.positions is None else _per_row(piece.positions),
+        "bias": bias,
+        "dropout": None if dropout is None
+        else (dropout.seed, _least(dropout.p), H, dropout.query, dropout.key + column),
+        "HEAD": parts.head, "TAIL": parts.tail, "VALUE": parts.value, "DIM": q.shape[3],
+        "VALUE_DIM": piece.value_dim, "GROUP": H // G, "BOUNDS": bounded,
+        "KEEP": extras.keep is not None, "BIAS": kind, "CAP": bool(extras.softcap),
+        "DROPOUT": dropout is not None, "POSITIONS": piece.positions is not None,
+        "WIDE": interpreting() and q.dtype == torch.bfloat16,
+    }  # fmt: skip
+
+
+def _bounds(extras: Extras, piece: Piece) -> tuple[tuple[Tensor, Tensor, int] | None, str]:
+    """Low and high of the keys that each query sees, and of what: indexes or positions."""
+    if extras.bounds is None:
+        return None, ""
+    low, high = extras.bounds
+    rows = low.stride(0) if len(low) > 1 else 0
+    if piece.positions is not None:
+        return (low, high, rows), "positions"
+    # Clamped before they are moved: the ends of int64 would overflow.
+    ends = piece.first, piece.first + piece.length
+    low, high = ((bound.clamp(*ends) - piece.first).int() for bound in (low, high))
+    return (low, high, rows), "indexes"
+
+
+def _spans(low: Tensor, high: Tensor, keys: int, tile: int) -> Tensor:
+    """``[1 or B, blocks of keys, 2]`` the first query that sees a block, and the end of them.
+
+    Queries are taken 64 at a time, so the ends are those of such runs.
+    """
+    run, T = 64, low.shape[1]
+    index = torch.arange(-(-T // run) * run, device=low.device).clamp(max=T - 1)
+    least = low[:, index].view(len(low), -1, 1, run).amin(dim=-1)
+    most = high[:, index].view(len(low), -1, 1, run).amax(dim=-1)
+    starts = torch.arange(0, keys, tile, device=low.device)
+    touches = ((least < starts + tile) & (most > starts)).mT.to(torch.uint8)
+    runs = touches.shape[-1]
+    first, last = touches.argmax(dim=-1), runs - touches.flip(-1).argmax(dim=-1)
+    some = touches.amax(dim=-1)
+    return torch.stack((first * some * run, (last * some * run).clamp(max=T)), dim=-1).int()
+
+
+def _bias_sums(extras: Extras, learned: Tensor | None, rows: Tensor) -> tuple[Any, list[Tensor]]:
+    """Zeros that the gradient of a bias is added to, as the kernel takes them and as tensors."""
+    if learned is None:
+        return None, []
+    if extras.bias is None:
+        sums = [torch.zeros_like(rows)]
+        if extras.by_distance is not None:
+            table = torch.zeros(learned.shape, dtype=torch.float32, device=learned.device)
+            sums = [table, *sums, torch.zeros_like(rows)]
+        return tuple(sums), sums
+    sums = [torch.zeros(learned.shape, dtype=torch.float32, device=learned.device)]
+    return _pairs(sums[0], slice(None)), sums
+
+
+def _gradient_of_bias(extras: Extras, sums: list[Tensor]) -> Tensor:
+    if extras.slopes is not None:
+        return sums[0].sum(dim=(0, 2))
+    if extras.by_distance is not None:
+        table, first, last = sums
+        table[:, 0] += first.sum(dim=(0, 2))
+        table[:, -1] += last.sum(dim=(0, 2))
+    return sums[0]
+
+
+def _rows(x: Tensor) -> tuple[Any, ...]:
+    """A 4-D tensor and its strides but the last, which is 1."""
+    return (x, *x.stride()[:3])
+
+
+def _pairs(x: Tensor, columns: slice) -> tuple[Any, ...]:
+    """Some columns of a tensor that broadcasts to ``[B, H, T, S]``, and its strides."""
+    x = x if x.shape[3] == 1 else x[..., columns]
+    return (x, *(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)))
+
+
+def _per_row(x: Tensor) -> tuple[Tensor, int]:
+    """``[n]`` or ``[1 or B, n]`` and its stride by batch row."""
+    return x, x.stride(0) if x.ndim == 2 and len(x) > 1 else 0
+
+
+def _least(p: float) -> int:
+    """The least of the 2²⁴ numbers of the hash that is kept: number / 2²⁴ ≥ p in float32."""
+    return math.ceil(torch.tensor(p, dtype=torch.float32, device="cpu").item() * (1 << 24))
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

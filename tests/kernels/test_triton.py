@@ -1,0 +1,280 @@
+"""Our Triton kernels equal the oracle, interpreted on a CPU or compiled on a GPU.
+
+    TRITON_INTERPRET=1 pytest tests/kernels/test_triton.py [-m "not slow"]
+
+Without Triton, and without either a GPU or that variable, nothing here can run. Interpreting takes
+a good half second per cell, forward and backward.
+"""
+
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import axes
+import matrix
+import polyhead as ph
+from polyhead.kernels import KERNELS
+from polyhead.kernels.triton import blocks, kernel, self_test
+
+if (_why := KERNELS["triton"].unavailable()) is not None:
+    pytest.skip(_why, allow_module_level=True)
+
+from polyhead.kernels.triton import launch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+POSSIBLE = {"dtype": [torch.float32, torch.float16, torch.bfloat16]}
+OF_PLACES = {"documents", "causal & documents", "key lengths"}
+OF_POSITIONS = set(axes.AXES["mask"]) - OF_PLACES - {"not", "all of them"}
+CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def cells(seed):
+    """Cells without what the kernels refuse."""
+    return [
+        *axes.covering_cells(seed, POSSIBLE | {"mask": OF_POSITIONS}),
+        *axes.covering_cells(seed + 1, POSSIBLE | {"mask": OF_PLACES, "positions": ["default"]}),
+    ]
+
+
+def judged(chosen):
+    return Counter(
+        matrix.judge(cell, kernels=["triton"], device=DEVICE)["triton"].partition(":")[0]
+        for cell in chosen
+    )
+
+
+def heads(H, G, T, S, D, V=None, dtype=torch.float32, B=1):
+    torch.manual_seed(0)
+    shapes = (B, H, T, D), (B, G, S, D), (B, G, S, V or D)
+    return [torch.randn(shape).to(DEVICE, dtype) for shape in shapes]
+
+
+def both(q, k, v, other="reference", **asked):
+    """Out and lse of our kernel and of another."""
+    return [
+        ph.attention(q, k, v, return_lse=True, kernel=name, **asked) for name in ("triton", other)
+    ]
+
+
+def test_some_cells_match_the_oracle_forward_and_backward():
+    chosen = cells(6)[::11]
+    assert {cell["dtype"] for cell in chosen} == set(POSSIBLE["dtype"])
+    assert judged(chosen) == {"match": len(chosen)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(4))
+def test_every_pair_of_features_matches_the_oracle_forward_and_backward(part, capsys):
+    chosen = cells(6 + 2 * part)
+    counts = judged(chosen)
+    with capsys.disabled():
+        print(f"\ntriton on {DEVICE}: {dict(counts)}")
+    assert counts == {"match": len(chosen)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_any_cell_matches_the_oracle_or_is_refused_by_name():
+    chosen = [*axes.covering_cells(3), *axes.single_cells()[::3]]
+    counts = judged(chosen)
+    assert set(counts) == {"match", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("D", "V"),
+    [(16, 16), (33, 33), (80, 80), (256, 256)]
+    + [pytest.param(*x, marks=pytest.mark.slow) for x in ((40, 40), (64, 64), (96, 96), (128, 128))]
+    + [pytest.param(*x, marks=pytest.mark.slow) for x in ((192, 128), (160, 512), (576, 512))],
+)
+def test_head_sizes_that_are_no_power_of_two_are_two_parts(D, V):
+    parts = blocks.parts_of(D, V)
+    assert parts.head + parts.tail >= D
+    assert parts.head + parts.tail < 2 * D or D == 16
+    learns = max(D, V) <= blocks.LARGEST_LEARNT
+    results = []
+    for name in ("triton", "reference"):
+        leaves = [x.requires_grad_(learns) for x in heads(4, 2, 19, 35, D, V)]
+        out = ph.attention(*leaves, mask=ph.Causal() & ph.Window(9), kernel=name)
+        grads = torch.autograd.grad(out.sin().sum(), leaves) if learns else ()
+        results.append((out.detach(), *grads))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_query_over_many_splits_of_the_keys(dtype, monkeypatch):
+    monkeypatch.setattr(launch, "_processors", lambda device: 8)
+    q, k, v = heads(6, 2, 1, 700, 32, 16, dtype=dtype)
+    tiles = blocks.forward_tiles(blocks.parts_of(32, 16), q.itemsize, 3)
+    assert blocks.splits_of(2, 700, tiles.keys, 8)[0] > 1
+    mask = ph.Window(500) & ph.Keep(torch.rand(2, 1, 700).repeat_interleave(3, 0).to(DEVICE) < 0.5)
+    for mine, theirs in zip(*both(q, k, v, mask=mask, softcap=9.0), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    out, lse = ph.attention(
+        q, k, v, mask=ph.KeyLengths([0]), return_lse=True, kernel="triton"
+    )  # no split sees anything
+    assert (out == 0).all()
+    assert lse.isneginf().all()
+
+
+def test_latent_attention_reads_the_value_as_a_part_of_the_key(monkeypatch):
+    seen = []
+    attend = launch.forward.attend
+
+    class Watched:
+        def __getitem__(self, grid):
+            return lambda **names: (seen.append(names["SHARED"]), attend[grid](**names))
+
+    monkeypatch.setattr(launch.forward, "attend", Watched())
+    q, k, _ = heads(4, 1, 2, 70, 576)
+    results = both(q, k, k[..., :512], mask=ph.Causal())
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+    both(q, k, k[..., 64:], mask=ph.Causal())
+    assert seen == [True, False]
+
+
+CACHES = {
+    "dense": ph.DenseCache,
+    "paged": lambda: ph.PagedCache(16),
+    "ring": lambda: ph.RingCache(30),
+    "latent": None,
+}
+
+
+@pytest.mark.parametrize("cache", ["dense", "paged", "ring"])
+def test_keys_of_a_cache_are_read_where_they_lie(cache, monkeypatch):
+    q, k, v = heads(4, 2, 3, 75, 16, B=2)
+    store = CACHES[cache]()
+    for part in (slice(0, 41), slice(41, 60), slice(60, 75)):
+        source = store.append(k[:, :, part], v[:, :, part])
+    monkeypatch.setattr(type(source), "gather", None)
+    for asked in ({"mask": ph.Causal() & ph.Window(20), "bias": ph.ALiBi(4)}, {"softcap": 5.0}):
+        mine = ph.attention(q, source, kernel="triton", return_lse=True, **asked)
+        theirs = ph.attention(q, source, kernel="tiled", return_lse=True, **asked)
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+
+
+def test_rows_of_different_lengths_are_read_by_their_positions():
+    q, k, v = heads(4, 2, 1, 50, 16, B=2)
+    cache = ph.DenseCache()
+    positions = torch.arange(50, device=DEVICE).expand(2, -1).clone()
+    positions[1, 30:] = -1
+    source = cache.append(k, v, positions=positions)
+    asked = {"mask": ph.Causal(), "q_positions": torch.tensor([[49], [29]], device=DEVICE)}
+    mine = ph.attention(q, source, kernel="triton", **asked)
+    torch.testing.assert_close(mine, ph.attention(q, source, kernel="tiled", **asked))
+
+
+@pytest.mark.parametrize("where", ["a border tile", "a whole tile"])
+def test_a_poisoned_key_spoils_the_rows_that_see_it_and_no_other(where):
+    q, k, v = heads(4, 2, 40, 160, 16)
+    at = 140 if where == "a border tile" else 3
+    mask = ph.Causal() & ph.Drop(torch.zeros(160, dtype=torch.bool, device=DEVICE))
+    mask = mask if where == "a border tile" else ph.Causal()
+    k[:, 0, at, 2], v[:, 1, at, 5] = torch.inf, -torch.inf
+    k[:, 1, 150], v[:, 0, 155] = torch.nan, torch.nan
+    results = []
+    for name in ("triton", "reference"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = ph.attention(*leaves, mask=mask, kernel=name)
+        seen = out.masked_fill(out.isnan(), 0.0).square().sum()
+        results.append((out.detach(), *torch.autograd.grad(seen, leaves)))
+    (mine, *_), (theirs, *_) = results
+    assert 0 < theirs.isnan().sum() < theirs.numel() or where == "a whole tile"
+    assert torch.equal(mine.isnan(), theirs.isnan())
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("float64", {"dtype": torch.float64}),
+        ("it would need a T×S tensor", {"mask": ~ph.Causal()}),
+        ("it would need a T×S tensor", {"mask": ph.BlockSparse(torch.eye(8) > 0, 8)}),
+        ("a head size of 1200", {"D": 1200}),
+        ("no batch rows", {"T": 0}),
+        ("gradients of a head size of 300", {"D": 300, "learns": True}),
+    ],
+)
+def test_what_it_cannot_do_is_named(words, asked):
+    T, D, dtype = asked.pop("T", 9), asked.pop("D", 16), asked.pop("dtype", torch.float32)
+    q, k, v = heads(4, 2, T, 41, D, dtype=dtype)
+    q.requires_grad_(asked.pop("learns", False))
+    with pytest.raises(ph.UnsupportedError, match=rf"'triton' cannot do .*{words}.*can: .*tiled"):
+        ph.attention(q, k, v, kernel="triton", **asked)
+
+
+def test_codes_of_a_quantised_cache_are_refused_by_name():
+    q, k, v = heads(4, 2, 1, 32, 32)
+    source = ph.QuantizedCache(group=8, recent=8).append(k, v)
+    with pytest.raises(ph.UnsupportedError, match="keys and values in codes"):
+        ph.attention(q, source, kernel="triton")
+
+
+def test_a_bias_that_learns_is_not_promised_bit_for_bit():
+    q, k, v = heads(4, 2, 9, 9, 16)
+    bias = ph.ALiBi(torch.rand(4, device=DEVICE).requires_grad_())
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ph.UnsupportedError, match="deterministic gradients of a bias"):
+            ph.attention(q, k, v, bias=bias, kernel="triton")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_test_at_first_use_passes_and_notices_what_is_wrong(monkeypatch):
+    device, parts = torch.device(DEVICE), blocks.parts_of(16, 16)
+    assert self_test.disagreement(device, torch.float32, parts) is None
+    backward = launch.gradients
+
+    def wrong(*arguments, **options):
+        d_q, d_k, *rest = backward(*arguments, **options)
+        return [d_q, d_k * 1.01, *rest]
+
+    monkeypatch.setattr(launch, "gradients", wrong)
+    said = self_test.disagreement(device, torch.float32, parts)
+    assert said == "a gradient in torch.float32 differs from float64"
+    attend = launch.attend
+    monkeypatch.setattr(launch, "attend", lambda *a, **o: [x * 1.001 for x in attend(*a, **o)])
+    assert "attention in" in self_test.disagreement(device, torch.float32, parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [(64, 64), (80, 80), (576, 512)])
+def test_the_test_at_first_use_passes(dtype, size):
+    assert self_test.disagreement(torch.device(DEVICE), dtype, blocks.parts_of(*size)) is None
+
+
+def test_compiled_models_see_one_operator():
+    q, k, v = heads(4, 2, 9, 20, 16)
+
+    def attend(q, k, v):
+        return ph.attention(q, k, v, mask=ph.Causal(), softcap=3.0, kernel="triton").sin()
+
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    results = []
+    for function in (attend, compiled):
+        out = function(*leaves)
+        results.append((out, *torch.autograd.grad(out.sum(), leaves)))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="auto may take it on a GPU")
+def test_interpreted_it_runs_only_where_it_is_named():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said = ph.explain(*heads(4, 2, 9, 20, 16), bias=ph.ALiBi(4))
+    assert said.kernel != "triton"
+    assert "could where it is named: on a CPU it is interpreted" in said.refusals["triton"]
+    assert kernel.interpreting()

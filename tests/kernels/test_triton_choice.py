@@ -1,0 +1,96 @@
+"""When ``auto`` takes our Triton kernels, and what it does where they fail; needs no Triton."""
+
+import warnings
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead import functional
+from polyhead.kernels import KERNELS, SwitchedOffError
+from polyhead.kernels.triton import blocks, kernel, self_test
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setattr(self_test, "_found", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def objection(dtype=torch.bfloat16, size=128):
+    return self_test.objection(CUDA, dtype, size, size)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(kernel, "_has_triton", lambda: False)
+    assert "pip install 'polyhead[gpu]'" in KERNELS["triton"].unavailable()
+    monkeypatch.setattr(kernel, "_has_triton", lambda: True)
+    monkeypatch.setattr(kernel, "_has_gpu", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert "no CUDA device here" in KERNELS["triton"].unavailable()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert KERNELS["triton"].unavailable() is None
+
+
+def test_each_dtype_and_head_size_is_tested_once_before_it_is_used(monkeypatch):
+    tested = []
+    monkeypatch.setattr(self_test, "_tried", lambda *asked: tested.append(asked))
+    for _ in range(2):
+        assert objection() is None
+        assert objection(size=100) is None
+        assert objection(torch.float32) is None
+    sizes = blocks.parts_of(128, 128), blocks.parts_of(100, 100)
+    assert tested == [
+        (CUDA, torch.bfloat16, sizes[0]),
+        (CUDA, torch.bfloat16, sizes[1]),
+        (CUDA, torch.float32, sizes[0]),
+    ]
+    assert not self_test.switched_off()
+
+
+@pytest.mark.parametrize("wrong", ["attention in bfloat16 differs", RuntimeError("no ptxas")])
+def test_what_fails_its_test_is_switched_off_with_one_warning(monkeypatch, wrong):
+    def disagreement(*asked):
+        if isinstance(wrong, Exception):
+            raise wrong
+        return wrong
+
+    monkeypatch.setattr(self_test, "disagreement", disagreement)
+    with pytest.warns(UserWarning, match=r"torch.bfloat16 on cuda are switched off: .*(diff|no p)"):
+        assert "switched off" in objection()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "switched off" in objection()
+    assert list(self_test.switched_off()) == ["cuda, bfloat16, heads of 128"]
+
+
+def test_old_devices_and_captured_graphs_are_left_alone(monkeypatch):
+    monkeypatch.setattr(self_test, "_tried", lambda *asked: pytest.fail("tested"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert "captured graph" in objection()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "compute capability 8.0" in objection()
+
+
+def test_a_kernel_that_fails_to_compile_hands_the_call_to_the_next(monkeypatch):
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    first = next(iter(KERNELS.values()))
+    asked = []
+
+    def run(self, call, plan):
+        asked.append(call)
+        monkeypatch.setattr(type(first), "unasked", lambda self, call: "switched off")
+        raise SwitchedOffError("it does not compile here")
+
+    monkeypatch.setattr(type(first), "unavailable", lambda self: None)
+    monkeypatch.setattr(type(first), "plan", lambda self, call: None)
+    monkeypatch.setattr(type(first), "run", run)
+    out = ph.attention(q, k, v, mask=ph.Window(2))
+    torch.testing.assert_close(out, ph.attention(q, k, v, mask=ph.Window(2), kernel="tiled"))
+    assert len(asked) == 1
+    with pytest.raises(SwitchedOffError, match="does not compile"):
+        ph.attention(q, k, v, kernel=first.name)
+    assert functional.explain(q, k, v).kernel != first.name

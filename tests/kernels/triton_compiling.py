@@ -1,0 +1,139 @@
+"""Compiles our Triton kernels for GPUs that need not be here, and says what they take of one.
+
+    python tests/kernels/triton_compiling.py 80 90 [--only bfloat16]
+
+Every launch of ``launch.attend`` and ``launch.gradients`` over tensors without meaning is compiled
+with the very arguments that a launch has. A line of JSON for each: registers of a thread, bytes
+that are spilled, shared memory of a program, whether products run on ``wgmma``. Triton's own cache
+keeps what is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from polyhead.kernels.triton import launch
+from polyhead.kernels.triton.device import backward, forward, merge
+from polyhead.native.arguments import Extras, Piece
+from polyhead.native.dropout import Dropout
+
+
+class Compiling:
+    """Stands in for a kernel: ``kernel[grid](...)`` compiles in place of launching."""
+
+    def __init__(self, kernel: Any, capability: int, found: list[dict[str, Any]]) -> None:
+        self.kernel, self.found = kernel, found
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self._compiled
+
+    def _compiled(self, *arguments: Any, **options: Any) -> None:
+        backend = make_backend(self.target)
+        kernel = self.kernel
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, specialized, options = bind(*arguments, **options)
+        packed = kernel._pack_args(backend, options, bound, specialized, options)
+        parsed, signature, constants, attributes = packed
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log):
+            built = triton.compile(
+                ASTSource(kernel, signature, constants, attributes),
+                target=self.target,
+                options=parsed.__dict__,
+            )
+        said = log.getvalue()
+        numbers = [
+            re.search(pattern, said) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill")
+        ]
+        self.found.append(
+            {
+                "kernel": kernel.__name__,
+                "capability": self.target.arch,
+                "registers": None if numbers[0] is None else int(numbers[0][1]),
+                "spilled": None if numbers[1] is None else int(numbers[1][1]),
+                "shared": built.metadata.shared,
+                "wgmma": "wgmma" in built.asm["ptx"],
+                "mma": "mma.sync" in built.asm["ptx"],
+            }
+        )
+
+
+EVERYTHING = ("bounds", "softcap", "bias", "dropout")
+
+
+def extras_of(names: tuple[str, ...], B: int, H: int, T: int, S: int) -> Extras:
+    """Extras of these names over tensors of zeros."""
+    made: dict[str, Any] = {}
+    if "bounds" in names:
+        made["bounds"] = torch.zeros(2, 1, T, dtype=torch.int64).unbind()
+    if "softcap" in names:
+        made["softcap"] = 30.0
+    if "bias" in names:
+        made["bias"] = torch.zeros(1, H, T, S)
+    if "slopes" in names:
+        made |= {"slopes": torch.zeros(H), "q_positions": torch.zeros(T, dtype=torch.int64)}
+    if "dropout" in names:
+        made["dropout"] = Dropout(0.1, torch.zeros(1, dtype=torch.int64), 0, 0)
+    return Extras(**made)
+
+
+def cases() -> Iterator[tuple[torch.dtype, int, int, int, tuple[str, ...], bool]]:
+    """dtype, key size, value size, queries, extras, and whether gradients are asked for."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for size in (64, 128, 256):
+            yield dtype, size, size, 512, ("bounds",), True
+            yield dtype, size, size, 1, (), False
+            if dtype == torch.bfloat16:
+                yield dtype, size, size, 512, EVERYTHING, True
+                yield dtype, size, size, 512, ("bounds", "slopes"), True
+        yield dtype, 576, 512, 1, (), False
+    for size in (80, 96, 192):
+        yield torch.bfloat16, size, 128 if size == 192 else size, 512, ("bounds",), True
+
+
+def main(capabilities: list[int], only: str) -> None:
+    triton.knobs.nvidia.dump_ptxas_log = True
+    triton.knobs.compilation.always_compile = True
+    kernels = [(forward, "attend"), (merge, "merge"), (backward, "keys_pass")]
+    kernels.append((backward, "queries_pass"))
+    own = [getattr(module, name) for module, name in kernels]
+    for capability in capabilities:
+        found: list[dict[str, Any]] = []
+        for (module, name), kernel in zip(kernels, own, strict=True):
+            setattr(module, name, Compiling(kernel, capability, found))
+        for dtype, D, V, T, names, learns in cases():
+            case = f"{str(dtype).removeprefix('torch.')} {D}/{V} T={T} {'+'.join(names) or 'plain'}"
+            if only not in case:
+                continue
+            S, H, G = 4096, 8, 2
+            if D == 576:
+                H, G = 128, 1
+            q, k = torch.zeros(1, H, T, D, dtype=dtype), torch.zeros(1, G, S, D, dtype=dtype)
+            v = k[..., :V] if D == 576 else torch.zeros(1, G, S, V, dtype=dtype)
+            extras = extras_of(names, 1, H, T, S)
+            found.clear()
+            out, lse = launch.attend(q, [Piece(k, v)], 1.0, extras, lse=True)
+            if learns:
+                grads = torch.zeros_like(out), torch.zeros_like(lse)
+                of_bias = extras.learned is not None
+                launch.gradients(q, Piece(k, v), 1.0, extras, (out, lse), grads, of_bias=of_bias)
+            for each in found:
+                print(json.dumps({"case": case} | each), flush=True)
+
+
+if __name__ == "__main__":
+    chosen = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    main(chosen or [80, 90], sys.argv[-1] if "--only" in sys.argv else "")
