@@ -5,9 +5,8 @@
 //   many rows   a block of keys is transposed and a block of values packed once for all rows,
 //               and both products run on tiles of registers.
 //
-// Work is (batch row, kv head, block of rows) × keys. Where there are many such blocks, threads
-// take them one after the other, the longest first. Otherwise all keys of all blocks are one range
-// that is shared out evenly, and parts of a block are merged by their (peak, total).
+// Work is (batch row, kv head, block of rows) × keys. The keys of a block are one share, or several that
+// threads compute side by side; the shares are merged in order by their (peak, total).
 
 #include "codes.h"
 #include "plan.h"
@@ -75,69 +74,45 @@ inline int64_t state_bytes(const Plan& p) {
 template <class T> Outcome attend_of(const Attention& c, int threads) {
     if (!c.batch || !c.queries) return Outcome::done;
     const Plan p = plan_of(c, threads);
-    int lacking = 0;  // whether a thread found no memory
-    auto outcome = [&] {
-        return lacking ? Outcome::no_memory : stopped(c) ? Outcome::stopped : Outcome::done;
-    };
+    const int64_t items = p.blocks * p.shares, each = up_to(state_bytes(p), 64);
     const int64_t own = state_bytes(p) + (p.few ? few_bytes(c) : many_bytes<T>(c, p));
-    if (!p.split) {
-        int64_t next = 0;
-        const int team = p.blocks < threads ? (int)p.blocks : threads;
-        in_team(team, [&](int, int) {
-            const Memory memory(own);
-            if (!memory) __atomic_store_n(&lacking, 1, __ATOMIC_RELAXED);
-            while (memory && !stopped(c)) {
-                const int64_t block = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-                if (block >= p.blocks) break;
-                Arena arena{memory.aligned()};
-                State state = state_of(arena, p);
-                const Rows rows = rows_of(c, p, block);
-                run_rows<T>(c, p, rows, 0, c.keys, state, arena);
-                finish<T>(c, rows, state, p.width);
-            }
-        });
-        return outcome();
-    }
-    // Thread i has keys [i, i + 1) · total / threads of the range of all blocks after each other.
-    // It keeps a state for every block that it touches: at most blocks + threads in all.
-    const int64_t total = p.blocks * c.keys, each = up_to(state_bytes(p), 64);
-    if (total / threads < 2 * kFewKeys) threads = (int)(total / (2 * kFewKeys));
-    int next = 0;
-    const Memory states(each * (p.blocks + threads));
+    const int64_t of_shares = p.shares > 1 ? items * each : 0;
+    const Memory states(of_shares + p.blocks * (int64_t)sizeof(int));
     if (!states) return Outcome::no_memory;
-    auto state_at = [&](int64_t number) {
-        Arena arena{states.aligned() + number * each};
+    int* computed = (int*)(states.aligned() + of_shares);  // shares of a block
+    __builtin_memset(computed, 0, p.blocks * sizeof(int));
+    auto state_at = [&](int64_t item) {
+        Arena arena{states.aligned() + item * each};
         return state_of(arena, p);
     };
-    auto begin_of = [&](int share) { return total * share / threads / kFewKeys * kFewKeys; };
-    in_team(threads, [&](int, int) {
+    if (p.few && p.blocks * c.keys < 2 * kFewKeys * threads) threads = (int)(p.blocks * c.keys / (2 * kFewKeys));
+    if (threads < 1) threads = 1;
+    // A thread reads shares of few rows that follow each other in memory; elsewhere it takes the next one.
+    const int64_t runs = p.few && p.shares > 1 && threads < items ? threads : items;
+    int64_t next = 0;
+    int lacking = 0;  // whether a thread found no memory
+    in_team(runs < threads ? (int)runs : threads, [&](int, int) {
         const Memory memory(own);
         if (!memory) __atomic_store_n(&lacking, 1, __ATOMIC_RELAXED);
-        // A team may come out smaller than asked for: threads then take several shares.
         while (memory && !stopped(c)) {
-            const int share = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-            if (share >= threads) break;
-            int64_t at = begin_of(share);
-            const int64_t end = share + 1 == threads ? total : begin_of(share + 1);
-            while (at < end) {
-                const int64_t block = at / c.keys, from = at % c.keys;
-                const int64_t to = end - block * c.keys < c.keys ? end - block * c.keys : c.keys;
+            const int64_t run = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+            if (run >= runs) break;
+            for (int64_t item = items * run / runs; item < items * (run + 1) / runs; ++item) {
+                const int64_t block = item / p.shares, first = block * p.shares;
+                const int64_t from = (item - first) * p.share_keys;
+                const int64_t to = from + p.share_keys < c.keys ? from + p.share_keys : c.keys;
                 Arena arena{memory.aligned()};
-                State state = state_at(block + share);
-                run_rows<T>(c, p, rows_of(c, p, block), from, to, state, arena);
-                at = block * c.keys + to;
+                State state = state_of(arena, p);
+                if (p.shares > 1) state = state_at(item);
+                const Rows rows = rows_of(c, p, block);
+                run_rows<T>(c, p, rows, from, to, state, arena);
+                if (__atomic_add_fetch(computed + block, 1, __ATOMIC_ACQ_REL) < p.shares) continue;
+                if (p.shares > 1) state = state_at(first);
+                for (int64_t share = 1; share < p.shares; ++share)
+                    merge(state, state_at(first + share), rows.count, p.width, late_scale(c));
+                finish<T>(c, rows, state, p.width);
             }
         }
     });
-    if (outcome() != Outcome::done) return outcome();
-    for (int64_t block = 0; block < p.blocks; ++block) {
-        int first = 0;
-        while (first + 1 < threads && begin_of(first + 1) <= block * c.keys) ++first;
-        State state = state_at(block + first);
-        const Rows rows = rows_of(c, p, block);
-        for (int share = first + 1; share < threads && begin_of(share) < (block + 1) * c.keys; ++share)
-            merge(state, state_at(block + share), rows.count, p.width, late_scale(c));
-        finish<T>(c, rows, state, p.width);
-    }
-    return Outcome::done;
+    return lacking ? Outcome::no_memory : stopped(c) ? Outcome::stopped : Outcome::done;
 }

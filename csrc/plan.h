@@ -14,8 +14,11 @@ struct Plan {
     int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
     int64_t blocks;                // in all
     int64_t rows, width;           // of a block, most; values, padded to vectors
-    bool split;                    // keys are shared out
+    int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them
 };
+
+constexpr int64_t kMostShares = 16;
+constexpr int64_t kFewShareKeys = 256;  // keys of a share, at least: few rows
 
 inline Plan plan_of(const Attention& c, int threads) {
     Plan p{};
@@ -34,7 +37,13 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
     p.rows = p.heads * p.tokens;
-    p.split = threads > 1 && p.blocks < 4 * threads && c.keys > 2 * kFewKeys;
+    // Few rows: by the number of keys alone, so that neither threads nor the rest of the batch change the bits.
+    int64_t shares = c.keys / kFewShareKeys < kMostShares ? c.keys / kFewShareKeys : kMostShares;
+    if (!p.few) shares = threads > 1 && p.blocks < 4 * threads ? (4 * threads + p.blocks - 1) / p.blocks : 1;
+    if (shares > c.keys / (2 * kFewKeys)) shares = c.keys / (2 * kFewKeys);
+    if (shares < 1) shares = 1;
+    p.share_keys = up_to((c.keys + shares - 1) / shares, kFewKeys);
+    p.shares = c.keys ? (c.keys + p.share_keys - 1) / p.share_keys : 1;
     return p;
 }
 

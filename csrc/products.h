@@ -8,8 +8,9 @@ constexpr int kPrefetch = 4096;  // bytes ahead
 
 template <int M, class T>
 inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, float* found) {
-    // Several sums, so that additions need not wait for each other.
-    constexpr int S = M == 1 ? 4 : M <= 4 ? 2 : 1;
+    // Two sums, so that additions need not wait for each other. Not more for one row than for eight: a row
+    // gets the same bits beside others and alone.
+    constexpr int S = 2;
     Vec acc[S][M] = {};
     int64_t k = 0;
     for (; k + S * W <= K; k += S * W) {

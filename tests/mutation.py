@@ -528,6 +528,20 @@ MUTATIONS = [
         )
     ),
     Mutation(
+        "shares for any number of threads",
+        "csrc/plan.h",
+        "if (!p.few) shares =",
+        "shares =",
+        "tests/kernels/test_native.py",
+    ),
+    Mutation(
+        "the same sums for one row",
+        "csrc/products.h",
+        "constexpr int S = 2;",
+        "constexpr int S = M == 1 ? 4 : 2;",
+        "tests/test_sharing.py",
+    ),
+    Mutation(
         "LayerNorm's mean",
         "csrc/products.h",
         "mean = total / (float)p.dim;",

@@ -126,25 +126,27 @@ def test_any_number_of_threads(dtype: torch.dtype) -> None:
 
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decoding_has_the_same_bits_for_any_number_of_threads_where_that_is_asked_for(dtype):
-    net = model(dtype)
+def test_decoding_has_the_same_bits_for_any_number_of_threads_and_any_neighbours(dtype):
+    net, long = model(dtype), 700  # keys that threads share
+    ids = torch.randint(200, (3, long + STEPS), generator=torch.Generator().manual_seed(3))
     cache = net.new_cache()
     torch.set_num_threads(1)
-    net(IDS[:, :PROMPT], cache=cache)  # whose matrix products are torch's
+    net(ids[:, :long], cache=cache)  # whose matrix products are torch's
 
-    def decoded() -> Tensor:
-        fork = cache.fork()
-        return torch.cat([net(x, cache=fork) for x in IDS[:, PROMPT:].split(1, dim=1)], dim=1)
+    def decoded(rows: Sequence[int] = ALL) -> Tensor:
+        fork, chosen = cache.fork(), [*rows]
+        fork.reorder(chosen)
+        steps = ids[chosen, long:].split(1, dim=1)
+        return torch.cat([net(x, cache=fork) for x in steps], dim=1)
 
-    torch.use_deterministic_algorithms(True)
-    assert same_bits(decoded, THREADS)
-    strict = decoded()
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(1)
-    assert torch.equal(decoded(), strict)
+    together = decoded()
     for count in THREADS:
         torch.set_num_threads(count)
-        assert_near(decoded(), strict)
+        for rows in (ALL, [0], [1], [2, 0], [1, 1, 2, 0, 2, 1, 0, 0]):
+            assert torch.equal(decoded(rows), together[rows])
+    torch.use_deterministic_algorithms(True)
+    assert same_bits(decoded, THREADS)
+    assert torch.equal(decoded(), together)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

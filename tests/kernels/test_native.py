@@ -112,6 +112,30 @@ def test_shapes_of_decoding_and_prompts(code, threads, H, G, T, S, D, V):
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_queries_have_the_same_bits_for_any_threads_and_neighbours(code, dtype):
+    before = torch.get_num_threads()
+    with native.using(code):
+        for H, G, T, S, D in ((9, 3, 1, 700, 64), (8, 1, 2, 5000, 32), (16, 16, 1, 530, 16)):
+            q, k, v = (
+                torch.randn(shape).to(dtype) for shape in ((5, H, T, D), (5, G, S, D), (5, G, S, D))
+            )
+            wanted = None
+            try:
+                for count in (1, 2, 5):
+                    torch.set_num_threads(count)
+                    for rows in ([0, 1, 2, 3, 4], [3], [4, 0, 2]):
+                        out, lse = ph.attention(
+                            q[rows], k[rows], v[rows], kernel="native", return_lse=True
+                        )
+                        wanted = (out, lse) if wanted is None else wanted
+                        assert torch.equal(out, wanted[0][rows])
+                        assert torch.equal(lse, wanted[1][rows])
+            finally:
+                torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 @pytest.mark.parametrize("T", [1, 40])
 @pytest.mark.parametrize("scale", [-0.7, 0.0, 1.0, 3.0])
 def test_a_scale_may_be_any_number(code, T, scale):
