@@ -398,11 +398,11 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
     },
     "parallel": {
         "tests/parallel/test_context_parallel.py": [
-            ("gradients follow their block", "coming.wait().add_(found)", "found"),
+            ("gradients follow their block", "grad += coming.wait()", "coming.wait()"),
             ("the share of a block", "torch.exp(lse - merged_lse).masked_fill(silent, 0.0)", "torch.ones_like(lse)"),
             ("the gradient of a block's lse", "(grad_out * apart).sum(dim=-1) + ", ""),
-            ("masks by index are cut", "mask = mask.of_tokens(queries.run.whole, keys.run.whole)", "pass"),
-            ("biases by index are cut", "bias = bias.of_tokens(queries.run.whole, keys.run.whole)", "pass"),
+            ("masks by index are cut", "mask.of_tokens(*here)", "mask"),
+            ("biases by index are cut", "bias.of_tokens(*here)", "bias"),
             ("queries line up with the last key", "queries = Spread(order, T, ranks.size, shift=S - T)", "queries = Spread(order, T, ranks.size)"),
             ("dropout counts all heads", "heads=(first + heads.start, count))", "heads=None)"),
             ("what one refuses all refuse", "if length >= 0:", "if False:"),
@@ -411,6 +411,9 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("heads that ranks cannot share", "if H % ranks or (G % ranks and ranks % G):", "if False:"),
             ("too few tokens", "if self.total < least:", "if False:"),
             ("zigzag's second run", "(rank, pieces - 1 - rank)", "(rank, pieces // 2 + rank)"),
+            ("sums are wider than 16 bits", "rows = q[:, :, queries.rows].to(state.out.dtype)", "rows = q[:, :, queries.rows].to(state.out.dtype).bfloat16().to(state.out.dtype)"),
+            ("a state that is kept is weighed again", "out.mul_(torch.exp(lse - safe)[..., None])", "pass"),
+            ("gradients of a bias go to its cut", "whole.of_tokens(queries.run.whole, keys.run.whole).tensors", "whole.tensors"),
             ("one seed for all ranks", "seed = torch.tensor(told_by[8][0], device=q.device)", "seed = seed + ranks.rank"),
         ],
         "tests/parallel/test_parallel_models.py": [

@@ -162,6 +162,27 @@ def run(call: Call, kernel: str = "auto") -> State:
     return run(call)
 
 
+def gradients(
+    call: Call, result: State, grads: tuple[Tensor, Tensor], kernel: str = "auto"
+) -> list[Tensor] | None:
+    """Gradients of a call whose result was merged with those of other keys (``Kernel.gradients``).
+
+    Args:
+        call: Of dense keys and values, with ``requires_grad``.
+        result: Of all keys, in the dtype of q, and its lse.
+        grads: Of both.
+        kernel: ``"auto"`` or a kernel's name.
+
+    Returns:
+        Those of q, k and v, and of the bias's tensors if any of these requires a gradient; None:
+        the kernel has no backward pass apart from autograd's.
+    """
+    with torch.enable_grad():  # what a kernel makes of a bias is pulled back through
+        chosen, plan = _choose(call, kernel)
+    with torch.no_grad(), full_precision(call.q), reproducibly(call.spec, call.q):
+        return chosen.gradients(call, plan, result, grads)
+
+
 @dataclass(frozen=True)
 class Explanation:
     """Which kernel runs and why not the others; print it.

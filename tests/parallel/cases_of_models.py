@@ -29,6 +29,7 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
+from polyhead.parallel.experts import Absent
 
 E, W, T, B = 32, 47, 21, 2
 RMS, LAYER = NormConfig(), NormConfig("layernorm", bias=True)
@@ -82,10 +83,16 @@ def _t5() -> TransformerConfig:
     )  # fmt: skip
 
 
-def _deepseek() -> TransformerConfig:
+def _mixtral() -> TransformerConfig:
+    network = MixtureConfig(FeedForwardConfig(16, "silu"), 8, 2)
+    return _decoder(_heads(4, 2, rope=ROPE), network, head="untied")
+
+
+def _deepseek(kv_lora_rank: int = 12, q_lora_rank: int | None = 10) -> TransformerConfig:
+    """With the sizes given first, expanding latents takes fewer operations than absorbing."""
     latent = LatentAttentionConfig(
-        num_heads=4, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
-        q_lora_rank=10, rope=ROPE, norm=RMS,
+        num_heads=4, kv_lora_rank=kv_lora_rank, qk_nope_head_dim=8, qk_rope_head_dim=4,
+        v_head_dim=6, q_lora_rank=q_lora_rank, rope=ROPE, norm=RMS,
     )  # fmt: skip
     expert = FeedForwardConfig(16, "silu")
     mixture = MixtureConfig(
@@ -113,6 +120,8 @@ FAMILIES: dict[str, Callable[[], TransformerConfig]] = {
     ),
     "T5": _t5,
     "DeepSeek": _deepseek,
+    "DeepSeek, small latent": lambda: _deepseek(kv_lora_rank=4, q_lora_rank=None),
+    "Mixtral": _mixtral,
 }
 
 MESHES: dict[str, tuple[tuple[str, ...], tuple[int, ...] | None]] = {
@@ -120,7 +129,12 @@ MESHES: dict[str, tuple[tuple[str, ...], tuple[int, ...] | None]] = {
     "shard": (("shard",), None),
     "tensor": (("tensor",), None),
     "context": (("context",), None),
+    "expert": (("expert",), None),
     "tensor + context": (("context", "tensor"), (2, -1)),
+    "expert + tensor": (("expert", "tensor"), (2, -1)),
+    "expert + context": (("expert", "context"), (2, -1)),
+    "shard + expert": (("shard", "expert"), (2, -1)),
+    "data + expert": (("data", "expert"), (2, -1)),
     "shard + tensor": (("shard", "tensor"), (2, -1)),
     "shard + context": (("shard", "context"), (2, -1)),
     "data + shard": (("data", "shard"), (2, -1)),
@@ -141,13 +155,13 @@ def made(family: str, dtype: torch.dtype) -> ph.Transformer:
     return model
 
 
-def batch(family: str) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def batch(family: str, rows: int = B) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Ids, labels, and what an encoder reads."""
     generator = torch.Generator().manual_seed(9)
-    ids = torch.randint(W, (B, T + 1), generator=generator)
+    ids = torch.randint(W, (rows, T + 1), generator=generator)
     more = {}
     if FAMILIES[family]().kind == "encoder-decoder":
-        more["encoder_ids"] = torch.randint(W, (B, 17), generator=generator)
+        more["encoder_ids"] = torch.randint(W, (rows, 17), generator=generator)
     return ids[:, :-1], ids[:, 1:], more
 
 
@@ -163,19 +177,22 @@ def equal_all(
 
 
 def equal(
-    family: str, mesh_name: str, dtype_name: str, *, exchange: str = "ring", order: str = "zigzag"
-) -> None:
+    family: str, mesh_name: str, dtype_name: str, *, exchange: str = "ring",
+    order: str = "zigzag", **options: Any,
+) -> None:  # fmt: skip
     """Loss, logits and every gradient."""
     dtype = getattr(torch, dtype_name)
     bound = 1e-12 if dtype == torch.float64 else 1e-5
+    mesh = _mesh(mesh_name)
+    mine, copies = _rows(mesh)
     one = made(family, dtype)
-    ids, labels, more = batch(family)
+    ids, labels, more = batch(family, max(B, copies))
     wanted = one(ids, **more)
     loss = F.cross_entropy(wanted.flatten(0, 1), labels.flatten())
     loss.backward()
-    mesh = _mesh(mesh_name)
-    model = parallel.parallelize(made(family, dtype), mesh, exchange=exchange, order=order)
-    mine = _rows(mesh)
+    model = parallel.parallelize(
+        made(family, dtype), mesh, exchange=exchange, order=order, **options
+    )
 
     def cut(x: Tensor) -> Tensor:
         return parallel.shard(x[mine], mesh, order=order)
@@ -184,6 +201,10 @@ def equal(
     ours = parallel.cross_entropy(found, cut(labels), mesh)
     ours.backward()
     assert abs(ours.item() - loss.item()) <= bound * 10, f"loss {ours.item()} for {loss.item()}"
+    if options.get("loss_parallel"):
+        assert isinstance(found, DTensor)
+        assert found.to_local().shape[-1] < W
+        found = found.full_tensor()
     whole = parallel.gather(found, mesh, order=order)
     _compare("logits", whole, wanted[mine].detach(), bound)
     compare_gradients(model, one, bound)
@@ -191,7 +212,7 @@ def equal(
 
 def compare_gradients(model: nn.Module, one: nn.Module, bound: float) -> None:
     theirs = dict(one.named_parameters())
-    seen = set()
+    seen, parts = set(), mixture_parts(model)
     for name, parameter in model.named_parameters():
         grad = parameter.grad
         expected = theirs[name].grad
@@ -204,7 +225,13 @@ def compare_gradients(model: nn.Module, one: nn.Module, bound: float) -> None:
             grad = grad.full_tensor()
         _compare(f"the gradient of {name}", grad, expected, bound)
         seen.add(name)
-    assert seen >= {n for n, p in theirs.items() if p.grad is not None}
+    assert seen >= {n for n, p in theirs.items() if p.grad is not None and parts(n)}
+
+
+def mixture_parts(model: nn.Module) -> Callable[[str], bool]:
+    """Whether a parameter of the whole model is one of this rank's."""
+    absent = [n + "." for n, m in model.named_modules() if isinstance(m, Absent)]
+    return lambda name: not any(name.startswith(prefix) for prefix in absent)
 
 
 def _compare(what: str, ours: Tensor, theirs: Tensor, bound: float) -> None:
@@ -224,13 +251,12 @@ def _mesh(name: str) -> Any:
     return mesh_of(*names, sizes=sizes)
 
 
-def _rows(mesh: Any) -> slice:
-    """The batch rows of this rank: data and shard share them."""
+def _rows(mesh: Any) -> tuple[slice, int]:
+    """The batch rows of this rank, and how many ranks share them: data, shard and expert."""
     count, number = 1, 0
-    for name in ("data", "shard"):
+    for name in ("data", "shard", "expert"):
         if name in mesh.mesh_dim_names:
             size = mesh[name].size()
             count, number = count * size, number * size + mesh.get_local_rank(name)
-    each = B // count if count <= B else 1
-    first = number % B if count > B else number * each
-    return slice(first, first + each)
+    each = max(B, count) // count
+    return slice(number * each, number * each + each), count

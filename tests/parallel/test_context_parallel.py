@@ -35,6 +35,41 @@ def test_every_feature_equals_one_process_forward_and_backward(
     two.run("cases_of_attention:equal_all", exchange, order, "float64", ALL)
 
 
+def test_kernels_without_a_backward_pass_of_their_own_are_computed_again(two: World) -> None:
+    features = ["window", "T5's bias", "sinks", "dropout", "nothing visible"]
+    two.run("cases_of_attention:equal_all", "ring", "zigzag", "float64", features, "reference")
+
+
+def test_pieces_of_a_block_add_up_in_compiled_code_and_beside_every_bias(two: World) -> None:
+    features = ["causal", "MQA", "dropout", "ALiBi", "T5's bias", "tensor bias", "latent keys"]
+    for exchange, order in (("ring", "striped"), ("gather", "zigzag")):
+        two.run("cases_of_attention:in_pieces", exchange, order, "float32", features)
+        two.run("cases_of_attention:in_pieces", exchange, order, "float64", features[-3:])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_are_rounded_once_at_the_end(two: World, dtype: str) -> None:
+    for exchange in ("ring", "gather"):
+        two.run("cases_of_attention:rounded_once", exchange, dtype)
+
+
+def test_a_rank_holds_its_share_of_what_one_process_holds(two: World) -> None:
+    (first, one), (second, _) = two.run("cases_of_memory:share_of_attention", 8192, "ring")
+    assert max(first, second) <= 1.15 * one / 2, f"{first}, {second} for {one} bytes"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_rank_of_four_holds_a_quarter_at_32k_tokens(exchange: str) -> None:
+    with World(4, timeout=900) as world:
+        found = world.run("cases_of_memory:share", 32768, 2, exchange, None)
+        one = found[0][1]
+        assert max(held for held, _ in found) <= 1.15 * one / 4, found
+        if exchange == "ring":  # heads holds queries twice, gather all keys
+            found = world.run("cases_of_memory:share_of_attention", 32768, exchange)
+            assert max(held for held, _ in found) <= 1.15 * found[0][1] / 4, found
+
+
 def test_other_calls_on_one_rank_are_refused_on_all_by_its_name(two: World) -> None:
     for what, words in (
         (

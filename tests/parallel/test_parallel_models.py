@@ -22,6 +22,20 @@ def test_loss_logits_and_gradients_equal_one_process(two: World, family: str) ->
     two.run("cases_of_models:equal_all", [family], ["tensor", "context", "shard"], "float64")
 
 
+@pytest.mark.parametrize("family", ["Mixtral", "gpt-oss", "DeepSeek"])
+def test_experts_by_rank_equal_one_process(two: World, family: str) -> None:
+    two.run("cases_of_models:equal_all", [family], ["expert"], "float64")
+
+
+def test_logits_and_tokens_that_stay_in_parts_equal_one_process(two: World) -> None:
+    for family, options in (
+        ("Gemma 2", {"sequence_parallel": True}),
+        ("GPT-2", {"sequence_parallel": True, "loss_parallel": True}),
+        ("DeepSeek", {"loss_parallel": True}),
+    ):
+        two.run("cases_of_models:equal_all", [family], ["tensor"], "float64", options)
+
+
 def test_copies_over_data_equal_one_process(two: World) -> None:
     two.run("cases_of_models:equal_all", ["Llama"], ["data"], "float64")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
+from torch import Tensor
+
 from polyhead.errors import PolyheadError
 from polyhead.semantics import Call, State
 
@@ -49,3 +51,19 @@ class Kernel(ABC, Generic[Plan]):
     @abstractmethod
     def run(self, call: Call, plan: Plan) -> State:
         """Computes a call by its own plan of it; lse is set where ``call.needs_lse``."""
+
+    def gradients(
+        self, call: Call, plan: Plan, result: State, grads: tuple[Tensor, Tensor]
+    ) -> list[Tensor] | None:
+        """Gradients of q, k and v, and of the bias's tensors if any of these requires a gradient.
+
+        Weights are measured against the lse of ``result``, so it may be of more keys than those of
+        ``call``: states were merged. None: this kernel has no backward pass apart from autograd's.
+
+        Args:
+            call: Of a ``DenseSource``.
+            plan: This kernel's own plan of it.
+            result: out in the dtype of q, and lse, of all keys.
+            grads: Of both.
+        """
+        return None

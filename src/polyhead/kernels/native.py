@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from polyhead import native
 from polyhead.errors import NotPlainError
@@ -80,6 +81,32 @@ class NativeKernel(Kernel[Extras]):
             return State(*code.attend(call.q, pieces, spec.scale, plan, lse=call.needs_lse))
         pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
         return State(*code.attend(dense(call.q), pieces, spec.scale, plan, lse=call.needs_lse))
+
+    def gradients(
+        self, call: Call, plan: Extras, result: State, grads: tuple[Tensor, Tensor]
+    ) -> list[Tensor]:
+        code, learned = _code(), plan.learned
+        (piece,) = pieces_of(call)
+        k, v = dense(piece.k), dense(piece.v)
+        slopes, by_distance, bias = (
+            None if x is None else x.detach() for x in (plan.slopes, plan.by_distance, plan.bias)
+        )
+        plain = plan._replace(slopes=slopes, by_distance=by_distance, bias=bias)
+        of_bias = learned is not None and learned.requires_grad
+        out, lse = result
+        assert lse is not None
+        made = code.gradients(
+            dense(call.q), piece._replace(k=k, v=v), call.spec.scale, plain,
+            (dense(out), lse.contiguous()), (dense(grads[0]), grads[1].contiguous()),
+            of_bias=of_bias,
+        )  # fmt: skip
+        if learned is None or call.spec.bias is None or not of_bias:
+            return made
+        *found, of_learned = made
+        # From a number for each head, distance or pair back to what the bias is computed from.
+        tensors = call.spec.bias.tensors
+        pulled = torch.autograd.grad(learned, tensors, of_learned, materialize_grads=True)
+        return [*found, *pulled]
 
 
 def _code() -> Code:

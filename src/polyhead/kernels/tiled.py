@@ -82,6 +82,18 @@ class TiledKernel(Kernel[None]):
         )
         return State(out, lse)
 
+    def gradients(
+        self, call: Call, plan: None, result: State, grads: tuple[Tensor, Tensor]
+    ) -> list[Tensor]:
+        k, v = call.source.gather()
+        bias, lse = call.spec.bias, result.lse
+        learned = bias is not None and any(x.requires_grad for x in bias.tensors)
+        assert lse is not None
+        saved, where = (call.q, k, v, result.out, lse), (call.q_tokens, call.source.tokens)
+        with beside(*call.tensors().values()):
+            of_inputs, of_bias = _backward(saved, grads, call.spec, *where, needs_bias=learned)
+        return [*of_inputs, *of_bias]
+
 
 def _tile_sizes(q: Tensor, keys: int) -> tuple[int, int]:
     """Queries and keys per tile."""

@@ -60,17 +60,20 @@ class Experts(nn.Module):
         weights, chosen = self.route(flat)
         if self.config.capacity is not None:
             weights = weights * self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
-        if len(flat) == 1 and not self.calls_all:
-            out = self._of_one(flat, weights, chosen)
-        else:
-            out = self._of_all(flat, weights, chosen)
-        out = out.view_as(x)
+        out = self._visited(flat, weights, chosen).view_as(x)
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x)
         return out + (
             shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared
         )
+
+    def _visited(self, flat: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """``[M, E]`` what the visited experts give, weighed: what a mixture replaces whose experts
+        are spread over processes (``polyhead.parallel``)."""
+        if len(flat) == 1 and not self.calls_all:
+            return self._of_one(flat, weights, chosen)
+        return self._of_all(flat, weights, chosen)
 
     def _of_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """``[M, E]``, expert after expert."""

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from polyhead.checks import flag, number, one_of
 from polyhead.parallel.blocks import Job
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, exchanged, head_shares
+from polyhead.parallel.latents import Latents
 from polyhead.parallel.order import ORDERS, Order, Spread
 from polyhead.parallel.ranks import (
     Ranks,
@@ -241,18 +242,19 @@ def attend(
     needs_lse: bool,
 ) -> State:
     """The state of a rank's queries, of arguments on which the ranks have agreed."""
-    if type(source) is not DenseSource:
+    if type(source) not in (DenseSource, Latents):
         raise unsupported(f"a {type(source).__name__} beside tokens that are spread over ranks")
-    k, v = source.k, source.v
+    k, v = source.gather()
     B, H = q.shape[:2]
     if spec.mask is not None:
         spec.mask.check(B, H, queries.total, keys.total)
     if spec.bias is not None:
         spec.bias.check(B, H, queries.total, keys.total)
-    latent = v.shape[1] == k.shape[1] == 1 and are_first_features(v, k)
+    expansion = source.expansion if isinstance(source, Latents) else None
+    latent = expansion is not None or (v.shape[1] == k.shape[1] == 1 and are_first_features(v, k))
     job = Job(
-        spec, queries, keys, ranks.rank, kernel, v.shape[-1], latent,
-        (B, k.shape[1], k.shape[3]), needs_lse,
+        spec, queries, keys, ranks.rank, kernel, source.value_dim, latent,
+        (B, k.shape[1], k.shape[3]), needs_lse, expansion,
     )  # fmt: skip
     state = exchanged(exchange, ranks, job, q, k, v)
     return state if sinks is None else add_sinks(state, sinks)

@@ -1,14 +1,19 @@
 """Attention of a rank's queries to the keys of one rank at a time, forward and backward.
 
-Every pair of runs is an ordinary call: its tokens know their positions and places, so every mask,
-bias and kernel serves. States of different keys merge (``semantics/state.py``):
+Every pair of pieces of runs is an ordinary call: its tokens know their positions and places, so
+every mask, bias and kernel serves. States of different keys merge in place, in float32 (float64 of
+float64), and are rounded once, when all keys were seen (``semantics/state.py``):
 
     lse = log Σ exp(lse_i)        out = Σ w_i out_i        w_i = exp(lse_i − lse)
 
-Backward, a block is computed once more and handed its share of the merged result's gradient, so
-that nothing of it was kept:
+Backward, a block is handed the merged result: with its lse the weights of a block are those of the
+whole, so nothing of a block was kept (``Kernel.gradients``). A kernel without a backward pass of
+its own computes the block once more and is handed its share of the gradient:
 
     dout_i = w_i dout             dlse_i = w_i (dout · (out_i − out) + dlse)
+
+Besides what a rank keeps there are the results of one piece at a time, and one block of keys with
+its gradient.
 
 Shape letters: B batch, H query heads, G kv heads, T queries and S keys of a rank, D key size,
 V value size.
@@ -23,12 +28,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.functional import run
+from polyhead.functional import gradients, run
+from polyhead.parallel.latents import Expansion
 from polyhead.parallel.order import Held, Spread
-from polyhead.semantics import Call, DenseSource, Specification, State, merge_states
+from polyhead.semantics import Call, DenseSource, Specification, State
 from polyhead.semantics.call import decisive
 from polyhead.semantics.masks import Visibility
 from polyhead.semantics.scores import accumulation_dtype
+
+PIECE = 2048
+"""Most queries, and most keys, of a call: what it makes is small beside what a rank keeps."""
 
 
 class Saved(NamedTuple):
@@ -39,6 +48,11 @@ class Saved(NamedTuple):
     lse: Tensor
     grad_out: Tensor
     grad_lse: Tensor
+
+    def of(self, rows: slice) -> Saved:
+        """Of some queries, in the precision of sums."""
+        precise = accumulation_dtype(self.q.dtype)
+        return Saved(*(x[:, :, rows].to(precise) for x in self))
 
 
 @dataclass(eq=False)
@@ -52,9 +66,11 @@ class Job:
         rank: This one.
         kernel: ``"auto"`` or a kernel's name.
         value_dim: V.
-        latent: Whether a value is the first V features of its key: keys alone are sent.
-        shape: B, G, D of the keys.
+        latent: Whether a value is the first V features of its key, or made from it: keys alone
+            are sent.
+        shape: B, G, D of the keys that are sent.
         needs_lse: Whether anybody reads the lse of the result.
+        expansion: Makes keys and values of the latents that are sent, or None.
     """
 
     spec: Specification
@@ -66,11 +82,13 @@ class Job:
     latent: bool
     shape: tuple[int, int, int]
     needs_lse: bool
+    expansion: Expansion | None = None
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
-        """The tensors of the bias."""
-        return () if self.spec.bias is None else self.spec.bias.tensors
+        """What a gradient may flow to besides q, k and v: of the bias, and of an expansion."""
+        of_bias = () if self.spec.bias is None else self.spec.bias.tensors
+        return of_bias if self.expansion is None else (*of_bias, self.expansion.weight)
 
     def elements(self, rank: int) -> int:
         """Numbers of the keys and values that ``rank`` holds."""
@@ -94,6 +112,10 @@ class Job:
             return k, k[..., : self.value_dim]
         return k, message[count:].view(B, G, length, self.value_dim)
 
+    def columns(self, owner: int | None) -> Iterator[Held]:
+        """Keys of a rank, or of all in the order of the sequence, in pieces."""
+        return self.keys.all_held(PIECE) if owner is None else self.keys.held(owner, PIECE)
+
     def empty_state(self, q: Tensor) -> State:
         """The state of queries that saw nothing, in the precision of sums."""
         precise = accumulation_dtype(q.dtype)
@@ -102,20 +124,18 @@ class Job:
 
     def attend(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, columns: Iterable[Held]
-    ) -> State:
-        """The state when these keys were seen too."""
+    ) -> None:
+        """Adds to the state what these keys bring, in place."""
         if state.lse is None:
             raise ValueError("a state over ranks needs its lse")
-        out, lse = state.out, state.lse
-        for rows, part, call in self._calls(q, k, v, columns, self.spec):
-            made = run(call, self.kernel)
-            if made.lse is None:
-                raise RuntimeError("the kernel returned no lse although it was asked for one")
-            del part
-            out[:, :, rows], lse[:, :, rows] = merge_states(
-                [out[:, :, rows], made.out], [lse[:, :, rows], made.lse]
-            )
-        return State(out, lse)
+        for keys in columns:
+            source = None
+            for queries, spec, visibility in self._seen(keys):
+                source = self._read(k, v, keys) if source is None else source
+                rows = q[:, :, queries.rows].to(state.out.dtype)
+                call = Call(rows, source, spec, queries.tokens, True, visibility, False)
+                made = run(call, self.kernel)
+                _merge(state.out[:, :, queries.rows], state.lse[:, :, queries.rows], made)
 
     def add_gradients(
         self,
@@ -124,70 +144,119 @@ class Job:
         v: Tensor,
         columns: Iterable[Held],
         grad_q: Tensor,
-        grad_learned: Sequence[Tensor],
+        grad_learned: Sequence[Tensor] | None,
     ) -> Tensor:
-        """Adds to the gradients of the queries and the bias; returns that of the packed keys."""
-        grad = torch.zeros(
-            self.packed(k, v).shape, dtype=accumulation_dtype(k.dtype), device=k.device
-        )
+        """Adds to the gradients of the queries and, unless None, of what is learned.
+
+        Returns:
+            The gradient of the packed keys, in the precision of sums.
+        """
+        count = k.numel() + (0 if self.latent else v.numel())
+        grad = k.new_zeros(count, dtype=accumulation_dtype(k.dtype))
         grad_k, grad_v = self.parts(grad, k.shape[2])
-        columns = list(columns)
-        with torch.enable_grad():
-            q_leaf, k_leaf = saved.q.detach().requires_grad_(), k.detach().requires_grad_()
-            v_leaf = k_leaf[..., : self.value_dim] if self.latent else v.detach().requires_grad_()
-            learned = [x.detach().requires_grad_() for x in self.learned]
-            spec = self.spec
-            if spec.bias is not None:
-                spec = replace(spec, bias=spec.bias.with_tensors(learned))
-        leaves = [q_leaf, k_leaf, *([] if self.latent else [v_leaf]), *learned]
-        sums = [grad_q, grad_k, *([] if self.latent else [grad_v]), *grad_learned]
-        calls = self._calls(q_leaf, k_leaf, v_leaf, columns, spec)
-        while True:
-            with torch.enable_grad():
-                found = next(calls, None)
-                if found is None:
-                    return grad
-                rows, _, call = found
-                made = run(call, self.kernel)
-            if made.lse is None:
-                raise RuntimeError("the kernel returned no lse although it was asked for one")
-            of_state = _share(saved, rows, made.out.detach(), made.lse.detach())
-            pieces = torch.autograd.grad((made.out, made.lse), leaves, of_state, allow_unused=True)
-            for total, piece in zip(sums, pieces, strict=True):
-                if piece is not None:
-                    total += piece
-
-    def _calls(
-        self, q: Tensor, k: Tensor, v: Tensor, columns: Iterable[Held], spec: Specification
-    ) -> Iterator[tuple[slice, slice, Call]]:
-        """A call for each pair of runs of which anything is visible."""
         for keys in columns:
-            source = DenseSource.over(k[:, :, keys.rows], v[:, :, keys.rows], keys.tokens)
-            for queries in self.queries.held(self.rank):
-                mask, bias = spec.mask, spec.bias
-                if mask is not None:
-                    mask = mask.of_tokens(queries.run.whole, keys.run.whole)
-                mask, visibility = decisive(mask, queries.tokens, keys.tokens)
-                if visibility is Visibility.NONE:
-                    continue
-                if bias is not None:
-                    bias = bias.of_tokens(queries.run.whole, keys.run.whole)
-                rows = q[:, :, queries.rows]
-                part = replace(spec, mask=mask, bias=bias)
-                wanted = torch.is_grad_enabled()
-                call = Call(rows, source, part, queries.tokens, True, visibility, wanted)
-                yield queries.rows, keys.rows, call
+            source = None
+            sums = [grad_k[:, :, keys.rows], grad_v[:, :, keys.rows]]
+            for queries, spec, visibility in self._seen(keys):
+                if source is None:
+                    source = self._read(k, v, keys)
+                    if self.expansion is not None:
+                        sums = [torch.zeros_like(source.k), torch.zeros_like(source.v)]
+                of_bias = self._sums_of_bias(grad_learned, queries, keys)
+                part = saved.of(queries.rows)
+                call = Call(part.q, source, spec, queries.tokens, True, visibility, True)
+                found = _gradients(call, part, bool(of_bias), self.kernel)
+                totals = grad_q[:, :, queries.rows], *sums, *of_bias
+                for total, piece in zip(totals, found, strict=True):
+                    if piece is not None:
+                        total += piece
+            if source is not None and self.expansion is not None:
+                of_weight = None if grad_learned is None else grad_learned[-1]
+                latent = k[:, :, keys.rows].to(grad.dtype)
+                self.expansion.pull_back(latent, sums, grad_k[:, :, keys.rows], of_weight)
+        return grad
+
+    def _seen(self, keys: Held) -> Iterator[tuple[Held, Specification, Visibility]]:
+        """The pieces of queries that see any of these keys, and the meaning of each pair."""
+        mask, bias = self.spec.mask, self.spec.bias
+        for queries in self.queries.held(self.rank, PIECE):
+            here = queries.run.whole, keys.run.whole
+            its = None if mask is None else mask.of_tokens(*here)
+            its, visibility = decisive(its, queries.tokens, keys.tokens)
+            if visibility is not Visibility.NONE:
+                cut = None if bias is None else bias.of_tokens(*here)
+                yield queries, replace(self.spec, mask=its, bias=cut), visibility
+
+    def _read(self, k: Tensor, v: Tensor, keys: Held) -> DenseSource:
+        """Keys and values of a piece, in the precision of sums."""
+        precise = accumulation_dtype(k.dtype)
+        k = k[:, :, keys.rows].to(precise)
+        if self.expansion is not None:
+            k, v = self.expansion(k)
+        elif self.latent:
+            v = k[..., : self.value_dim]
+        else:
+            v = v[:, :, keys.rows].to(precise)
+        return DenseSource.over(k, v, keys.tokens)
+
+    def _sums_of_bias(
+        self, grad_learned: Sequence[Tensor] | None, queries: Held, keys: Held
+    ) -> tuple[Tensor, ...]:
+        """Where the gradients of the bias of a pair of pieces belong, views."""
+        if grad_learned is None or self.spec.bias is None:
+            return ()
+        whole = self.spec.bias.with_tensors(grad_learned[: len(self.spec.bias.tensors)])
+        return whole.of_tokens(queries.run.whole, keys.run.whole).tensors
 
 
-def _share(saved: Saved, rows: slice, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+def _merge(out: Tensor, lse: Tensor, made: State) -> None:
+    """Adds a state of other keys to one that is kept, in place."""
+    if made.lse is None:
+        raise RuntimeError("the kernel returned no lse although it was asked for one")
+    both = torch.logaddexp(lse, made.lse)
+    # exp(−∞ − −∞) is NaN: a row that saw nothing anywhere is measured against 0 instead.
+    safe = both.masked_fill(both.isneginf(), 0.0)
+    out.mul_(torch.exp(lse - safe)[..., None])
+    out.addcmul_(made.out, torch.exp(made.lse - safe)[..., None])
+    lse.copy_(both)
+
+
+def _gradients(call: Call, part: Saved, of_bias: bool, kernel: str) -> Sequence[Tensor | None]:
+    """Gradients of q, k and v of a call and, if asked for, of its bias."""
+    bias = call.spec.bias
+    learned: list[Tensor] = []
+    if of_bias and bias is not None:
+        with torch.enable_grad():
+            learned = [x.detach().to(part.q.dtype).requires_grad_() for x in bias.tensors]
+            call = replace(call, spec=replace(call.spec, bias=bias.with_tensors(learned)))
+    given = part.grad_out, part.grad_lse
+    found = gradients(call, State(part.out, part.lse), given, kernel)
+    return _again(call, part, learned, kernel) if found is None else found
+
+
+def _again(
+    call: Call, part: Saved, learned: Sequence[Tensor], kernel: str
+) -> Sequence[Tensor | None]:
+    """As ``_gradients``, by autograd of the call."""
+    source = call.source
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in (call.q, *source.gather()))
+        made = run(replace(call, q=q, source=DenseSource.over(k, v, source.tokens)), kernel)
+    if made.lse is None:
+        raise RuntimeError("the kernel returned no lse although it was asked for one")
+    of_state = _share(part, made.out.detach(), made.lse.detach())
+    return torch.autograd.grad(
+        (made.out, made.lse), (q, k, v, *learned), of_state, allow_unused=True
+    )
+
+
+def _share(saved: Saved, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a block's own ``out`` and ``lse``."""
-    precise = accumulation_dtype(out.dtype)
-    merged, merged_lse = saved.out[:, :, rows].to(precise), saved.lse[:, :, rows]
-    grad_out, grad_lse = saved.grad_out[:, :, rows].to(precise), saved.grad_lse[:, :, rows]
+    _, merged, merged_lse, grad_out, grad_lse = saved
     # A row that saw nothing, or content that is not finite, takes and gives nothing.
     silent = merged_lse.isneginf() | lse.isneginf() | merged.isnan().any(dim=-1)
     weight = torch.exp(lse - merged_lse).masked_fill(silent, 0.0)
-    apart = (out.to(precise) - merged).masked_fill(silent[..., None], 0.0)
+    apart = (out - merged).masked_fill(silent[..., None], 0.0)
     grad_out = grad_out.masked_fill(silent[..., None], 0.0)
     of_lse = weight * ((grad_out * apart).sum(dim=-1) + grad_lse.masked_fill(silent, 0.0))
-    return (weight[..., None] * grad_out).to(out.dtype), of_lse.to(lse.dtype)
+    return weight[..., None] * grad_out, of_lse

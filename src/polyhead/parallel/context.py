@@ -24,6 +24,7 @@ from polyhead.parallel.attention import Meaning, attend, check_kernel, explicit_
 from polyhead.parallel.cache import HeldByRanks, SpreadCache
 from polyhead.parallel.collectives import entered
 from polyhead.parallel.exchanges import Exchange
+from polyhead.parallel.latents import Unexpanded
 from polyhead.parallel.order import Order, Spread
 from polyhead.parallel.ranks import Ranks, check_same, check_spread, fingerprint, unsupported
 from polyhead.semantics import Bias, KeyValueSource, Mask, add_sinks
@@ -40,12 +41,14 @@ class Context:
         exchange: How keys get to queries.
         order: Which rank holds which tokens.
         spreads: Of the tokens that a stack of layers reads, by its name.
+        latents: The latent attentions of a stack.
     """
 
     ranks: Ranks
     exchange: Exchange
     order: Order
     spreads: dict[str, Spread] = field(default_factory=dict)
+    latents: dict[str, list[MultiHeadLatentAttention]] = field(default_factory=dict)
 
     def place(
         self,
@@ -88,6 +91,10 @@ class Context:
         else:
             spread = explicit_positions(self.ranks, spread, positions)
         self.spreads[stack] = spread
+        for module in self.latents.get(
+            stack, ()
+        ):  # by numbers that all ranks know: all choose alike
+            module.preferred = module.config.choose(rows[0], spread.longest, spread.total)
         return positions
 
 
@@ -256,6 +263,8 @@ class _HiddenStates:
             )
         if positions is None:
             positions = torch.arange(cache.length, cache.length + ids.shape[1], device=ids.device)
+        for module in self.context.latents.get("tokens", ()):
+            module.preferred = "absorbed"  # what the cache holds
         model = self.model
         made: Tensor = type(model).hidden_states(
             model, ids, positions=positions, mask=mask, cache=cache, kernel=kernel, **call
@@ -328,7 +337,8 @@ def install(
                     continue
                 module._computed = LayerAttention(heads.get(module), tensor, context, stack, keys)
                 if context is not None and isinstance(module, MultiHeadLatentAttention):
-                    module.preferred = "absorbed"  # whose keys are the latent: it is what is sent
+                    module._expanded = Unexpanded(module)  # type: ignore[method-assign]
+                    context.latents.setdefault(stack, []).append(module)
 
 
 def check_context(model: Transformer) -> None:

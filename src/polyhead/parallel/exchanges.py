@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polyhead.functional import run
 from polyhead.parallel.blocks import Job, Saved
@@ -55,36 +56,40 @@ class _Exchanged(torch.autograd.Function):
         state = job.empty_state(q)
 
         def attend(keys: Tensor, values: Tensor, owner: int | None) -> None:
-            nonlocal state
-            columns = [job.keys.whole()] if owner is None else job.keys.held(owner)
-            state = job.attend(state, q, keys, values, columns)
+            job.attend(state, q, keys, values, job.columns(owner))
 
         with ranks.watched("an exchange of keys"):
             way(ranks, job, job.packed(k, v), attend)
         assert state.lse is not None
         ctx.way, ctx.ranks, ctx.job = way, ranks, job
         out = state.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, state.out, state.lse)
+        ctx.save_for_backward(q, k, v, out, state.lse)
         return out, state.lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         job: Job = ctx.job
         q, k, v, out, lse = ctx.saved_tensors
         precise = accumulation_dtype(q.dtype)
         saved = Saved(q, out, lse, *grads)
         grad_q = torch.zeros_like(q, dtype=precise)
-        grad_learned = [torch.zeros_like(x, dtype=precise) for x in job.learned]
+        first = 5 if job.latent else 6
+        grad_learned = None
+        if any(ctx.needs_input_grad[first:]):
+            grad_learned = [torch.zeros_like(x, dtype=precise) for x in job.learned]
 
         def attend(keys: Tensor, values: Tensor, owner: int | None) -> Tensor:
-            columns = [job.keys.whole()] if owner is None else job.keys.held(owner)
+            columns = job.columns(owner)
             return job.add_gradients(saved, keys, values, columns, grad_q, grad_learned)
 
         with ctx.ranks.watched("an exchange of gradients"):
             grad = ctx.way(ctx.ranks, job, job.packed(k, v), attend)
         grad_k, grad_v = job.parts(grad, k.shape[2])
         of_values = [] if job.latent else [grad_v.to(v.dtype)]
-        of_learned = [g.to(x.dtype) for g, x in zip(grad_learned, job.learned, strict=True)]
+        of_learned: list[Tensor | None] = [None] * len(job.learned)
+        if grad_learned is not None:
+            of_learned = [g.to(x.dtype) for g, x in zip(grad_learned, job.learned, strict=True)]
         return None, None, None, grad_q.to(q.dtype), grad_k.to(k.dtype), *of_values, *of_learned
 
 
@@ -92,20 +97,21 @@ class _Message:
     """One step of the ring, under way: to the next rank, from the one before."""
 
     def __init__(self, ranks: Ranks, sent: Tensor, expected: int) -> None:
-        self._kept = sent = sent.contiguous()
+        self._kept: Tensor | None = sent.contiguous()
         self._received = torch.empty(expected, dtype=sent.dtype, device=sent.device)
         following, before = (ranks.global_rank(ranks.rank + step) for step in (1, -1))
         self._work = dist.batch_isend_irecv(
             [
-                dist.P2POp(dist.isend, sent, following, ranks.group),
+                dist.P2POp(dist.isend, self._kept, following, ranks.group),
                 dist.P2POp(dist.irecv, self._received, before, ranks.group),
             ]
         )
 
     def wait(self) -> Tensor:
-        """What came."""
+        """What came; what was sent is let go of."""
         for work in self._work:
             work.wait()
+        self._work, self._kept = [], None
         return self._received
 
 
@@ -115,20 +121,27 @@ def _ring(
     held: Tensor,
     attend: Callable[[Tensor, Tensor, int], Tensor | None],
 ) -> Tensor | None:
-    """Every block passes by once; gradients follow their block and end where it came from."""
+    """Every block passes by once; gradients follow their block and end where it came from.
+
+    A rank holds two blocks of keys, and behind them the gradient of one block and two on their way.
+    """
     N, coming, grad = ranks.size, None, None
     for step in range(N):
         owner = (ranks.rank - step) % N
         following = None
         if step + 1 < N:
             following = _Message(ranks, held, job.elements((owner - 1) % N))
-        found = attend(*job.unpacked(held, owner), owner)
-        if found is not None:
-            grad = found if coming is None else coming.wait().add_(found)
-            if N > 1:
-                coming = _Message(ranks, grad, job.elements((owner - 1) % N))
+        grad = attend(*job.unpacked(held, owner), owner)
         if following is not None:
             held = following.wait()
+        if grad is None:
+            continue
+        if coming is not None:
+            grad += coming.wait()
+            coming = None
+        if N > 1:
+            coming = _Message(ranks, grad, job.elements((owner - 1) % N))
+            grad = None
     return grad if coming is None else coming.wait()
 
 
@@ -146,7 +159,9 @@ def _gathered(
     blocks = [torch.empty_like(mine) for _ in range(N)]
     dist.all_gather(blocks, mine, group=ranks.group)
     pairs = [job.unpacked(block[: job.elements(rank)], rank) for rank, block in enumerate(blocks)]
-    k, v = (keys.joined(list(parts), 2) for parts in zip(*pairs, strict=True))
+    k = keys.joined([pair[0] for pair in pairs], 2)
+    v = k if job.latent else keys.joined([pair[1] for pair in pairs], 2)
+    del blocks, pairs  # copied: all keys are held once
     found = attend(k, v, None)
     if found is None:
         return None
@@ -155,7 +170,8 @@ def _gathered(
     for rank in range(N):
         its = job.packed(*(keys.taken(part, rank, 2) for part in parts))
         sent[rank, : its.numel()] = its
-    grad = found.new_empty(most)
+    del found, parts
+    grad = sent.new_empty(most)
     dist.reduce_scatter(grad, list(sent), group=ranks.group)
     return grad[: held.numel()]
 
@@ -202,7 +218,10 @@ def _by_heads(ranks: Ranks, job: Job, q: Tensor, k: Tensor, v: Tensor) -> State:
         where.joined([parts[i] for parts in received], 2) for i, (_, where) in enumerate(spread)
     ]
     keys = whole[1]
-    values = keys[..., : job.value_dim] if job.latent else whole[2]
+    if job.expansion is not None:
+        keys, values = job.expansion.of_heads(mine)(keys)
+    else:
+        values = keys[..., : job.value_dim] if job.latent else whole[2]
     state = _some_heads(job, whole[0], keys, values, mine, H)
     assert state.lse is not None
     sent_back = [state.out, *([state.lse[..., None]] if job.needs_lse else [])]
@@ -236,13 +255,13 @@ def _traded(
     ranks: Ranks, sent: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, ...]]]
 ) -> list[list[Tensor]]:
     """What every rank sent to this one, of these shapes; differentiable."""
-    messages = [torch.cat([part.reshape(-1) for part in parts]) for parts in sent]
+    leaving = [sum(part.numel() for part in parts) for parts in sent]
     sizes = [[torch.Size(shape).numel() for shape in each] for each in shapes]
     with ranks.watched("a trade of heads"):
         flat = funcol.all_to_all_single_autograd(
-            torch.cat(messages),
+            torch.cat([part.reshape(-1) for parts in sent for part in parts]),
             [sum(each) for each in sizes],
-            [len(message) for message in messages],
+            leaving,
             ranks.group,
         )
     pieces = torch.split(flat, [size for each in sizes for size in each])

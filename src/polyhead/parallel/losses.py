@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import loss_parallel
 
-from polyhead.parallel.ranks import Ranks, check_mesh
+from polyhead.parallel.ranks import AVERAGED, Ranks, check_mesh
 
 
 def cross_entropy(
@@ -16,11 +20,12 @@ def cross_entropy(
 ) -> Tensor:
     """Mean negative log-likelihood of the tokens of all ranks; differentiable.
 
-    Ranks may hold different numbers of tokens: the average over data, shard and context of the
-    gradients of this loss is the gradient of the mean over all tokens.
+    Ranks may hold different numbers of tokens: the average over data, shard, context and expert of
+    the gradients of this loss is the gradient of the mean over all tokens.
 
     Args:
-        logits: ``[B, T, W]`` of this rank's tokens.
+        logits: ``[B, T, W]`` of this rank's tokens; after ``parallelize(loss_parallel=True)`` a
+            DTensor of which each rank of tensor holds some of the vocabulary.
         labels: ``[B, T]`` of this rank's tokens: cut texts into inputs and labels first, then
             ``parallel.shard`` both.
         mesh: As of ``parallelize``.
@@ -30,14 +35,17 @@ def cross_entropy(
         The same number on all ranks.
     """
     check_mesh(mesh)
-    losses = F.cross_entropy(
-        logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index, reduction="sum"
-    )
+    if isinstance(logits, DTensor):
+        losses = _by_vocabulary(logits, labels, ignore_index)
+    else:
+        losses = F.cross_entropy(
+            logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index, reduction="sum"
+        )
     count = (labels != ignore_index).sum()
     totals = torch.stack((losses.detach().double(), count.double()))
     ranks = 1
-    for name in ("data", "shard", "context"):
-        if name in (mesh.mesh_dim_names or ()):
+    for name in mesh.mesh_dim_names or ():
+        if name in AVERAGED:
             each = Ranks.of(mesh, name)
             ranks *= each.size
             with each.watched("a sum of losses"):
@@ -46,3 +54,37 @@ def cross_entropy(
     mine = losses * (ranks / tokens).to(losses.dtype)
     mean: Tensor = mine + ((total / tokens).to(losses.dtype) - mine).detach()
     return mean
+
+
+def _by_vocabulary(logits: DTensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """The sum over tokens, of logits of which each rank holds some columns."""
+    loss: Tensor = _OfColumns.apply(logits.to_local(), logits, labels, ignore_index)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _OfColumns(torch.autograd.Function):
+    """torch's ``loss_parallel``; its backward pass, which must come in its block, comes at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, local: Tensor, logits: DTensor, labels: Tensor, ignore_index: int
+    ) -> Tensor:
+        shape = torch.Size((labels.numel(), logits.shape[-1]))
+        with torch.enable_grad(), loss_parallel():
+            leaf = DTensor.from_local(
+                local.detach().flatten(0, -2), logits.device_mesh,
+                [Shard(1)],
+                run_check=False, shape=shape, stride=(shape[1], 1),
+            ).requires_grad_()  # fmt: skip
+            loss = F.cross_entropy(
+                leaf, labels.flatten(), ignore_index=ignore_index, reduction="sum"
+            )
+            if ctx.needs_input_grad[0]:
+                (grad,) = torch.autograd.grad(loss, leaf)
+                ctx.save_for_backward(grad.to_local().view_as(local))  # type: ignore[attr-defined]
+        whole: Tensor = loss.detach().to_local()  # type: ignore[attr-defined]
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.saved_tensors[0] * grads[0], None, None, None

@@ -9,30 +9,30 @@ Dimensions are read by their names:
     shard      parameters in shares, fetched when needed       torch's ``fully_shard`` (FSDP2)
     context    tokens of a sequence                            ``context.py``
     tensor     heads, hidden features, the vocabulary          ``regions.py``
+    expert     experts; of the rest whole copies, as ``data``  ``experts.py``
 
-Gradients are averaged over data, shard and context: a loss is the mean over a rank's own tokens,
-or ``parallel.cross_entropy``, which weighs ranks that hold different numbers of them.
+Gradients are averaged over all but tensor: a loss is the mean over a rank's own tokens, or
+``parallel.cross_entropy``, which weighs ranks that hold different numbers of them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from polyhead.checks import flag, one_of
-from polyhead.layers.experts import Experts
 from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
 from polyhead.parallel.context import Context, check_context, install, same_on_all, spread_tokens
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, head_shares
+from polyhead.parallel.experts import check_experts, mixtures, own_experts, share_experts
 from polyhead.parallel.order import ORDERS, Order
-from polyhead.parallel.ranks import Ranks, check_mesh, unsupported
+from polyhead.parallel.ranks import AVERAGED, Ranks, check_mesh, unsupported
 from polyhead.parallel.regions import planned, share_heads, share_vocabulary
-
-AVERAGED = ("data", "shard", "context")
-"""Dimensions over which gradients are averaged."""
+from polyhead.parallel.sequence import Shares, check_sequence
 
 
 def parallelize(
@@ -42,6 +42,8 @@ def parallelize(
     exchange: Exchange = "ring",
     order: Order = "zigzag",
     training: bool = True,
+    loss_parallel: bool = False,
+    sequence_parallel: bool = False,
     **options: Any,
 ) -> Transformer:
     """Spreads a model over the processes of a mesh, in place.
@@ -52,12 +54,16 @@ def parallelize(
 
     Args:
         model: With the same weights on all ranks.
-        mesh: Dimensions named data, shard, context and tensor, any of them.
+        mesh: Dimensions named data, shard, context, tensor and expert, any of them.
         exchange: How keys get to the queries of other ranks: ``"ring"``, ``"gather"``, ``"heads"``.
         order: Which rank holds which tokens: ``"contiguous"``, ``"zigzag"``, ``"striped"``.
-        training: Whether gradients are averaged over data and context; without, a model serves,
+        training: Whether gradients are averaged over ranks; without, a model serves,
             under ``torch.inference_mode`` too. With a cache (``new_cache``) every rank is given the
             same new tokens, and those remembered lie on the ranks of context.
+        loss_parallel: Logits stay where their part of the vocabulary is, a DTensor over tensor, as
+            torch's ``loss_parallel`` takes them; ``parallel.cross_entropy`` does.
+        sequence_parallel: Between attentions and networks each rank of tensor has some of the
+            tokens alone: norms are computed once, and kept once.
         **options: For torch's ``fully_shard`` and ``replicate``, such as ``mp_policy``.
 
     Returns:
@@ -73,18 +79,28 @@ def parallelize(
     one_of("exchange", exchange, EXCHANGES)
     one_of("order", order, ORDERS)
     flag("training", training)
-    tensor, ranks = check_model(model, mesh, exchange)
     names = mesh.mesh_dim_names or ()
+    for name, asked in (
+        ("loss_parallel", loss_parallel), ("sequence_parallel", sequence_parallel),
+    ):  # fmt: skip
+        if flag(name, asked) and "tensor" not in names:
+            raise ValueError(f"{name} needs a dimension 'tensor': got {', '.join(names)}")
+    tensor, ranks, expert = check_model(model, mesh, exchange)
+    if sequence_parallel:
+        check_sequence(model)
     for name in names:
         count = sum(parameter.numel() for parameter in model.parameters())
         same_on_all(Ranks.of(mesh, name), model.config.to_json(), count)
+    if expert is not None:
+        share_experts(model, expert, averaged=training)
     heads: dict[Hooked, tuple[range, int]] = {}
     if tensor is not None:
         for module in _attentions(model):
             H: int = module.num_heads
             heads[module] = head_shares(H, H, tensor.size)[tensor.rank][0], H
-        share_heads(model, tensor, mesh["tensor"])
-        share_vocabulary(model, tensor, mesh["tensor"])
+        shares = Shares(tensor) if sequence_parallel else None
+        share_heads(model, tensor, mesh["tensor"], shares)
+        share_vocabulary(model, tensor, mesh["tensor"], gathered=not loss_parallel)
     context = None if ranks is None else Context(ranks, exchange, order)
     if tensor is not None or context is not None:
         install(model, tensor, heads, context)
@@ -96,8 +112,8 @@ def parallelize(
 
 def check_model(
     model: Transformer, mesh: DeviceMesh, exchange: Exchange = "ring"
-) -> tuple[Ranks | None, Ranks | None]:
-    """The ranks of tensor and of context; raises for what the mesh cannot do with this model.
+) -> tuple[Ranks | None, Ranks | None, Ranks | None]:
+    """The ranks of tensor, context and expert; raises for what the mesh cannot do with a model.
 
     Raises:
         UnsupportedError: Names it.
@@ -109,10 +125,11 @@ def check_model(
     if any("_computed" in vars(module) for module in _attentions(model)):
         raise ValueError("the model is parallel already")
     names = mesh.mesh_dim_names or ()
-    if "expert" in names:
-        raise unsupported("the dimension 'expert'; experts are shared by 'tensor'")
-    tensor = Ranks.of(mesh, "tensor") if "tensor" in names else None
-    context = Ranks.of(mesh, "context") if "context" in names else None
+    tensor, context, expert = (
+        Ranks.of(mesh, name) if name in names else None for name in ("tensor", "context", "expert")
+    )
+    if expert is not None:
+        check_experts(model, expert)
     if tensor is not None:
         planned(model, tensor)
         if model.config.weights_of or model.config.encoder.weights_of:
@@ -123,7 +140,7 @@ def check_model(
         for module in _attentions(model) if exchange == "heads" else ():
             held = module.config.cache_shape.kv_heads
             head_shares(module.config.num_heads // shared, max(1, held // shared), context.size)
-    return tensor, context
+    return tensor, context, expert
 
 
 def _attentions(model: Transformer) -> list[Any]:
@@ -132,33 +149,42 @@ def _attentions(model: Transformer) -> list[Any]:
 
 
 def _average(model: Transformer, mesh: DeviceMesh, training: bool, options: dict[str, Any]) -> None:
-    """Averages gradients over data, shard and context, by torch's own means."""
-    names = [name for name in AVERAGED if name in (mesh.mesh_dim_names or ())]
+    """Averages gradients over all dimensions but tensor, by torch's own means."""
+    names = [name for name in mesh.mesh_dim_names or () if name in AVERAGED]
     if not training and "shard" not in names:
         names = []
     if not names:
         if options:
-            raise ValueError(f"{', '.join(options)}: no dimension data, shard or context to use it")
+            raise ValueError(
+                f"{', '.join(options)}: no dimension data, shard, context or expert to use it"
+            )
         return
-    for module in model.modules():
-        if isinstance(module, Experts):
-            module.calls_all = True
-    layers = [*model.encoder_layers, *model.layers]
+    for module in mixtures(model):
+        module.calls_all = True
+    own, rest = own_experts(model), [name for name in names if name != "expert"]
+    if own and rest:
+        for expert in own:
+            _averaged(expert, mesh, rest, options)
+    elif own:  # every rank has all of the gradient of its experts
+        ignored = {parameter for expert in own for parameter in expert.parameters()}
+        options = {**options, "ignored_params": ignored | options.get("ignored_params", set())}
+    for each in (*model.encoder_layers, *model.layers, model):
+        _averaged(each, mesh, names, options)
+
+
+def _averaged(
+    module: nn.Module, mesh: DeviceMesh, names: list[str], options: dict[str, Any]
+) -> None:
     if "shard" in names:
         cut = [name for name in names if name != "data"]
         used = _flat(mesh, cut)
         if "data" in names:
             used = mesh["data", "_".join(cut)]
-        for each in layers:
-            fully_shard(each, mesh=used, **options)
-        fully_shard(model, mesh=used, **options)
+        fully_shard(module, mesh=used, **options)
     else:
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
-        used = _flat(mesh, names)
-        for each in layers:
-            replicate(each, mesh=used, **options)
-        replicate(model, mesh=used, **options)
+        replicate(module, mesh=_flat(mesh, names), **options)
 
 
 def _flat(mesh: DeviceMesh, names: list[str]) -> DeviceMesh:

@@ -98,12 +98,22 @@ class Spread:
         """Tokens of the rank that holds most."""
         return max(self.length(rank) for rank in range(self.ranks))
 
-    def held(self, rank: int) -> Iterator[Held]:
-        """The runs of a rank with their tokens."""
+    def held(self, rank: int, most: int | None = None) -> Iterator[Held]:
+        """The runs of a rank with their tokens, in pieces of at most ``most``."""
+        return self._held(self.runs(rank), most)
+
+    def all_held(self, most: int) -> Iterator[Held]:
+        """All tokens in the order of the sequence, in pieces of at most ``most``."""
+        return self._held((Run(0, self.total),), most)
+
+    def _held(self, runs: tuple[Run, ...], most: int | None) -> Iterator[Held]:
         start = 0
-        for run in self.runs(rank):
-            yield Held(slice(start, start + run.length), run, self.tokens_of(run))
-            start += run.length
+        for run in runs:
+            for at in range(0, run.length, most or run.length):
+                length = min(most or run.length, run.length - at)
+                part = Run(run.first + at * run.stride, length, run.stride)
+                yield Held(slice(start, start + length), part, self.tokens_of(part))
+                start += length
 
     def whole(self) -> Held:
         """All tokens in the order of the sequence."""
@@ -130,6 +140,13 @@ class Spread:
 
     def joined(self, parts: list[Tensor], dim: int) -> Tensor:
         """The whole sequence from the tokens of all ranks; differentiable."""
+        if self.order != "striped":  # runs of neighbours, which are copied once
+            runs = [
+                (held.run.first, part.narrow(dim, held.rows.start, held.run.length))
+                for rank, part in enumerate(parts)
+                for held in self.held(rank)
+            ]
+            return torch.cat([part for _, part in sorted(runs, key=lambda run: run[0])], dim)
         order = torch.cat([self.indexes(rank) for rank in range(self.ranks)]).argsort()
         return torch.cat(parts, dim).index_select(dim, order.to(parts[0].device))
 

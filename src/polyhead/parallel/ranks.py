@@ -25,6 +25,9 @@ from polyhead.errors import PolyheadError, UnsupportedError
 DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
 """Names of mesh dimensions that are read, and what each is for."""
 
+AVERAGED = ("data", "shard", "context", "expert")
+"""Dimensions over which gradients are averaged."""
+
 _WORDS = 256
 """Bytes of a refusal that other ranks read."""
 

@@ -31,6 +31,7 @@ from polyhead.models import Transformer
 from polyhead.parallel.collectives import Summed, entered
 from polyhead.parallel.exchanges import head_shares
 from polyhead.parallel.ranks import Ranks, unsupported
+from polyhead.parallel.sequence import Shares, share_tokens
 
 Use = Literal["rows", "columns", "slice", "whole", "once"]
 
@@ -55,23 +56,29 @@ class Region:
         module: Of which every rank computes a part.
         ranks: Those of ``tensor``.
         parts: What of each parameter this rank uses, by name.
+        shares: How tokens lie on the ranks between regions; None: all are on all.
     """
 
     module: nn.Module
     ranks: Ranks
     parts: Mapping[str, Part]
+    shares: Shares | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Tensor:
         inputs = tuple(self._entered(x) for x in inputs)
         with self.local_parameters():
             made = type(self.module).forward(self.module, *inputs, **named)
+        if self.shares is not None:
+            return self.shares.summed(made)
         out: Tensor = Summed.apply(made, self.ranks)  # type: ignore[no-untyped-call]
         return out
 
     def _entered(self, x: Any) -> Any:
         if isinstance(x, tuple):
             return tuple(self._entered(each) for each in x)
-        return entered(x, self.ranks) if isinstance(x, Tensor) else x
+        if not isinstance(x, Tensor):
+            return x
+        return entered(x, self.ranks) if self.shares is None else self.shares.gathered(x)
 
     @contextmanager
     def local_parameters(self) -> Iterator[None]:
@@ -99,6 +106,15 @@ class Region:
         return whole * 0 if part.use == "once" and self.ranks.rank else whole
 
 
+class Alike(Region):
+    """A module that ranks compute on tokens of their own: gradients of its weights are summed."""
+
+    def __call__(self, *inputs: Any, **named: Any) -> Tensor:
+        with self.local_parameters():
+            made: Tensor = type(self.module).forward(self.module, *inputs, **named)
+        return made
+
+
 class Placed(ParallelStyle):
     """Places the parameters of a module on the ranks; its computation is left as it is.
 
@@ -119,21 +135,27 @@ class Placed(ParallelStyle):
         return module
 
 
-def share_heads(model: nn.Module, ranks: Ranks, mesh: DeviceMesh) -> dict[nn.Module, Region]:
-    """Makes regions of all attentions and feed-forward networks; returns them.
+def share_heads(
+    model: Transformer, ranks: Ranks, mesh: DeviceMesh, shares: Shares | None = None
+) -> None:
+    """Makes regions of all attentions and feed-forward networks, and with ``shares`` of norms.
 
     Raises:
         UnsupportedError: A layer that the ranks cannot share; nothing was changed then.
     """
     plans = planned(model, ranks)
-    made = {}
     for module, (parts, finish) in plans.items():
         _place(module, parts, mesh)
         finish()
-        region = Region(module, ranks, parts)
-        module.forward = region
-        made[module] = region
-    return made
+        module.forward = Region(module, ranks, parts, shares)
+    if shares is None:
+        return
+    share_tokens(model, shares)
+    for layer in model.layers:
+        for name, module in layer.named_children():
+            if name.endswith("_norm"):
+                whole = {leaf: Part("whole") for leaf, _ in module.named_parameters()}
+                module.forward = Alike(module, ranks, whole)
 
 
 Finish = Callable[[], None]
@@ -246,9 +268,9 @@ def _of_experts(experts: Experts, ranks: Ranks) -> tuple[dict[str, Part], Finish
     if experts.shared is not None:
         networks.append(("shared", experts.shared))
     for prefix, network in networks:
-        assert isinstance(network, FeedForward)
-        its, _ = _of_features(network, ranks)
-        parts.update({f"{prefix}.{name}": part for name, part in its.items()})
+        if isinstance(network, FeedForward):  # others are on other ranks of 'expert'
+            its, _ = _of_features(network, ranks)
+            parts.update({f"{prefix}.{name}": part for name, part in its.items()})
     for name, _ in experts.named_parameters():
         parts.setdefault(name, Part("whole"))
     return parts, lambda: None
@@ -262,8 +284,17 @@ _PLANNERS: dict[type[nn.Module], Callable[[Any, Ranks], tuple[dict[str, Part], F
 }
 
 
-def share_vocabulary(model: Transformer, ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Rows of the embedding and of the output matrix by rank, tied or not."""
+def share_vocabulary(
+    model: Transformer, ranks: Ranks, mesh: DeviceMesh, *, gathered: bool = True
+) -> None:
+    """Rows of the embedding and of the output matrix by rank, tied or not.
+
+    Args:
+        model: In place.
+        ranks: Those of ``tensor``.
+        mesh: Of them alone.
+        gathered: Whether every rank gets the logits of the whole vocabulary.
+    """
     tables = {
         module: name for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and name.endswith("tokens")
@@ -279,7 +310,7 @@ def share_vocabulary(model: Transformer, ranks: Ranks, mesh: DeviceMesh) -> None
         parallelize_module(head, mesh, Placed(dict.fromkeys(own, 0)))
     if model.head.weight is None and not isinstance(model.embedding.table, DTensor):
         raise unsupported("a tied head beside an embedding without tokens")
-    model.logits = _Logits(model, ranks)  # type: ignore[method-assign]
+    model.logits = _Logits(model, ranks, gathered)  # type: ignore[method-assign]
 
 
 @dataclass(eq=False)
@@ -312,10 +343,11 @@ def _first_row(rows: int, ranks: Ranks) -> int:
 
 @dataclass(eq=False)
 class _Logits:
-    """``Transformer.logits`` of a vocabulary by rank, gathered."""
+    """``Transformer.logits`` of a vocabulary by rank."""
 
     model: Transformer
     ranks: Ranks
+    gathered: bool
 
     def __call__(self, hidden: Tensor) -> Tensor:
         model, ranks = self.model, self.ranks
@@ -336,5 +368,7 @@ class _Logits:
             local, table.device_mesh, [Shard(local.ndim - 1)], run_check=False,
             shape=shape, stride=stride,
         )  # fmt: skip
+        if not self.gathered:
+            return spread
         logits: Tensor = spread.redistribute(placements=[Replicate()]).to_local()
         return logits

@@ -17,6 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from polyhead.checks import number
 from polyhead.errors import DivergedError
+from polyhead.layers.experts import Experts
+from polyhead.parallel.experts import own_experts, ranks_of_experts
+from polyhead.parallel.ranks import Ranks
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
@@ -38,6 +41,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     number("max_norm", max_norm, above=0)
     squares: dict[Any, list[Tensor]] = defaultdict(list)
     locals_ = []
+    own = {parameter for expert in own_experts(model) for parameter in expert.parameters()}
     for parameter in model.parameters():
         grad = parameter.grad
         if grad is None:
@@ -47,10 +51,12 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
             key = grad.device_mesh, tuple(grad.placements)
             grad = grad.to_local()
         locals_.append(grad)
-        squares[key].append(grad.detach().double().square().sum())
-    total = 0.0
-    for key, parts in squares.items():
+        squares[key, parameter in own].append(grad.detach().double().square().sum())
+    total, experts = 0.0, ranks_of_experts(model)
+    for (key, on_one_rank), parts in squares.items():
         square = torch.stack(parts).sum()
+        if experts is not None and on_one_rank:
+            dist.all_reduce(square, group=experts.group)
         if key is not None:
             mesh, placements = key
             for dim, placement in enumerate(placements):
@@ -72,7 +78,27 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
     Args:
         model: After ``parallelize``. All ranks call this together.
     """
-    return {
+    found = {
         name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().cpu()
         for name, x in model.state_dict().items()
     }
+    ranks = ranks_of_experts(model)
+    if ranks is not None:
+        for path, module in model.named_modules():
+            if isinstance(module, Experts):
+                _fetch_experts(found, f"{path}.experts.", module, ranks)
+    return found
+
+
+def _fetch_experts(found: dict[str, Tensor], prefix: str, module: Experts, ranks: Ranks) -> None:
+    """Adds the experts of other ranks: all experts of a layer have the same shapes."""
+    each = len(module.experts) // ranks.size
+    mine = f"{prefix}{each * ranks.rank}."
+    shapes = {name.removeprefix(mine): x for name, x in found.items() if name.startswith(mine)}
+    for index in range(len(module.experts)):
+        for leaf, like in shapes.items():
+            name, owner = f"{prefix}{index}.{leaf}", index // each
+            x = found[name] if owner == ranks.rank else torch.empty_like(like)
+            moved = x.to(ranks.device)
+            dist.broadcast(moved, ranks.global_rank(owner), group=ranks.group)
+            found[name] = moved.cpu()
