@@ -60,7 +60,6 @@ def test_chinese_is_chinese_with_the_terms_of_the_field() -> None:
     ("folder", "parts"),
     [
         ("inspection/page", ("page",)),
-        ("inspection/served", ("served",)),
         ("lesson/page", ("lesson",)),
     ],
 )

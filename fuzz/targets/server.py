@@ -20,9 +20,19 @@ from polyhead.models import Transformer
 
 TOKEN = "token"
 LOOK = {"text": "The animal", "model": "tiny", "heads": [[0, 1], [1, 0]]}
+WRITE = {"max_new_tokens": 2, "temperature": 0.5, "top_k": 3, "seed": 1, "heads": [[0, 1]]}
 ADDRESSES = (
     *("look", "look", "look", "next/1", "next/1", "progress", "thumbnails/1/0", "statistics/1/1"),
-    *("region/1/0/1?q0=0&q1=5&k0=0&k1=5&pixels=4", "row/1/0/1/3", "page/1", "asset/main.js", ""),
+    *("region/1/0/1?q0=0&q1=5&k0=0&k1=5&pixels=4", "row/1/0/1/3", "column/1/0/1/3", "pair/1/3/1"),
+    *(
+        "product/1/0/1/3/1",
+        "way/1/3",
+        "write/1",
+        "page/1",
+        "page/1?beside=1",
+        "thumbnails/1/1?first=hidden",
+        "",
+    ),
 )
 PIECES = ("0", "-1", "99", "9" * 30, "9" * 5_000, "1e3", "/", "..", "%00", "?", "&", "=", "q0=5")
 NUMBERS = ("0", "1", "2", "7", "-1", "99", "9" * 30, "9" * 5_000, "1e3", "nan", "x", "", "\u0663")
@@ -61,7 +71,7 @@ async def answer(address: str, body: bytes) -> tuple[int, bytes]:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    posts = address.startswith(("look", "next"))
+    posts = address.startswith(("look", "next", "write"))
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -86,7 +96,7 @@ def case(random: Random) -> None:
     elif kind < 0.5 and (numbers := [*re.finditer("[0-9]+", address)]):
         at = random.choice(numbers)
         address = address[: at.start()] + random.choice(NUMBERS) + address[at.end() :]
-    body = mutation.json_text(random, LOOK)
+    body = mutation.json_text(random, WRITE if address.startswith("write") else LOOK)
     status, said = asyncio.run(answer(address, body))
     assert status < 500, said
     if status >= 400:

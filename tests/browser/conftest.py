@@ -16,6 +16,7 @@ from torch import nn
 
 import polyhead as ph
 from browser.serving import TEXT, TOKEN, Visit, serving
+from head_statistics import head_statistics
 from polyhead.inspection.page import PageData, write
 from polyhead.inspection.studio import Studio
 
@@ -132,7 +133,9 @@ def make_data() -> Callable[..., PageData]:
             "facts": {"kernel": "tiled"},
             "focus": (6, 1) if tokens > 6 else None,
         }
-        return PageData(**given | changes)
+        given |= changes
+        given.setdefault("statistics", head_statistics(np.asarray(given["weights"])))
+        return PageData(**given)
 
     return make
 

@@ -45,5 +45,16 @@ def weights_of(model: ph.LanguageModel, text: str) -> tuple[torch.Tensor, ph.Pro
 
 
 def open_head(page: Any, name: str) -> None:
+    """Opens a head and waits until all of it is shown."""
     layer, head = name.split(".")
-    page.evaluate(f"openHead({layer}, {head})")
+    page.evaluate(f"polyhead.select({layer}, {head})")
+
+
+def map_of(page: Any, number: int = 0) -> torch.Tensor:
+    """What the large map shows, ``[rows, columns]``; 1 is the one beside."""
+    found = page.evaluate(
+        "(n) => { const m = polyhead.maps[n].map; return [m.rows, m.columns, [...m.values]]; }",
+        number,
+    )
+    rows, columns, values = found
+    return torch.tensor(values).view(rows, columns)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyhead.inspection.page import HeadStatistics, PageData, write
+from head_statistics import head_statistics
+from polyhead.inspection.page import PageData, write
 
 pytestmark = pytest.mark.browser
 
@@ -133,7 +134,7 @@ def test_table_and_ranked_maps_follow_every_statistic_both_ways(
     page = open_page(data)
     columns = {
         "pair": data.weights[:, :, 6, 1],
-        **HeadStatistics.from_weights(data.weights).named(),
+        **head_statistics(data.weights),
     }
     page.get_by_test_id("order-rank").check()
     page.get_by_test_id("view-table").check()
@@ -248,7 +249,7 @@ def test_scale_and_hidden_first_token_change_colours_but_no_number(
     page.get_by_test_id("heatmap").hover(position=cell_position(page, 7, 3))
     assert readout(page) == (7, 3, data.weights[1, 0, 7, 3])
     assert exact(page, "number-2") == np.float32(
-        f"{HeadStatistics.from_weights(data.weights).first_token[1, 0]:.3f}"
+        f"{head_statistics(data.weights)['first_token'][1, 0]:.3f}"
     )
 
 
@@ -277,8 +278,8 @@ def test_kv_groups_stand_together(open_page: Open, make_data: Make) -> None:
 
 
 def test_layers_of_several_kinds_go_by_their_names(open_page: Open, make_data: Make) -> None:
-    names = [("E0", "Encoder 0"), ("D0", "Decoder 0"), ("C0", "Cross-attention 0")]
-    page = open_page(make_data(layer_names=names), "#2.3")
+    parts = [("encoder", 0), ("decoder", 0), ("cross", 0)]
+    page = open_page(make_data(parts=parts), "#2.3")
     assert text(page, "panel-title") == "Head C0.3"
     page.get_by_test_id("head-D0.1").click()
     assert text(page, "panel-title") == "Head D0.1"
@@ -288,7 +289,7 @@ def test_layers_of_several_kinds_go_by_their_names(open_page: Open, make_data: M
 def test_rounded_weights_are_named_on_the_page(
     open_page: Open, make_data: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyhead.inspection.page.FLOAT32_BYTES", 0)
+    monkeypatch.setattr("polyhead.inspection.packing.FLOAT32_BYTES", 0)
     data = make_data()
     page = open_page(data)
     assert "weights rounded to float16" in text(page, "rounded")

@@ -15,7 +15,16 @@ import torch
 from tiny import byte_tokenizer
 
 import polyhead as ph
-from browser.serving import TEXT, TOKEN, Visit, open_head, serving, text_of, weights_of
+from browser.serving import (
+    TEXT,
+    TOKEN,
+    Visit,
+    map_of,
+    open_head,
+    serving,
+    text_of,
+    weights_of,
+)
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -32,16 +41,24 @@ def test_values_shown_equal_the_probe(visit: Visit, model: ph.LanguageModel) -> 
     page = visit()
     weights, seen = weights_of(model, TEXT)
     open_head(page, "1.2")
-    shown = page.evaluate("Array.from(maps[0].values)")
-    torch.testing.assert_close(torch.tensor(shown).view(30, 30), weights[1, 2])
-    page.get_by_test_id("map").hover(position={"x": 5, "y": 400})
-    query = int(400 / page.get_by_test_id("map").bounding_box()["height"] * 30)
-    told = text_of(page, "readout")
-    assert f"({query}) → T (0): " in told
-    assert float(told.rsplit(": ")[-1]) == pytest.approx(float(weights[1, 2, query, 0]), rel=1e-3)
+    torch.testing.assert_close(map_of(page), weights[1, 2])
+    cell, left, top = (
+        float(page.get_by_test_id("heatmap").get_attribute(f"data-{name}"))
+        for name in ("cell", "left", "top")
+    )
+    page.get_by_test_id("heatmap").hover(position={"x": left + 5, "y": top + 20.5 * cell})
+    assert [text_of(page, f"readout-{side}-index") for side in ("query", "key")] == ["20", "0"]
+    told = float(text_of(page, "readout-weight"))
+    assert told == pytest.approx(float(weights[1, 2, 20, 0]), rel=1e-5)
+    entropy = float(text_of(page, "number-1"))
+    assert entropy == pytest.approx(float(seen[1].summary().entropy[2]), abs=1e-3)
     numbers = text_of(page, "numbers").split("\n")
-    entropy = float(numbers[numbers.index("entropy") + 1])
-    assert entropy == pytest.approx(float(seen[1].summary().entropy[2]), abs=1e-4)
+    labels = ["entropy", "effective keys", "first token", "previous token", "self"]
+    assert [numbers.index(name) for name in labels] == sorted(map(numbers.index, labels))
+    page.evaluate("polyhead.look.pair(20, 3)")
+    page.evaluate("polyhead.settled()")
+    pair = page.evaluate("[...polyhead.look.pair(20, 3)]")
+    assert pair == pytest.approx(weights[:, :, 20, 3].flatten().tolist(), abs=1e-6)
 
 
 def test_small_maps_hold_the_largest_weights_of_their_lines(
@@ -49,9 +66,14 @@ def test_small_maps_hold_the_largest_weights_of_their_lines(
 ) -> None:
     page = visit()
     weights, _ = weights_of(model, TEXT)
-    found = page.evaluate("Array.from(grid.bytes.get('0.3').part)")
-    wanted = (weights[0, 3].sqrt() * 255).round()  # as many pixels as tokens: every weight
-    torch.testing.assert_close(torch.tensor(found).view(30, 30).float(), wanted, atol=1, rtol=0)
+    found = page.evaluate("[...polyhead.look.small(0, 3, false).values]")
+    roots = torch.tensor(found).view(30, 30).sqrt() * 255  # as many pixels as tokens
+    torch.testing.assert_close(roots, (weights[0, 3].sqrt() * 255), atol=1, rtol=0)
+    page.get_by_test_id("hide-first").check()
+    page.wait_for_function("() => polyhead.look.small(0, 3, true)")
+    shares = torch.tensor(page.evaluate("[...polyhead.look.small(0, 3, true).values]"))
+    rest = weights[0, 3, :, 1:] / weights[0, 3, :, 1:].sum(-1, keepdim=True).clamp(min=1e-9)
+    torch.testing.assert_close(shares.view(30, 30)[:, 1:], rest, atol=0.01, rtol=0)
 
 
 def test_heads_are_sorted_and_filtered_by_a_statistic(
@@ -60,7 +82,8 @@ def test_heads_are_sorted_and_filtered_by_a_statistic(
     page = visit()
     _, seen = weights_of(model, TEXT)
     first = {f"{i}.{h}": float(x) for i in (0, 1) for h, x in enumerate(seen[i].summary().entropy)}
-    page.get_by_test_id("sort").select_option("entropy")
+    page.get_by_test_id("measure").select_option(label="entropy")
+    page.get_by_test_id("order-rank").check()
     names = page.evaluate("[...document.querySelectorAll('.head')].map(x => x.dataset.testid)")
     assert names == [f"head-{name}" for name in sorted(first, key=first.__getitem__, reverse=True)]
     least = sorted(first.values())[5]
@@ -75,62 +98,90 @@ def test_zoom_shows_a_part_and_its_exact_weights(visit: Visit, model: ph.Languag
     page = visit()
     weights, _ = weights_of(model, TEXT)
     open_head(page, "0.1")
-    page.get_by_test_id("map").focus()
-    for key in ("+", "+", "ArrowDown", "ArrowLeft"):
+    page.get_by_test_id("heatmap").focus()
+    for key in ("+", "+", "ArrowUp", "ArrowRight"):
         page.keyboard.press(key)
-    page.wait_for_timeout(300)
-    ends = page.evaluate("maps[0].ends")
+    page.evaluate("polyhead.settled()")
+    ends = page.evaluate("polyhead.maps[0].ends")
     assert ends["q1"] - ends["q0"] == 13
-    shown = torch.tensor(page.evaluate("Array.from(maps[0].values)")).view(13, 13)
     part = weights[0, 1, ends["q0"] : ends["q1"], ends["k0"] : ends["k1"]]
-    torch.testing.assert_close(shown, part)
+    torch.testing.assert_close(map_of(page), part)
+    assert f"queries {ends['q0']}–{ends['q1'] - 1}" in text_of(page, "readout")
     page.keyboard.press("0")
-    assert page.evaluate("maps[0].window.size") == 30
+    assert page.evaluate("polyhead.maps[0].window.size") == 30
 
 
-def test_tokens_stand_beside_their_rows_and_columns(visit: Visit) -> None:
-    page = visit("#0.1")
-    boxes = page.evaluate(
-        """[...document.querySelectorAll('.pane:not([hidden]) .names')].map((axis) =>
-            [...axis.children].map((word) => {
-                const box = word.getBoundingClientRect();
-                return [word.textContent, box.x + box.width / 2, box.y + box.height / 2];
-            }))"""
+def test_a_long_text_is_shown_in_cells_rows_and_columns(
+    visit: Visit, model: ph.LanguageModel
+) -> None:
+    """As texts of more tokens than are kept whole, with that number made small."""
+    page = visit("#1.1")
+    weights, _ = weights_of(model, TEXT)
+    found = page.evaluate(
+        """async () => {
+            const { look } = polyhead;
+            look.isShort = () => false;
+            look.answers.clear();
+            const asked = () => [look.row(1, 1, 17), look.column(1, 1, 4),
+                look.part(1, 1, { q0: 0, q1: 30, k0: 0, k1: 30 }, 8)];
+            asked();
+            await polyhead.settled();
+            const [row, column, part] = asked();
+            return [[...row], [...column], part.rows, part.cell, [...part.values]];
+        }"""
     )
-    area = page.get_by_test_id("map").bounding_box()
-    side = area["width"] / len(TEXT)
-    keys, queries = boxes
-    assert [word for word, _, _ in queries] == [letter.strip() or "␣" for letter in TEXT]
-    for i in range(len(TEXT)):
-        assert keys[i][1] == pytest.approx(area["x"] + (i + 0.5) * side, abs=1.5)
-        assert queries[i][2] == pytest.approx(area["y"] + (i + 0.5) * side, abs=1.5)
+    row, column, rows, cell, values = found
+    torch.testing.assert_close(torch.tensor(row), weights[1, 1, 17])
+    torch.testing.assert_close(torch.tensor(column), weights[1, 1, :, 4])
+    assert (rows, cell) == (8, 4)
+    assert values[0] == pytest.approx(float(weights[1, 1, :4, :4].max()))
 
 
 def test_ablating_heads_changes_the_next_token(visit: Visit, model: ph.LanguageModel) -> None:
     page = visit("#1.0")
     assert text_of(page, "panel-title") == "Head 1.0"
     page.get_by_test_id("ablate").click()
-    page.wait_for_function("() => document.querySelector('#next td:last-child').textContent")
-    rows = [row.split("\t") for row in text_of(page, "next").split("\n")[1:]]
+    page.get_by_test_id("next-without-0").wait_for()
+    shown = [
+        float(words)
+        for words in page.locator("[data-testid^=next-without]").all_inner_texts()
+        if words
+    ]
+    ids = torch.tensor([model.tokenizer.encode(TEXT)])
     with ph.ablate(model, {1: [0]}), torch.no_grad():
-        shares = model(torch.tensor([model.tokenizer.encode(TEXT)]), last=1)[0, -1].softmax(-1)
-    after = max(float(row[2]) for row in rows if len(row) > 2 and row[2])
-    assert after == pytest.approx(float(shares.max()), abs=1e-4)
+        shares = model(ids, last=1)[0, -1].softmax(-1)
+    assert max(shown) == pytest.approx(float(shares.max()), abs=1e-4)
     assert "without 1.0" in text_of(page, "ablated")
     assert page.get_by_test_id("ablate").get_attribute("aria-pressed") == "true"
-    page.get_by_test_id("ablate").click()
-    assert "no head" in text_of(page, "ablated")
+    page.get_by_test_id("look-without").click()
+    page.evaluate("polyhead.ready")
+    assert "without 1.0" in text_of(page, "asking-note")
+    now = float(text_of(page, "next-0"))
+    assert now == pytest.approx(float(shares.max()), abs=1e-4)
+
+
+def test_a_text_is_continued_with_the_temperature_and_top_k_of_the_page(
+    visit: Visit, model: ph.LanguageModel
+) -> None:
+    page = visit("#1.0")
+    page.get_by_test_id("top-k").fill("1")  # greedy, whatever the temperature
+    page.get_by_test_id("write-count").fill("6")
+    page.get_by_test_id("write").click()
+    page.get_by_test_id("take-written").wait_for()
+    written = page.evaluate("document.querySelector('#written').textContent")
+    assert written == model.generate(TEXT, max_new_tokens=6).text
+    page.get_by_test_id("take-written").click()
+    page.evaluate("polyhead.ready")
+    assert page.evaluate("polyhead.look.title") == TEXT + written
 
 
 def test_a_look_shows_how_far_it_is_and_is_cancelled(visit: Visit, model: ph.LanguageModel) -> None:
     page = visit()
-    ran: list[int] = []
     slow = model.transformer.layers[1].register_forward_pre_hook(lambda *call: time.sleep(2))
-    last = model.transformer.layers[1].register_forward_hook(lambda *call: ran.append(1))
     try:
         page.get_by_test_id("look").click()
-        page.wait_for_function("() => facts.textContent.includes('layer')")
-        assert " of 2…" in text_of(page, "facts")
+        page.get_by_text("the model runs: layer").wait_for()
+        assert " of 2…" in text_of(page, "asking-note")
         page.get_by_test_id("cancel").click()
         page.evaluate("polyhead.ready")
         assert text_of(page, "status") == "cancelled"
@@ -138,10 +189,9 @@ def test_a_look_shows_how_far_it_is_and_is_cancelled(visit: Visit, model: ph.Lan
         slow.remove()
         page.get_by_test_id("look").click()
         page.evaluate("polyhead.ready")
-        assert "30 tokens" in text_of(page, "facts")
+        assert "30 tokens" in text_of(page, "asking-note")
     finally:
         slow.remove()
-        last.remove()
 
 
 def test_two_looks_stand_side_by_side(visit: Visit, model: ph.LanguageModel) -> None:
@@ -151,16 +201,22 @@ def test_two_looks_stand_side_by_side(visit: Visit, model: ph.LanguageModel) -> 
     page.get_by_test_id("model-b").select_option("other")
     page.get_by_test_id("look").click()
     page.evaluate("polyhead.ready")
+    page.evaluate("polyhead.settled()")
     weights, _ = weights_of(model, "Another text")  # layer 0 sees the same, its output is zeroed
-    shown = torch.tensor(page.evaluate("Array.from(maps[1].values)"))
-    torch.testing.assert_close(shown.view(12, 12), weights[0, 2])
-    assert "other: 12 tokens" in text_of(page, "facts")
+    torch.testing.assert_close(map_of(page, 1), weights[0, 2])
+    assert "other: 12 tokens" in text_of(page, "asking-note")
+    assert text_of(page, "beside-note") == "other: Another text"
+    assert page.get_by_test_id("number-1-b").is_visible()
+    page.get_by_test_id("heatmap-b").focus()
+    page.keyboard.press("ArrowUp")
+    assert float(text_of(page, "readout-weight-b")) == pytest.approx(float(weights[0, 2, 10, 0]))
 
 
 def test_what_is_saved_holds_what_is_shown(
     visit: Visit, model: ph.LanguageModel, tmp_path: Path
 ) -> None:
     page = visit("#1.1", accept_downloads=True)
+    page.evaluate("polyhead.settled()")
     weights, seen = weights_of(model, TEXT)
     saved = {}
     for kind in ("png", "svg", "csv", "page"):
@@ -237,7 +293,7 @@ def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
         page.goto(f"{address}{TOKEN}/")
         painted = page.evaluate(
             """async () => {
-                while (!looks[0]) await new Promise((done) => setTimeout(done, 5));
+                while (!polyhead.look) await new Promise((done) => setTimeout(done, 5));
                 const ran = performance.now();
                 const until = async (done) => {
                     while (!done()) await new Promise((again) => requestAnimationFrame(again));
@@ -246,8 +302,8 @@ def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
                 const grid_shown = await until(() => document.querySelector(".head"));
                 const seen = [...document.querySelectorAll(".head")].filter(
                     (head) => head.getBoundingClientRect().top < innerHeight);
-                const drawn = (head) => grid.bytes.has(head.dataset.testid.slice(5));
-                const screen_drawn = await until(() => seen.every(drawn));
+                const small = ({ layer, head }) => polyhead.look.small(layer, head, false);
+                const screen_drawn = await until(() => seen.every((head) => small(head.dataset)));
                 await polyhead.painted;
                 return { grid_shown, screen_drawn, all_drawn: performance.now() - ran };
             }"""
@@ -257,8 +313,12 @@ def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
         last = len(model.config.layers) - 1
         opened = [
             page.evaluate(
-                f"(async () => {{ const a = performance.now(); await openHead({layer}, {head});"
-                "return performance.now() - a; })()"
+                """async (at) => {
+                    const began = performance.now();
+                    await polyhead.select(...at);
+                    return performance.now() - began;
+                }""",
+                [layer, head],
             )
             for layer, head in [(0, 0), (7, 7), (19, 2), (last, 8), (3, 5), (11, 1), (last, 0)]
         ]

@@ -89,7 +89,7 @@ def test_what_is_known_of_the_tokens_is_said_before_the_model_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from polyhead.cli.look import look
-    from polyhead.inspection import page
+    from polyhead.inspection import packing
 
     def ran(*arguments: object, **options: object) -> None:
         raise AssertionError("the model ran")
@@ -107,11 +107,11 @@ def test_what_is_known_of_the_tokens_is_said_before_the_model_runs(
     ):
         with pytest.raises(ph.PolyheadError, match=words):
             look(**{"text": "a b c", "models": [tiny]} | options)
-    monkeypatch.setattr(page, "FLOAT16_BYTES", 10)
+    monkeypatch.setattr(packing, "FLOAT16_BYTES", 10)
     with pytest.raises(AssertionError, match="the model ran"):
         look("a b c", [tiny])
     said = capsys.readouterr().out
-    assert "No page is written: 5 tokens × 2 layers × 4 heads are too many" in said
+    assert "No page is written: 5 tokens and 8 heads in 2 layers are too many" in said
     assert "--serve opens one" in said
 
 
@@ -133,7 +133,7 @@ def test_serve_prints_an_address_that_answers_and_ends_on_ctrl_c(tiny: str, tmp_
         assert address is not None, line
         with urllib.request.urlopen(address.group(), timeout=60) as answer:
             page = answer.read().decode()
-        begin = json.loads(page.split('id="begin">')[1].split("</script>")[0])
+        begin = json.loads(page.split('id="page-data">')[1].split("</script>")[0])
         assert begin["text"] == DEMO
         assert begin["models"][0] == tiny
         asked = urllib.request.Request(f"{address.group()}look", json.dumps(begin).encode())

@@ -186,19 +186,25 @@ def test_the_page_holds_the_weights_of_all_three_parts(
     (data,) = pages
     S, T = len(found.source), len(found.target)
     assert list(data.tokens) == [*found.source, *found.target]
-    assert data.layer_names is not None
-    wanted = {"Encoder": (0, S, 0, S), "Decoder": (S, S + T, S, S + T)}
-    wanted["Cross-attention"] = (S, S + T, 0, S)
-    seen = {"Encoder": found.seen.encoder, "Decoder": found.seen.decoder}
-    seen["Cross-attention"] = found.seen.cross
-    for (short, name), weights in zip(data.layer_names, data.weights, strict=True):
-        part, number = name.rsplit(" ", 1)
-        top, bottom, left, right = wanted[part]
-        assert short == f"{part[0]}{number}"
-        expected = seen[part][int(number)].rows()[0].numpy()
-        assert (weights[:, top:bottom, left:right] == expected).all()
-        assert weights.sum() == pytest.approx(4 * (bottom - top), rel=1e-5)  # nothing elsewhere
-    assert len(data.layer_names) == 6
+    source, written = (0, S), (S, S + T)
+    runs = {"encoder": (source, source), "decoder": (written, written), "cross": (written, source)}
+    seen = found.look.seen
+    assert data.parts is not None
+    assert data.runs is not None
+    assert data.vectors is not None
+    assert len(data.parts) == 6
+    for i, (part, number) in enumerate(data.parts):
+        view = getattr(seen, part)[number]
+        assert data.runs[i] == runs[part]
+        assert (data.weights[i] == view.rows()[0].numpy()).all()
+        assert (data.vectors[i].k == view.k[0].numpy()).all()
+    numbers = data.statistics["previous_token"]
+    assert [row[0] is None for row in numbers] == [part == "cross" for part, _ in data.parts]
+    assert data.way is not None
+    assert len(data.way) == T
+    assert {"attention", "cross_attention", "feed_forward", "stream"} == {*data.way[0]["sizes"]}
+    assert data.notable is not None
+    assert data.notable["alignment"][0][0] in (4, 5)
 
 
 def test_models_of_another_kind_name_the_verb_for_them(command: Command, tiny: str) -> None:

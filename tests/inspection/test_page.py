@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyhead.inspection import page as page_module
-from polyhead.inspection.page import HeadStatistics, PageData, render, write
+from polyhead.inspection import packing
+from polyhead.inspection.page import PageData, render, write
 
 HOSTILE = [
     "</script><script>x</script>",
@@ -80,23 +80,27 @@ class Scripts(HTMLParser):
 
 
 def header_of(html: str) -> dict[str, object]:
-    return json.loads(Scripts(html).texts["page-data"])
+    return json.loads(Scripts(html).texts["page-data"])["looks"][0]
 
 
 def unpacked(html: str) -> np.ndarray:
     """The weights as a reader of the file finds them, in full [L, H, T, T]."""
     scripts, header = Scripts(html).texts, header_of(html)
-    layers, heads, tokens = header["layers"], header["heads"], len(header["tokens"])
-    found = np.zeros((layers, heads, tokens, tokens), np.float32)
-    for layer in range(layers):
-        raw = gzip.decompress(base64.b64decode(scripts[f"weights-{layer}"]))
+    tokens, heads = len(header["tokens"]), header["layers"][0]["heads"]
+    found = np.zeros((len(header["layers"]), heads, tokens, tokens), np.float32)
+    for number, layer in enumerate(header["layers"]):
+        raw = gzip.decompress(base64.b64decode(scripts[f"weights-{number}"]))
         values = np.frombuffer(raw, "<f2" if header["half"] else "<f4").reshape(heads, -1)
-        if header["triangle"]:
+        if layer["triangle"]:
             rows, columns = np.tril_indices(tokens)
-            found[layer][:, rows, columns] = values
+            found[number][:, rows, columns] = values
         else:
-            found[layer] = values.reshape(heads, tokens, tokens)
+            found[number] = values.reshape(heads, tokens, tokens)
     return found
+
+
+def triangles(html: str) -> list[bool]:
+    return [layer["triangle"] for layer in header_of(html)["layers"]]
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -107,7 +111,7 @@ def test_packed_weights_come_back_bit_for_bit(tokens: int, causal: bool) -> None
     )
     html = render(page_data(tokens=["x"] * tokens, weights=weights))
     np.testing.assert_array_equal(unpacked(html), weights)
-    assert header_of(html)["triangle"] == (causal or tokens < 2)
+    assert triangles(html) == [causal or tokens < 2] * 3
     assert header_of(html)["rounded"] is False
 
 
@@ -115,7 +119,7 @@ def test_one_weight_above_the_diagonal_keeps_the_whole_rectangle() -> None:
     weights = softmax_weights(2, 4, 5)
     weights[1, 3, 0, 4] = 1e-30
     html = render(page_data(weights=weights))
-    assert header_of(html)["triangle"] is False
+    assert triangles(html) == [True, False]
     np.testing.assert_array_equal(unpacked(html), weights)
 
 
@@ -129,7 +133,7 @@ def test_many_weights_are_rounded_to_float16_and_the_page_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weights = softmax_weights(2, 4, 5)
-    monkeypatch.setattr(page_module, "FLOAT32_BYTES", 2 * 4 * 15 * 4 - 1)
+    monkeypatch.setattr(packing, "FLOAT32_BYTES", 2 * 4 * 15 * 4 - 1)
     html = render(page_data(weights=weights))
     assert header_of(html)["rounded"] is True
     np.testing.assert_array_equal(unpacked(html), weights.astype(np.float16).astype(np.float32))
@@ -146,7 +150,7 @@ def test_float16_weights_are_kept_and_not_called_rounded() -> None:
 def test_too_many_tokens_are_refused_with_the_number_that_fits(
     monkeypatch: pytest.MonkeyPatch, causal: bool, most: int
 ) -> None:
-    monkeypatch.setattr(page_module, "FLOAT16_BYTES", 2 * 4 * 10 * 2)
+    monkeypatch.setattr(packing, "FLOAT16_BYTES", 2 * 4 * 10 * 2)
     data = page_data(weights=softmax_weights(2, 4, 5, causal=causal))
     with pytest.raises(ValueError, match=rf"too many tokens.*got 5;.*at most {most};.*shorten"):
         render(data)
@@ -195,8 +199,12 @@ def test_rendering_is_deterministic() -> None:
     ("changes", "error", "words"),
     [
         ({"weights": softmax_weights(2, 4, 5).astype(np.float64)}, TypeError, "float32.*float64"),
-        ({"tokens": ["one"]}, ValueError, r"tokens=1 .*got \[2, 4, 5, 5\]"),
-        ({"weights": softmax_weights(1, 1, 5)[0]}, ValueError, "layers, heads, tokens, tokens"),
+        ({"tokens": ["one"]}, ValueError, r"tokens=1: layer 0 has \[4, 5, 5\]"),
+        (
+            {"weights": softmax_weights(1, 1, 5)[0]},
+            ValueError,
+            r"heads, queries, keys.*has \[5, 5\]",
+        ),
         ({"weights": np.full((2, 4, 5, 5), np.nan, "f4")}, ValueError, "finite.*layer 0"),
         ({"weights": -softmax_weights(2, 4, 5)}, ValueError, "not negative.*layer 0"),
         ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide the 4 heads.*got 3"),
@@ -204,9 +212,10 @@ def test_rendering_is_deterministic() -> None:
         (
             {"statistics": {"x": np.zeros((4, 2))}},
             ValueError,
-            r"statistics\['x'\].*\[2, 4\].*\[4, 2\]",
+            r"statistics\['x'\].*\[4, 4\].*\[2, 2, 2, 2\]",
         ),
-        ({"layer_names": [("E0", "Encoder 0")]}, ValueError, "each of the 2 layers: got 1"),
+        ({"parts": [("encoder", 0)]}, ValueError, "each of the 2 layers: got 1"),
+        ({"runs": [((0, 5), (0, 5))]}, ValueError, "each of the 2 layers: got 1"),
         ({"focus": (5, 0)}, ValueError, r"focus.*< 5 tokens: got \(5, 0\)"),
     ],
 )
@@ -218,44 +227,47 @@ def test_data_that_does_not_fit_is_refused_by_name(
 
 
 def test_kv_heads_may_differ_by_layer() -> None:
-    assert header_of(render(page_data(num_kv_heads=[1, 4])))["kvHeads"] == [1, 4]
+    layers = header_of(render(page_data(num_kv_heads=[1, 4])))["layers"]
+    assert [layer["kvHeads"] for layer in layers] == [1, 4]
 
 
-def test_statistics_default_to_those_of_the_weights_and_given_ones_replace_them() -> None:
-    names = [column["name"] for column in header_of(render(page_data()))["statistics"]]
-    assert names == list(HeadStatistics.from_weights(softmax_weights(2, 4, 5)).named())
+def test_statistics_keep_their_order_and_have_no_number_where_there_is_none() -> None:
     given = np.arange(8, dtype=np.float32).reshape(2, 4)
     given[0, 0] = np.nan
-    (column,) = header_of(render(page_data(statistics={"mine": given})))["statistics"]
-    assert column["values"] == [[None, 1, 2, 3], [4, 5, 6, 7]]
+    named = {"mine": given, "entropy": given}
+    found = header_of(render(page_data(statistics=named)))["statistics"]
+    assert list(found) == ["mine", "entropy"]
+    assert found["mine"] == [[None, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_statistics_equal_the_loops_of_their_definitions() -> None:
-    weights = softmax_weights(2, 3, 6)
-    weights[1, 2, 4] = 0  # a query that sees nothing is left out of the means
-    found = HeadStatistics.from_weights(weights).named()
-    for layer, head in np.ndindex(2, 3):
-        rows = [
-            (q, row.astype(float)) for q, row in enumerate(weights[layer, head]) if q and row.any()
-        ]
-        expected = {
-            "entropy": np.mean([-sum(w * np.log(w) for w in row if w > 0) for _, row in rows]),
-            "first_token": np.mean([row[0] for _, row in rows]),
-            "previous_token": np.mean([row[q - 1] for q, row in rows]),
-            "self_token": np.mean([row[q] for q, row in rows]),
-            "mean_distance": np.mean(
-                [sum(w * abs(q - k) for k, w in enumerate(row)) for q, row in rows]
-            ),
-            "max_weight": np.mean([row.max() for _, row in rows]),
-        }
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name][layer, head], value, rtol=1e-6, err_msg=name)
+def test_layers_may_differ_in_heads_and_in_the_tokens_they_join() -> None:
+    """An encoder's layer of 3 heads on 3 source tokens, and cross-attention of 2 written tokens."""
+    encoder = softmax_weights(1, 3, 3, causal=False)[0]
+    cross = softmax_weights(1, 2, 3, causal=False)[0][:, :2]
+    data = page_data(
+        weights=[encoder, cross],
+        num_kv_heads=1,
+        parts=[("encoder", 0), ("cross", 0)],
+        runs=[((0, 3), (0, 3)), ((3, 5), (0, 3))],
+    )
+    html = render(data)
+    first, second = header_of(html)["layers"]
+    assert (first["part"], first["heads"], second["queries"], second["keys"]) == (
+        "encoder", 3, [3, 5], [0, 3],
+    )  # fmt: skip
+    raw = gzip.decompress(base64.b64decode(Scripts(html).texts["weights-1"]))
+    np.testing.assert_array_equal(np.frombuffer(raw, "<f4").reshape(2, 2, 3), cross)
+    with pytest.raises(ValueError, match=r"as many tokens as their runs.*layer 1 has \[2, 2, 3\]"):
+        render(replace(data, runs=[((0, 3), (0, 3)), ((3, 5), (0, 2))]))
+    with pytest.raises(ValueError, match="runs must lie in tokens=5"):
+        render(replace(data, runs=[((0, 3), (0, 3)), ((4, 6), (0, 3))]))
 
 
-@pytest.mark.parametrize("tokens", [0, 1])
-def test_statistics_of_a_text_without_a_second_token_are_nan(tokens: int) -> None:
-    found = HeadStatistics.from_weights(np.ones((2, 3, tokens, tokens), np.float32))
-    assert all(np.isnan(numbers).all() for numbers in found.named().values())
+def test_a_second_look_stands_in_the_same_file_behind_the_first() -> None:
+    html = render(page_data(), page_data(title="another", weights=softmax_weights(3, 2, 5)))
+    looks = json.loads(Scripts(html).texts["page-data"])["looks"]
+    assert [(look["title"], look["block"]) for look in looks] == [("a text", 0), ("another", 2)]
+    assert "weights-4" in Scripts(html).texts
 
 
 def test_write_puts_the_rendered_page_in_place_and_nothing_else(tmp_path: Path) -> None:

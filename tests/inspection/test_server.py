@@ -76,7 +76,8 @@ def test_malformed_requests_are_refused_in_words(body: object, words: str, ask: 
 
 
 def test_numbers_of_thousands_of_digits_are_refused_in_words(ask: Ask) -> None:
-    for path in ("next/%s", "page/%s", "row/%s/0/0/0", "region/0/%s/0", "thumbnails/0/%s"):
+    paths = ("next/%s", "page/%s", "row/%s/0/0/0", "region/0/%s/0", "thumbnails/0/%s", "way/0/%s")
+    for path in paths:
         status, answer = ask(path % ("9" * 3_000), {} if "next" in path else None)
         assert 400 <= status < 500, path
         assert len(answer) < 500

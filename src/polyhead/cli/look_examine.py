@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from polyhead.generation import Generation, LanguageModel, TextEncoder
     from polyhead.inspection.finding import HeadScores
     from polyhead.inspection.heads import HeadLook, Pair, TokenizedText
+    from polyhead.inspection.looks import Look
     from polyhead.inspection.model import HeadsByLayer
     from polyhead.inspection.probe import Probe
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NextTokens = list[tuple[str, float]]
 
 _DEMO_PAIR = ("it", "animal")
+_LIKELIEST = 12
 _ECHO = 400
 """Characters of the prompt that are shown before its continuation."""
 
@@ -35,7 +36,7 @@ class Found:
         model: The model.
         tokens: The text.
         written: The continuation; None where none was asked for, and of an encoder.
-        seen: Every layer of one run on the text.
+        look: One run on the text.
         pair: The words to look at.
         chosen: Whether the pair was chosen by itself, as the one that is looked along most.
         looks: The heads along the pair, the strongest first, of the layers asked for.
@@ -47,12 +48,17 @@ class Found:
     model: Model
     tokens: TokenizedText
     written: Generation | None
-    seen: Probe
+    look: Look
     pair: Pair
     chosen: bool
     looks: list[HeadLook]
     scores: HeadScores | None
     next_tokens: tuple[NextTokens, NextTokens] | None
+
+    @property
+    def seen(self) -> Probe:
+        """Every layer."""
+        return self.look.seen
 
 
 def check(
@@ -113,37 +119,38 @@ def examine(
     """
     from polyhead.generation import LanguageModel
     from polyhead.inspection.heads import rank_heads
+    from polyhead.inspection.looks import without
 
     written = None
     next_tokens = _next_tokens(model, tokens, ablated)
-    with _without(model, ablated):
+    with without(model, ablated):
         if isinstance(model, LanguageModel) and max_new_tokens != 0:
             written = _continue(model, tokens.text, max_new_tokens, show=echo)
-        seen = _run(model, tokens)
+    look = _run(name, model, tokens, ablated)
+    seen = look.seen
     found, chosen = _choose_pair(seen, tokens, pair, model.config.kind == "decoder")
     looks = rank_heads(seen, found)
     if layers is not None:
         looks = [entry for entry in looks if entry.layer in layers]
     scores = _scores(model, labelled, pair) if labelled else None
-    return Found(name, model, tokens, written, seen, found, chosen, looks, scores, next_tokens)
-
-
-def _without(model: Model, heads: HeadsByLayer) -> AbstractContextManager[None]:
-    """The model runs without some heads while the block runs."""
-    from polyhead.inspection.ablation import ablate
-
-    return ablate(model, heads) if heads else nullcontext()
+    return Found(name, model, tokens, written, look, found, chosen, looks, scores, next_tokens)
 
 
 def _next_tokens(
     model: Model, tokens: TokenizedText, heads: HeadsByLayer
 ) -> tuple[NextTokens, NextTokens] | None:
     """The likeliest next tokens as they are and without some heads; None of an encoder."""
-    from polyhead.inspection.studio import run_text
+    from polyhead.inspection.looks import next_token, without
 
     if not heads or model.config.kind != "decoder":
         return None
-    return run_text(model, tokens, {}), run_text(model, tokens, heads)
+    found = []
+    for some in ({}, heads):
+        with without(model, some):
+            following = next_token(model, tokens.ids)
+        likely = [] if following is None else following.likeliest(_LIKELIEST)
+        found.append([(model.tokenizer.pieces([token])[0], share) for token, share in likely])
+    return found[0], found[1]
 
 
 def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: bool) -> Generation:
@@ -172,19 +179,17 @@ def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: boo
     return Generation("".join(pieces), tuple(stream.ids), stream.stats)
 
 
-def _run(model: Model, tokens: TokenizedText) -> Probe:
+def _run(name: str, model: Model, tokens: TokenizedText, ablated: HeadsByLayer) -> Look:
     """One run on the text, with what every head's rows sum up to."""
-    import torch
-
     from polyhead.cli.terminal import progress
-    from polyhead.inspection.tables import run_ids
+    from polyhead.inspection.looks import look_at
 
     with progress("looking at every head") as advance:
-        seen = run_ids(model, torch.tensor([tokens.ids]))
-        for number, view in enumerate(seen):
-            advance("looking at every head", number, len(seen))
-            view.summary()
-    return seen
+        look = look_at(name, model, tokens, ablated)
+        for number in range(len(look.layers)):
+            advance("looking at every head", number, len(look.layers))
+            look.statistics(number)
+    return look
 
 
 def _choose_pair(

@@ -55,29 +55,16 @@ def write_page(out: Path, found: Found, language: str | None) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    import torch
-
     from polyhead.cli.terminal import progress
-    from polyhead.inspection.notable import notable_heads
-    from polyhead.inspection.page import PageData, write
+    from polyhead.inspection.look_page import page_data
+    from polyhead.inspection.page import write
 
-    views, tokens = list(found.seen), found.tokens
-    length = len(tokens.ids)
-    with progress("writing the page") as advance:
-        weights = torch.empty(len(views), views[0].q.shape[1], length, length)
-        for layer, view in enumerate(views):
-            advance("writing the page", layer, len(views))
-            weights[layer] = view.rows()[0]
-        data = PageData(
-            title=tokens.text,
-            model=found.name,
-            tokens=tokens.pieces,
-            weights=weights.numpy(),
-            num_kv_heads=[view.k.shape[1] for view in views],
+    with progress("writing the page"):
+        data = page_data(
+            found.look,
             continuation="" if found.written is None else found.written.text,
             facts=_facts(found),
             focus=(found.pair.query, found.pair.keys[-1]),
-            notable=notable_heads(found.seen, tokens.ids),
             language=language,
         )
         try:
@@ -90,17 +77,15 @@ def write_page(out: Path, found: Found, language: str | None) -> None:
 def reason_against_page(model: Model, length: int) -> str | None:
     """Why there can be no page of so many tokens or of such heads; known before the model runs."""
     from polyhead.inspection.model import head_count
-    from polyhead.inspection.page import FLOAT16_BYTES
+    from polyhead.inspection.packing import FLOAT16_BYTES
 
     layers = len(model.config.layers)
-    heads, *others = {head_count(model.transformer, layer) for layer in range(layers)}
-    if others:
-        return "its layers differ in their number of heads"
+    heads = sum(head_count(model.transformer, layer) for layer in range(layers))
     stored = length * (length + 1) // 2 if model.config.kind == "decoder" else length**2
-    if layers * heads * stored * 2 > FLOAT16_BYTES:
+    if heads * stored * 2 > FLOAT16_BYTES:
         return (
-            f"{length:,} tokens × {layers} layers × {heads} heads are too many weights for one "
-            "page; shorten the text"
+            f"{length:,} tokens and {heads:,} heads in {layers} layers are too many weights for "
+            "one page; shorten the text"
         )
     return None
 

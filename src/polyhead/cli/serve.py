@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from polyhead.cli.models import load_reader
+from polyhead.cli.models import load_any
 from polyhead.errors import UnsupportedError
 
 _HOST = "127.0.0.1"
@@ -39,7 +39,7 @@ def serve(
         ) from error
     from polyhead.inspection.studio import Studio
 
-    studio = Studio(lambda name: load_reader(name, dtype), _choices(models))
+    studio = Studio(lambda name: load_any(name, dtype), _choices(models))
     token = new_token()
     with socket.create_server((_HOST, port)) as listener:
         bound = listener.getsockname()[1]

@@ -12,6 +12,7 @@ from polyhead.inspection.finding import CRITERIA
 
 if TYPE_CHECKING:
     from polyhead.inspection.probe import Probe
+    from polyhead.inspection.reading import SourceAlignment
 
 _NAMED = 3
 """Heads that are named of each kind."""
@@ -61,3 +62,21 @@ def _best(scores: Sequence[Tensor], least: float) -> list[list[Any]]:
         for head in torch.nonzero(values >= least).flatten().tolist()
     ]
     return sorted(found, key=lambda entry: -entry[2])[:_NAMED]
+
+
+def aligning_heads(found: SourceAlignment, first: int, count: int) -> dict[str, Any]:
+    """Heads of cross-attention that follow the source token by token, the best first.
+
+    Args:
+        found: Of one translation.
+        first: Number of the first layer of cross-attention among all layers.
+        count: Heads of cross-attention.
+
+    Returns:
+        ``alignment``: up to three ``[layer, head, score]``; ``all``: their number.
+    """
+    best = [
+        [first + layer, head, round(float(found.scores[layer, head]), 4)]
+        for layer, head in found.heads[:_NAMED]
+    ]
+    return {"induction": [], "previous_token": [], "alignment": best, "sinks": 0, "all": count}

@@ -1,198 +1,166 @@
-"""Every head of a model on one text, as one HTML file that needs nothing but a browser.
+"""The page that shows what heads do: one program, with its data inside or from a server.
 
-`render` packs the attention weights of all layers and heads into a self-contained page and `write`
-puts that page on disk in one step. The page's own parts (markup, style, scripts) lie in the folder
-`page/` beside this file; nothing is built and nothing is fetched.
-
-How the weights travel, per layer (L layers, H heads, T tokens)::
-
-    [H, T, T] float32  ->  lower triangle if all layers are causal, else everything
-                       ->  float16 if all layers together pass FLOAT32_BYTES (the page says so)
-                       ->  little-endian bytes, row by row  ->  gzip  ->  base64  ->  <script>
+`render` packs what a run found into one HTML file that needs nothing but a browser; `served` is the
+same page without data, which asks the server that sent it (`server.py`) and so can also run models.
+The page's own parts (markup, style, scripts) lie in the folder `page/` beside this file; nothing is
+built and nothing is fetched. How numbers travel is in `packing.py`.
 
 Text never becomes markup: it travels as JSON and enters the page through `textContent` only, and
-the page's content security policy forbids the network and every script but its own.
+the page's content security policy forbids every script but its own, and every address but that of
+its server.
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from polyhead.inspection.labels import label, visible
+from polyhead.inspection.next_token import TEMPERATURES
+from polyhead.inspection.packing import Layout, Vectors, Weights
+from polyhead.inspection.statistics import SUMMARIES
 from polyhead.texts import LANGUAGES, every
 from polyhead.writing import replacing
 
-__all__ = ["HeadStatistics", "PageData", "render", "write"]
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-
-FLOAT32_BYTES = 24_000_000
-"""Weights that take more bytes than this as float32 are stored as float16."""
-
-FLOAT16_BYTES = 64_000_000
-"""Weights that take more bytes than this as float16 are refused: browsers choke on them."""
+__all__ = ["PageData", "render", "served", "write"]
 
 SCRIPTS = (
     "dom",
     "texts",
     "ramp",
-    "data",
     "state",
+    "packed",
+    "file",
+    "server",
+    "look",
+    "measures",
     "colour",
     "maps",
+    "map_keys",
     "large",
+    "large_draw",
     "text",
     "tables",
+    "row",
     "lines",
-    "looks",
+    "links",
+    "pair",
+    "way",
+    "next",
+    "save",
+    "asking",
     "page",
 )
 """The page's scripts in the order in which they are joined into one."""
 
+Run = tuple[int, int]
+"""(start, stop) among the page's tokens."""
 
-@dataclass(frozen=True)
-class HeadStatistics:
-    """What each head does on a text, one number per head, each a float32 array [L, H].
-
-    Every number is a mean over the queries after the first that see anything: the first query of a
-    causal model can only look at itself, which says nothing about the head. Where no such query
-    exists the number is NaN.
-
-    Attributes:
-        entropy: Entropy of a row in nats, 0 (one key) to ln T (all keys alike).
-        first_token: Weight on key 0.
-        previous_token: Weight on the key just before the query.
-        self_token: Weight on the query's own position.
-        mean_distance: Weighted distance |query - key| in tokens.
-        max_weight: Largest weight of the row.
-    """
-
-    entropy: FloatArray
-    first_token: FloatArray
-    previous_token: FloatArray
-    self_token: FloatArray
-    mean_distance: FloatArray
-    max_weight: FloatArray
-
-    @classmethod
-    def from_weights(cls, weights: npt.NDArray[np.floating]) -> HeadStatistics:
-        """Summarises weights [L, H, T, T] layer by layer, in float64 inside."""
-        layers, heads, tokens, _ = weights.shape
-        found = np.full((6, layers, heads), np.nan, dtype=np.float32)
-        queries = np.arange(1, tokens)
-        distance = np.abs(np.arange(tokens)[:, None] - np.arange(tokens)).astype(np.float64)[1:]
-        for layer in range(layers if tokens > 1 else 0):
-            rows = weights[layer, :, 1:, :].astype(np.float64)
-            logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
-            per_query = np.stack(
-                [
-                    -(rows * logs).sum(-1),
-                    rows[:, :, 0],
-                    rows[:, queries - 1, queries - 1],
-                    rows[:, queries - 1, queries],
-                    (rows * distance).sum(-1),
-                    rows.max(-1),
-                ]
-            )
-            seeing = rows.sum(-1) > 0
-            count = seeing.sum(-1)
-            total = (per_query * seeing).sum(-1)
-            np.divide(total, count, out=found[:, layer], where=count > 0, casting="same_kind")
-        return cls(*found)
-
-    def named(self) -> dict[str, FloatArray]:
-        """The numbers under the names that the page shows, in its order."""
-        return {
-            "entropy": self.entropy,
-            "first_token": self.first_token,
-            "previous_token": self.previous_token,
-            "self_token": self.self_token,
-            "mean_distance": self.mean_distance,
-            "max_weight": self.max_weight,
-        }
+Numbers = Sequence[Any]
+"""A number for each head: of each layer a sequence or an array."""
 
 
 @dataclass(frozen=True)
 class PageData:
-    """What the page shows.
+    """What a page shows.
 
     Attributes:
         title: The text that was looked at; the page shortens it as needed.
         model: The model's name.
-        tokens: The text's T tokens as pieces of text, any characters.
-        weights: float32 (or float16) [L, H, T, T], row = query, column = key; each row sums to 1,
-            or to 0 where a query may see nothing.
+        tokens: The T tokens as pieces of text, any characters.
+        weights: Of each layer float32 (or float16) ``[H, queries, keys]``, row = query, column =
+            key; each row sums to 1, or to 0 where a query may see nothing. An array
+            ``[L, H, T, T]`` is such a sequence.
         num_kv_heads: kv heads G, one number or one per layer; query head h uses kv head
             h // (H // G).
         continuation: What the model wrote after the text.
-        statistics: Name to numbers [L, H], shown as sortable columns in this order; names of
-            summaries are said in the page's language. Empty: the
-            numbers of `HeadStatistics.from_weights`.
+        statistics: Name to a number for each head, sortable columns in this order; names of
+            ``statistics.SUMMARIES`` are said in the page's language.
         facts: Small facts to show, name to text: speed, cache bytes, kernel, dtype.
         focus: (query token, key token) to begin with, as indexes.
-        layer_names: (short, long) of each layer, where they are not all of one kind: ("C0", "Cross-
-            attention 0"); default 0 and Layer 0. Head 3 of the first is C0.3.
-        notable: What `notable_heads` found, which the page says in a sentence; None: nothing.
+        parts: (part, number) of each layer where they are not all of one kind: ``("cross", 0)``,
+            whose head 3 is C0.3. Parts are ``"layer"``, ``"encoder"``, ``"decoder"``, ``"cross"``.
+        runs: (queries, keys) of each layer, both runs of the tokens; None: all tokens.
+        vectors: Queries, keys and lse of each layer; None: the page does without.
+        next_token: ``NextToken.as_json``.
+        way: ``Look.way`` of each token from ``own`` on; None: the page does without.
+        own: The first token that the model's own layers read.
+        kind: Of the model.
+        notable: What ``notable_heads`` found, which the page says in a sentence; None: nothing.
         language: Of the page's texts, "en" or "zh"; None: the browser's.
     """
 
     title: str
     model: str
     tokens: Sequence[str]
-    weights: npt.NDArray[np.floating]
+    weights: Sequence[Weights] | Weights
     num_kv_heads: int | Sequence[int]
     continuation: str = ""
-    statistics: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
+    statistics: Mapping[str, Numbers] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     focus: tuple[int, int] | None = None
-    layer_names: Sequence[tuple[str, str]] | None = None
+    parts: Sequence[tuple[str, int]] | None = None
+    runs: Sequence[tuple[Run, Run]] | None = None
+    vectors: Sequence[Vectors] | None = None
+    next_token: Mapping[str, Any] | None = None
+    way: Sequence[Mapping[str, Any]] | None = None
+    own: int = 0
+    kind: str = "decoder"
     notable: Mapping[str, Any] | None = None
     language: str | None = None
 
 
-def render(data: PageData) -> str:
+def render(data: PageData, beside: PageData | None = None) -> str:
     """Returns the whole page as one HTML string, to be stored as UTF-8.
+
+    Args:
+        data: What it shows.
+        beside: A second text or model, shown beside the first; its language does not count.
 
     Raises:
         TypeError: The weights are not float32 or float16.
         ValueError: Shapes, kv heads, statistics or focus do not fit the weights and tokens; a
             weight is negative, NaN or infinite; or the text is too long for a page.
     """
-    weights = _checked_weights(data)
-    layout = _Layout.of(weights)
-    style = asset("page.css")
-    theme = asset("theme.js")
-    script = '(() => {\n"use strict";\n' + "\n".join(asset(f"{s}.js") for s in SCRIPTS) + "})();\n"
-    parts = {
-        "policy": policy(style, theme, script),
-        "style": style,
-        "theme": theme,
-        "texts": texts_json(data.language, "page"),
-        "data": script_json(_header(data, weights, layout)),
-        "script": script,
-        "weights": "\n".join(
-            f'<script type="application/octet-stream" id="weights-{layer}">{text}</script>'
-            for layer, text in enumerate(_packed(weights, layout))
-        ),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
+    looks: list[dict[str, object]] = []
+    blocks: list[str] = []
+    for each in (data,) if beside is None else (data, beside):
+        weights = _checked_weights(each)
+        layout = Layout.of(weights)
+        looks.append(_header(each, weights, layout, first=len(blocks)))
+        for layer, values in enumerate(weights):
+            kept = layout.packed(layer, values)
+            vectors = None if each.vectors is None else each.vectors[layer].packed()
+            number = len(blocks)
+            blocks.append(
+                _block(f"weights-{number}", kept)
+                + ("" if vectors is None else "\n" + _block(f"vectors-{number}", vectors))
+            )
+    return _shell({"served": False, "looks": looks}, data.language, "\n".join(blocks))
 
 
-def write(data: PageData, path: str | os.PathLike[str]) -> Path:
+def served(begin: Mapping[str, Any], language: str | None) -> str:
+    """The page without data, for a server.
+
+    Args:
+        begin: The ``text`` to look at first and the ``models`` that may be chosen.
+        language: Of the page's texts, "en" or "zh"; None: the browser's.
+    """
+    return _shell({"served": True, "looks": [], **begin}, language, "")
+
+
+def write(data: PageData, path: str | os.PathLike[str], beside: PageData | None = None) -> Path:
     """Writes the page to `path`, whole or not at all, and returns the path.
 
     The page is written beside its goal under another name and then renamed, so a reader never sees
@@ -203,60 +171,73 @@ def write(data: PageData, path: str | os.PathLike[str]) -> Path:
         TypeError: As `render`.
         ValueError: As `render`.
     """
-    text = render(data)
+    text = render(data, beside)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8", newline="\n")
     return Path(path)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How weights are stored: the lower triangle or everything, as float16 or float32."""
-
-    triangle: bool
-    half: bool
-
-    @classmethod
-    def of(cls, weights: npt.NDArray[np.floating]) -> _Layout:
-        layers, heads, tokens, _ = weights.shape
-        triangle = not any(np.triu(layer, 1).any() for layer in weights)
-        per_head = tokens * (tokens + 1) // 2 if triangle else tokens * tokens
-        values = layers * heads * per_head
-        if values * 2 > FLOAT16_BYTES:
-            room = FLOAT16_BYTES // (2 * layers * heads)
-            most = (math.isqrt(8 * room + 1) - 1) // 2 if triangle else math.isqrt(room)
-            raise ValueError(
-                f"too many tokens for a page: got {tokens}; {layers} layers x {heads} heads leave "
-                f"room for at most {most}; shorten the text, or pass fewer layers or heads"
-            )
-        return cls(triangle, half=values * 4 > FLOAT32_BYTES or weights.dtype == np.float16)
+def content_policy(*, connect: bool) -> str:
+    """The policy of the page, which holds in the file and in the answer of its server."""
+    return policy(asset("page.css"), asset("theme.js"), _script(), connect=connect)
 
 
-def _checked_weights(data: PageData) -> npt.NDArray[np.floating]:
-    """The weights as an array, once everything in `data` is known to fit them."""
-    weights = np.asarray(data.weights)
-    if weights.dtype not in (np.float32, np.float16):
-        raise TypeError(f"weights must be float32 or float16: got {weights.dtype}")
+def _script() -> str:
+    return '(() => {\n"use strict";\n' + "\n".join(asset(f"{s}.js") for s in SCRIPTS) + "})();\n"
+
+
+def _shell(content: Mapping[str, Any], language: str | None, blocks: str) -> str:
+    """The page around what it shows."""
+    units = {statistic.summary: statistic.unit for statistic in SUMMARIES}
+    parts = {
+        "policy": content_policy(connect=bool(content["served"])),
+        "style": asset("page.css"),
+        "theme": asset("theme.js"),
+        "texts": texts_json(language, "page"),
+        "data": script_json({**content, "units": units}),
+        "script": _script(),
+        "weights": blocks,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
+
+
+def _block(name: str, text: str) -> str:
+    return f'<script type="application/octet-stream" id="{name}">{text}</script>'
+
+
+def _checked_weights(data: PageData) -> list[Weights]:
+    """The weights of each layer, once everything in `data` is known to fit them."""
+    weights = [np.asarray(layer) for layer in data.weights]
     tokens = len(data.tokens)
-    if weights.ndim != 4 or weights.shape[2:] != (tokens, tokens) or 0 in weights.shape[:2]:
-        raise ValueError(
-            f"weights must have shape [layers, heads, tokens, tokens], at least one layer and one "
-            f"head, and tokens={tokens} as in `tokens`: got {list(weights.shape)}"
-        )
-    for layer, values in enumerate(weights):
+    runs = _runs(data, len(weights))
+    if not weights:
+        raise ValueError("weights must have at least one layer: got none")
+    for layer, (values, ends) in enumerate(zip(weights, runs, strict=True)):
+        if values.dtype not in (np.float32, np.float16):
+            raise TypeError(f"weights must be float32 or float16: got {values.dtype}")
+        (q0, q1), (k0, k1) = ends
+        if not (0 <= q0 <= q1 <= tokens and 0 <= k0 <= k1 <= tokens):
+            raise ValueError(f"runs must lie in tokens={tokens}: got {ends} of layer {layer}")
+        if values.ndim != 3 or not len(values) or values.shape[1:] != (q1 - q0, k1 - k0):
+            raise ValueError(
+                f"weights must have shape [heads, queries, keys] for every layer, at least one "
+                f"head, and as many tokens as their runs of tokens={tokens}: layer {layer} has "
+                f"{list(values.shape)}"
+            )
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(f"weights must be finite and not negative: layer {layer} holds others")
+    heads = [len(layer) for layer in weights]
     for name, numbers in data.statistics.items():
-        if np.shape(numbers) != weights.shape[:2]:
+        got = [len(row) for row in numbers]
+        if got != heads:
             raise ValueError(
-                f"statistics[{name!r}] must have shape [layers, heads] = "
-                f"{list(weights.shape[:2])}: got {list(np.shape(numbers))}"
+                f"statistics[{name!r}] must be a number for each head, layers of {heads}: got {got}"
             )
-    if data.layer_names is not None and len(data.layer_names) != len(weights):
-        raise ValueError(
-            f"layer_names must be one pair for each of the {len(weights)} layers: got "
-            f"{len(data.layer_names)}"
-        )
+    for what, given in (("parts", data.parts), ("vectors", data.vectors)):
+        if given is not None and len(given) != len(weights):
+            raise ValueError(
+                f"{what} must be one for each of the {len(weights)} layers: got {len(given)}"
+            )
     if data.focus is not None and not all(0 <= index < tokens for index in data.focus):
         raise ValueError(
             f"focus must be (query, key) with 0 <= index < {tokens} tokens: got {data.focus}"
@@ -264,61 +245,90 @@ def _checked_weights(data: PageData) -> npt.NDArray[np.floating]:
     return weights
 
 
-def _kv_heads(data: PageData, layers: int, heads: int) -> list[int]:
+def _runs(data: PageData, layers: int) -> list[tuple[Run, Run]]:
+    everything = (0, len(data.tokens))
+    runs = [(everything, everything)] * layers if data.runs is None else list(data.runs)
+    if len(runs) != layers:
+        raise ValueError(f"runs must be one pair for each of the {layers} layers: got {len(runs)}")
+    return runs
+
+
+def _kv_heads(data: PageData, heads: Sequence[int]) -> list[int]:
     given = data.num_kv_heads
-    per_layer = [given] * layers if isinstance(given, int) else list(given)
-    if len(per_layer) != layers or any(count < 1 or heads % count for count in per_layer):
+    per_layer = [given] * len(heads) if isinstance(given, int) else list(given)
+    if len(per_layer) != len(heads) or any(
+        count < 1 or have % count for count, have in zip(per_layer, heads, strict=True)
+    ):
         raise ValueError(
-            f"num_kv_heads must divide the {heads} heads, one number or one for each of the "
-            f"{layers} layers: got {given}"
+            f"num_kv_heads must divide the {max(heads)} heads, one number or one for each of the "
+            f"{len(heads)} layers: got {given}"
         )
     return per_layer
 
 
 def _header(
-    data: PageData, weights: npt.NDArray[np.floating], layout: _Layout
+    data: PageData, weights: Sequence[Weights], layout: Layout, first: int
 ) -> dict[str, object]:
-    layers, heads = weights.shape[:2]
-    statistics = data.statistics or HeadStatistics.from_weights(weights).named()
+    """What the page's script reads before any weight; its blocks are numbered from ``first``."""
+    count = len(weights)
+    kv_heads = _kv_heads(data, [len(layer) for layer in weights])
+    parts = data.parts or [("layer", number) for number in range(count)]
+    layers = []
+    for i, (queries, keys) in enumerate(_runs(data, count)):
+        part, number = parts[i]
+        layer: dict[str, Any] = {
+            "part": part,
+            "number": number,
+            "heads": len(weights[i]),
+            "kvHeads": kv_heads[i],
+            "queries": queries,
+            "keys": keys,
+            "triangle": layout.triangles[i],
+        }
+        if data.vectors is not None:
+            vectors = data.vectors[i]
+            size = vectors.q.shape[-1]
+            layer |= {"size": size, "scale": vectors.scale, "softcap": vectors.softcap}
+        layers.append(layer)
     return {
+        "block": first,
         "title": data.title,
         "model": data.model,
+        "kind": data.kind,
         "continuation": data.continuation,
         "tokens": list(data.tokens),
         "shown": [visible(token) for token in data.tokens],
         "labels": [label(token) for token in data.tokens],
         "layers": layers,
-        "heads": heads,
-        "kvHeads": _kv_heads(data, layers, heads),
-        "layerNames": None if data.layer_names is None else [*map(list, data.layer_names)],
-        "triangle": layout.triangle,
+        "vectors": data.vectors is not None,
         "half": layout.half,
-        "rounded": layout.half and weights.dtype == np.float32,
+        "rounded": layout.half and any(layer.dtype == np.float32 for layer in weights),
         "facts": [[name, str(value)] for name, value in data.facts.items()],
         "focus": None if data.focus is None else [int(index) for index in data.focus],
-        "statistics": [
-            {"name": name, "values": _plain(numbers)} for name, numbers in statistics.items()
-        ],
+        "statistics": {name: _plain(numbers) for name, numbers in data.statistics.items()},
+        "next": data.next_token,
+        "temperatures": TEMPERATURES,
+        "way": data.way,
+        "own": data.own,
         "notable": data.notable,
     }
 
 
-def _plain(numbers: npt.NDArray[np.floating]) -> list[list[float | None]]:
+def _plain(numbers: Numbers) -> list[list[float | None]]:
     """Numbers that JSON can carry: NaN and infinities become None, which the page shows as "–"."""
-    return [[float(x) if math.isfinite(x) else None for x in row] for row in np.asarray(numbers)]
+    return [
+        [None if x is None or not math.isfinite(x) else float(x) for x in row] for row in numbers
+    ]
 
 
-def _packed(weights: npt.NDArray[np.floating], layout: _Layout) -> Iterator[str]:
-    """Each layer's weights as base64 of gzip of little-endian numbers, head by head, row by row."""
-    rows, columns = np.tril_indices(weights.shape[-1])
-    for layer in weights:
-        values = layer[:, rows, columns] if layout.triangle else layer
-        stored = values.astype("<f2" if layout.half else "<f4").tobytes()
-        yield base64.b64encode(gzip.compress(stored, 6, mtime=0)).decode("ascii")
+def policy(style: str, *scripts: str, connect: bool = False) -> str:
+    """A content security policy: no markup from text, only these scripts and styles.
 
-
-def policy(style: str, *scripts: str) -> str:
-    """A content security policy: no network, no markup from text, only these scripts and styles."""
+    Args:
+        style: The page's only style.
+        *scripts: The page's only scripts.
+        connect: Whether the page may ask the server that sent it; nothing else is ever reached.
+    """
 
     def source(text: str) -> str:
         digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest())
@@ -329,6 +339,7 @@ def policy(style: str, *scripts: str) -> str:
             "default-src 'none'",
             f"style-src {source(style)}",
             f"script-src {' '.join(source(script) for script in scripts)}",
+            *(("connect-src 'self'",) if connect else ()),
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",

@@ -34,9 +34,14 @@ class Run:
         """Ends the run before its next layer."""
         self._stopped.set()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped."""
+        return self._stopped.is_set()
+
     def check(self) -> None:
         """Raises ``Cancelled`` where the run was stopped."""
-        if self._stopped.is_set():
+        if self.stopped:
             raise Cancelled("the look was cancelled")
 
     def wait(self, lock: threading.Lock) -> None:

@@ -8,8 +8,13 @@
     /TOKEN/statistics/LOOK/LAYER                 a number per head and statistic
     /TOKEN/notable/LOOK                          the heads that do something known
     /TOKEN/region/LOOK/LAYER/HEAD                float32 [rows, columns] of a rectangle
-    /TOKEN/row/LOOK/LAYER/HEAD/QUERY             float32 [T]
-    /TOKEN/next/LOOK      POST heads             the next tokens with heads ablated
+    /TOKEN/row/LOOK/LAYER/HEAD/QUERY             float32 [S]
+    /TOKEN/column/LOOK/LAYER/HEAD/KEY            float32 [T]
+    /TOKEN/pair/LOOK/QUERY/KEY                   float32, a weight for every head
+    /TOKEN/product/LOOK/LAYER/HEAD/QUERY/KEY     float32 q, k, raw scores, scores behind each other
+    /TOKEN/way/LOOK/TOKEN                         what each layer adds, the guesses after each
+    /TOKEN/next/LOOK      POST heads             the next token with heads ablated
+    /TOKEN/write/LOOK     POST options           what a decoder writes behind the text
     /TOKEN/page/LOOK                             the self-contained page
 
 Whoever does not know the token gets 404 everywhere; whoever comes by another host name than the
@@ -23,13 +28,14 @@ import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -42,10 +48,14 @@ from starlette.routing import Mount, Route
 
 from polyhead.checkpoints.json_file import parse_json
 from polyhead.errors import InputError, PolyheadError, shortened
+from polyhead.inspection.look_page import page_data
+from polyhead.inspection.looks import Look
 from polyhead.inspection.model import HeadsByLayer
-from polyhead.inspection.page import script_json, texts_json
+from polyhead.inspection.page import content_policy, render, served
 from polyhead.inspection.progress import Run
-from polyhead.inspection.studio import Look, Studio, as_json, shown_tokens
+from polyhead.inspection.studio import Studio
+
+_Made = TypeVar("_Made")
 
 MOST_BYTES = 32 << 20
 """Longest request: a text of 10 MB, escaped."""
@@ -53,19 +63,12 @@ MOST_BYTES = 32 << 20
 _ASK_AGAIN = 0.2
 """Seconds after which the server asks whether a look's client is still there."""
 
-_SCRIPTS = (
-    ("page", "theme"), ("page", "dom"), ("page", "texts"), ("page", "ramp"), ("page", "lines"),
-    ("served", "api"),
-    ("served", "grid"), ("served", "map"), ("served", "tokens"), ("served", "export"),
-    ("served", "main"),
-)  # fmt: skip
+_ABOVE_THE_PAGE = "frame-ancestors 'none'"
+"""What a page cannot say of itself."""
+
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'"
-    ),
+    "Content-Security-Policy": f"default-src 'none'; {_ABOVE_THE_PAGE}",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -84,26 +87,8 @@ def application(
         language: Of its texts, "en" or "zh"; None: the browser's.
     """
     handlers = _Handlers(studio, text, language)
-    known = {
-        f"{name}.{kind}": (folder, kind)
-        for folder, name, kind in (
-            *((folder, name, "js") for folder, name in _SCRIPTS),
-            ("page", "page", "css"),
-            ("served", "served", "css"),
-        )
-    }
-
-    def asset(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in known:
-            raise HTTPException(404)
-        folder, kind = known[name]
-        media = {"js": "text/javascript", "css": "text/css"}[kind]
-        return Response(_asset(folder, name), media_type=media, headers=_HEADERS)
-
     routes = [
         Route("/", handlers.page),
-        Route("/asset/{name}", asset),
         Route("/look", handlers.look, methods=["POST"]),
         Route("/progress", handlers.progress),
         Route("/thumbnails/{look:int}/{layer:int}", handlers.thumbnails),
@@ -111,7 +96,12 @@ def application(
         Route("/notable/{look:int}", handlers.notable),
         Route("/region/{look:int}/{layer:int}/{head:int}", handlers.region),
         Route("/row/{look:int}/{layer:int}/{head:int}/{query:int}", handlers.row),
-        Route("/next/{look:int}", handlers.next_tokens, methods=["POST"]),
+        Route("/column/{look:int}/{layer:int}/{head:int}/{key:int}", handlers.column),
+        Route("/pair/{look:int}/{query:int}/{key:int}", handlers.pair),
+        Route("/product/{look:int}/{layer:int}/{head:int}/{query:int}/{key:int}", handlers.product),
+        Route("/way/{look:int}/{token:int}", handlers.way),
+        Route("/next/{look:int}", handlers.next_token, methods=["POST"]),
+        Route("/write/{look:int}", handlers.write, methods=["POST"]),
         Route("/page/{look:int}", handlers.whole_page),
     ]
     return Starlette(
@@ -148,42 +138,47 @@ class _Handlers:
         self.patient = ThreadPoolExecutor(1, "statistics", initializer=_give_way)
 
     def page(self, request: Request) -> Response:
-        content = {"text": self.text, "models": self.studio.names}
-        scripts = "\n".join(
-            f'<script src="asset/{name}.js" defer></script>' for _, name in _SCRIPTS
-        )
-        html = _asset("served", "served.html")
-        html = html.replace("{{scripts}}", scripts)
-        html = html.replace("{{texts}}", texts_json(self.language, "served"))
-        html = html.replace("{{begin}}", script_json(content))
-        return Response(html, media_type="text/html", headers=_HEADERS)
+        html = served({"text": self.text, "models": self.studio.names}, self.language)
+        allowed = f"{content_policy(connect=True)}; {_ABOVE_THE_PAGE}"
+        headers = _HEADERS | {"Content-Security-Policy": allowed}
+        return Response(html, media_type="text/html", headers=headers)
 
     async def look(self, request: Request) -> Response:
         """Runs the model; whoever goes away stops it."""
         asked = await _json_of(request)
         run = Run()
         arguments = _text_of(asked, "text"), _text_of(asked, "model"), _heads_of(asked), run
-        looking = asyncio.create_task(run_in_threadpool(self.studio.look, *arguments))
-        try:
-            while not (await asyncio.wait([looking], timeout=_ASK_AGAIN))[0]:
-                if await request.is_disconnected():
-                    run.stop()
-        finally:
-            run.stop()
-        return JSONResponse(as_json(await looking), headers=_HEADERS)
+        found = await _unless_gone(request, run, partial(self.studio.look, *arguments))
+        header = await run_in_threadpool(found.header)
+        return JSONResponse(header, headers=_HEADERS)
 
     def progress(self, request: Request) -> Response:
         run = self.studio.run
         return JSONResponse({"done": run.done, "layers": run.layers}, headers=_HEADERS)
 
-    async def next_tokens(self, request: Request) -> Response:
-        heads = _heads_of(await _json_of(request))
-        found = await run_in_threadpool(self.studio.next_tokens, request.path_params["look"], heads)
-        return JSONResponse({"next": shown_tokens(found)}, headers=_HEADERS)
+    async def next_token(self, request: Request) -> Response:
+        heads, number = _heads_of(await _json_of(request)), request.path_params["look"]
+        found = await run_in_threadpool(self.studio.next_token, number, heads)
+        pieces = self.studio[number].tokenizer.pieces
+        said = None if found is None else found.as_json(pieces)
+        return JSONResponse({"next": said}, headers=_HEADERS)
+
+    async def write(self, request: Request) -> Response:
+        """Continues a text; whoever goes away stops it."""
+        asked = await _json_of(request)
+        heads, run = _heads_of(asked), Run()
+        options = {name: value for name, value in asked.items() if name != "heads"}
+        number = request.path_params["look"]
+        text = await _unless_gone(
+            request, run, partial(self.studio.write, number, heads, options, run)
+        )
+        return JSONResponse({"text": text}, headers=_HEADERS)
 
     def thumbnails(self, request: Request) -> Response:
         pixels = _number(request, "pixels", 48, least=1, most=128)
-        return _binary(self._look(request).thumbnails(request.path_params["layer"], pixels))
+        first = request.query_params.get("first") != "hidden"
+        layer = request.path_params["layer"]
+        return _binary(self._look(request).thumbnails(layer, pixels, first))
 
     async def statistics(self, request: Request) -> Response:
         # All heads are measured while a person looks at some, and those come first.
@@ -198,10 +193,15 @@ class _Handlers:
 
     def region(self, request: Request) -> Response:
         look, place = self._look(request), request.path_params
-        most = len(look.tokens.ids)
-        ends = [_number(request, name, 0, least=0, most=most) for name in ("q0", "k0")]
-        stops = [_number(request, name, most, least=1, most=most) for name in ("q1", "k1")]
-        (q_range, k_range) = (slice(a, b) for a, b in zip(ends, stops, strict=True))
+        call = look.layers[place["layer"]].view.call
+        sizes = {"q": call.q_tokens.length, "k": call.k_tokens.length}
+        q_range, k_range = (
+            slice(
+                _number(request, f"{side}0", 0, least=0, most=most),
+                _number(request, f"{side}1", most, least=1, most=most),
+            )
+            for side, most in sizes.items()
+        )
         pixels = _number(request, "pixels", 256, least=1, most=1024)
         found = look.region(place["layer"], place["head"], q_range, k_range, pixels)
         return _binary(found)
@@ -210,14 +210,48 @@ class _Handlers:
         place = request.path_params
         return _binary(self._look(request).row(place["layer"], place["head"], place["query"]))
 
+    def column(self, request: Request) -> Response:
+        place = request.path_params
+        return _binary(self._look(request).column(place["layer"], place["head"], place["key"]))
+
+    def pair(self, request: Request) -> Response:
+        place = request.path_params
+        return _binary(self._look(request).pair(place["query"], place["key"]))
+
+    def product(self, request: Request) -> Response:
+        place = [request.path_params[name] for name in ("layer", "head", "query", "key")]
+        found = self._look(request).product(*place)
+        parts = (found.q, found.k, found.raw, found.scores)
+        return _binary(torch.cat(parts).numpy(), tuple(map(len, parts)))
+
+    def way(self, request: Request) -> Response:
+        found = self._look(request).way(request.path_params["token"])
+        return JSONResponse(found, headers=_HEADERS)
+
     def whole_page(self, request: Request) -> Response:
-        html = self._look(request).page()
+        beside = request.query_params.get("beside")
+        looks = [self._look(request)]
+        if beside is not None:
+            looks.append(self.studio[_number(request, "beside", 0, least=0, most=1 << 31)])
+        html = render(*(page_data(look, language=self.language) for look in looks))
         name = 'attachment; filename="polyhead-look.html"'
         headers = _HEADERS | {"Content-Disposition": name}
         return Response(html, media_type="text/html", headers=headers)
 
     def _look(self, request: Request) -> Look:
         return self.studio[request.path_params["look"]]
+
+
+async def _unless_gone(request: Request, run: Run, work: Callable[[], _Made]) -> _Made:
+    """What a thread makes; whoever goes away stops it."""
+    making = asyncio.create_task(run_in_threadpool(work))
+    try:
+        while not (await asyncio.wait([making], timeout=_ASK_AGAIN))[0]:
+            if await request.is_disconnected():
+                run.stop()
+    finally:
+        run.stop()
+    return await making
 
 
 async def _json_of(request: Request) -> dict[str, Any]:
@@ -271,10 +305,10 @@ def _number(request: Request, name: str, default: int, *, least: int, most: int)
     return int(text)
 
 
-def _binary(values: npt.NDArray[Any]) -> Response:
-    """Numbers as little-endian bytes, their shape in a header."""
+def _binary(values: npt.NDArray[Any], shape: tuple[int, ...] | None = None) -> Response:
+    """Numbers as little-endian bytes; their shape, or the lengths of their parts, in a header."""
     little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    headers = _HEADERS | {"X-Shape": ",".join(map(str, values.shape))}
+    headers = _HEADERS | {"X-Shape": ",".join(map(str, shape or values.shape))}
     return Response(little.tobytes(), media_type="application/octet-stream", headers=headers)
 
 
@@ -287,10 +321,6 @@ def _give_way() -> None:
     """This thread, and those it starts, run when no others want to."""
     if sys.platform == "linux":  # elsewhere a priority is the whole process's
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
-
-
-def _asset(folder: str, name: str) -> str:
-    return (resources.files(__package__) / folder / name).read_text(encoding="utf-8")
 
 
 def new_token() -> str:

@@ -24,6 +24,7 @@ Letters: B batch, H query heads, T queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,18 +36,64 @@ from polyhead.semantics import Tokens, Visibility
 from polyhead.semantics.scores import accumulation_dtype
 from polyhead.semantics.tokens import Span, distance
 
-ROW_STATISTICS = (
-    "entropy", "effective_keys", "max_weight", "max_key", "first_token", "previous_token", "self",
-    "mean_distance",
-)  # fmt: skip
-"""One number per row that needs nothing but the weights."""
 
-TOKEN_STATISTICS = ("duplicate", "induction")
+@dataclass(frozen=True)
+class Statistic:
+    """What one statistic is. Pages say it in words: the texts ``stat.SUMMARY`` and its ``.help``.
+
+    Attributes:
+        name: As ``measure`` calls it.
+        unit: What it is counted in: ``"nats"``, ``"keys"``, ``"tokens"``, ``"share"`` from 0 to 1,
+            or ``"key"``, the index of one.
+        needs: ``"weights"`` alone, ``"positions"`` that queries and keys share, the ``"tokens"`` or
+            the ``"documents"``.
+        summary: Its mean over queries in ``HeadSummary`` and on pages; empty where there is none.
+        native: The sum of ``native.TileSums`` that makes it in compiled code; empty: torch does.
+    """
+
+    name: str
+    unit: str
+    needs: str = "weights"
+    summary: str = ""
+    native: str = ""
+
+    @property
+    def one_sequence(self) -> bool:
+        """Whether queries and keys must be of one sequence, as those of cross-attention are not."""
+        return self.needs in ("positions", "tokens")
+
+
+TABLE = (
+    Statistic("entropy", "nats", summary="entropy", native="entropy"),
+    Statistic("effective_keys", "keys", summary="effective_keys", native="squares"),
+    Statistic("first_token", "share", summary="first_token"),
+    Statistic("previous_token", "share", "positions", "previous_token"),
+    Statistic("self", "share", "positions", "self_token"),
+    Statistic("max_weight", "share", summary="max_weight", native="largest"),
+    Statistic("max_key", "key", native="largest"),
+    Statistic("mean_distance", "tokens", "positions", "mean_distance"),
+    Statistic("duplicate", "share", "tokens", "duplicate"),
+    Statistic("induction", "share", "tokens", "induction"),
+    Statistic("top_weights", "share", native="top"),
+    Statistic("top_keys", "key", native="top"),
+    Statistic("document_mass", "share", "documents"),
+    Statistic("received", "share", native="received"),
+)
+"""All statistics, in the order in which they are shown."""
+
+_LISTS = ("top_weights", "top_keys", "document_mass", "received")
+"""Those that are more than one number per row."""
+
+SUMMARIES = tuple(statistic for statistic in TABLE if statistic.summary)
+"""Those that a head has one number of, its mean over queries."""
+
+STATISTICS = tuple(statistic.name for statistic in TABLE)
+
+TOKEN_STATISTICS = tuple(statistic.name for statistic in TABLE if statistic.needs == "tokens")
 """One number per row that needs the token ids."""
 
-STATISTICS = (
-    *ROW_STATISTICS, *TOKEN_STATISTICS, "top_weights", "top_keys", "document_mass", "received",
-)  # fmt: skip
+ROW_STATISTICS = tuple(name for name in STATISTICS if name not in (*_LISTS, *TOKEN_STATISTICS))
+"""One number per row that needs nothing but the weights and positions."""
 
 ROWS_PER_TILE, KEYS_PER_TILE = 512, 1024
 """Half a million weights at a time, 2 MiB in float32: they stay in a CPU's cache."""

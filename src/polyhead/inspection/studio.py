@@ -1,145 +1,36 @@
-"""Texts, models and what their heads do on them, kept for whoever asks: a page, a notebook.
+"""Models by name and the latest looks, kept for whoever asks: the served page, a notebook.
 
-A look is one run of one model on one text. It keeps q, k and lse of every layer and nothing of the
-T×T matrices: pictures, rows and statistics are made when they are asked for. The last few looks
-are kept, so that two can stand side by side.
+The last few looks are kept, so that two can stand side by side.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from polyhead.checks import shown
+from polyhead.checks import number, shown, whole
 from polyhead.errors import ContextLengthError, InputError, shortened
-from polyhead.inspection.ablation import ablate
 from polyhead.inspection.heads import TokenizedText
-from polyhead.inspection.labels import label, visible
+from polyhead.inspection.looks import Look, look_at, look_through, next_token, without
 from polyhead.inspection.model import HeadsByLayer, device_of
-from polyhead.inspection.notable import notable_heads
-from polyhead.inspection.page import PageData, render
-from polyhead.inspection.probe import Probe, probe
+from polyhead.inspection.next_token import LISTED, NextToken
 from polyhead.inspection.progress import Run
-from polyhead.inspection.view import SUMMARY_NAMES
 
 if TYPE_CHECKING:
-    from polyhead.generation import LanguageModel, TextEncoder
-
-    Model = LanguageModel | TextEncoder
+    from polyhead.inspection.looks import Model
 
 KEPT_LOOKS = 6
 """Looks that are kept; of 4,096 tokens each of SmolLM2's takes 390 MB."""
 
-_LIKELIEST = 12
+MOST_WRITTEN = 512
+"""Tokens that a page may ask for at once."""
+
 _CHARACTERS_PER_TOKEN = 16
 """Texts have 3 to 5: so much of a long one shows that it is too long."""
-
-
-@dataclass
-class Look:
-    """One model on one text.
-
-    Attributes:
-        number: Its name in the studio.
-        model: The model's name.
-        tokens: The text.
-        seen: Every layer's queries, keys and lse.
-        next_tokens: The likeliest next tokens, each with its probability; none of an encoder.
-        seconds: How long the model ran.
-    """
-
-    number: int
-    model: str
-    tokens: TokenizedText
-    seen: Probe
-    next_tokens: list[tuple[str, float]]
-    seconds: float
-    summaries: dict[int, dict[str, list[float | None]]] = field(default_factory=dict)
-
-    @property
-    def heads(self) -> list[int]:
-        """Query heads of each layer."""
-        return [len(view.heads) for view in self.seen]
-
-    def thumbnails(self, layer: int, pixels: int) -> npt.NDArray[np.uint8]:
-        """Small maps of all heads of a layer, ``[H, P, P]``, 255 √weight.
-
-        Every line is one query, spread evenly over the text, and exact: of the keys that share a
-        pixel the largest weight is shown.
-        """
-        view = self.seen[layer]
-        queries, keys = view.call.q_tokens.length, view.call.k_tokens.length
-        lines = min(pixels, queries)
-        cell = -(-keys // min(pixels, keys))
-        chosen = [round(i * (queries - 1) / max(1, lines - 1)) for i in range(lines)]
-        rows = torch.stack([view.call.row(query)[0] for query in chosen], dim=1)
-        rows = torch.nn.functional.pad(rows, (0, -keys % cell))
-        small = rows.view(*rows.shape[:2], -1, cell).amax(dim=-1)
-        return (small.sqrt() * 255).round().to(torch.uint8).numpy()
-
-    def region(
-        self, layer: int, head: int, q_range: slice, k_range: slice, pixels: int
-    ) -> npt.NDArray[np.float32]:
-        """The largest weight of each cell of a rectangle, at most ``pixels`` cells a side."""
-        picture = self.seen[layer].map(head, pixels, q_range=q_range, k_range=k_range)
-        return picture[0].float().numpy()
-
-    def row(self, layer: int, head: int, query: int) -> npt.NDArray[np.float32]:
-        """One query's weights on all keys, ``[T]``."""
-        if not 0 <= query < len(self.tokens.ids):
-            raise InputError(f"query must be from 0 to {len(self.tokens.ids) - 1}: got {query}")
-        rows = self.seen[layer].rows([head], slice(query, query + 1))
-        return rows[0, 0, 0].float().numpy()
-
-    def statistics(self, layer: int) -> dict[str, list[float | None]]:
-        """Each statistic of a layer's heads; None where there is no number."""
-        if layer not in self.summaries:
-            summary = self.seen[layer].summary()
-            numbers: dict[str, Tensor | None] = {n: getattr(summary, n) for n in SUMMARY_NAMES}
-            self.summaries[layer] = {
-                name: [x if x == x else None for x in values.tolist()]
-                for name, values in numbers.items()
-                if values is not None
-            }
-        return self.summaries[layer]
-
-    def notable(self) -> dict[str, Any]:
-        """The heads that do something known on this text."""
-        return notable_heads(self.seen, self.tokens.ids)
-
-    def page(self) -> str:
-        """The self-contained page of this look.
-
-        Raises:
-            ValueError: The text is too long for one.
-        """
-        views = list(self.seen)
-        count, length = self.heads, len(self.tokens.ids)
-        if len(set(count)) > 1:
-            raise InputError("its layers differ in their number of heads")
-        weights = np.empty((len(views), count[0], length, length), dtype=np.float32)
-        for layer, view in enumerate(views):
-            weights[layer] = view.rows()[0].float().numpy()
-        return render(
-            PageData(
-                title=self.tokens.text,
-                model=self.model,
-                tokens=self.tokens.pieces,
-                weights=weights,
-                num_kv_heads=[max(view.kv_heads) + 1 for view in views],
-                notable=self.notable(),
-            )
-        )
 
 
 class Studio:
@@ -188,14 +79,15 @@ class Studio:
         try:
             self.run = run
             name, loaded = self._model(model)
-            _check_length(loaded, text)
-            tokens = TokenizedText.of(loaded.tokenizer, text)
-            began = time.perf_counter()
-            with probe(loaded) as seen, run.watching(loaded.transformer):
-                following = run_text(loaded, tokens, heads or {})
+            with run.watching(loaded.transformer):
+                if loaded.config.kind == "encoder-decoder":
+                    look = look_through(name, loaded, text, {}, heads or {})  # type: ignore[arg-type]
+                else:
+                    _check_length(loaded, text)
+                    tokens = TokenizedText.of(loaded.tokenizer, text)
+                    look = look_at(name, loaded, tokens, heads or {})  # type: ignore[arg-type]
             self._count += 1
-            seconds = time.perf_counter() - began
-            look = Look(self._count, name, tokens, seen, following, seconds)
+            look.number = self._count
             self._looks[look.number] = look
             while len(self._looks) > KEPT_LOOKS:
                 self._looks.popitem(last=False)
@@ -203,11 +95,50 @@ class Studio:
             self._running.release()
         return look
 
-    def next_tokens(self, number: int, heads: HeadsByLayer) -> list[tuple[str, float]]:
-        """The likeliest next tokens of a look's text with some heads ablated."""
+    def next_token(self, number: int, heads: HeadsByLayer) -> NextToken | None:
+        """The next token of a look's text with some heads ablated; None of an encoder."""
         look = self[number]
         with self._running:
-            return run_text(self._model(look.model)[1], look.tokens, heads)
+            _, model = self._model(look.model)
+            with without(model, heads):
+                if look.kind != "encoder-decoder":
+                    return next_token(model, look.ids)  # type: ignore[arg-type]
+                start = look.own_tokens.start
+                both = (torch.tensor([ids]) for ids in (look.ids[:start], look.ids[start:]))
+                source, read = (ids.to(device_of(model)) for ids in both)
+                with torch.inference_mode():
+                    return NextToken.of(model(source, read)[0, -1].float())
+
+    def write(
+        self, number: int, heads: HeadsByLayer, options: Mapping[str, Any], run: Run | None = None
+    ) -> str:
+        """What a decoder writes behind a look's text.
+
+        Args:
+            number: The look.
+            heads: Heads to ablate, by layer.
+            options: ``max_new_tokens``, ``temperature``, ``top_k`` and ``seed``.
+            run: May stop it; what was written until then is returned.
+
+        Raises:
+            InputError: Not a decoder, an option that there is not, or one out of range.
+        """
+        look, run = self[number], run or Run()
+        wanted = _writing(options)
+        run.wait(self._running)
+        try:
+            _, model = self._model(look.model)
+            if look.kind != "decoder":
+                raise InputError(f"{look.model} is no decoder: it does not continue texts")
+            pieces: list[str] = []
+            with without(model, heads):
+                for piece in model.stream(look.text, **wanted):  # type: ignore[operator]
+                    pieces.append(piece)
+                    if run.stopped:
+                        break
+            return "".join(pieces)
+        finally:
+            self._running.release()
 
     def __getitem__(self, number: int) -> Look:
         if number not in self._looks:
@@ -223,6 +154,24 @@ class Studio:
         return name, self._models[name]
 
 
+def _writing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of generation that a page may set, checked."""
+    known = {"max_new_tokens", "temperature", "top_k", "seed"}
+    if strange := sorted({*options} - known):
+        raise InputError(f"options are {', '.join(sorted(known))}: got {shortened(strange[0])}")
+    given = options.get("max_new_tokens", 24)
+    count = whole("max_new_tokens", given, least=1, most=MOST_WRITTEN, error=InputError)
+    wanted: dict[str, Any] = {"max_new_tokens": count, "temperature": None}
+    heat = number("temperature", options.get("temperature", 0), least=0, most=2, error=InputError)
+    if heat == 0:
+        return wanted  # greedy, whatever the model's files say
+    wanted["temperature"] = heat
+    for name, least, most in (("top_k", 1, LISTED), ("seed", 0, 2**31)):
+        if options.get(name) is not None:
+            wanted[name] = whole(name, options[name], least=least, most=most, error=InputError)
+    return wanted
+
+
 def _check_length(model: Model, text: str) -> None:
     """Refuses a text that is far too long by its beginning: all of 10 MB takes minutes to split.
 
@@ -236,42 +185,3 @@ def _check_length(model: Model, text: str) -> None:
         raise ContextLengthError(
             f"the text has {more}{tokens:,} tokens, the model's context holds {most:,}"
         )
-
-
-def run_text(model: Model, tokens: TokenizedText, heads: HeadsByLayer) -> list[tuple[str, float]]:
-    """Runs a model on a text and returns the likeliest next tokens."""
-    ids = torch.tensor([tokens.ids], device=device_of(model))
-    ablated: AbstractContextManager[None] = ablate(model, heads) if heads else nullcontext()
-    with torch.inference_mode(), ablated:
-        if model.config.kind != "decoder":
-            model(ids)
-            return []
-        return likeliest(model, model(ids, last=1)[0, -1])
-
-
-def likeliest(model: Model, logits: Tensor, count: int = _LIKELIEST) -> list[tuple[str, float]]:
-    """The likeliest tokens of ``logits [W]``, each with its probability."""
-    top = logits.float().softmax(-1).topk(min(count, len(logits)))
-    pieces = [model.tokenizer.pieces([token])[0] for token in top.indices.tolist()]  # no text
-    return list(zip(pieces, top.values.tolist(), strict=True))
-
-
-def shown_tokens(likely: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The same with signs for all that cannot be seen."""
-    return [(visible(piece), share) for piece, share in likely]
-
-
-def as_json(look: Look) -> Mapping[str, Any]:
-    """What a page needs to know of a look at once."""
-    return {
-        "look": look.number,
-        "model": look.model,
-        "tokens": list(look.tokens.pieces),
-        "shown": [visible(piece) for piece in look.tokens.pieces],
-        "labels": [label(piece) for piece in look.tokens.pieces],
-        "heads": look.heads,
-        "kvHeads": [list(view.kv_heads) for view in look.seen],
-        "next": shown_tokens(look.next_tokens),
-        "seconds": look.seconds,
-        "bytes": look.seen.nbytes,
-    }

@@ -6,7 +6,7 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head si
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -18,6 +18,7 @@ from polyhead.inspection.kept import KeptCall
 from polyhead.inspection.statistics import (
     ROW_STATISTICS,
     STATISTICS,
+    SUMMARIES,
     TOKEN_STATISTICS,
     measure,
     tile_size,
@@ -48,7 +49,7 @@ class HeadSummary:
 
 
 _ALL = slice(None)
-SUMMARY_NAMES = tuple(field.name for field in fields(HeadSummary))
+SUMMARY_NAMES = tuple(statistic.summary for statistic in SUMMARIES)
 
 
 class AttentionView:
@@ -338,13 +339,13 @@ class AttentionView:
         number = counted.sum(dim=(0, 2))
 
         def mean(name: str) -> Tensor | None:
-            name = "self" if name == "self_token" else name
             if name in TOKEN_STATISTICS and not self._knows(name):
                 return None
             summed = self._statistic(name).masked_fill(~counted, 0.0).sum(dim=(0, 2))
             return (summed / number).masked_fill(number == 0, torch.nan)
 
-        return HeadSummary(**{name: mean(name) for name in SUMMARY_NAMES})  # type: ignore[arg-type]
+        means = {statistic.summary: mean(statistic.name) for statistic in SUMMARIES}
+        return HeadSummary(**means)  # type: ignore[arg-type]
 
     def _knows(self, name: str) -> bool:
         return name in self._measured or (self._call is not None and self._call.ids is not None)

@@ -8,34 +8,29 @@ function step(share) {
   return Math.round(255 * Math.min(1, SCALES[state.scale].at(share)));
 }
 
-// What a row's weights are divided by for colouring: 1, or what is left without the first token.
-function rest(layer, head, query) {
-  if (!state.hideFirst) return 1;
-  let sum = 0;
-  const last = page.triangle ? query : TOKENS - 1;
-  for (let key = 1; key <= last; key++) sum += weight(layer, head, query, key);
-  return sum;
-}
-
-// The share that a cell is coloured by; -1 where the colours leave it out.
-function colourShare(layer, head, query, key) {
-  if (!state.hideFirst) return weight(layer, head, query, key);
-  if (key === 0) return -1;
-  const left = rest(layer, head, query);
-  return left > 0 ? weight(layer, head, query, key) / left : 0;
-}
-
-// Fills `steps` [TOKENS × TOKENS] with ramp indexes of a head; -1 stays blank.
-function shade(layer, head, steps) {
-  steps.fill(-1);
-  for (let query = 0; query < TOKENS; query++) {
-    const left = rest(layer, head, query);
-    const last = page.triangle ? query : TOKENS - 1;
-    for (let key = state.hideFirst ? 1 : 0; key <= last; key++) {
-      const share = left > 0 ? weight(layer, head, query, key) / left : 0;
-      steps[query * TOKENS + key] = step(share);
+// Ramp indexes of a map of weights, −1 for what stays blank: keys after their query, where all are,
+// and the hidden first key. `at` says which query and key a cell begins with, counted in the layer.
+function shaded({ rows, columns, cell, values }, { triangle, q0 = 0, k0 = 0, high = cell, wide = cell, first = 0 }) {
+  const steps = new Int16Array(rows * columns);
+  for (let row = 0; row < rows; row++) {
+    const lastQuery = q0 + (row + 1) * high - 1;
+    for (let column = 0; column < columns; column++) {
+      const place = row * columns + column;
+      const key = k0 + column * wide;
+      const blank = (triangle && key > lastQuery && values[place] === 0) || key < first;
+      steps[place] = blank ? -1 : step(values[place]);
     }
   }
+  return steps;
+}
+
+// A row's weights as the colours see them: without the first key they are shares of the rest.
+function colourRow(row) {
+  if (!row || !state.hideFirst) return row;
+  const rest = row.reduce((sum, x) => sum + x, 0) - row[0];
+  const shares = row.map((x) => (rest > 0 ? x / rest : 0));
+  shares[0] = -1;
+  return shares;
 }
 
 function drawLegend() {
@@ -47,8 +42,8 @@ function drawLegend() {
     tick.style.left = `${100 * SCALES[state.scale].at(value)}%`;
     return tick;
   }));
-  $(".legend").setAttribute("aria-label", t("colours_now", { scale: t(state.scale) }) +
+  $(".legend").setAttribute("aria-label", t("colours_now", { scale: told(state.scale, state.scale) }) +
     (state.hideFirst ? t("colours_without") : ""));
 }
 
-on(["scale", "dark", "hideFirst"], drawLegend);
+on(["scale", "dark", "hideFirst", "look"], drawLegend);

@@ -11,3 +11,28 @@ function element(tag, { text, classes, data, ...attributes } = {}, children = []
   node.append(...children);
   return node;
 }
+
+// Scrolls `box`, and nothing around it, until `child` is in view.
+function reveal(box, child) {
+  const outer = box.getBoundingClientRect();
+  const inner = child.getBoundingClientRect();
+  if (inner.top < outer.top) box.scrollTop -= outer.top - inner.top + 4;
+  else if (inner.bottom > outer.bottom) box.scrollTop += inner.bottom - outer.bottom + 4;
+}
+
+// ---- what floats beside the pointer, on pages that have it ----
+
+function showTip(x, y, lines) {
+  const tip = $("#tip");
+  tip.replaceChildren(...lines.map((text) => element("div", { text })));
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  const left = x + 14 + width > innerWidth ? x - 14 - width : x + 14;
+  const top = y + 16 + height > innerHeight ? y - 12 - height : y + 16;
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${Math.max(4, top)}px`;
+}
+
+function hideTip() {
+  $("#tip").hidden = true;
+}

@@ -1,9 +1,6 @@
 // All heads as small maps: rows of heads by layer or by rank, drawn when they come into view.
 
-const maps = {
-  box: $("#maps"), cells: new Map(), seen: new Set(), stale: new Set(),
-  steps: new Int16Array(TOKENS * TOKENS), size: 0, cursor: headName(0, 0),
-};
+const maps = { box: $("#maps"), cells: new Map(), seen: new Set(), stale: new Set(), size: 0, cursor: "" };
 
 const MIN_MAP = 22; // smallest side of a map, in CSS pixels
 
@@ -19,7 +16,9 @@ const watcher = new IntersectionObserver((entries) => {
 }, { rootMargin: "200px" });
 
 function makeCells() {
-  for (const { layer, head } of allHeads) {
+  watcher.disconnect();
+  for (const set of [maps.cells, maps.seen, maps.stale]) set.clear();
+  for (const { layer, head } of look.heads) {
     const name = headName(layer, head);
     const cell = element("div", {
       classes: "head", role: "gridcell", tabindex: "-1", data: `head-${name}`,
@@ -40,24 +39,31 @@ const place = (cell) => ({ layer: Number(cell.dataset.layer), head: Number(cell.
 // Each pixel takes the largest shade of the cells that it covers, so thin lines survive shrinking.
 function drawThumb(cell) {
   const { layer, head } = place(cell);
-  if (!maps.stale.has(cell) || !packed[layer] || !maps.size || !TOKENS) return;
+  if (!maps.stale.has(cell) || !maps.size || !look.length) return;
+  const small = look.small(layer, head, state.hideFirst);
+  if (!small) return;
   maps.stale.delete(cell);
+  const { rows, columns } = small;
+  const sides = look.sides(layer);
+  const steps = shaded(small, {
+    triangle: look.layers[layer].triangle, high: sides.rows / rows, wide: sides.columns / columns, first: Number(state.hideFirst),
+  });
   const canvas = cell.firstElementChild;
   const size = Math.round(maps.size * (devicePixelRatio || 1));
   if (canvas.width !== size) canvas.width = canvas.height = size;
   const context = canvas.getContext("2d");
   const image = context.createImageData(size, size);
   const colours = shades();
-  shade(layer, head, maps.steps);
-  const edge = Array.from({ length: size + 1 }, (_, i) => Math.floor((i * TOKENS) / size));
+  const edges = (count) => Array.from({ length: size + 1 }, (_, i) => Math.floor((i * count) / size));
+  const [down, across] = [edges(rows), edges(columns)];
   for (let y = 0; y < size; y++) {
-    const lastQuery = Math.max(edge[y] + 1, edge[y + 1]);
+    const lastRow = Math.max(down[y] + 1, down[y + 1]);
     for (let x = 0; x < size; x++) {
-      const lastKey = Math.max(edge[x] + 1, edge[x + 1]);
+      const lastColumn = Math.max(across[x] + 1, across[x + 1]);
       let best = -1;
-      for (let query = edge[y]; query < lastQuery; query++) {
-        for (let key = edge[x]; key < lastKey; key++) {
-          best = Math.max(best, maps.steps[query * TOKENS + key]);
+      for (let row = down[y]; row < lastRow; row++) {
+        for (let column = across[x]; column < lastColumn; column++) {
+          best = Math.max(best, steps[row * columns + column]);
         }
       }
       if (best >= 0) image.data.set([...colours[best].rgb, 255], 4 * (y * size + x));
@@ -74,129 +80,82 @@ function redrawThumbs() {
   repaint = requestAnimationFrame(() => maps.seen.forEach(drawThumb));
 }
 
-// Rows of HEADS maps. By layer, heads that share a kv head stand together under one line.
+// Rows of maps. By layer, heads that share a kv head stand together under one line.
 function arrangeMaps() {
   const focused = maps.box.contains(document.activeElement) ? document.activeElement : null;
   const rows = [];
-  const inRank = state.order === "rank";
-  const order = inRank ? ranked() : allHeads;
-  for (let start = 0; start < order.length; start += HEADS) {
-    const cells = order.slice(start, start + HEADS)
-      .map(({ layer, head }) => maps.cells.get(headName(layer, head)));
-    const layer = start / HEADS;
-    const groups = inRank ? [cells] : groupedByKv(layer, cells);
-    rows.push(element("div", { classes: "layer", role: "row" }, [
-      element("span", {
-        classes: "layer-name", role: "rowheader", text: inRank ? `#${start + 1}` : layerShort(layer),
-        "aria-label": inRank ? t("ranks_from", { rank: start + 1 }) : layerName(layer),
-      }),
-      element("div", { classes: "cells", role: "presentation" }, groups.map((group, index) => {
-        const shared = !inRank && page.kvHeads[layer] < HEADS;
-        return element("div", {
-          classes: shared ? "group shared" : "group", role: "presentation",
-          ...(shared && { title: t("group", { layer: layerName(layer), kv: index }) }),
-        }, group);
-      })),
-    ]));
+  const row = (name, spoken, groups, shared) => rows.push(element("div", { classes: "layer", role: "row" }, [
+    element("span", { classes: "layer-name", role: "rowheader", text: name, "aria-label": spoken }),
+    element("div", { classes: "cells", role: "presentation" }, groups.map((group, index) => element("div", {
+      classes: shared ? "group shared" : "group", role: "presentation",
+      ...(shared && { title: t("group", { layer: spoken, kv: index }) }),
+    }, group))),
+  ]));
+  const cellOf = ({ layer, head }) => maps.cells.get(headName(layer, head));
+  if (state.order === "rank") {
+    const order = ranked();
+    for (let start = 0; start < order.length; start += look.most) {
+      const cells = order.slice(start, start + look.most).map(cellOf);
+      row(`#${start + 1}`, t("ranks_from", { rank: start + 1 }), [cells], false);
+    }
+  } else {
+    const shown = Map.groupBy(shownHeads(), ({ layer }) => layer);
+    for (const [layer, heads] of shown) {
+      const shared = look.sharesKeys(layer);
+      const groups = shared ? [...Map.groupBy(heads, ({ head }) => look.kvHead(layer, head)).values()] : [heads];
+      row(look.layerShort(layer), look.layerName(layer), groups.map((group) => group.map(cellOf)), shared);
+    }
   }
-  maps.box.classList.toggle("ranked", inRank);
+  maps.box.classList.toggle("ranked", state.order === "rank");
   maps.box.replaceChildren(...rows);
-  focused?.focus({ preventScroll: true });
-}
-
-function groupedByKv(layer, cells) {
-  const width = HEADS / page.kvHeads[layer];
-  if (width === 1) return [cells];
-  return Array.from({ length: page.kvHeads[layer] }, (_, g) =>
-    cells.slice(g * width, (g + 1) * width));
+  const left = maps.box.querySelectorAll(".head").length;
+  $("#shown").textContent = left === look.heads.length ? t("heads", { all: left })
+    : t("heads_left", { some: left, all: look.heads.length });
+  if (focused?.isConnected) focused.focus({ preventScroll: true });
+  if (!maps.cells.get(maps.cursor)?.isConnected) {
+    const first = maps.box.querySelector(".head");
+    if (first) moveCursor(first, false);
+  }
 }
 
 // The bar under each map, its name and value, and what a screen reader says.
 function describeMaps() {
   const measure = measures[state.measure];
   const [low, high] = extent(state.measure);
-  const ranks = isRead() ? ranked().map(({ layer, head }) => headName(layer, head)) : [];
-  const rankOf = new Map(ranks.map((name, index) => [name, index + 1]));
-  for (const [name, cell] of maps.cells) {
-    const at = place(cell);
-    const value = measure.at(at);
+  const ranks = sorted(look.heads.map((head) => ({ ...head, value: measure.at(head) })), state.descending);
+  const rankOf = new Map(ranks.map(({ index }, rank) => [index, rank + 1]));
+  for (const head of look.heads) {
+    const name = headName(head.layer, head.head);
+    const cell = maps.cells.get(name);
+    const value = measure.at(head);
     const share = value === null ? 0 : (value - low) / (high - low);
     const [, bar, caption] = cell.children;
     bar.firstElementChild.style.width = `${100 * share}%`;
     caption.replaceChildren(element("b", { text: name }), element("span", { text: short(value) }));
-    const chosen = state.layer === at.layer && state.head === at.head;
+    const chosen = state.layer === head.layer && state.head === head.head;
     cell.setAttribute("aria-selected", String(chosen && state.open));
-    const kv = page.kvHeads[at.layer] < HEADS ? t("kv_head", { kv: kvHead(at.layer, at.head) }) : "";
-    cell.setAttribute("aria-label", `${t("head", { name })}${kv}. ` +
-      `${measure.name}: ${short(value)}` +
-      (rankOf.has(name) ? t("rank", { rank: rankOf.get(name), heads: allHeads.length }) : ""));
+    cell.setAttribute("aria-label", `${t("head", { name })}${spokenKv(head)}. ${measure.name}: ${short(value)}` +
+      (value === null ? "" : t("rank", { rank: rankOf.get(head.index), heads: look.heads.length })));
   }
 }
 
-function moveCursor(cell, focus = true) {
-  maps.cells.get(maps.cursor)?.setAttribute("tabindex", "-1");
-  const { layer, head } = place(cell);
-  maps.cursor = headName(layer, head);
-  cell.setAttribute("tabindex", "0");
-  if (focus) {
-    cell.focus({ preventScroll: true });
-    cell.scrollIntoView({ block: "nearest" });
-  }
-}
-
-// The nearest map above or below, by what is on the screen, so that wrapped rows work too.
-function verticalNeighbour(cell, down) {
-  const from = cell.getBoundingClientRect();
-  const centre = from.left + from.width / 2;
-  let best = null;
-  let bestCost = Infinity;
-  for (const other of maps.box.querySelectorAll(".head")) {
-    const to = other.getBoundingClientRect();
-    const gap = down ? to.top - from.bottom : from.top - to.bottom;
-    if (gap < -1) continue;
-    const cost = gap * 1e4 + Math.abs(to.left + to.width / 2 - centre);
-    if (cost < bestCost) [best, bestCost] = [other, cost];
-  }
-  return best;
-}
-
-function onMapsKey(event) {
-  const cell = event.target.closest(".head");
-  if (!cell || event.altKey || event.metaKey) return;
-  const row = [...cell.closest(".layer").querySelectorAll(".head")];
-  const all = event.ctrlKey || event.key.startsWith("Arrow")
-    ? [...maps.box.querySelectorAll(".head")] : row;
-  const here = all.indexOf(cell);
-  const goals = {
-    ArrowRight: () => all[here + 1], ArrowLeft: () => all[here - 1],
-    ArrowDown: () => verticalNeighbour(cell, true), ArrowUp: () => verticalNeighbour(cell, false),
-    Home: () => all[0], End: () => all.at(-1),
-  };
-  if (event.key in goals) {
-    event.preventDefault();
-    const goal = goals[event.key]();
-    if (goal) moveCursor(goal);
-  } else if (event.key === "Enter" || event.key === " ") {
-    event.preventDefault();
-    const { layer, head } = place(cell);
-    openHead(layer, head);
-    $("#heatmap").focus({ preventScroll: true });
-  }
-}
+const spokenKv = ({ layer, head }) => (look.sharesKeys(layer) ? t("kv_head", { kv: look.kvHead(layer, head) }) : "");
 
 // The largest maps for which a layer fills its lines evenly: one line if they stay legible, else
 // two, three, ... lines of whole kv groups.
 function sizeMaps() {
   const room = maps.box.clientWidth - 34;
-  if (room <= 0) return;
-  const groups = Math.max(...page.kvHeads);
-  const units = Math.min(...page.kvHeads) === groups ? groups : HEADS;
-  const gap = groups < HEADS ? 10 : 3;
+  if (!look || room <= 0) return;
+  const heads = look.most;
+  const groups = Math.max(...look.layers.map(({ kvHeads }) => kvHeads));
+  const alike = look.layers.every((layer) => layer.kvHeads === groups && layer.heads === heads);
+  const units = alike ? groups : heads;
+  const gap = groups < heads ? 10 : 3;
   let size = 0;
   let perLine = units;
   for (; perLine > 0; perLine--) {
     if (units % perLine) continue;
-    const count = (perLine * HEADS) / units;
+    const count = (perLine * heads) / units;
     size = Math.floor((room - 3 * (count - perLine) - gap * (perLine - 1)) / count);
     if (size >= MIN_MAP) break;
   }
@@ -208,38 +167,17 @@ function sizeMaps() {
   redrawThumbs();
 }
 
-function startMaps() {
+on(["look"], () => {
   makeCells();
   arrangeMaps();
-  describeMaps();
-  moveCursor(maps.cells.get(headName(0, 0)), false);
-  new ResizeObserver(sizeMaps).observe(maps.box);
-  maps.box.addEventListener("keydown", onMapsKey);
-  maps.box.addEventListener("click", (event) => {
-    const cell = event.target.closest(".head");
-    if (!cell) return;
-    moveCursor(cell);
-    openHead(Number(cell.dataset.layer), Number(cell.dataset.head));
-  });
-  maps.box.addEventListener("pointermove", (event) => {
-    const cell = event.target.closest(".head");
-    if (!cell || event.pointerType === "touch") return hideTip();
-    const at = place(cell);
-    const kv = page.kvHeads[at.layer] < HEADS ? t("kv_head", { kv: kvHead(at.layer, at.head) }) : "";
-    const measure = measures[state.measure];
-    showTip(event.clientX, event.clientY, [
-      `${t("head", { name: headName(at.layer, at.head) })}${kv}`, `${measure.name}  ${short(measure.at(at))}`,
-    ]);
-  });
-  maps.box.addEventListener("pointerleave", hideTip);
-}
-
+  sizeMaps();
+});
 on(["scale", "dark", "hideFirst"], redrawThumbs);
-on(["order"], () => {
+on(["order", "layers", "least"], () => {
   arrangeMaps();
   $("#overview").scrollTop = 0;
 });
-on(["measure", "descending", "query", "key", "layersRead"], () => {
-  if (state.order === "rank" && isRead()) arrangeMaps();
+on(["measure", "descending", "query", "key", "arrived", "measured"], () => {
+  if (state.order === "rank" || state.least !== "") arrangeMaps();
 });
-on(["measure", "descending", "query", "key", "layersRead", "layer", "head", "open"], describeMaps);
+on(["measure", "descending", "query", "key", "arrived", "measured", "layer", "head", "open", "look"], describeMaps);

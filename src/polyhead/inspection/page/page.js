@@ -4,16 +4,28 @@
 
 function openHead(layer, head, { replace = false } = {}) {
   const wasOpen = state.open;
-  set({ layer, head, open: true });
+  set({ layer, head, open: true, ...pairIn(layer) });
   if (!wasOpen && !isWide()) $("#panel").scrollIntoView({ block: "start" });
   const hash = `#${layer}.${head}`;
-  if (location.hash === hash) return;
-  if (replace) history.replaceState(null, "", hash);
-  else history.pushState(null, "", hash);
+  if (location.hash !== hash) {
+    if (replace) history.replaceState(null, "", hash);
+    else history.pushState(null, "", hash);
+  }
+  return settled();
+}
+
+// The pair, moved to tokens that a layer has as queries and keys.
+function pairIn(layer) {
+  if (!look.length) return {};
+  const { queries, keys } = look.layers[layer];
+  return {
+    query: look.isQuery(layer, state.query) ? state.query : queries[1] - 1,
+    key: look.isKey(layer, state.key) ? state.key : keys[0],
+  };
 }
 
 function closeHead() {
-  if (!state.open) return;
+  if (!look || !state.open) return;
   set({ open: false });
   history.pushState(null, "", location.pathname + location.search);
   const name = headName(Math.max(0, state.layer), Math.max(0, state.head));
@@ -25,20 +37,22 @@ function headInAddress() {
   const found = /^#(\d+)\.(\d+)$/.exec(location.hash);
   if (!found) return null;
   const [layer, head] = [Number(found[1]), Number(found[2])];
-  return layer < LAYERS && head < HEADS ? { layer, head } : null;
+  return look.has(layer, head) ? { layer, head } : null;
 }
 
 function followAddress() {
+  if (!look) return;
   const found = headInAddress();
-  if (found) set({ ...found, open: true });
+  if (found) set({ ...found, open: true, ...pairIn(found.layer) });
   else set({ open: false });
 }
 
 // The head before or after the open one, in the order that is shown.
 function stepHead(by) {
-  if (!isRead()) return;
+  if (!look || !maps.cells.size) return;
   const inOrder = state.view === "maps" && state.order === "layer";
-  const order = inOrder ? allHeads : ranked();
+  const order = inOrder ? shownHeads() : ranked();
+  if (!order.length) return;
   const here = order.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
   const next = order[here < 0 ? 0 : (here + by + order.length) % order.length];
   openHead(next.layer, next.head);
@@ -54,12 +68,12 @@ function drawOpen() {
   const { open } = state;
   $("#panel").hidden = !open;
   document.body.classList.toggle("is-open", open);
-  const name = open && state.layer >= 0 ? `${headName(state.layer, state.head)} · ` : "";
+  const name = open && look.has(state.layer, state.head) ? `${headName(state.layer, state.head)} · ` : "";
   sizeMaps();
-  document.title = `${name}${page.model || "polyhead"}`;
+  document.title = `${name}${look.model || "polyhead"}`;
 }
 
-// ---- view, theme, status ----
+// ---- view, theme ----
 
 function drawView() {
   maps.box.hidden = state.view !== "maps";
@@ -74,7 +88,7 @@ function isDark() {
 }
 
 function switchTheme() {
-  const theme = state.dark ? "light" : "dark";
+  const theme = isDark() ? "light" : "dark";
   document.documentElement.dataset.theme = theme;
   try {
     localStorage.setItem("polyhead-theme", theme);
@@ -84,11 +98,6 @@ function switchTheme() {
   set({ dark: isDark() });
 }
 
-function say(message) {
-  $("#status").textContent = message;
-  $("#status").hidden = !message;
-}
-
 function bindRadios(name) {
   for (const input of document.querySelectorAll(`input[name="${name}"]`)) {
     input.checked = input.value === state[name];
@@ -96,9 +105,21 @@ function bindRadios(name) {
   }
 }
 
+let panelWidth = 0;
+
+// Pictures are as wide as the panel.
+function fitPictures() {
+  const width = $("#panel").clientWidth;
+  if (width === panelWidth || !look || !state.open) return;
+  panelWidth = width;
+  drawPairView();
+  drawLinks();
+  drawWay();
+}
+
 function onKey(event) {
   if (event.defaultPrevented || event.altKey || event.metaKey || event.ctrlKey) return;
-  if ($("#help").open || event.target.matches("select, textarea")) return;
+  if ($("#help").open || event.target.matches("select, textarea, input:not([type=radio], [type=checkbox], [type=range])")) return;
   const actions = {
     "[": () => stepHead(-1), "]": () => stepHead(1), Escape: closeHead,
     "?": () => $("#help").showModal(),
@@ -119,137 +140,171 @@ function middleCut(text, most) {
 }
 
 function drawHeader() {
-  $("#model").textContent = page.model;
-  $("#prompt").textContent = middleCut(page.title, 150);
-  $("#continuation").textContent = middleCut(page.continuation, 110);
-  $(".title").title = page.title + page.continuation;
-  const kv = [...new Set(page.kvHeads)];
-  const shape = `${LAYERS} × ${HEADS}`;
+  $("#model").textContent = look.model;
+  $("#prompt").textContent = middleCut(look.title, 150);
+  $("#continuation").textContent = middleCut(look.continuation, 110);
+  $(".title").title = look.title + look.continuation;
+  const range = (values) => {
+    const [least, most] = [Math.min(...values), Math.max(...values)];
+    return least === most ? String(most) : t("fact_range", { least, most });
+  };
+  const shared = look.layers.some((_, layer) => look.sharesKeys(layer));
   const facts = [
-    [t("fact_tokens"), String(TOKENS)],
-    [t("fact_shape"), shape],
-    ...(kv.some((count) => count < HEADS)
-      ? [[t("fact_kv"), kv.length > 1 ? t("fact_range", { least: Math.min(...kv), most: Math.max(...kv) }) : String(kv[0])]]
-      : []),
-    ...page.facts.map(([name, value]) => [told(`fact_${name}`, name), value]),
+    [t("fact_tokens"), String(look.length)],
+    [t("fact_shape"), `${look.layers.length} × ${range(look.layers.map(({ heads }) => heads))}`],
+    ...(shared ? [[t("fact_kv"), range(look.layers.map(({ kvHeads }) => kvHeads))]] : []),
+    ...(look.facts ?? []).map(([name, value]) => [told(`fact_${name}`, name), value]),
   ];
   const fact = ([name, value]) => element("div", {}, [
     element("dt", { text: name }), element("dd", { text: value }),
   ]);
   $("#facts").replaceChildren(...facts.map(fact));
-  if (page.rounded) {
+  if (look.rounded) {
     $("#facts").append(element("div", { classes: "warn", data: "rounded" }, [
       element("dt", { text: t("note") }), element("dd", { text: t("rounded") }),
     ]));
   }
 }
 
-// ---- what to look at ----
-
 // A sentence on the heads that do something known on this text; each opens by a click.
 function drawNotable() {
-  const found = page.notable;
+  const found = look?.notable;
   $("#notable").hidden = !found;
-  if (found) fillNotable($("#notable-text"), found, openHead);
+  if (found) fillNotable($("#notable-text"), found, openHead, headName);
 }
 
-// ---- start ----
+// ---- looks ----
+
+// Shows a look, and one beside it, in the place of those before.
+function showLooks(first, second = null) {
+  look?.leave();
+  [look, beside] = [first, second];
+  document.body.classList.toggle("is-empty", !look.length);
+  if (!look.length) say(t("empty"));
+  makeMeasures();
+  const stays = look.has(state.layer, state.head);
+  Object.assign(state, firstPair(), stays ? {} : { layer: -1, head: -1 }, { token: -1, cellQuery: -1, cellKey: -1, measured: 0 });
+  if (state.measure >= measures.length) state.measure = 0;
+  drawHeader();
+  drawNotable();
+  const found = headInAddress() ?? (stays && state.open ? { layer: state.layer, head: state.head } : null);
+  if (found) Object.assign(state, found, { open: true }, pairIn(found.layer));
+  else Object.assign(state, { open: Boolean(look.length && isWide() && !page.served) });
+  set({ look: state.look + 1 });
+  drawView();
+}
 
 function firstPair() {
-  if (!TOKENS) return { query: -1, key: -1 };
-  if (!page.focus) return { query: TOKENS - 1, key: 0 };
-  return { query: page.focus[0], key: page.focus[1] };
+  if (!look.length) return { query: -1, key: -1 };
+  if (!look.focus) return { query: look.length - 1, key: look.layers[0].keys[0] };
+  return { query: look.focus[0], key: look.focus[1] };
 }
 
 // Without a head in the address a wide window opens the best one for the pair.
 function firstHead() {
   if (headInAddress() || !state.open || state.layer >= 0) return;
-  const known = page.notable?.induction[0] ?? page.notable?.previous_token[0] ?? [0, 0];
-  const { layer, head } = page.focus ? ranked(0, true)[0] : { layer: known[0], head: known[1] };
+  const known = [look.notable?.alignment?.[0], look.notable?.induction[0], look.notable?.previous_token[0]].find(Boolean) ?? [0, 0];
+  const best = look.focus ? sorted(look.heads.map((head) => ({ ...head, value: measures[0].at(head) })), true)[0] : null;
+  const { layer, head } = best ?? { layer: known[0], head: known[1] };
   openHead(layer, head, { replace: true });
 }
 
-async function read() {
+function arrivedLayer(of, layer) {
+  if (of !== look) return;
+  for (const cell of maps.seen) if (place(cell).layer === layer) drawThumb(cell);
+}
+
+// Reads the looks that stand in this file.
+async function readFile() {
+  const made = [look, beside].filter(Boolean);
   const progress = $("#progress");
-  progress.max = LAYERS;
+  progress.max = look.layers.length;
   try {
-    await readWeights((layer) => {
-      progress.value = layer + 1;
-      for (const cell of maps.seen) if (place(cell).layer === layer) drawThumb(cell);
-    });
+    for (const each of made) {
+      await each.source.read((layer) => {
+        progress.value = layer + 1;
+        each.statistics[layer] = each.source.statistics(layer);
+        arrivedLayer(each, layer);
+      });
+    }
   } catch (error) {
     progress.hidden = true;
     say(error.message);
     throw error;
   }
   progress.hidden = true;
-  set({ layersRead: LAYERS });
+  if (!look.length) return;
+  set({ measured: look.layers.length });
   firstHead();
-  const cell = maps.cells.get(headName(state.layer, state.head));
-  if (!cell) return;
+  const cell = maps.cells.get(headName(Math.max(0, state.layer), Math.max(0, state.head)));
   moveCursor(cell, false);
   if (isWide()) cell.scrollIntoView({ block: "center" });
 }
 
-function start() {
-  startLanguage(() => {
-    drawHeader();
-    drawNotable();
-    redraw();
-  });
+// ---- start ----
+
+function sayAgain() {
+  if (!look) return;
   drawHeader();
   drawNotable();
-  Object.assign(state, firstPair(), { dark: isDark() });
+  redraw();
+  drawNext();
+  if (page.served) drawAsked();
+}
+
+function start() {
+  state.dark = isDark();
+  startLanguage(sayAgain);
   startMaps();
   startText();
   startLarge();
   startTables();
-  drawLegend();
-  drawView();
+  startRow();
+  startNext();
+  startSave();
+  startAsking();
   ["view", "order", "scale", "lanes", "zoom"].forEach(bindRadios);
   $("#hide-first").addEventListener("change", (event) => set({ hideFirst: event.target.checked }));
   $("#theme").addEventListener("click", switchTheme);
   $("#help-open").addEventListener("click", () => $("#help").showModal());
   $("#previous").addEventListener("click", () => stepHead(-1));
-  $("#next").addEventListener("click", () => stepHead(1));
+  $("#next-head").addEventListener("click", () => stepHead(1));
   $("#close").addEventListener("click", closeHead);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => set({ dark: isDark() }));
   addEventListener("popstate", followAddress);
   addEventListener("hashchange", followAddress);
   document.addEventListener("keydown", onKey);
-  document.body.classList.toggle("is-empty", !TOKENS);
-  if (!TOKENS) say(t("empty"));
-  drawPanelTop();
-  const found = headInAddress();
-  if (found) set({ ...found, open: true });
-  else if (TOKENS && isWide()) set({ open: true });
+  new ResizeObserver(fitPictures).observe($("#panel"));
 }
 
-on(["open", "layer", "head"], drawOpen);
+on(["open", "layer", "head", "look"], drawOpen, { first: true }); // what is drawn in the panel asks how wide it is
 on(["view"], drawView);
 
-start();
-
-const ready = new Promise((resolve) => {
-  if (document.readyState !== "loading") resolve();
-  else document.addEventListener("DOMContentLoaded", () => resolve(), { once: true });
-}).then(read);
-ready.catch(() => {}); // told on the page; whoever awaits `ready` still learns of it
-
-window.polyhead = Object.freeze({
-  ready,
+// What tests may wait for and look at.
+const polyhead = {
+  ready: null, // what was asked for is shown
+  painted: null, // all small maps of a served look are drawn
+  settled,
+  get look() { return look; },
+  get beside() { return beside; },
+  get maps() { return bothMaps; },
   weight(layer, head, query, key) {
-    const inside = (value, end) => Number.isInteger(value) && value >= 0 && value < end;
-    if (!inside(layer, LAYERS) || !inside(head, HEADS) || !inside(query, TOKENS) ||
-        !inside(key, TOKENS)) {
-      throw new RangeError(`no weight at layer ${layer}, head ${head}, query ${query}, key ${key}`);
-    }
-    return weight(layer, head, query, key);
+    const inside = Number.isInteger(query) && Number.isInteger(key) && Number.isInteger(layer) && Number.isInteger(head) &&
+      query >= 0 && query < look.length && key >= 0 && key < look.length && look.has(layer, head);
+    if (!inside) throw new RangeError(`no weight at layer ${layer}, head ${head}, query ${query}, key ${key}`);
+    return look.weight(layer, head, query, key);
   },
   select(layer, head) {
-    if (!maps.cells.has(headName(layer, head))) {
-      throw new RangeError(`no head at layer ${layer}, head ${head}`);
-    }
-    openHead(layer, head);
+    if (!look.has(layer, head)) throw new RangeError(`no head at layer ${layer}, head ${head}`);
+    return openHead(layer, head);
   },
-});
+};
+window.polyhead = polyhead;
+
+start();
+if (!page.served) showLooks(...page.looks.map((header) => new Look(header, new FileSource(header))));
+polyhead.ready = new Promise((resolve) => {
+  if (document.readyState !== "loading") resolve();
+  else document.addEventListener("DOMContentLoaded", () => resolve(), { once: true });
+}).then(() => (page.served ? (page.text ? lookAtAll() : undefined) : readFile()));
+polyhead.ready.catch(() => {}); // told on the page; whoever awaits `ready` still learns of it

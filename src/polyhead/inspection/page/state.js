@@ -1,4 +1,9 @@
-// What the page shows now, who redraws when it changes, and the numbers that heads are sorted by.
+// What the page shows now, and who redraws when it changes.
+
+const page = JSON.parse($("#page-data").textContent);
+
+let look = null; // the Look that is shown
+let beside = null; // the one beside it, or null
 
 const state = {
   layer: -1, head: -1, // the enlarged head, -1 until one is chosen
@@ -8,92 +13,60 @@ const state = {
   cellQuery: -1, cellKey: -1, // the cell under the pointer or cursor, in the large map
   view: "maps", order: "layer", measure: 0, descending: true,
   scale: "sqrt", hideFirst: false, lanes: "both", zoom: "fit",
+  layers: "", least: "", // which heads are shown among all
   dark: false,
-  layersRead: 0,
+  look: 0, // how many looks were shown
+  arrived: 0, // how often something arrived that had been asked for
+  measured: 0, // layers whose statistics are there
 };
 
 const watchers = [];
 
-// Calls `draw` whenever one of `names` changes.
-function on(names, draw) {
-  watchers.push({ names, draw });
+// Calls `draw` whenever one of `names` changes, once there is a look; some before all others.
+function on(names, draw, { first = false } = {}) {
+  watchers[first ? "unshift" : "push"]({ names, draw });
 }
 
 function set(changes) {
   const changed = Object.keys(changes).filter((name) => !Object.is(state[name], changes[name]));
   if (!changed.length) return;
   Object.assign(state, changes);
+  if (!look) return;
   for (const { names, draw } of watchers) {
     if (names.some((name) => changed.includes(name))) draw();
   }
 }
 
-// Draws everything anew: the language has changed.
+// Draws everything anew: the language has changed, or there is another look.
 function redraw() {
-  for (const { draw } of watchers) draw();
+  if (look) for (const { draw } of watchers) draw();
 }
 
-const isRead = () => state.layersRead === LAYERS;
+function say(message) {
+  $("#status").textContent = message;
+  $("#status").hidden = !message;
+}
 
-// ---- measures: the pair's weight, then the statistics of the header ----
+// ---- what is on its way ----
 
-const allHeads = Array.from({ length: LAYERS * HEADS }, (_, i) => ({
-  layer: Math.floor(i / HEADS), head: i % HEADS,
-}));
+let waiting = 0;
+let frame = 0;
+const settling = [];
 
-const measures = [
-  {
-    get name() { return TOKENS ? `${apart(label(state.query))} → ${apart(label(state.key))}` : t("stat.pair"); },
-    get help() { return t("stat.pair.help"); },
-    at: ({ layer, head }) =>
-      TOKENS && packed[layer] ? weight(layer, head, state.query, state.key) : null,
-  },
-  ...page.statistics.map(({ name, values }) => ({
-    get name() { return told(`stat.${name}`, name); },
-    get help() { return told(`stat.${name}.help`, name); },
-    at: ({ layer, head }) => values[layer][head],
-  })),
-];
-
-// Heads from best to worst; heads without a number come last, equals stay in layer order.
-function ranked(measure = state.measure, descending = state.descending) {
-  const sign = descending ? -1 : 1;
-  return allHeads
-    .map((head) => ({ ...head, value: measures[measure].at(head) }))
-    .sort((a, b) => {
-      if (a.value === null || b.value === null) return (a.value === null) - (b.value === null);
-      return sign * (a.value - b.value);
+// Counts an answer that is asked for, and draws again when it is there.
+function awaited(promise) {
+  waiting++;
+  return promise.finally(() => {
+    waiting--;
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      set({ arrived: state.arrived + 1 });
+      if (!waiting) settling.splice(0).forEach((done) => done());
     });
+  });
 }
 
-// Smallest and largest value, to draw bars; shares always run from 0 so that bars compare.
-function extent(measure) {
-  const values = allHeads.map(measures[measure].at).filter((value) => value !== null);
-  return [Math.min(0, ...values), Math.max(1e-9, ...values)];
-}
-
-// ---- small DOM help ----
-
-// Scrolls `box`, and nothing around it, until `child` is in view.
-function reveal(box, child) {
-  const outer = box.getBoundingClientRect();
-  const inner = child.getBoundingClientRect();
-  if (inner.top < outer.top) box.scrollTop -= outer.top - inner.top + 4;
-  else if (inner.bottom > outer.bottom) box.scrollTop += inner.bottom - outer.bottom + 4;
-}
-
-const tip = $("#tip");
-
-function showTip(x, y, lines) {
-  tip.replaceChildren(...lines.map((text) => element("div", { text })));
-  tip.hidden = false;
-  const { width, height } = tip.getBoundingClientRect();
-  const left = x + 14 + width > innerWidth ? x - 14 - width : x + 14;
-  const top = y + 16 + height > innerHeight ? y - 12 - height : y + 16;
-  tip.style.left = `${Math.max(4, left)}px`;
-  tip.style.top = `${Math.max(4, top)}px`;
-}
-
-function hideTip() {
-  tip.hidden = true;
+// Resolves when nothing is asked for any more, and all that came is drawn.
+function settled() {
+  return waiting || frame ? new Promise((done) => settling.push(done)) : Promise.resolve();
 }

@@ -1,37 +1,50 @@
 // The running text: each token tinted by how much the active token looks at it, underlined by how
 // much it looks at the active token. The active token is the hovered or focused one, else the query.
 
-const strip = { box: $("#tokens"), chips: [], cursor: 0 };
+const MOST_CHIPS = 512; // of a longer text the part around the query is shown
+
+const strip = { box: $("#tokens"), chips: new Map(), cursor: 0, first: 0, of: -1 };
 
 function makeStrip() {
+  const first = look.length <= MOST_CHIPS ? 0
+    : Math.max(0, Math.min(look.length - MOST_CHIPS, state.query - MOST_CHIPS / 2));
+  const inside = state.query >= strip.first && state.query < strip.first + MOST_CHIPS;
+  if (strip.of === state.look && (inside || look.length <= MOST_CHIPS)) return;
+  Object.assign(strip, { first, of: state.look, chips: new Map() });
   const children = [];
-  tokens.forEach((text, index) => {
+  for (let index = first; index < Math.min(look.length, first + MOST_CHIPS); index++) {
+    const text = look.tokens[index];
     const chip = element("span", {
-      classes: "token", role: "option", tabindex: index === 0 ? "0" : "-1", data: `token-${index}`,
+      classes: "token", role: "option", tabindex: index === first ? "0" : "-1", data: `token-${index}`,
     }, [element("bdi", { text: label(index) }), element("i", { "aria-hidden": "true" })]);
     chip.dataset.index = index;
     chip.classList.toggle("spaced", index === 0 || text.startsWith(" "));
     chip.classList.toggle("joined", /^.[₂₃₄]/u.test(text)); // a later part of one character
-    strip.chips.push(chip);
+    strip.chips.set(index, chip);
+    if (index === look.own && index > first) children.push(element("span", { classes: "break written", role: "presentation" }));
     children.push(chip);
     if (text.includes("\n")) children.push(element("span", { classes: "break", role: "presentation" }));
-  });
+  }
+  strip.cursor = first;
   strip.box.replaceChildren(...children);
 }
 
 function drawStrip() {
-  const ready = state.open && state.layer >= 0 && packed[state.layer];
+  const { layer, head } = state;
+  const ready = state.open && look.has(layer, head);
   const active = state.token >= 0 ? state.token : state.query;
-  const out = state.lanes !== "in";
-  const into = state.lanes !== "out";
-  for (const [index, chip] of strip.chips.entries()) {
-    const given = ready && out ? colourShare(state.layer, state.head, active, index) : -1;
-    const taken = ready && into ? weight(state.layer, state.head, index, active) : -1;
-    const colour = given < 0 ? null : shades()[step(given)];
-    chip.style.backgroundColor = colour && step(given) > 0 ? colour.css : "";
-    chip.style.color = colour && step(given) > 0 ? colour.ink : "";
-    chip.lastElementChild.style.backgroundColor =
-      taken > 0 && step(taken) > 0 ? shadesIn()[step(taken)].css : "";
+  const row = ready ? look.row(layer, head, active) : null;
+  const column = ready ? look.column(layer, head, active) : null;
+  const given = state.lanes === "in" ? null : colourRow(row);
+  const taken = state.lanes === "out" ? null : column;
+  const { queries: [q0], keys: [k0] } = look.layers[Math.max(0, layer)];
+  for (const [index, chip] of strip.chips) {
+    const out = given?.[index - k0] ?? -1;
+    const into = taken?.[index - q0] ?? -1;
+    const colour = out > 0 && step(out) > 0 ? shades()[step(out)] : null;
+    chip.style.backgroundColor = colour ? colour.css : "";
+    chip.style.color = colour ? colour.ink : "";
+    chip.lastElementChild.style.backgroundColor = into > 0 && step(into) > 0 ? shadesIn()[step(into)].css : "";
     chip.classList.toggle("active", index === state.token);
     chip.classList.toggle("is-query", index === state.query);
     chip.classList.toggle("is-key", index === state.key);
@@ -39,27 +52,20 @@ function drawStrip() {
     chip.setAttribute("aria-label", t("token_of", { token: visible(index), index }) +
       (index === state.query ? t("is_query") : "") + (index === state.key ? t("is_key") : ""));
   }
-  drawSentences(ready ? active : -1);
-}
-
-// "it looks at: animal 0.41 · The 0.20 · …" and the same the other way round.
-function drawSentences(active) {
-  const write = (target, words, weightOf) => {
+  const written = (target, values, first, words) => {
     const line = $(target);
-    if (active < 0) return line.replaceChildren();
-    const most = tokens.map((_, index) => ({ index, value: weightOf(index) }))
-      .filter(({ value }) => value > 0)
-      .sort((a, b) => b.value - a.value)
-      .slice(0, 4);
+    if (!values || active < 0) return line.replaceChildren();
+    const most = [...values].map((value, i) => ({ index: first + i, value }))
+      .filter(({ value }) => value > 0).sort((a, b) => b.value - a.value).slice(0, 4);
     line.replaceChildren(
-      element("b", { text: label(active), dir: "auto" }), ` ${words} `,
+      element("b", { text: label(active), dir: "auto" }), words,
       ...(most.length ? most.flatMap(({ index, value }, i) => [
         i ? " · " : "", element("b", { text: label(index), dir: "auto" }), ` ${short(value)}`,
       ]) : [t("nothing")]),
     );
   };
-  write("#sentence-out", t("looks_at"), (i) => weight(state.layer, state.head, active, i));
-  write("#sentence-in", t("looked_at"), (i) => weight(state.layer, state.head, i, active));
+  written("#sentence-out", row, k0, ` ${t("looks_at")} `);
+  written("#sentence-in", column, q0, ` ${t("looked_at")} `);
   $("#sentence-out").hidden = state.lanes === "in";
   $("#sentence-in").hidden = state.lanes === "out";
 }
@@ -70,23 +76,24 @@ function chipOf(event) {
 }
 
 function moveChip(index) {
-  strip.chips[strip.cursor].setAttribute("tabindex", "-1");
-  strip.cursor = Math.min(TOKENS - 1, Math.max(0, index));
-  strip.chips[strip.cursor].setAttribute("tabindex", "0");
-  strip.chips[strip.cursor].focus();
+  strip.chips.get(strip.cursor)?.setAttribute("tabindex", "-1");
+  strip.cursor = Math.min(strip.first + strip.chips.size - 1, Math.max(strip.first, index));
+  const chip = strip.chips.get(strip.cursor);
+  chip.setAttribute("tabindex", "0");
+  chip.focus();
 }
 
 // The chip on the line above or below that lies nearest.
 function chipBeside(index, down) {
-  const from = strip.chips[index].getBoundingClientRect();
+  const from = strip.chips.get(index).getBoundingClientRect();
   let best = index;
   let bestCost = Infinity;
-  strip.chips.forEach((chip, i) => {
+  for (const [i, chip] of strip.chips) {
     const to = chip.getBoundingClientRect();
     const gap = down ? to.top - from.bottom : from.top - to.bottom;
     const cost = gap * 1e4 + Math.abs(to.left - from.left);
     if (gap >= -1 && cost < bestCost) [best, bestCost] = [i, cost];
-  });
+  }
   return best;
 }
 
@@ -94,7 +101,7 @@ function onStripKey(event) {
   const index = chipOf(event);
   if (index < 0 || event.altKey || event.metaKey || event.ctrlKey) return;
   const goals = {
-    ArrowRight: () => index + 1, ArrowLeft: () => index - 1, Home: () => 0, End: () => TOKENS - 1,
+    ArrowRight: () => index + 1, ArrowLeft: () => index - 1, Home: () => 0, End: () => look.length - 1,
     ArrowUp: () => chipBeside(index, false), ArrowDown: () => chipBeside(index, true),
   };
   if (event.key in goals) {
@@ -102,12 +109,21 @@ function onStripKey(event) {
     moveChip(goals[event.key]());
   } else if (event.key === "Enter" || event.key === " ") {
     event.preventDefault();
-    set(event.shiftKey ? { key: index } : { query: index });
+    choose(index, event.shiftKey);
+  }
+}
+
+// Makes a token the query of the pair, or its key, where the layer has it as one.
+function choose(index, asKey) {
+  const { layer } = state;
+  if (asKey) {
+    if (layer < 0 || look.isKey(layer, index)) set({ key: index });
+  } else if (layer < 0 || look.isQuery(layer, index)) {
+    set({ query: index });
   }
 }
 
 function startText() {
-  makeStrip();
   const { box } = strip;
   box.addEventListener("pointerover", (event) => {
     if (event.pointerType !== "touch") set({ token: chipOf(event) });
@@ -121,28 +137,40 @@ function startText() {
     const index = chipOf(event);
     if (index < 0) return;
     moveChip(index);
-    set(event.shiftKey ? { key: index } : { query: index });
+    choose(index, event.shiftKey);
   });
   box.addEventListener("keydown", onStripKey);
   for (const [id, name] of [["#pair-query", "query"], ["#pair-key", "key"]]) {
     const select = $(id);
-    select.append(...tokens.map((_, index) =>
-      element("option", { text: `${label(index)}  ${index}`, value: String(index) })));
-    select.disabled = !TOKENS;
     select.addEventListener("change", () => set({ [name]: Number(select.value) }));
   }
-  drawPair();
 }
+
+// The selects hold the tokens that the open layer has as queries and keys.
+const listed = ["", ""];
 
 function drawPair() {
-  $("#pair-query").value = String(state.query);
-  $("#pair-key").value = String(state.key);
+  const about = look.layers[Math.max(0, state.layer)];
+  [["#pair-query", about.queries, state.query], ["#pair-key", about.keys, state.key]].forEach(([id, run, value], side) => {
+    const select = $(id);
+    const of = [state.look, ...run].join();
+    if (of !== listed[side]) {
+      listed[side] = of;
+      select.replaceChildren(...Array.from({ length: run[1] - run[0] }, (_, i) =>
+        element("option", { text: `${label(run[0] + i)}  ${run[0] + i}`, value: String(run[0] + i) })));
+    }
+    select.disabled = !look.length;
+    select.value = String(value);
+  });
 }
 
-on(["layer", "head", "open", "query", "key", "token", "lanes", "scale", "hideFirst", "dark",
-  "layersRead"], drawStrip);
-on(["query", "key"], drawPair);
+on(["look", "query"], makeStrip);
+on(["layer", "head", "open", "query", "key", "token", "lanes", "scale", "hideFirst", "dark", "arrived", "measured", "look"], drawStrip);
+on(["query", "key", "layer", "look"], drawPair);
 on(["open", "query"], () => {
-  if (!state.open || !TOKENS) return;
-  requestAnimationFrame(() => reveal(strip.box, strip.chips[state.query]));
+  if (!state.open || !look.length) return;
+  requestAnimationFrame(() => {
+    const chip = strip.chips.get(state.query);
+    if (chip) reveal(strip.box, chip);
+  });
 });

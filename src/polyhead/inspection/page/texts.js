@@ -36,13 +36,14 @@ function translate() {
 }
 
 // "16.0 and 11.1 look at the token just before; …": `found` has heads as [layer, head, score].
-function fillNotable(box, { induction, previous_token, sinks, all }, open) {
+function fillNotable(box, { alignment = [], induction, previous_token, sinks, all }, open, nameOf) {
   const name = ([layer, head]) => {
-    const button = element("button", { type: "button", text: `${layer}.${head}`, data: `notable-${layer}.${head}` });
+    const said = nameOf(layer, head);
+    const button = element("button", { type: "button", text: said, data: `notable-${said}` });
     button.addEventListener("click", () => open(layer, head));
     return button;
   };
-  const parts = [["notable.induction", induction], ["notable.previous_token", previous_token]]
+  const parts = [["notable.alignment", alignment], ["notable.induction", induction], ["notable.previous_token", previous_token]]
     .filter(([, heads]) => heads.length)
     .map(([key, heads]) => {
       const [before, after] = t(key, { heads: "\n" }).split("\n");

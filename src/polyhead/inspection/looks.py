@@ -1,0 +1,396 @@
+"""One model on one text, kept for whoever asks: a page, a notebook, a file.
+
+A look keeps q, k and lse of every layer and nothing of the T×T matrices: pictures, rows and
+statistics are made when they are asked for. All tokens of a look stand in one row, of a
+translation the source and then the text that was written; the queries of a layer are a run of
+them, and its keys are one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from polyhead.checks import whole
+from polyhead.inspection.ablation import ablate
+from polyhead.inspection.labels import label, visible
+from polyhead.inspection.model import HeadsByLayer, device_of
+from polyhead.inspection.next_token import TEMPERATURES, NextToken
+from polyhead.inspection.notable import aligning_heads, notable_heads
+from polyhead.inspection.probe import Probe, probe
+from polyhead.inspection.products import Product, product
+from polyhead.inspection.statistics import SUMMARIES
+from polyhead.inspection.stream import Stream
+from polyhead.inspection.view import AttentionView
+
+if TYPE_CHECKING:
+    from polyhead.checkpoints import Tokenizer
+    from polyhead.generation import LanguageModel, TextEncoder, TextToText
+    from polyhead.inspection.heads import TokenizedText
+    from polyhead.inspection.reading import SourceAlignment
+
+    Reader = LanguageModel | TextEncoder
+    Model = Reader | TextToText
+
+Part = Literal["layer", "encoder", "decoder", "cross"]
+
+GUESSED = 5
+"""Tokens of the guess after each layer."""
+
+
+@dataclass(frozen=True)
+class SeenLayer:
+    """A layer of a look.
+
+    Attributes:
+        view: What its heads did.
+        part: Of the model: ``"layer"`` where all are alike.
+        number: In that part, from 0.
+        queries: (start, stop) of its queries among the look's tokens.
+        keys: (start, stop) of its keys.
+    """
+
+    view: AttentionView
+    part: Part
+    number: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+
+    @property
+    def kv_heads(self) -> int:
+        """How many there are."""
+        return max(self.view.kv_heads) + 1
+
+    def statistics(self) -> dict[str, list[float | None]]:
+        """Each statistic of its heads that it can have; None where there is no number."""
+        summary = self.view.summary()
+        found: dict[str, list[float | None]] = {}
+        for statistic in SUMMARIES:
+            values = getattr(summary, statistic.summary)
+            if values is not None and (self.part != "cross" or not statistic.one_sequence):
+                found[statistic.summary] = [x if x == x else None for x in values.tolist()]
+        return found
+
+
+@dataclass
+class Look:
+    """One model on one text.
+
+    Attributes:
+        model: The model's name.
+        kind: ``"decoder"``, ``"encoder"`` or ``"encoder-decoder"``.
+        text: What was read.
+        written: What an encoder-decoder made of it.
+        ids: All tokens, those of the source first.
+        pieces: What they say.
+        layers: All that were seen.
+        seconds: How long the model ran.
+        next_token: After the last token; None of an encoder.
+        stream: The residual stream of the model's own layers.
+        tokenizer: Of the tokens that the model names.
+        alignment: Of an encoder-decoder.
+        number: Its name in a studio.
+    """
+
+    model: str
+    kind: str
+    text: str
+    written: str
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    layers: list[SeenLayer]
+    seconds: float
+    next_token: NextToken | None
+    stream: Stream
+    tokenizer: Tokenizer
+    seen: Probe
+    alignment: SourceAlignment | None = None
+    number: int = 0
+    _said: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    _statistics: dict[int, dict[str, list[float | None]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    @property
+    def heads(self) -> list[int]:
+        """Query heads of each layer."""
+        return [len(layer.view.heads) for layer in self.layers]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        return self.seen.nbytes + self.stream.nbytes
+
+    def thumbnails(self, layer: int, pixels: int, first: bool = True) -> npt.NDArray[np.uint8]:
+        """Small maps of all heads of a layer, ``[H, P, P]``, 255 √weight.
+
+        Every line is one query, spread evenly over the text, and exact: of the keys that share a
+        pixel the largest weight is shown.
+
+        Args:
+            layer: Of ``layers``.
+            pixels: P, where there are as many tokens.
+            first: Whether the first key is shown; without it rows are shares of the rest.
+        """
+        call = self.layers[layer].view.call
+        queries, keys = call.q_tokens.length, call.k_tokens.length
+        lines = min(pixels, queries)
+        cell = -(-keys // min(pixels, keys))
+        chosen = [round(i * (queries - 1) / max(1, lines - 1)) for i in range(lines)]
+        rows = torch.stack([call.row(query)[0] for query in chosen], dim=1)
+        if not first:
+            rows[..., 0] = 0.0
+            rest = rows.sum(dim=-1, keepdim=True)
+            rows = torch.where(rest > 0, rows / rest, 0.0)
+        rows = torch.nn.functional.pad(rows, (0, -keys % cell))
+        small = rows.view(*rows.shape[:2], -1, cell).amax(dim=-1)
+        return (small.sqrt() * 255).round().to(torch.uint8).numpy()
+
+    def region(
+        self, layer: int, head: int, q_range: slice, k_range: slice, pixels: int
+    ) -> npt.NDArray[np.float32]:
+        """The largest weight of each cell of a rectangle, at most ``pixels`` cells a side."""
+        view = self.layers[layer].view
+        picture = view.map(head, pixels, q_range=q_range, k_range=k_range)
+        return picture[0].float().numpy()
+
+    def row(self, layer: int, head: int, query: int) -> npt.NDArray[np.float32]:
+        """One query's weights on all keys of a layer, ``[S]``."""
+        view = self.layers[layer].view
+        whole("query", query, least=0, most=view.call.q_tokens.length - 1)
+        return view.rows([head], slice(query, query + 1))[0, 0, 0].float().numpy()
+
+    def column(self, layer: int, head: int, key: int) -> npt.NDArray[np.float32]:
+        """All queries' weights on one key of a layer, ``[T]``."""
+        view = self.layers[layer].view
+        whole("key", key, least=0, most=view.call.k_tokens.length - 1)
+        return view.tile(head, slice(None), slice(key, key + 1))[0, :, 0].float().numpy()
+
+    def pair(self, query: int, key: int) -> npt.NDArray[np.float32]:
+        """The weight of one token on another in every head, layer by layer.
+
+        NaN in layers whose queries or keys are other tokens.
+        """
+        last = len(self.ids) - 1
+        whole("query", query, least=0, most=last)
+        whole("key", key, least=0, most=last)
+        found = []
+        for layer in self.layers:
+            (q0, q1), (k0, k1) = layer.queries, layer.keys
+            if q0 <= query < q1 and k0 <= key < k1:
+                found.append(layer.view.call.row(query - q0)[0, :, key - k0].float())
+            else:
+                found.append(torch.full((len(layer.view.heads),), torch.nan))
+        return torch.cat(found).numpy()
+
+    def product(self, layer: int, head: int, query: int, key: int) -> Product:
+        """How a query and a key of a layer come to their weight."""
+        return product(self.layers[layer].view, head, query, key)
+
+    def statistics(self, layer: int) -> dict[str, list[float | None]]:
+        """Each statistic of a layer's heads; None where there is no number."""
+        if layer not in self._statistics:
+            self._statistics[layer] = self.layers[layer].statistics()
+        return self._statistics[layer]
+
+    def notable(self) -> dict[str, Any]:
+        """The heads that do something known on this text."""
+        if self.alignment is None:
+            return notable_heads(self.seen, self.ids)
+        first = next(i for i, layer in enumerate(self.layers) if layer.part == "cross")
+        return aligning_heads(self.alignment, first, sum(self.heads[first:]))
+
+    def way(self, token: int, guesses: bool = True) -> dict[str, Any]:
+        """What each of the model's own layers adds to a token, and the guess after each.
+
+        Args:
+            token: Of the look's tokens; one that the model's own layers read.
+            guesses: Whether they are made.
+
+        Returns:
+            ``sizes``: by part a number per layer. ``guesses``: before the first layer and after
+            each the likeliest tokens with their probabilities; None where there are none.
+        """
+        start = len(self.ids) - len(self.own_tokens)
+        place = whole("token", token, least=start, most=len(self.ids) - 1) - start
+        sizes = {
+            name: [float(f"{x:.4g}") for x in values[:, place].tolist()]
+            for name, values in self.stream.sizes.items()
+        }
+        named = None
+        if guesses and self.stream.guesses_work and place >= self.stream.first:
+            top = self.stream.guesses(place).softmax(-1).topk(GUESSED)
+            named = [
+                [[self.say(token), round(share, 4)] for token, share in zip(*both, strict=True)]
+                for both in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            ]
+        return {"sizes": sizes, "guesses": named}
+
+    @property
+    def own_tokens(self) -> range:
+        """The tokens that the model's own layers read: of a translation those that were written."""
+        start = max((layer.queries[0] for layer in self.layers), default=0)
+        return range(start, len(self.ids))
+
+    def say(self, token: int) -> str:
+        """A token by its id, with signs for all that cannot be seen."""
+        if token not in self._said:
+            self._said[token] = visible(self.tokenizer.pieces([token])[0])
+        return self._said[token]
+
+    def next_json(self) -> dict[str, Any] | None:
+        """The next token for a page."""
+        return None if self.next_token is None else self.next_token.as_json(self.tokenizer.pieces)
+
+    def header(self) -> dict[str, Any]:
+        """What a page needs to know of a look at once."""
+        return {
+            "look": self.number,
+            "model": self.model,
+            "kind": self.kind,
+            "title": self.text,
+            "continuation": f" → {self.written}" if self.written else "",
+            **labelled(self.pieces),
+            "layers": [
+                {
+                    "part": layer.part,
+                    "number": layer.number,
+                    "heads": len(layer.view.heads),
+                    "kvHeads": layer.kv_heads,
+                    "queries": layer.queries,
+                    "keys": layer.keys,
+                }
+                for layer in self.layers
+            ],
+            "next": self.next_json(),
+            "temperatures": TEMPERATURES,
+            "own": self.own_tokens.start,
+            "seconds": self.seconds,
+            "bytes": self.nbytes,
+        }
+
+
+def labelled(pieces: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
+    """Tokens as pages show them: as they are, with signs for what cannot be seen, and for axes."""
+    return {
+        "tokens": list(pieces),
+        "shown": [visible(piece) for piece in pieces],
+        "labels": [label(piece) for piece in pieces],
+    }
+
+
+@contextmanager
+def _watched(model: Model, heads: HeadsByLayer) -> Iterator[tuple[Probe, Stream]]:
+    """A model without some heads, whose attention and residual stream are recorded."""
+    stream = Stream(model.transformer)
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(without(model, heads))
+        seen = stack.enter_context(probe(model))
+        stack.enter_context(stream.watching())
+        yield seen, stream
+
+
+def without(model: nn.Module, heads: HeadsByLayer) -> AbstractContextManager[None]:
+    """The model runs without some heads while the block runs."""
+    return ablate(model, heads) if heads else nullcontext()
+
+
+def look_at(name: str, model: Reader, tokens: TokenizedText, heads: HeadsByLayer) -> Look:
+    """Runs a decoder or an encoder on a text.
+
+    Args:
+        name: What the user calls the model.
+        model: The model.
+        tokens: The text.
+        heads: Heads that are ablated, by layer.
+    """
+    began = time.perf_counter()
+    with _watched(model, heads) as (seen, stream):
+        following = next_token(model, tokens.ids)
+    seconds = time.perf_counter() - began
+    all_tokens = (0, len(tokens.ids))
+    return Look(
+        name,
+        model.config.kind,
+        tokens.text,
+        "",
+        tuple(tokens.ids),
+        tuple(tokens.pieces),
+        [
+            SeenLayer(view, "layer", number, all_tokens, all_tokens)
+            for number, view in enumerate(seen)
+        ],
+        seconds,
+        following,
+        stream,
+        model.tokenizer,
+        seen,
+    )
+
+
+def next_token(model: Reader, ids: Sequence[int]) -> NextToken | None:
+    """Runs a model on a text; None of an encoder, which names no next token."""
+    row = torch.tensor([ids], device=device_of(model))
+    with torch.inference_mode():
+        if model.config.kind != "decoder":
+            model(row)
+            return None
+        return NextToken.of(model(row, last=1)[0, -1].float())
+
+
+def look_through(
+    name: str, model: TextToText, text: str, arguments: Mapping[str, Any], heads: HeadsByLayer
+) -> Look:
+    """What ``model.generate(text, **arguments)`` writes, read once more under a probe.
+
+    Args:
+        name: What the user calls the model.
+        model: An encoder-decoder.
+        text: The source.
+        arguments: Of ``generate``.
+        heads: Heads of the decoder that are ablated, by layer.
+    """
+    from polyhead.inspection.reading import align
+
+    began = time.perf_counter()
+    with without(model, heads):
+        made = model.generate(text, **arguments)
+        source, start = model.both_ids(text, **arguments)
+        read = [*start, *made.ids][:-1]
+        device = device_of(model)
+        with _watched(model, {}) as (seen, stream):
+            both = (torch.tensor([ids], device=device) for ids in (source, read))
+            logits = model(*both)
+        found = align(model, torch.tensor(source), [*start, *made.ids], prompt=len(start))
+    S, T = len(source), len(source) + len(read)
+    runs = {"encoder": ((0, S), (0, S)), "decoder": ((S, T), (S, T)), "cross": ((S, T), (0, S))}
+    parts: tuple[Part, ...] = ("encoder", "decoder", "cross")
+    pieces = [*model.source_tokenizer.pieces(source), *model.tokenizer.pieces(read)]
+    return Look(
+        name,
+        "encoder-decoder",
+        text,
+        made.text,
+        (*source, *read),
+        tuple(pieces),
+        [
+            SeenLayer(view, part, number, *runs[part])
+            for part in parts
+            for number, view in enumerate(getattr(seen, part))
+        ],
+        time.perf_counter() - began,
+        NextToken.of(logits[0, -1].float()),
+        stream,
+        model.tokenizer,
+        seen,
+        found,
+    )

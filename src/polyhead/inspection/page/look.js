@@ -1,0 +1,214 @@
+// A look: one model on one text. What is asked of it is there at once, or null while it is on its way;
+// when it arrives, all that shows it is drawn again.
+
+const WHOLE_TOKENS = 512; // of so many tokens a side and fewer all weights of a head are kept
+const MOST_KEPT = 60; // answers that are kept
+
+const LETTERS = { layer: "", encoder: "E", decoder: "D", cross: "C" };
+
+class Look {
+  constructor(header, source) {
+    const { way, statistics, ...known } = header; // asked of the source, a token and a layer at a time
+    Object.assign(this, known, { source, answers: new Map(), statistics: [] });
+    this.statisticNames = statistics ? Object.keys(statistics) : null;
+    this.length = this.tokens.length;
+    this.heads = this.layers.flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head })));
+    this.heads.forEach((head, index) => Object.assign(head, { index }));
+    this.most = Math.max(...this.layers.map(({ heads }) => heads)); // heads of a layer
+    this.firsts = this.layers.map((_, layer) => this.heads.findIndex((head) => head.layer === layer));
+    this.read = 0; // layers whose weights, or small maps, are there
+  }
+
+  has(layer, head) {
+    return layer >= 0 && layer < this.layers.length && head >= 0 && head < this.layers[layer].heads;
+  }
+
+  index(layer, head) {
+    return this.firsts[layer] + head;
+  }
+
+  // ---- names ----
+
+  layerShort(layer) {
+    const { part, number } = this.layers[layer];
+    return `${LETTERS[part]}${number}`;
+  }
+
+  layerName(layer) {
+    const { part, number } = this.layers[layer];
+    return part === "layer" ? t("layer", { layer: number }) : told(`part_${part}`, part).replace("{number}", number);
+  }
+
+  headName(layer, head) {
+    return `${this.layerShort(layer)}.${head}`;
+  }
+
+  kvHead(layer, head) {
+    const { heads, kvHeads } = this.layers[layer];
+    return Math.floor(head / (heads / kvHeads));
+  }
+
+  sharesKeys(layer) {
+    return this.layers[layer].kvHeads < this.layers[layer].heads;
+  }
+
+  // ---- which tokens a layer's queries and keys are ----
+
+  isQuery(layer, token) {
+    const [first, stop] = this.layers[layer].queries;
+    return token >= first && token < stop;
+  }
+
+  isKey(layer, token) {
+    const [first, stop] = this.layers[layer].keys;
+    return token >= first && token < stop;
+  }
+
+  sides(layer) {
+    const { queries, keys } = this.layers[layer];
+    return { rows: queries[1] - queries[0], columns: keys[1] - keys[0] };
+  }
+
+  isShort(layer) {
+    const { rows, columns } = this.sides(layer);
+    return Math.max(rows, columns) <= WHOLE_TOKENS;
+  }
+
+  // ---- numbers ----
+
+  answer(name, make) {
+    if (this.answers.has(name)) return this.answers.get(name);
+    const made = make();
+    if (made === null) return null;
+    this.answers.set(name, made instanceof Promise ? null : made);
+    if (this.answers.size > MOST_KEPT) this.answers.delete(this.answers.keys().next().value);
+    if (!(made instanceof Promise)) return made;
+    awaited(made).then((value) => this.answers.set(name, value), (error) => {
+      this.answers.delete(name);
+      if (!(error instanceof Refusal)) throw error;
+      this.answers.set(name, undefined); // asked once, not again and again
+      say(error.message);
+    });
+    return null;
+  }
+
+  // A rectangle of weights, its ends counted in the layer: { rows, columns, cell, values }.
+  part(layer, head, ends, pixels) {
+    if (!this.source.isThere(layer)) return null;
+    const name = `part ${layer}.${head} ${Object.values(ends)} ${pixels}`;
+    if (this.source.weight || !this.isShort(layer)) {
+      return this.answer(name, () => this.source.part(layer, head, ends, pixels)) ?? null;
+    }
+    const whole = this.whole(layer, head);
+    return whole && this.answer(name, () => reduced(whole.columns, whole.values, ends, pixels));
+  }
+
+  whole(layer, head) {
+    const { rows, columns } = this.sides(layer);
+    const ends = { q0: 0, q1: rows, k0: 0, k1: columns };
+    return this.answer(`whole ${layer}.${head}`, () => this.source.part(layer, head, ends, WHOLE_TOKENS)) ?? null;
+  }
+
+  // A token's weights on all keys of the layer; null also where it is no query of it.
+  row(layer, head, token) {
+    if (!this.isQuery(layer, token) || !this.source.isThere(layer)) return null;
+    const query = token - this.layers[layer].queries[0];
+    if (this.source.weight) return this.source.row(layer, head, query);
+    if (!this.isShort(layer)) {
+      return this.answer(`row ${layer}.${head} ${query}`, () => this.source.row(layer, head, query)) ?? null;
+    }
+    const map = this.whole(layer, head);
+    return map && map.values.subarray(query * map.columns, (query + 1) * map.columns);
+  }
+
+  column(layer, head, token) {
+    if (!this.isKey(layer, token) || !this.source.isThere(layer)) return null;
+    const key = token - this.layers[layer].keys[0];
+    if (this.source.weight) return this.source.column(layer, head, key);
+    if (!this.isShort(layer)) {
+      return this.answer(`column ${layer}.${head} ${key}`, () => this.source.column(layer, head, key)) ?? null;
+    }
+    const map = this.whole(layer, head);
+    return map && Float32Array.from({ length: map.rows }, (_, row) => map.values[row * map.columns + key]);
+  }
+
+  // The weight of one token on another; null where it is not known, or the layer does not have it.
+  weight(layer, head, query, key) {
+    if (!this.isQuery(layer, query) || !this.isKey(layer, key) || !this.source.isThere(layer)) return null;
+    const { queries, keys } = this.layers[layer];
+    if (this.source.weight) return this.source.weight(layer, head, query - queries[0], key - keys[0]);
+    return this.row(layer, head, query)?.[key - keys[0]] ?? null;
+  }
+
+  // The weight of one token on another in every head, NaN where a layer does not have it.
+  pair(query, key) {
+    if (!this.length) return null;
+    return this.answer(`pair ${query} ${key}`, () => this.source.pair(query, key)) ?? null;
+  }
+
+  small(layer, head, hideFirst) {
+    return this.source.isThere(layer) ? this.source.small(layer, head, hideFirst) : null;
+  }
+
+  product(layer, head, query, key) {
+    if (!this.isQuery(layer, query) || !this.isKey(layer, key) || !this.source.isThere(layer)) return null;
+    const { queries, keys } = this.layers[layer];
+    const at = [layer, head, query - queries[0], key - keys[0]];
+    return this.answer(`product ${at}`, () => this.source.product(...at)) ?? null;
+  }
+
+  way(token) {
+    if (token < this.own || token >= this.length) return null;
+    return this.answer(`way ${token}`, () => this.source.way(token)) ?? null;
+  }
+
+  // Another look has taken its place: nothing is asked for any more.
+  leave() {
+    this.source.gone = true;
+  }
+}
+
+// A rectangle of a matrix of `columns`: the largest number of each cell, at most `pixels` cells a side.
+function reduced(columns, values, { q0, q1, k0, k1 }, pixels) {
+  const cell = Math.max(1, Math.ceil(Math.max(q1 - q0, k1 - k0) / pixels));
+  const [high, wide] = [Math.ceil((q1 - q0) / cell), Math.ceil((k1 - k0) / cell)];
+  const found = new Float32Array(high * wide);
+  for (let query = q0; query < q1; query++) {
+    const start = Math.floor((query - q0) / cell) * wide;
+    for (let key = k0; key < k1; key++) {
+      const place = start + Math.floor((key - k0) / cell);
+      found[place] = Math.max(found[place], values[query * columns + key]);
+    }
+  }
+  return { rows: high, columns: wide, cell, values: found };
+}
+
+// ---- how tokens and heads are written; of the look that is shown ----
+
+const headName = (layer, head) => look.headName(layer, head);
+
+// A token with signs for all that cannot be seen, and the same without its leading space, for axes.
+const visible = (index) => look.shown[index];
+const label = (index) => look.labels[index];
+
+// Words from right to left do not turn the line around them.
+const apart = (text) => (/[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}]/u.test(text) ? `\u2068${text}\u2069` : text);
+
+// ---- numbers as people read them ----
+
+// The fewest digits that name this float32 and no other.
+function exact(value) {
+  if (value === null) return "…";
+  for (let digits = 1; digits < 10; digits++) {
+    const text = value.toPrecision(digits);
+    if (Math.fround(Number(text)) === value) return String(Number(text));
+  }
+  return String(value);
+}
+
+function short(value) {
+  if (value === null || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && size < 0.001) return value.toExponential(1).replace("e-", "e−");
+  return value.toFixed(size < 10 ? 3 : size < 100 ? 2 : 1);
+}

@@ -1,0 +1,122 @@
+// A look that the server keeps which sent this page. It is asked for each part when that is shown.
+
+class Refusal extends Error {}
+
+async function ask(address, body, signal) {
+  const options = body === undefined ? { signal } : { method: "POST", body: JSON.stringify(body), signal };
+  let answer;
+  try {
+    answer = await fetch(address, options);
+  } catch {
+    if (signal?.aborted) throw new Refusal(t("cancelled"));
+    throw new Refusal(t("no_answer"));
+  }
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  let reason = text;
+  try {
+    reason = JSON.parse(text).error;
+  } catch {
+    // A plain sentence.
+  }
+  throw new Refusal(reason || t("answered", { status: answer.status }));
+}
+
+const askJson = async (address, body, signal) => (await ask(address, body, signal)).json();
+
+// The numbers of an answer and their shape.
+async function askNumbers(address, Kind = Float32Array) {
+  const answer = await ask(address);
+  const shape = answer.headers.get("X-Shape").split(",").map(Number);
+  return { shape, values: new Kind(await answer.arrayBuffer()) };
+}
+
+// Large enough to read, small enough that all heads together stay far below 2 MB.
+const thumbPixels = (heads) => Math.max(16, Math.min(48, Math.floor(Math.sqrt(1.2e6 / heads))));
+
+class ServerSource {
+  constructor(header) {
+    this.header = header;
+    this.pixels = thumbPixels(header.layers.reduce((sum, { heads }) => sum + heads, 0));
+    this.thumbs = new Map(); // "shown 3" or "hidden 3": the answer, or its promise
+    this.gone = false;
+  }
+
+  // Small maps of all layers, two at a time, then the statistics, a layer after the other.
+  async read(arrived) {
+    const layers = [...this.header.layers.keys()];
+    let coming = this.thumbnails(layers[0], false);
+    for (const layer of layers) {
+      const next = layer + 1 < layers.length ? this.thumbnails(layer + 1, false) : null;
+      next?.catch(() => {}); // a refusal is met when its turn comes
+      await coming;
+      coming = next;
+      if (this.gone) return;
+      arrived(layer);
+    }
+  }
+
+  thumbnails(layer, hideFirst) {
+    const name = `${hideFirst ? "hidden" : "shown"} ${layer}`;
+    if (!this.thumbs.has(name)) {
+      const words = new URLSearchParams({ pixels: this.pixels, first: hideFirst ? "hidden" : "shown" });
+      const asked = askNumbers(`thumbnails/${this.header.look}/${layer}?${words}`, Uint8Array);
+      this.thumbs.set(name, asked);
+      asked.then((found) => this.thumbs.set(name, found), () => this.thumbs.delete(name));
+    }
+    return Promise.resolve(this.thumbs.get(name));
+  }
+
+  small(layer, head, hideFirst) {
+    const found = this.thumbs.get(`${hideFirst ? "hidden" : "shown"} ${layer}`);
+    if (!found?.shape) {
+      if (hideFirst) awaited(this.thumbnails(layer, true)).then(redrawThumbs, () => {});
+      return null;
+    }
+    const [, rows, columns] = found.shape;
+    const bytes = found.values.subarray(head * rows * columns, (head + 1) * rows * columns);
+    return { rows, columns, cell: 1, values: Float32Array.from(bytes, (x) => (x / 255) ** 2) };
+  }
+
+  isThere() {
+    return true;
+  }
+
+  get place() {
+    return this.header.look;
+  }
+
+  async row(layer, head, query) {
+    return (await askNumbers(`row/${this.place}/${layer}/${head}/${query}`)).values;
+  }
+
+  async column(layer, head, key) {
+    return (await askNumbers(`column/${this.place}/${layer}/${head}/${key}`)).values;
+  }
+
+  async part(layer, head, ends, pixels) {
+    const words = new URLSearchParams({ ...ends, pixels });
+    const { shape: [rows, columns], values } = await askNumbers(`region/${this.place}/${layer}/${head}?${words}`);
+    const cell = Math.max(1, Math.ceil(Math.max(ends.q1 - ends.q0, ends.k1 - ends.k0) / pixels));
+    return { rows, columns, cell, values };
+  }
+
+  async pair(query, key) {
+    return (await askNumbers(`pair/${this.place}/${query}/${key}`)).values;
+  }
+
+  statistics(layer) {
+    return askJson(`statistics/${this.place}/${layer}`);
+  }
+
+  async product(layer, head, query, key) {
+    const { shape, values } = await askNumbers(`product/${this.place}/${layer}/${head}/${query}/${key}`);
+    let from = 0;
+    const [q, k, raw, scores] = shape.map((length) => values.subarray(from, (from += length)));
+    return { q, k, raw, scores };
+  }
+
+  way(token) {
+    return askJson(`way/${this.place}/${token}`);
+  }
+}
