@@ -56,9 +56,12 @@ class BuildForEachProcessor(build_ext):
 
     def run(self) -> None:
         super().run()
-        reason = Path(self.get_ext_fullpath(NAME)).with_name("not_compiled.txt")
+        module = Path(self.get_ext_fullpath(NAME))
+        reason = module.with_name("not_compiled.txt")
         reason.unlink(missing_ok=True)
         if self.why_not:
+            if not self.inplace:
+                module.unlink(missing_ok=True)  # left in build/ by an earlier build
             reason.parent.mkdir(parents=True, exist_ok=True)
             reason.write_text(self.why_not + "\n", encoding="utf-8")
 

@@ -1,8 +1,7 @@
 """The exceptions that polyhead raises, beside ``ValueError`` and ``TypeError``.
 
-Each is also the built-in a caller would expect, so ``except ValueError`` keeps working. A message
-names the argument, what came and what may come.
-"""
+Each is also a subclass of a built-in exception, so ``except ValueError`` keeps working. A
+message names the argument, what came and what may come."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class DivergedError(PolyheadError, ArithmeticError):
 
 
 class NotPlainError(PolyheadError, ValueError):
-    """A tensor for native code whose memory is not its value, or that its storage does not hold."""
+    """A tensor that native code cannot read: memory is not its value, or storage is too small."""
 
 
 class InputError(PolyheadError, ValueError):
@@ -58,4 +57,4 @@ def shortened(value: object) -> str:
 
 
 class SharedCacheError(PolyheadError, RuntimeError):
-    """Two threads in the middle of using one cache."""
+    """Two threads used one cache at the same time."""

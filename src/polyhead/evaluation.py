@@ -1,4 +1,4 @@
-"""Perplexity, evaluated so that others can check it.
+"""Perplexity of a model on texts, computed reproducibly.
 
     perplexity = exp(−1/N Σ log p(token | tokens before it in its window))
 
@@ -54,7 +54,7 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """exp of the nats per token; infinite where that is no float."""
+        """exp(nats per token); infinite if that is too large for a float."""
         try:
             return math.exp(self.nats / self.tokens)
         except OverflowError:
@@ -62,7 +62,7 @@ class Perplexity:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """None where the bytes are not known."""
+        """None if the number of bytes is not known."""
         return None if not self.bytes else self.nats / math.log(2) / self.bytes
 
     def __str__(self) -> str:

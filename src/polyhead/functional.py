@@ -89,8 +89,8 @@ def attention(
         softmax(mask(softcap(Q Kᵀ · scale) + bias)) V
 
     Query head h attends with kv head h // (H / G); K and V are never expanded. A query that may
-    see nothing gives 0 and lse −∞, with gradients 0. What a mask hides is never read into
-    arithmetic, NaN and Inf included.
+    see nothing gives 0 and lse −∞, with gradients 0. Masked keys and values have no effect, even if
+    they are NaN or Inf.
 
     Args:
         q: ``[B, H, T, D]`` queries: float64, float32, bfloat16 or float16, any strides.
@@ -244,11 +244,10 @@ def explain(
     kernel: str = "auto",
     **unknown: Any,
 ) -> Explanation:
-    """Says which kernel ``attention`` would run for these arguments, and why not the others.
+    """Shows which kernel ``attention`` would run for these arguments, and why not the others.
 
-    Takes the arguments of ``attention``, computes nothing, draws no random number, and raises what
-    ``attention`` would raise.
-    """
+    Takes the arguments of ``attention``, computes nothing, draws no random number, and raises
+    the same errors."""
     if unknown:
         refuse("explain", unknown)
     seed = torch.zeros((), dtype=torch.int64) if dropout_p else None

@@ -21,6 +21,8 @@ VERBS = ("look", "generate")
     [
         (["--wrong"], ["No such option", "--wrong", "polyhead --help"]),
         (["dance"], ["No such command", "dance"]),
+        (["lok"], ["No such command 'lok' (did you mean 'look'?); see polyhead --help"]),
+        (["train", "translate-number"], ["(did you mean 'translate-numbers'?)"]),
         (["generate", "--top-k", "many", "x"], ["--top-k", "polyhead generate --help"]),
         (["generate"], ["no text", "standard input"]),
         (["look"], ["no text"]),

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -46,6 +47,10 @@ def build(folder, compiler, *command, **environment):
 
 
 def test_without_the_native_module_the_wheel_is_for_every_machine(tmp_path, old_compiler):
+    system = f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    stale = tmp_path / "build" / system / "polyhead/native/_native.abi3.so"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"of an earlier build")
     done = build(tmp_path, old_compiler, "bdist_wheel")
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
@@ -53,6 +58,7 @@ def test_without_the_native_module_the_wheel_is_for_every_machine(tmp_path, old_
     with zipfile.ZipFile(wheel) as content:
         # Nothing under …data/platlib: the files of a pure wheel lie at its top.
         why = content.read("polyhead/native/not_compiled.txt").decode()
+        assert not [name for name in content.namelist() if name.endswith(".so")]
     assert why.startswith("g++ (GCC) 11.4.0 cannot compile the native code (portable: ")
     assert "'__builtin_shufflevector' was not declared" in why
     assert "g++ 12 or newer, or clang 14 or newer" in why

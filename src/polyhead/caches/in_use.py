@@ -1,8 +1,7 @@
 """A cache is used by one thread at a time: a second one gets an error, before anything is lost.
 
 Threads may take turns. What is refused is a call that begins while another thread is in the middle
-of one: both would write to the same place, and tokens would be gone without a word.
-"""
+of one: both would write to the same place, and tokens would be lost silently."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ _S = TypeVar("_S", bound=_Used)
 
 
 def alone(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """A cache's method that no two threads may be in at a time."""
+    """Marks a method of a cache that only one thread may run at a time."""
 
     @functools.wraps(method)
     def guarded(self: _S, *arguments: _P.args, **options: _P.kwargs) -> _R:
@@ -61,7 +60,7 @@ def alone(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S,
 
 
 def alone_with_cache(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function that no other thread may interrupt in using what it is given as ``cache=``."""
+    """Marks a function: no other thread may use its ``cache=`` while it runs."""
 
     @functools.wraps(method)
     def guarded(*arguments: _P.args, **options: _P.kwargs) -> _R:

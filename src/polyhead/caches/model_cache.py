@@ -1,4 +1,4 @@
-"""The caches of a whole model: one per attention layer, moved together.
+"""The caches of a whole model: one per attention layer, changed together.
 
 A decoder has one cache per layer, of whatever kind suits the layer; an encoder-decoder a second one
 per layer for cross-attention, filled once, and the encoder's output they were computed from.
@@ -91,7 +91,7 @@ class ModelCache:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest row: where the next one stands if all are equally long."""
+        """Tokens of the longest row; the position of the next one if all rows are equally long."""
         return self.layers[0].length
 
     @property
@@ -111,12 +111,12 @@ class ModelCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that the tokens held take of them."""
+        """The part of ``bytes`` that tokens use."""
         return sum(cache.used_bytes for cache in (*self.layers, *self.cross))
 
     @property
     def max_rollback(self) -> int:
-        """Tokens that every layer can take back now. Taking back all is always possible."""
+        """Tokens that ``rollback`` can remove from every layer now; removing all always works."""
         return min(cache.max_rollback for cache in self.layers)
 
     def check_owner(self, owner: str) -> None:
@@ -155,7 +155,7 @@ class ModelCache:
             cache.rollback(count)
 
     def crop(self, length: Counts) -> None:
-        """Forgets what goes beyond ``length`` tokens; shorter rows stay. Raises as ``rollback``."""
+        """Keeps the first ``length`` tokens of each row. Raises as ``rollback``."""
         held = self.lengths
         wanted = per_row("length", length, len(held))
         self.rollback([max(0, have - keep) for have, keep in zip(held, wanted, strict=True)])
@@ -228,7 +228,7 @@ class ModelCache:
         self.reset_context()
 
     def reset_context(self) -> None:
-        """Forgets the encoder's output and what cross-attention keeps of it."""
+        """Forgets the encoder's output and its keys and values in cross-attention."""
         for cache in self.cross:
             cache.reset()
         self.context = self.context_mask = None
@@ -250,7 +250,7 @@ class ModelCache:
 
     @alone
     def load(self, path: str | PathLike[str], device: torch.device | str = "cpu") -> None:
-        """Becomes what ``save`` wrote from the cache of the same model.
+        """Loads what ``save`` wrote from a cache of the same model.
 
         Args:
             path: The file.

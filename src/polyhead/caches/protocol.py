@@ -1,9 +1,9 @@
-"""What every key/value cache promises.
+"""The interface of every key/value cache.
 
 ``append`` takes the keys and values of new tokens and returns a source of everything remembered,
 ready for ``attention(q, source)``. A cache holds what it was given: rotary embedding has been
-applied before. Nothing outside may know how the tokens lie in memory. What a cache cannot do it
-refuses with a ValueError that says what it can, and it is then as it was before.
+applied before. Nothing outside may know how the tokens lie in memory. If a cache cannot do
+something, it raises a ValueError that says what it can do, and stays as it was before.
 
 Rows of different lengths. Every batch row counts its own tokens. A new token at a position below 0
 is padding: it is not remembered, wherever in the row it stands, and as a query it sees nothing
@@ -54,7 +54,7 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def source(self) -> KeyValueSource:
-        """All keys and values held. Raises ValueError where nothing has been appended."""
+        """All keys and values held. Raises ValueError if nothing has been appended."""
 
     @property
     @abstractmethod
@@ -63,7 +63,7 @@ class KeyValueCache(ABC):
 
     @property
     def length(self) -> int:
-        """Tokens of the longest row: where the next one stands if all are equally long."""
+        """Tokens of the longest row; the position of the next one if all rows are equally long."""
         return max(self.lengths, default=0)
 
     @property
@@ -95,7 +95,7 @@ class KeyValueCache(ABC):
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """Tokens for which there is memory now; an unbounded cache grows by itself."""
+        """Tokens that fit in the allocated memory; an unbounded cache grows when needed."""
 
     @property
     @abstractmethod
@@ -105,12 +105,12 @@ class KeyValueCache(ABC):
     @property
     @abstractmethod
     def used_bytes(self) -> int:
-        """Bytes that the tokens held take of them."""
+        """The part of ``bytes`` that tokens use."""
 
     @property
     @abstractmethod
     def max_rollback(self) -> int:
-        """Tokens that every row can take back now. Taking back all of them is always possible."""
+        """Tokens that ``rollback`` can remove from every row now; removing all always works."""
 
     @abstractmethod
     def rollback(self, count: Counts) -> None:
@@ -122,10 +122,11 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def check_rollback(self, count: Counts) -> list[int]:
-        """What ``rollback`` would take from each row; raises what it would, changes nothing."""
+        """Tokens that ``rollback`` would remove from each row; raises its errors, changes
+        nothing."""
 
     def crop(self, length: Counts) -> None:
-        """Forgets what goes beyond ``length`` tokens; shorter rows stay as they are.
+        """Forgets all but the first ``length`` tokens; shorter rows do not change.
 
         Raises:
             ValueError: What ``rollback`` raises, or a negative length.
@@ -147,7 +148,7 @@ class KeyValueCache(ABC):
         """
 
     def check_rows(self, rows: Sequence[int] | Tensor) -> list[int]:
-        """The rows of ``reorder`` as numbers; raises what it would, changes nothing."""
+        """The rows of ``reorder`` as numbers; raises its errors, changes nothing."""
         chosen = per_row("rows", rows if isinstance(rows, Tensor) else [*rows], len(rows))
         if not chosen or max(chosen) >= len(self.lengths):
             raise ValueError(
@@ -162,7 +163,7 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """What this cache was made as, and the shape of its tokens once that is settled."""
+        """How this cache was constructed, and the shape of its tokens once it is known."""
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -172,14 +173,14 @@ class KeyValueCache(ABC):
     def restore(
         self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], device: torch.device
     ) -> None:
-        """Becomes what ``state`` of a cache with the same description gave."""
+        """Restores what ``state`` of a cache with the same description returned."""
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything held to a safetensors file, whole or not at all."""
         files.write(path, "", [self])
 
     def load(self, path: str | PathLike[str], device: torch.device | str = "cpu") -> None:
-        """Becomes what ``save`` wrote from a cache that was made as this one was.
+        """Loads what ``save`` wrote from a cache with the same description.
 
         Args:
             path: The file.

@@ -34,7 +34,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 class Adapter:
-    """An adapter that a model computes with; ``attach_adapter`` makes these.
+    """A LoRA adapter that is attached to a model; ``attach_adapter`` returns it.
 
     Args:
         model: Whose projections have it.
@@ -59,13 +59,13 @@ class Adapter:
         }
 
     def parameters(self) -> list[nn.Parameter]:
-        """Its own, for an optimizer; the model's are none of them."""
+        """The adapter's parameters, for an optimizer; the model's are not included."""
         found = [each for layer in self._loras() for each in (layer.down, layer.up)]
         return list(dict.fromkeys(found))
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """While the block runs, the model computes without it."""
+        """Inside the ``with`` block the model runs without the adapter."""
         layers = self._loras()
         before = [layer.active for layer in layers]
         for layer in layers:
@@ -77,19 +77,19 @@ class Adapter:
                 layer.active = active
 
     def remove(self) -> None:
-        """Takes it off: the model is what it was before."""
+        """Removes the adapter; the model is as it was before."""
         for name, layer in self._loras_by_name():
             _put(self._model, name, layer.base)
         self.layers = {}
 
     def merge(self) -> None:
-        """Adds it to the weights, which are the model's only ones again."""
+        """Adds the adapter to the model's weights and removes it."""
         for name, layer in self._loras_by_name():
             _put(self._model, name, layer.merged())
         self.layers = {}
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes it as PEFT does, under the names that it was read with.
+        """Saves the adapter in PEFT's form, with the tensor names of the files it was read from.
 
         Raises:
             CheckpointError: The directory cannot be written.
@@ -128,9 +128,9 @@ class Adapter:
 
 
 def attach_adapter(model: nn.Module, directory: str | os.PathLike[str]) -> Adapter:
-    """Puts a LoRA adapter of the PEFT library beside the weights of a loaded model.
+    """Attaches a LoRA adapter of the PEFT library to a loaded model.
 
-    Its own parameters are float32 where the model's are half as wide, as PEFT has them.
+    Its parameters are float32 if the model's are 16-bit, as in PEFT.
 
     Args:
         model: A ``LanguageModel``, ``TextEncoder`` or ``Transformer``; it is changed in place.

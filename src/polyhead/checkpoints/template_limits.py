@@ -1,10 +1,10 @@
 """A Jinja sandbox in which a template can do only so much work.
 
-A chat template comes with the weights: it is a program by someone unknown. Jinja's sandbox keeps it
-from objects that it should not see, but not from counting to 99,999² or from building a string of
-10⁹ characters. Here everything that takes time or memory is paid for from a budget *before* it is
-done: a step of a loop, a call, a filter, a test, an operator, and what is compared, joined or
-written. Prices are in units of about one step of a loop, or 8 characters:
+A chat template comes with the weights: it is untrusted code. Jinja's sandbox keeps it from objects
+that it should not see, but not from counting to 99,999² or from building a string of 10⁹
+characters. Here everything that takes time or memory is paid for from a budget *before* it is done:
+a step of a loop, a call, a filter, a test, an operator, and what is compared, joined or written.
+Prices are in units of about one step of a loop, or 8 characters:
 
 - a value costs its *weight*: 1, and what is in it;
 - a filter or a method of a string costs the weight of its value times the weight of its arguments,

@@ -169,7 +169,7 @@ class Tokenizer:
         return list(self._encoding(text, add_special).ids)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Where in the text the characters of each token of ``encode(text)`` are: start, end."""
+        """For each token of ``encode(text)``, where its characters are in the text: start, end."""
         return list(self._encoding(text, True).offsets)
 
     def encoding(self, text: str, other: str | None = None) -> tokenizers.Encoding:
@@ -210,7 +210,7 @@ class Tokenizer:
         return TextStream(lambda ids: self.decode(ids, skip_special), skipped)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token of a text says, for people: one readable string per id, spaces kept.
+        """Each token of a text as a readable string, spaces kept.
 
         A token that is part of a character shows the character and which part it is (``猫₂``), or
         its bytes (``\\xe7``) where the others are missing; a WordPiece that continues a word keeps

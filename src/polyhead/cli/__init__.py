@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -82,6 +83,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "polyhead"
         message = " ".join(str(error.format_message()).split()).rstrip(".")
+        message = re.sub(r"\. Did you mean (.+)\?$", r" (did you mean \1?)", message)
         return f"{message}; see {path} --help", 2
     if isinstance(error, DisagreementError):
         return _sentence(error), 1

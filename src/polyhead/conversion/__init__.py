@@ -1,4 +1,4 @@
-"""One head layout into another: exact steps with proofs, lossy steps with prices, healing.
+"""One head layout into another: exact steps with proofs, lossy steps with costs, healing.
 
 new, report = convert(model, latent=(64, 128), calibration=texts)
 new, healing = heal(new, teacher=model, texts=texts, minutes=10)

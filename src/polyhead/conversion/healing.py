@@ -1,4 +1,4 @@
-"""Healing: a converted model learns to say again what the old one said.
+"""Healing: trains a converted model to match the old one.
 
 The loss is the KL divergence from the old model's next-token distributions (Hinton et al. 2015);
 the projections of attention that the conversion changed are trained, nothing else. The learning
@@ -74,7 +74,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Healing:
-    """What healing did; print it.
+    """The result of healing; print it.
 
     Attributes:
         before: KL divergence on the validation texts, nats per token.
@@ -132,7 +132,7 @@ def heal(
     evaluation_tokens: int = EVALUATION_TOKENS,
     progress: Progress | None = None,
 ) -> tuple[Model, Healing]:
-    """A better state of a converted model.
+    """Trains a converted model to match the model it was made from.
 
         new, healing = ph.heal(new, teacher=model, texts=texts, minutes=10)
 

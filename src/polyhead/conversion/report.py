@@ -1,4 +1,4 @@
-"""What a conversion did, measured; a report that can be checked and that says what is bad."""
+"""The report of a conversion: what was done, what was measured, and warnings."""
 
 from __future__ import annotations
 

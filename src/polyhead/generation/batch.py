@@ -1,4 +1,4 @@
-"""Several texts at once, or several beams of one: what is finished is returned as a whole."""
+"""Generates several texts at once, or several beams of one, and returns the finished texts."""
 
 from __future__ import annotations
 

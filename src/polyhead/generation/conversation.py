@@ -1,4 +1,4 @@
-"""A conversation: what was said is read once and stays in the cache."""
+"""A conversation: each turn is read once and stays in the cache."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Conversation:
         for piece in talk.say("What is attention?"):
             print(piece, end="", flush=True)
 
-    A turn reads its own tokens only: the cache keeps those before it. Where the conversation
-    outgrows the context, its oldest exchanges are left out; the system prompt stays.
+    A turn reads its own tokens only: the cache keeps those before it. If the conversation becomes
+    longer than the context, its oldest exchanges are dropped; the system prompt stays.
 
     Args:
         model: a decoder with a chat template.
@@ -54,7 +54,7 @@ class Conversation:
         self._prompt([{"role": "user", "content": "?"}])  # refuses a model that does not converse
 
     def say(self, text: str) -> Generator[str]:
-        """The answer, piece by piece. One that is given up counts as far as it came.
+        """The answer, piece by piece. If you stop early, what was generated so far is kept.
 
         Raises:
             InputError: the text is empty.
@@ -66,13 +66,13 @@ class Conversation:
         return self._answer(said, self._fitting(said))
 
     def undo(self) -> bool:
-        """Takes the last exchange back; False where there is none."""
+        """Removes the last exchange; False if there is none."""
         there = bool(self.messages)
         del self.messages[-2:]
         return there
 
     def clear(self) -> None:
-        """Forgets all that was said."""
+        """Forgets the whole conversation."""
         self.messages.clear()
 
     def _answer(self, said: list[dict[str, str]], ids: list[int]) -> Generator[str]:

@@ -24,7 +24,7 @@ POOLINGS = ("mean", "first", "last")
 
 
 class TextEncoder(nn.Module):
-    """A model that reads text; ``polyhead.load`` makes these.
+    """An encoder with its tokenizer; ``polyhead.load`` returns it.
 
     Args:
         transformer: an encoder.
@@ -61,7 +61,7 @@ class TextEncoder(nn.Module):
         return self.transformer.config
 
     def forward(self, ids: Tensor, **options: Any) -> Tensor:
-        """What ``Transformer`` gives for ``ids [B, T]``, with its options.
+        """The output of ``Transformer`` for ``ids [B, T]``; takes its options.
 
         Returns:
             Hidden states ``[B, T, E]`` of a body alone, logits ``[B, T, W]`` with a head of masked
@@ -126,7 +126,7 @@ class TextEncoder(nn.Module):
     def classify(
         self, texts: Any, *, function: Function | None = None, batch_size: int = 32
     ) -> Any:
-        """The classes of texts with their probabilities, the likeliest first.
+        """The classes of texts with their probabilities, the most likely first.
 
         Args:
             texts: the texts, or a single one; a tuple of two is a text with another beside it
@@ -149,7 +149,7 @@ class TextEncoder(nn.Module):
 
     @torch.no_grad()
     def fill(self, text: str, *, top_k: int = 5) -> list[Filled]:
-        """The likeliest tokens in place of the mask token (``[MASK]``, ``<mask>``).
+        """The most likely tokens for the mask token (``[MASK]``, ``<mask>``).
 
         Args:
             text: with the mask token, once or more often.
@@ -211,7 +211,7 @@ class TextEncoder(nn.Module):
     def answer(
         self, question: str, context: str, *, top_k: int = 1, longest: int = 15
     ) -> list[Span]:
-        """Where in a text the answer to a question stands.
+        """Finds the answer to a question in a text.
 
         Args:
             question: what is asked.

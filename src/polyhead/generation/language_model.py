@@ -19,7 +19,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 class LanguageModel(GenerativeModel):
-    """A decoder with its tokenizer; ``polyhead.load`` makes these. See ``GenerativeModel``."""
+    """A decoder with its tokenizer; ``polyhead.load`` returns it. See ``GenerativeModel``."""
 
     kind = "decoder"
     max_new_tokens = 128
@@ -101,7 +101,7 @@ class LanguageModel(GenerativeModel):
         cache: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Generation | list[Generation]:
-        """Continues a text, or each of several side by side, and returns all of it at once.
+        """Continues a text, or several in one batch, and returns the finished result.
 
             model.generate("Once upon a time", num_beams=4, num_return_sequences=2).others
 
@@ -144,7 +144,7 @@ class LanguageModel(GenerativeModel):
         return self.options.with_(**options)
 
     def stop_ids(self, options: GenerationOptions) -> frozenset[int]:
-        """Tokens that end a text: those that the options name, or the model's own."""
+        """Tokens that end a text: those of the options, else the model's."""
         if options.eos_token_ids:
             return frozenset(options.eos_token_ids)
         return self.tokenizer.stop_ids | frozenset(self.config.eos_token_ids)

@@ -157,7 +157,7 @@ def _wrapped(checkpoint: Checkpoint, source: object) -> Model:
 
 
 def generation_options(checkpoint: Checkpoint) -> GenerationOptions:
-    """What a checkpoint's files ask for where a call does not say otherwise.
+    """The defaults for options of a call that a checkpoint's files set.
 
     Raises:
         ConfigError: a value that is impossible.

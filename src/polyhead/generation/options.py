@@ -1,4 +1,4 @@
-"""What a generation is asked for, in the names of Hugging Face's ``generation_config.json``."""
+"""Options of generation, with the names of Hugging Face's ``generation_config.json``."""
 
 from __future__ import annotations
 

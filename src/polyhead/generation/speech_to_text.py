@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said in a part of a recording.
+    """The transcript of a part of a recording.
 
     Attributes:
         text: The words.
@@ -49,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was said in a recording.
+    """The transcript of a recording.
 
     Attributes:
         text: The words of all segments.
@@ -61,7 +61,7 @@ class Transcript:
 
 
 class SpeechToText(EncoderDecoder):
-    """A model that writes down what it hears; ``polyhead.load`` makes these.
+    """A speech recognition model (Whisper); ``polyhead.load`` returns it.
 
     Args:
         transformer: an encoder-decoder whose encoder reads mel features.
@@ -94,10 +94,9 @@ class SpeechToText(EncoderDecoder):
         batch_size: int = 8,
         **options: Any,
     ) -> Transcript:
-        """The words of a recording of any length.
-
-        One that is longer than the model reads at once (30 s) is cut where it is softest within
-        the last five seconds of each part; the parts know nothing of each other.
+        """Transcribes a recording of any length. A recording longer than the model's window (30 s)
+        is cut at the quietest point in the last five seconds of each part; parts are transcribed
+        independently.
 
         Args:
             sound: the path of a WAV file, or samples ``[N]`` from −1 to 1 (a tensor, an array, a
@@ -139,7 +138,7 @@ class SpeechToText(EncoderDecoder):
         return log_mel(samples_of(sound, rate), self._mels, self._frames)
 
     def detect_language(self, features: Tensor | Sequence[Tensor]) -> list[str]:
-        """The code of the language that each recording is in: the likeliest.
+        """The code of the most likely language of each recording.
 
         Args:
             features: as in ``generate``.

@@ -32,7 +32,7 @@ _ROOM = 512
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """How a generation went.
+    """Sizes and times of a generation.
 
     Attributes:
         prompt_tokens: tokens of the prompt.
@@ -69,8 +69,8 @@ class GenerationStats:
 class TextStream(Iterator[str]):
     """Text as a model writes it, piece by piece; a piece never ends inside a character.
 
-    A model's ``stream`` makes these. ``stats`` can be read at any time. A ``cache`` that is given
-    holds the first tokens of the prompt, but not all, and stays the caller's.
+    A model's ``stream`` returns it. ``stats`` can be read at any time. A ``cache`` that you pass
+    must hold the first tokens of the prompt, but not all of them, and still belongs to you.
 
     Attributes:
         ids: the new tokens so far.
@@ -120,7 +120,7 @@ class TextStream(Iterator[str]):
 
     @property
     def stats(self) -> GenerationStats:
-        """Figures so far."""
+        """Statistics so far."""
         return GenerationStats(
             len(self._prompt),
             len(self.ids),

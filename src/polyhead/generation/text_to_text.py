@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TextToText(EncoderDecoder):
-    """A model that translates, summarises or answers; ``polyhead.load`` makes these.
+    """A model that translates, summarises or answers; ``polyhead.load`` returns it.
 
     Args:
         transformer: an encoder-decoder that reads tokens.
@@ -68,7 +68,7 @@ class TextToText(EncoderDecoder):
         stop: str | Sequence[str] | None = None,
         **options: Any,
     ) -> TextStream:
-        """What becomes of a text, piece by piece; takes the arguments of ``generate``.
+        """Streams the output for a text, piece by piece; takes the arguments of ``generate``.
 
         Returns:
             An iterator of text with ``stats`` and ``ids``.
@@ -104,7 +104,7 @@ class TextToText(EncoderDecoder):
         batch_size: int = 32,
         **options: Any,
     ) -> Generation | list[Generation]:
-        """What becomes of a text, or of each of several.
+        """Generates the output for a text, or for each of several.
 
             model.generate(["Hello.", "How are you?"], num_beams=4, target_language="fra_Latn")
 
@@ -167,7 +167,7 @@ class TextToText(EncoderDecoder):
         prefix: str | None = None,
         **options: Any,
     ) -> tuple[list[int], list[int]]:
-        """The tokens that the encoder reads for a text, and those that the decoder begins with.
+        """The tokens that the encoder reads for a text, and the first tokens of the decoder.
 
         Takes the arguments of ``generate`` and raises what it raises. Behind the second come the
         ``ids`` of a ``Generation``:

@@ -44,7 +44,7 @@ Context = Tensor | tuple[Tensor, Tensor]
 class MultiHeadAttention(Hooked):
     """Projects to queries, keys and values, attends, projects back.
 
-    ``from_config`` reaches what this constructor leaves out: separate biases, ``scale``, ``sinks``,
+    ``from_config`` has more options than this constructor: separate biases, ``scale``, ``sinks``,
     ``v_head_dim``.
 
     Args:

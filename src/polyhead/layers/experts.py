@@ -1,4 +1,4 @@
-"""A mixture of experts: every token visits a few of many feed-forward networks.
+"""A mixture of experts: every token is processed by a few of many feed-forward networks.
 
     s = score(x Wr)                      softmax over all experts, or a sigmoid each
     chosen = the k greatest s + bias     among the best groups of experts, where there are groups

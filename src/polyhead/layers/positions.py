@@ -1,4 +1,4 @@
-"""Where a token stands, told to the model: rotary, learned and sinusoidal positions.
+"""Positions of tokens: rotary, learned and sinusoidal.
 
 Rotary embedding (Su et al. 2021) turns each pair of features of a query and a key by an angle that
 grows with the position, so that their product depends on the distance alone. The pairs are
@@ -40,10 +40,10 @@ class _Rotation(NamedTuple):
 class RoPE:
     """Rotary position embedding, shared freely between layers: it has no parameters.
 
-    Tokens that follow on from each other are looked up in a table that doubles as it is outgrown;
-    explicit positions are computed. ``dynamic`` and ``longrope`` take their frequencies from the
-    greatest position of the call, as transformers does: keys that a cache holds keep the rotation
-    they came with, so a sequence that crosses the trained length in chunks differs from one pass.
+    Consecutive positions are looked up in a table that doubles when it is too small; explicit
+    positions are computed. ``dynamic`` and ``longrope`` take their frequencies from the greatest
+    position of the call, as transformers does: keys that a cache holds keep the rotation they came
+    with, so a sequence that crosses the trained length in chunks differs from one pass.
 
     Args:
         theta: Base of the wavelengths.

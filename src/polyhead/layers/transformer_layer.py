@@ -50,7 +50,7 @@ from polyhead.semantics.foreign import other_names, refuse
 
 
 class TransformerLayer(nn.Module):
-    """Attention and feed-forward with norms and residuals; ``from_config`` reaches everything.
+    """Attention and feed-forward with norms and residuals; ``from_config`` has all options.
 
     Args:
         embed_dim: E.

@@ -1,4 +1,4 @@
-"""What stands behind the last layer: logits over the vocabulary, or classes of pooled states.
+"""Output heads: logits over the vocabulary, or classes of pooled states.
 
 Shape letters: B batch, T tokens, E embed size, W vocabulary size, C labels.
 """

@@ -1,4 +1,4 @@
-"""What a Transformer refuses to read, by name and before anything is computed."""
+"""Checks of a Transformer's inputs, before anything is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every layer put out: its shape, mean and standard deviation, as a model runs."""
+"""The outputs of all layers while a model runs: shape, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Observation(list[LayerOutput]):
 def observe(
     model: nn.Module, layers: nn.ModuleList, encoder_layers: nn.ModuleList
 ) -> Iterator[Observation]:
-    """Collects the outputs of layers, by hooks that live as long as the block.
+    """Collects the outputs of layers, by hooks that are removed at the end of the block.
 
     They see the calls of the thread or task that opens it.
     """

@@ -37,7 +37,7 @@ from polyhead.semantics import Causal, Mask
 
 
 class Transformer(nn.Module):
-    """A model built from data.
+    """A Transformer that a ``TransformerConfig`` describes.
 
     Args:
         config: All that its arithmetic depends on.
@@ -121,7 +121,7 @@ class Transformer(nn.Module):
         last: int | None = None,
         kernel: str = "auto",
     ) -> Tensor:
-        """Logits of every token, what ``config.task`` makes, or hidden states without either.
+        """Logits of every token, the output of ``config.task``, or without either hidden states.
 
         An encoder-decoder reads ``encoder_ids``, or ``encoder_hidden`` that ``encode`` returned;
         with a cache only the first call needs them, and their mask.

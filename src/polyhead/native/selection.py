@@ -63,9 +63,8 @@ def switched_off() -> dict[str, str]:
 def code_for(x: Tensor) -> Code | None:
     """The code in use, if it may stand in for torch's operations on x.
 
-    Nobody may record gradients, watch or transform them: autocast, dispatch modes, functorch,
-    compilation.
-    """
+    Only if nothing records gradients, watches or transforms the operations: autocast, dispatch
+    modes, functorch, compilation."""
     if (
         torch.is_grad_enabled()
         or type(x) is not Tensor

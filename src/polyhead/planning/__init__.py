@@ -1,4 +1,4 @@
-"""What a model costs before it exists: parameters, operations, cache bytes, what fits.
+"""The cost of a model before it is built: parameters, operations, cache bytes, what fits.
 
 Read in this order: ``planner``, ``weights``, ``flops``, ``memory``, ``layouts``.
 """

@@ -1,4 +1,4 @@
-"""``plan``: what a model costs before it exists.
+"""``plan``: the cost of a model before it is built.
 
     time of a decode step ≥ max(bytes read / bandwidth, operations / rate)
 
@@ -37,7 +37,7 @@ WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8"
 
 @dataclass(frozen=True)
 class Plan(Figures):
-    """What a model costs; print it, or take its fields, which are those of ``Figures``."""
+    """The cost of a model; print it, or read its fields, which are those of ``Figures``."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain dicts, lists, numbers, strings and None, sums included."""
@@ -78,7 +78,7 @@ def plan(
     mesh: Mapping[str, int] | None = None,
     link: float | str | None = None,
 ) -> Plan:
-    """Parameters, operations, cache bytes and what fits, of a model that need not exist.
+    """Computes parameters, operations, cache bytes and what fits, without building the model.
 
     Args:
         config: A preset's name (``"llama-3-8b"``), a path to a Hugging Face config.json or its

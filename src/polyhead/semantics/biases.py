@@ -45,9 +45,8 @@ class Numbers(NamedTuple):
 class Bias(Part, ABC):
     """A term added to the scores, after softcap and before the mask.
 
-    Your own bias defines ``rule``, or ``tile`` where it is no function of numbers of a pair,
-    and what else of the methods here it knows better; ``arguments`` too if files are to keep it.
-    """
+    Your own bias defines ``rule``, or ``tile`` if it is not a function of numbers of a pair. It
+    may override other methods with faster ones. Define ``arguments`` if files should store it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

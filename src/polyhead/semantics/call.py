@@ -1,4 +1,4 @@
-"""What is asked of a kernel: queries, a key/value source, and a specification.
+"""The arguments of a kernel: queries, a key/value source, and a specification.
 
 None of them changes once it is made. They are not frozen dataclasses because those take 2 µs each
 to make, which is what a small call of torch's own attention takes.

@@ -67,7 +67,7 @@ def merge_states(
 
 
 def add_sinks(state: State, sinks: Tensor) -> State:
-    """Adds a score per head that joins the denominator and brings no value.
+    """Adds a score per head to the denominator, without a value.
 
     Args:
         state: Of all keys, with its lse.

@@ -71,7 +71,7 @@ class Packed:
 
 
 def pack(documents: Sequence[Sequence[int]], length: int) -> list[Packed]:
-    """Documents one after the other, cut into rows; a cut document goes on as another.
+    """Documents one after the other, cut into rows; the rest of a cut document is a new one.
 
     Args:
         documents: Their tokens.

@@ -148,8 +148,8 @@ class Recipe:
         path = Path(name) if name.endswith(".toml") else _FOLDER / f"{name}.toml"
         if not path.is_file():
             raise InputError(
-                f"there is no recipe {name!r}: here are {', '.join(built_in())}, or give a file "
-                "that ends in .toml"
+                f"there is no recipe {name!r}{meant(name, built_in())}: here are "
+                f"{', '.join(built_in())}, or give a file that ends in .toml"
             )
         try:
             tables = tomllib.loads("\n".join(read_lines(path)))

@@ -56,8 +56,8 @@ _DRAWN = 12
 class Mask(Part):
     """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not).
 
-    Your own mask defines ``rule``, or ``visible`` where it has none, and what else of the
-    methods here it knows better; ``arguments`` too if files are to keep it.
+    Your own mask defines ``rule``, or ``visible`` if it has none. It may override other methods
+    with faster ones. Define ``arguments`` if files should store it.
 
     Attributes:
         compares: Which of its numbers decide about a token: its position, its place, or its index
@@ -119,7 +119,7 @@ class Mask(Part):
         return panel(repr(self), drawn)
 
     def walk(self) -> Iterator[Mask]:
-        """This mask and all that it is made of."""
+        """This mask and all masks inside it."""
         yield self
         for part in self.parts():
             yield from part.walk()

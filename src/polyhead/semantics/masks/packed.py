@@ -88,8 +88,7 @@ class Documents(Mask, arguments={"lengths": list}):
     def positions(self) -> Tensor:
         """``[S]`` or ``[B, S]``: every document counts its own positions from 0.
 
-        What rotary or learned positions need for packed documents to equal separate runs.
-        """
+        With rotary or learned positions, packed documents need these to equal separate runs."""
         rows = [torch.cat([torch.arange(n) for n in row]) for row in self.lengths]
         return rows[0] if len(rows) == 1 else torch.stack(rows)
 
