@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="no layers one at a time")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    model = ph.load("smollm2", expect=LanguageModel)
+    model = ph.load("smollm2", dtype="float32", expect=LanguageModel)
     calibration = [part_of(name, "calibration") for name in SEEN]
     judged = {name: part_of(name, chosen.part) for name in SEEN}
     unseen = {name: part_of(name, chosen.part) for name in UNSEEN}

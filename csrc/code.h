@@ -29,6 +29,16 @@ void product(const Product& p, int threads) {
     });
 }
 
+void unpack(const Unpacked& u, int threads) {
+    if (u.rows * u.numbers < 1 << 14) threads = 1;
+    in_team(threads, [&](int64_t thread, int64_t team) {
+        const int64_t first = u.rows * thread / team, last = u.rows * (thread + 1) / team;
+        if (u.dtype == kFloat32) unpack_rows<float>(u, first, last);
+        else if (u.dtype == kBFloat16) unpack_rows<BFloat16>(u, first, last);
+        else unpack_rows<Half>(u, first, last);
+    });
+}
+
 void feed_forward(const FeedForward& f, int threads) {
     in_team(threads, [&](int thread, int team) {
         if (f.dtype == kFloat32) hidden_of<float>(f, thread, team);
@@ -104,7 +114,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 }  // namespace PH_NAMESPACE
 
 extern const Code PH_CODE;
-const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::feed_forward,
+const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
                       PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
                       PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step,
                       PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients};

@@ -23,7 +23,7 @@
     FIELD(heads, "int") FIELD(kv_heads, "int") FIELD(key_dim, "int") FIELD(value_dim, "int") \
     FIELD(scale, "float") FIELD(softcap, "float") FIELD(rotary, "int") FIELD(norm_place, "int")
 
-#define PH_WEIGHT(FIELD) FIELD(weight, "Tensor") FIELD(bias, "Tensor | None")
+#define PH_WEIGHT(FIELD) FIELD(weight, "Tensor") FIELD(bias, "Tensor | None") FIELD(type, "int")
 
 #define PH_NORM(FIELD) \
     FIELD(weight, "Tensor") FIELD(eps, "float") FIELD(offset, "float") FIELD(bias, "Tensor | None") FIELD(centred, "bool")
@@ -63,6 +63,9 @@
 // The arguments of the module's functions. Those that the caller makes for results come last.
 #define PH_PRODUCT_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "Sequence[Weight]") FIELD(y, "Tensor")
+
+#define PH_UNPACK_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(blocks, "Tensor") FIELD(type, "int") FIELD(y, "Tensor")
 
 #define PH_FEED_FORWARD_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(gate, "Weight | None") \
@@ -116,7 +119,7 @@
     FIELD(grad_x, "Tensor") FIELD(grad_weight, "Tensor")
 
 #define PH_FUNCTIONS(GROUP) \
-    GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \
+    GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(unpack, PH_UNPACK_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \
     GROUP(norm, PH_NORM_ARGUMENTS) GROUP(rotate, PH_ROTATE_ARGUMENTS) GROUP(attend, PH_ATTEND_ARGUMENTS) \
     GROUP(gradients, PH_GRADIENTS_ARGUMENTS) GROUP(tile_sums, PH_TILE_SUMS_ARGUMENTS) \
     GROUP(head_product, PH_HEAD_PRODUCT_ARGUMENTS) GROUP(layer, PH_LAYER_ARGUMENTS) GROUP(step, PH_STEP_ARGUMENTS) GROUP(gated, PH_GATED_ARGUMENTS) \

@@ -144,20 +144,24 @@ bool rows_of(PyObject* x, View& v) {
                                   wrong("x must be [rows, features] of floating point, its rows without gaps"));
 }
 
-// A weight [out, in] and its bias [out], without gaps, in the dtype of x.
+// A weight [out, in] in the dtype of x, or in blocks as bytes [out, n], and its bias [out], without gaps.
 bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Factor& f) {
     const Fields<Group_Weight> fields(tuple, name);
     View weight, bias;
     if (!fields || !view_of(fields[Group_Weight::weight], name, weight) ||
         !optional_view_of(fields[Group_Weight::bias], name, bias))
         return false;
-    if (weight.dims != 2 || weight.kind != kind || weight.size[1] != inputs || !weight.is_dense_from(0) ||
+    const int64_t type = fields.whole(Group_Weight::type), row_bytes = type ? bytes_of_row(type, inputs) : 0;
+    if (PyErr_Occurred()) return false;
+    if (weight.dims != 2 || weight.kind != (type ? (int)kOfUint8 : kind) || weight.size[1] != (type ? row_bytes : inputs) ||
+        !weight.is_dense_from(0) ||
         (bias && (bias.dims != 1 || bias.kind != kind || bias.size[0] != weight.size[0] || !bias.is_dense_from(0)))) {
-        PyErr_Format(PyExc_ValueError, "%s must be a weight [out, %lld] and a bias [out] in the dtype of x, without gaps",
+        PyErr_Format(PyExc_ValueError,
+                     "%s must be a weight [out, %lld] in the dtype of x or in whole blocks, and a bias [out] in the dtype of x, without gaps",
                      name, (long long)inputs);
         return false;
     }
-    f = Factor{weight.at, bias.at, weight.size[0]};
+    f = Factor{weight.at, bias.at, weight.size[0], (int)type, row_bytes};
     return true;
 }
 
@@ -206,6 +210,23 @@ PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Unlocked unlocked;
     a.code->widen(p.dtype, x.at, x.stride[0], p.rows, p.in_features, wide.get());
     a.code->product(p, a.threads);
+    Py_RETURN_NONE;
+}
+
+// The numbers of rows of blocks, in the dtype of y.
+PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_unpack;
+    const Arguments<A> a("unpack", args, count);
+    View blocks, y;
+    if (!a.code || !view_of(a[A::blocks], "blocks", blocks) || !view_of(a[A::y], "y", y)) return nullptr;
+    const int64_t type = a.whole(A::type);
+    if (PyErr_Occurred()) return nullptr;
+    if (blocks.dims != 2 || y.dims != 2 || blocks.kind != kOfUint8 || y.kind > kOfFloat16 || !blocks.is_dense_from(1) ||
+        !y.is_dense_from(0) || !blocks.is(0, y.size[0]) || !blocks.is(1, bytes_of_row(type, y.size[1])))
+        return wrong("blocks must be bytes [rows, n] of whole blocks of a known type, and y [rows, their numbers], without gaps");
+    const Unpacked u{(Dtype)y.kind, (int)type, (const uint8_t*)blocks.at, blocks.stride[0], blocks.size[0], y.size[1], y.at};
+    const Unlocked unlocked;
+    a.code->unpack(u, a.threads);
     Py_RETURN_NONE;
 }
 
@@ -681,7 +702,24 @@ template <int N> PyObject* names_of(const char* const (&names)[N]) {
 
 #include "training_calls.h"
 
-// interface() -> what crosses: groups and functions with their fields, dtypes, activations and limits.
+// {number of a type of blocks: (numbers of a block, its bytes)}
+PyObject* block_sizes() {
+    PyObject* found = PyDict_New();
+    auto add = [&](int number, int numbers, int bytes) {
+        PyObject* key = found ? PyLong_FromLong(number) : nullptr;
+        PyObject* value = key ? Py_BuildValue("(ii)", numbers, bytes) : nullptr;
+        if (!value || PyDict_SetItem(found, key, value) < 0) Py_CLEAR(found);
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    };
+#define PH_ADD(name, number, numbers, bytes) add(number, numbers, bytes);
+    PH_BLOCKS(PH_ADD)
+#undef PH_ADD
+    return found;
+}
+
+// interface() -> what crosses: groups and functions with their fields, dtypes, activations,
+// types of blocks and limits.
 PyObject* interface(PyObject*, PyObject*) {
     PyObject* found = PyDict_New();
     bool good = found;
@@ -691,6 +729,7 @@ PyObject* interface(PyObject*, PyObject*) {
     PH_GROUPS(PH_PUT_GROUP)
     PH_FUNCTIONS(PH_PUT_FUNCTION)
     good = good && put(found, "dtypes", names_of(kDtypes)) && put(found, "activations", names_of(kActivations)) &&
+           put(found, "blocks", block_sizes()) &&
            put(found, "limits", Py_BuildValue("{s:i,s:i,s:i}", "rows", kMostRows, "weights", kMostFactors, "pieces", kMostPieces));
     if (!good) Py_CLEAR(found);
     return found;
@@ -703,6 +742,7 @@ PyMethodDef kMethods[] = {
     PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
     PH_METHOD(layer, "A layer as data, for step."),
     PH_METHOD(product, "Few rows of x times weights."),
+    PH_METHOD(unpack, "Rows of blocks as numbers."),
     PH_METHOD(feed_forward, "A feed-forward network of few rows."),
     PH_METHOD(norm, "RMS norm of rows."),
     PH_METHOD(rotate, "Rotary positions."),

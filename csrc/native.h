@@ -21,11 +21,28 @@ struct Watch {
 
 enum Dtype { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
+// Weights in blocks of GGUF files that are read as they lie: name, type number, numbers of a block, its bytes.
+#define PH_BLOCKS(BLOCK) \
+    BLOCK(Q4_0, 2, 32, 18) BLOCK(Q4_1, 3, 32, 20) BLOCK(Q5_0, 6, 32, 22) BLOCK(Q5_1, 7, 32, 24) BLOCK(Q8_0, 8, 32, 34) \
+    BLOCK(Q2_K, 10, 256, 84) BLOCK(Q3_K, 11, 256, 110) BLOCK(Q4_K, 12, 256, 144) BLOCK(Q5_K, 13, 256, 176) \
+    BLOCK(Q6_K, 14, 256, 210) BLOCK(IQ4_NL, 20, 32, 18) BLOCK(IQ4_XS, 23, 256, 136) BLOCK(TQ2_0, 35, 256, 66) \
+    BLOCK(MXFP4, 39, 32, 17)
+
+// Bytes of a row of so many numbers; -1 where they are no whole blocks, or the type is not among these.
+inline int64_t bytes_of_row(int64_t type, int64_t count) {
+#define PH_ROW(name, number, numbers, bytes) if (type == number) return count % numbers ? -1 : count / numbers * bytes;
+    PH_BLOCKS(PH_ROW)
+#undef PH_ROW
+    return -1;
+}
+
 // Rows of a weight [out_features, in_features] without gaps, and a bias [out_features] or null.
 struct Factor {
     const void* weight;
     const void* bias;
     int64_t out_features;
+    int type;                           // of the weight in blocks; 0: numbers of the dtype
+    int64_t row_bytes;                  // of such a row
 };
 
 constexpr int kMostFactors = 4;
@@ -40,6 +57,15 @@ struct Product {
     int count;
     void* y;
     int64_t y_stride;
+};
+
+// y = the numbers of rows of blocks.
+struct Unpacked {
+    Dtype dtype;                        // of y
+    int type;
+    const uint8_t* blocks;              // rows `row_bytes` apart
+    int64_t row_bytes, rows, numbers;
+    void* y;                            // [rows, numbers]
 };
 
 // From kRelu2 on without a derivative in training.h.
@@ -306,6 +332,7 @@ struct Code {
     const char* name;
     bool (*runs_here)();
     void (*product)(const Product&, int threads);
+    void (*unpack)(const Unpacked&, int threads);
     void (*feed_forward)(const FeedForward&, int threads);
     void (*norm)(const Norm&, int threads);
     void (*rotate)(const Rotation&, int threads);

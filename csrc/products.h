@@ -6,11 +6,13 @@
 
 constexpr int kPrefetch = 4096;  // bytes ahead
 
+// Sums of a row, so that additions need not wait for each other. Not more for one row than for eight: a row
+// gets the same bits beside others and alone.
+constexpr int kSums = 2;
+
 template <int M, class T>
 inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, float* found) {
-    // Two sums, so that additions need not wait for each other. Not more for one row than for eight: a row
-    // gets the same bits beside others and alone.
-    constexpr int S = 2;
+    constexpr int S = kSums;
     Vec acc[S][M] = {};
     int64_t k = 0;
     for (; k + S * W <= K; k += S * W) {
@@ -55,15 +57,24 @@ inline void dots_with(const float* x, int64_t stride, int64_t rows, const T* w, 
     }
 }
 
+#include "quantized.h"
+#include "quantized_products.h"
+
+// dots[m] of row n of a factor with every row of x [rows, K].
+template <class T>
+inline void factor_dots(const float* x, int64_t rows, int64_t K, const Factor& f, int64_t n, float* found) {
+    if (f.type) quantized_dots(f.type, x, K, rows, (const uint8_t*)f.weight + n * f.row_bytes, K, found);
+    else dots_with(x, K, rows, (const T*)f.weight + n * K, K, found);
+}
+
 // y[m, n] for n in [first, last) of one factor.
 template <class T, class Y>
 void factor_rows(const float* x, int64_t rows, int64_t K, const Factor& f, int64_t first, int64_t last,
                  Y* y, int64_t y_stride) {
-    const T* w = (const T*)f.weight + first * K;
     const T* bias = (const T*)f.bias;
     float found[kMostRows];
-    for (int64_t n = first; n < last; ++n, w += K) {
-        dots_with(x, K, rows, w, K, found);
+    for (int64_t n = first; n < last; ++n) {
+        factor_dots<T>(x, rows, K, f, n, found);
         for (int64_t m = 0; m < rows; ++m)
             round_to(found[m] + (bias ? to_float(bias[n]) : 0.0f), y + m * y_stride + n);
     }
@@ -100,10 +111,10 @@ template <class T> void hidden_of(const FeedForward& f, int thread, int threads)
     const int64_t first = F * thread / threads, last = F * (thread + 1) / threads;
     const bool gate = f.gate.weight;
     if (gate) factor_rows<T>(f.x, f.rows, K, f.gate, first, last, f.hidden, F);
-    const T *up = (const T*)f.up.weight, *up_bias = (const T*)f.up.bias;
+    const T* up_bias = (const T*)f.up.bias;
     float found[kMostRows];
     for (int64_t n = first; n < last; ++n) {
-        dots_with(f.x, K, f.rows, up + n * K, K, found);
+        factor_dots<T>(f.x, f.rows, K, f.up, n, found);
         for (int64_t m = 0; m < f.rows; ++m) {
             const float value = found[m] + (up_bias ? to_float(up_bias[n]) : 0.0f);
             float& hidden = f.hidden[m * F + n];

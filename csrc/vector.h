@@ -68,12 +68,19 @@ inline Vec load(const Half* p) {
 // W bytes as whole numbers.
 #if defined(__AVX512F__) && PH_WIDTH == 16
 inline VecInt load_bytes(const uint8_t* p) { return (VecInt)_mm512_cvtepu8_epi32(load_any<__m128i>(p)); }
+inline VecInt load_signed_bytes(const uint8_t* p) { return (VecInt)_mm512_cvtepi8_epi32(load_any<__m128i>(p)); }
 #elif defined(__AVX2__) && PH_WIDTH == 8
 inline VecInt load_bytes(const uint8_t* p) { return (VecInt)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+inline VecInt load_signed_bytes(const uint8_t* p) { return (VecInt)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
 #else
 inline VecInt load_bytes(const uint8_t* p) {
     VecInt v;
     for (int i = 0; i < W; ++i) v[i] = p[i];
+    return v;
+}
+inline VecInt load_signed_bytes(const uint8_t* p) {
+    VecInt v;
+    for (int i = 0; i < W; ++i) v[i] = (int8_t)p[i];
     return v;
 }
 #endif

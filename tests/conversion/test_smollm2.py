@@ -16,7 +16,7 @@ def _installed(name: str) -> LanguageModel:
     state = next(state for state in available() if state.model.name == name)
     if not state.found:
         pytest.skip(f"{name} is not installed: {state.model.install}")
-    return ph.load(name, expect=LanguageModel)
+    return ph.load(name, dtype="float32", expect=LanguageModel)
 
 
 def _topics() -> tuple[str, str]:

@@ -27,6 +27,7 @@ from polyhead.families.common.config_json import write_config
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.lora import LoraLinear
+from polyhead.layers.quantized import refuse_quantized
 from polyhead.models.transformer import Transformer
 from polyhead.writing import write_tensors
 
@@ -146,6 +147,7 @@ def attach_adapter(model: nn.Module, directory: str | os.PathLike[str]) -> Adapt
     transformer = getattr(model, "transformer", model)
     if not isinstance(transformer, Transformer):
         raise TypeError(f"model must be a model of polyhead: got {type(model).__name__}")
+    refuse_quantized(transformer, "an adapter")
     path = Path(directory)
     lora = adapters.read_adapter(path)
     if lora.whole:

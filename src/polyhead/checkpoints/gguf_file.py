@@ -5,8 +5,8 @@
 Source: docs/gguf.md of ggml-org/ggml. The header is walked here and not by ``gguf.GGUFReader``
 because that makes an array object for every token of the vocabulary (2.2 s for 49,152 tokens,
 against 0.1 s), and because every length that a header claims is checked against the file's size
-first, so that a truncated file is a sentence and not a crash. The meaning of the quantised blocks
-is left to the ``gguf`` package.
+first, so that a truncated file is a sentence and not a crash. ``polyhead.quantization`` knows what
+quantised blocks mean.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from polyhead.checkpoints.mapped import mapped
 from polyhead.errors import CheckpointError
+from polyhead.quantization import BlockType, block_types, unpack
 
 _VERSIONS = (2, 3)  # 1 counted in 32 bits and is long gone
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
@@ -51,7 +52,6 @@ _PLAIN = {
     28: torch.float64,
     30: torch.bfloat16,
 }
-_Q8_1 = 9
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class GGUFFile:
         self.path = path
         self.metadata: Mapping[str, Any]
         self.tensors: Mapping[str, TensorEntry]
-        self._data = mapped(path, "a GGUF file", least=24)
+        self._data = mapped(path, "a GGUF file", least=24, private=True)
         try:
             self._read_header()
         except (struct.error, IndexError, OverflowError) as error:
@@ -102,21 +102,27 @@ class GGUFFile:
                 dtype=_PLAIN[entry.type_id],
             )
             return flat.reshape(entry.shape)
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize, quant_shape_to_byte_shape
-
-        kind = GGMLQuantizationType(entry.type_id)
-        blocks = np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.start)
-        if entry.type_id == _Q8_1:
-            return _from_q8_1(blocks).reshape(entry.shape)
+        blocks, kind = self.blocks(name)
         try:
-            values = dequantize(blocks.reshape(quant_shape_to_byte_shape(entry.shape, kind)), kind)
+            return unpack(blocks, kind)
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} has type {entry.type_name}, which cannot be "
                 f"dequantised"
             ) from error
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(entry.shape)
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether a tensor is in blocks."""
+        return self.tensors[name].type_id not in _PLAIN
+
+    def blocks(self, name: str) -> tuple[torch.Tensor, BlockType]:
+        """A quantised tensor's blocks in the mapped file, uint8 ``[..., bytes of a row]``."""
+        entry = self.tensors[name]
+        kind = block_types()[entry.type_name]
+        flat = torch.frombuffer(
+            self._data, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start
+        )
+        return flat.view(*entry.shape[:-1], kind.row_octets(entry.shape[-1])), kind
 
     def _read_header(self) -> None:
         data, path = self._data, self.path
@@ -226,10 +232,3 @@ class GGUFFile:
                 f"{base + offset + num_bytes:,}, the file at {len(self._data):,}"
             )
         return TensorEntry(name, shape, type_id, kind.name, base + offset, num_bytes)
-
-
-def _from_q8_1(blocks: np.ndarray) -> torch.Tensor:
-    """The package knows the size of this type and not its meaning: scale f32, sum f32, 32 codes."""
-    rows = blocks.reshape(-1, 40)
-    scales = rows[:, :4].copy().view(np.float32)
-    return torch.from_numpy(scales * rows[:, 8:].copy().view(np.int8))

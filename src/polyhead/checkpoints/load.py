@@ -23,7 +23,10 @@ from polyhead.checkpoints.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
+from polyhead.layers.quantized import QuantizedMatrix
+from polyhead.models.quantized import put_blocks, quantizable
 from polyhead.models.transformer import Transformer
+from polyhead.quantization import unpack
 from polyhead.reading import kind_of
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -96,7 +99,7 @@ class Checkpoint:
 
 def load_checkpoint(
     source: str | os.PathLike[str],
-    dtype: torch.dtype | Literal["auto"] = torch.float32,
+    dtype: torch.dtype | Literal["auto"] | None = torch.float32,
     progress: Progress | None = None,
     cache: bool = True,
     device: torch.device | str = "cpu",
@@ -107,7 +110,9 @@ def load_checkpoint(
     Args:
         source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
             file, or a hub id ``"org/name"``.
-        dtype: of the weights; ``"auto"``: that of most of the file's numbers.
+        dtype: of the weights; ``"auto"``: that of most of the file's numbers. None: quantised
+            weights of a GGUF file stay as it holds them, mapped into memory, where native code
+            reads their type (on a CPU); all other weights are float32.
         progress: called as ``progress(step, done, total)`` while a GGUF file or a
             CTranslate2 directory is read.
         cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
@@ -122,9 +127,9 @@ def load_checkpoint(
         CheckpointError: a file is truncated, corrupt, or its tensors do not fit its configuration.
         ConfigError: the configuration is not understood or not supported.
     """
-    if dtype != "auto" and dtype not in _FLOATS:
+    if dtype not in (None, "auto", *_FLOATS):
         raise ValueError(
-            f"dtype must be one of {', '.join(str(choice) for choice in _FLOATS)} or 'auto': "
+            f"dtype must be one of {', '.join(str(choice) for choice in _FLOATS)}, 'auto' or None: "
             f"got {dtype!r}"
         )
     where = _device(device)
@@ -135,7 +140,9 @@ def load_checkpoint(
     resolved = find(source)
     if adapter is not None and resolved.format != "hugging_face":
         raise ValueError(f"adapter is merged into a Hugging Face directory: got {source}")
-    if resolved.format == "gguf":
+    if resolved.format == "gguf" and dtype is None and where.type == "cpu":
+        parts = read_gguf(resolved.path, progress or no_progress, keep=True)
+    elif resolved.format == "gguf":
         parts = _gguf(resolved.path, progress or no_progress, cache)
     elif resolved.format == "ctranslate2":
         parts = read_ctranslate2(resolved.path, progress or no_progress)
@@ -143,6 +150,8 @@ def load_checkpoint(
         parts = read_directory(resolved.path, None if adapter is None else Path(adapter))
     if dtype == "auto":
         dtype = _commonest_dtype(parts)
+    elif dtype is None:
+        dtype = torch.float32
     model = build(parts, resolved.path, dtype, where)
     return Checkpoint(
         parts.config,
@@ -206,6 +215,12 @@ def build(
         raise ConfigError(f"{where}: sizes that no tensor can have: {words}") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _check(parts, expected, where)
+    given, blocks = dict(parts.state), {}
+    for name, each in parts.blocks.items():
+        if quantizable(model, name):
+            blocks[name] = each
+        else:
+            given[name] = unpack(each.octets, each.kind)
     vocab_size = parts.config.vocab_size
     source_size = parts.config.encoder.vocab_size or vocab_size
     target = parts.target_tokenizer or parts.tokenizer
@@ -228,8 +243,16 @@ def build(
         held.add(place)
         return found
 
-    state = {name: own(name, tensor) for name, tensor in parts.state.items()}
+    state = {name: own(name, tensor) for name, tensor in given.items()}
+    for name, each in blocks.items():
+        octets = each.octets.to(device).contiguous()
+        state[put_blocks(model, name, octets, each.kind)] = octets
     model.load_state_dict(state, strict=True, assign=True)
+    if blocks:
+        for module in model.modules():
+            if isinstance(module, QuantizedMatrix):
+                module.like = module.like.to(dtype)
+        model.requires_grad_(False)
     return model.eval()
 
 
@@ -264,7 +287,8 @@ def _check_layers(parts: Parts, where: Path) -> None:
     Without this a model of ten thousand layers is built for a minute, and rotary frequencies of
     a hundred million features are computed, before a shape tells that the file has none for them.
     """
-    stored = {name.split(".")[1] for name in parts.state if name.startswith("layers.")}
+    shapes = parts.shapes
+    stored = {name.split(".")[1] for name in shapes if name.startswith("layers.")}
     config = parts.config
     for layer in dict.fromkeys(config.weights_of) or range(len(config.layers)):
         if str(layer) not in stored:
@@ -274,12 +298,12 @@ def _check_layers(parts: Parts, where: Path) -> None:
             )
     layers = (*config.layers, *config.encoder_layers)
     experts = [getattr(layer.feed_forward, "num_experts", 0) for layer in layers]
-    if max(experts, default=0) > len(parts.state):
+    if max(experts, default=0) > len(shapes):
         raise CheckpointError(
             f"{where}: the configuration has {max(experts):,} experts, more than there are tensors"
         )
     head = max((getattr(layer.attention, "rope_head_dim", 0) for layer in layers), default=0)
-    longest = max((max(t.shape, default=0) for t in parts.state.values()), default=0)
+    longest = max((max(shape, default=0) for shape in shapes.values()), default=0)
     if head > longest:
         raise CheckpointError(
             f"{where}: the configuration has heads of {head:,} features, more than any tensor: the "
@@ -289,27 +313,28 @@ def _check_layers(parts: Parts, where: Path) -> None:
 
 def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -> None:
     """No tensor missing, none too many, every one of the right shape and kind."""
-    state, file_names = parts.state, parts.file_names or {}
+    shapes, file_names = parts.shapes, parts.file_names or {}
 
     def named(name: str) -> str:
         theirs = file_names.get(name, name)
         return repr(theirs) if theirs == name else f"{theirs!r} ({name})"
 
-    missing = [name for name in expected if name not in state]
+    missing = [name for name in expected if name not in shapes]
     if missing:
         raise CheckpointError(f"{where}: tensor {missing[0]!r} is missing{_others(missing)}")
-    extra = [name for name in state if name not in expected]
+    extra = [name for name in shapes if name not in expected]
     if extra:
         raise CheckpointError(
             f"{where}: tensor {named(extra[0])} is one that the configuration has no place "
             f"for{_others(extra)}"
         )
-    for name, tensor in state.items():
-        if tuple(tensor.shape) != expected[name]:
+    for name, shape in shapes.items():
+        if shape != expected[name]:
             raise CheckpointError(
                 f"{where}: tensor {named(name)} must have shape {list(expected[name])}: "
-                f"got {list(tensor.shape)}"
+                f"got {list(shape)}"
             )
+    for name, tensor in parts.state.items():
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{where}: tensor {named(name)} has dtype {_short(tensor)}; only "

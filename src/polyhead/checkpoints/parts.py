@@ -11,6 +11,7 @@ from torch import Tensor
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
+from polyhead.quantization import BlockType
 
 # Called with what is being done, how much of it is done, and how much there is.
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -18,6 +19,24 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 def no_progress(step: str, done: int, total: int) -> None:
     """The progress callback of a caller that does not watch."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix that stays as its file holds it.
+
+    Attributes:
+        octets: ``[rows, bytes of a row]`` uint8.
+        kind: Type of the blocks.
+    """
+
+    octets: Tensor
+    kind: BlockType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the numbers."""
+        return self.octets.shape[0], self.kind.row_numbers(self.octets.shape[1])
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,7 @@ class Parts:
         generation: what the files say about generating.
         target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
         pooling: how an encoder's files make one vector of a text's hidden states.
+        blocks: weights of linear modules and tables that are not in ``state``, by the same names.
     """
 
     config: TransformerConfig
@@ -45,3 +65,12 @@ class Parts:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     target_tokenizer: Tokenizer | None = None
     pooling: str = "mean"
+    blocks: Mapping[str, Blocks] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all tensors."""
+        of_blocks: dict[str, tuple[int, ...]] = {
+            name: each.shape for name, each in self.blocks.items()
+        }
+        return {name: tuple(tensor.shape) for name, tensor in self.state.items()} | of_blocks

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import find_family, write_config
 from polyhead.layers.lora import LoraLinear
+from polyhead.layers.quantized import QuantizedMatrix
+from polyhead.models.quantized import unpacked_state
 from polyhead.writing import write_tensors
 
 _CONFIG = "config.json"
@@ -54,7 +57,8 @@ def save_checkpoint(
     whole, so a failure or an interruption leaves what was there before.
 
     Args:
-        checkpoint: what to save; its weights keep their dtype.
+        checkpoint: what to save; its weights keep their dtype. Those that are in blocks, as a GGUF
+            file holds them, are unpacked, with a warning: no such directory holds blocks.
         directory: made if need be; files of the same names in it are replaced.
         form: ``"polyhead"`` can say every configuration (layers that differ in their heads, say),
             and only polyhead reads it.
@@ -68,7 +72,13 @@ def save_checkpoint(
         raise ConfigError(
             "the model has an adapter beside its weights: merge() or remove() its adapter"
         )
-    state = checkpoint.model.state_dict()
+    state = unpacked_state(checkpoint.model)
+    if any(isinstance(module, QuantizedMatrix) for module in checkpoint.model.modules()):
+        warnings.warn(
+            f"weights in blocks of a few bits are saved unpacked: {target} takes more room than "
+            "the GGUF file",
+            stacklevel=2,
+        )
     if form == "polyhead":
         config, weights = own_config(checkpoint.config), dict(state)
     else:

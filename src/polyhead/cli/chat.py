@@ -35,7 +35,7 @@ def chat(
     top_p: options.TopP = None,
     repetition_penalty: options.RepetitionPenalty = 1.0,
     seed: options.Seed = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = None,
     device: options.Device = "cpu",
 ) -> None:
     """Talk with a model.

@@ -29,7 +29,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a message: use the model's chat template.")
     ] = False,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = None,
     device: options.Device = "cpu",
     json: Annotated[
         bool, typer.Option("--json", help="Text, tokens and figures as JSON, at the end.")

@@ -25,7 +25,9 @@ _VERBS = {
 }
 
 
-def load_expecting(name: str, dtype: str, kind: type[Expected], device: str = "cpu") -> Expected:
+def load_expecting(
+    name: str, dtype: str | None, kind: type[Expected], device: str = "cpu"
+) -> Expected:
     """The model called ``name``, which must be of a kind.
 
     Raises:
@@ -69,7 +71,7 @@ def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder |
     return model
 
 
-def _load(name: str, dtype: str, device: str = "cpu") -> Model:
+def _load(name: str, dtype: str | None, device: str = "cpu") -> Model:
     from polyhead.cli.terminal import progress
 
     with progress(f"loading {name}") as advance:

@@ -44,7 +44,13 @@ Prompt = Annotated[
 PromptFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Read the prompt from this file.")
 ]
-Dtype = Annotated[str, typer.Option(help="Of weights: float32, bfloat16, float16 or auto.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Of weights: float32, bfloat16, float16 or auto; default float32, and quantised "
+        "weights of a GGUF file as it holds them."
+    ),
+]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")]
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", "-n", help="Stop after so many tokens.")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli import options
+
 
 def perplexity(
     model: Annotated[
@@ -28,7 +30,7 @@ def perplexity(
         typer.Option(help="Tokens between the beginnings of windows; default half a window."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Windows read side by side.")] = 1,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: options.Dtype = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Perplexity and bits per byte of a model on texts.

@@ -25,6 +25,7 @@ from polyhead.errors import InputError, UnsupportedError
 from polyhead.evaluation import decoder_of
 from polyhead.generation import LanguageModel
 from polyhead.layers.lora import LoraLinear
+from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
 
 Model = TypeVar("Model", Transformer, LanguageModel)
@@ -47,10 +48,12 @@ class Draft:
 
         Raises:
             InputError: A model in training mode.
-            UnsupportedError: Layers that share weights, or an adapter beside the weights.
+            UnsupportedError: Layers that share weights, an adapter beside the weights, or weights
+                in blocks.
             ValueError: No decoder with a head.
         """
         transformer = source_of(model)
+        refuse_quantized(transformer, "conversion")
         state = {
             name: tensor.detach().to("cpu", torch.float64, copy=True)
             for name, tensor in transformer.state_dict().items()

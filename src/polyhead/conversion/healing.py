@@ -35,6 +35,7 @@ from polyhead.conversion.report import domain_table
 from polyhead.errors import InputError
 from polyhead.evaluation import Progress, Texts
 from polyhead.layers import TransformerLayer
+from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
 
 RATES = (3e-4, 1e-4, 3e-5)
@@ -166,6 +167,7 @@ def heal(
     number("minutes", minutes, above=0)
     window = whole("window", window, least=16)
     old, new = source_of(teacher), source_of(model)
+    refuse_quantized(new, "healing")
     if old.config.vocab_size != new.config.vocab_size or len(old.layers) != len(new.layers):
         raise ValueError("teacher must be the model that was converted: its sizes are others")
     rows = windows_of(model, texts, whole("tokens", tokens, least=1), window)

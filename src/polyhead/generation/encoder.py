@@ -280,7 +280,7 @@ class TextEncoder(nn.Module):
 
     def _batch(self, encodings: Sequence[Any]) -> dict[str, Any]:
         """Arguments of the model: padded ids and what says where padding is."""
-        device = self.transformer.embedding.table.device
+        device = self.transformer.embedding.like.device
         lengths = torch.tensor([len(each.ids) for each in encodings], device=device)
         shape = len(encodings), int(lengths.max())
         ids = torch.full(shape, self.config.pad_token_id or 0, device=device)

@@ -28,7 +28,7 @@ Expected = TypeVar("Expected", LanguageModel, TextEncoder, TextToText, SpeechToT
 @overload
 def load(
     source: Literal["smollm2", "gemma3-270m"],
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype | None = None,
     *,
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
@@ -37,7 +37,7 @@ def load(
 @overload
 def load(
     source: Literal["minilm"],
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype | None = None,
     *,
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
@@ -46,7 +46,7 @@ def load(
 @overload
 def load(
     source: Literal["whisper-tiny.en"],
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype | None = None,
     *,
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
@@ -55,7 +55,7 @@ def load(
 @overload
 def load(
     source: str | os.PathLike[str],
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype | None = None,
     *,
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
@@ -64,7 +64,7 @@ def load(
 @overload
 def load(
     source: str | os.PathLike[str],
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype | None = None,
     *,
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
@@ -73,7 +73,7 @@ def load(
 ) -> Expected: ...
 def load(
     source: str | os.PathLike[str],
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype | None = None,
     *,
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
@@ -86,7 +86,10 @@ def load(
         source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
             file, or a hub id ``"org/name"``.
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"auto"`` (that of
-            most of the file's numbers) or a ``torch.dtype``.
+            most of the file's numbers) or a ``torch.dtype``. None: float32, but on a CPU quantised
+            weights of a GGUF file stay as the file holds them, mapped into memory. Such a model
+            computes the same numbers in a quarter of the memory; ``to(torch.bfloat16)`` makes its
+            activations bfloat16. What changes weights (training, conversion) needs a dtype.
         device: where the model runs: ``"cpu"``, ``"cuda"``, ...
         adapter: the directory of a LoRA adapter (PEFT), merged into the weights
             (``attach_adapter`` keeps one apart). Given as ``source``, the base is the one that it
@@ -115,16 +118,7 @@ def load(
         raise TypeError(
             f"source must be a model's name or a path, as text: got {type(source).__name__}"
         )
-    chosen: torch.dtype | Literal["auto"] = "auto"
-    if dtype != "auto":
-        if isinstance(dtype, str) and dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, auto: got {dtype!r}")
-        chosen = DTYPES[dtype] if isinstance(dtype, str) else dtype
-    if isinstance(chosen, torch.dtype) and not chosen.is_floating_point:
-        raise TypeError(f"dtype must be floating-point: got {dtype!r}")
-    if not isinstance(chosen, str | torch.dtype):
-        raise TypeError(f"dtype must be text or a torch.dtype: got {type(dtype).__name__}")
-    checkpoint = load_checkpoint(source, chosen, progress, device=device, adapter=adapter)
+    checkpoint = load_checkpoint(source, _dtype(dtype), progress, device=device, adapter=adapter)
     model = _wrapped(checkpoint, source)
     if expect is not None and not isinstance(model, expect):
         raise UnsupportedError(
@@ -132,6 +126,21 @@ def load(
             f"{expect.__name__}"
         )
     return model.eval()
+
+
+def _dtype(dtype: object) -> torch.dtype | Literal["auto"] | None:
+    if dtype is None:
+        return None
+    if dtype == "auto":
+        return "auto"
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, auto: got {dtype!r}")
+    found = DTYPES[dtype] if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"dtype must be text or a torch.dtype: got {type(dtype).__name__}")
+    if not found.is_floating_point:
+        raise TypeError(f"dtype must be floating-point: got {dtype!r}")
+    return found
 
 
 def _wrapped(checkpoint: Checkpoint, source: object) -> Model:

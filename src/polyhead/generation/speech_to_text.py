@@ -150,7 +150,7 @@ class SpeechToText(EncoderDecoder):
         known = self.tokens.languages
         if not known:
             return ["en"] * len(batch)
-        weights = self.transformer.embedding.table
+        weights = self.transformer.embedding.like
         start = torch.tensor([self.start_ids(self.options)] * len(batch), device=weights.device)
         with torch.inference_mode():
             source = batch.to(weights.device, weights.dtype)

@@ -32,7 +32,7 @@ class DecoderSteps:
         self, model: Transformer, prompts: Sequence[Sequence[int]], cache: ModelCache
     ) -> None:
         self.model, self.prompts, self.cache = model, prompts, cache
-        self._device = model.embedding.table.device
+        self._device = model.embedding.like.device
         self._one = torch.empty(1, 1, dtype=torch.int64, device=self._device)
 
     @torch.inference_mode()
@@ -90,7 +90,7 @@ class TranslationSteps(DecoderSteps):
     @torch.inference_mode()
     def start(self) -> Tensor:
         if isinstance(self.sources, Tensor):
-            weights = self.model.embedding.table
+            weights = self.model.embedding.like
             return self._first(encoder_ids=self.sources.to(weights.device, weights.dtype))
         lengths = torch.tensor([len(source) for source in self.sources], device=self._device)
         longest = int(lengths.max())

@@ -74,7 +74,8 @@ class HeadCircuits:
         if model.head is None:
             raise UnsupportedError("copying needs logits: this model has no head")
         embedded = model.embedding.table.detach().double()
-        unembedded = embedded if model.head.weight is None else model.head.weight.detach().double()
+        tied = model.head.weight is None
+        unembedded = embedded if tied else model.unembedding.detach().double()
         gain = None if model.final_norm is None else norm_weight(model.final_norm)
         through = embedded.mT @ _folded(unembedded, gain)  # [E, E], over the vocabulary
         return _positive_share(self._v @ through @ self._o)

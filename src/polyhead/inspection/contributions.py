@@ -92,7 +92,7 @@ class Contributions:
         model = self._model
         if model.head is None:
             raise UnsupportedError("this model has no head: it has no logits")
-        weight = model.embedding.table if model.head.weight is None else model.head.weight
+        weight = model.unembedding
         shares = []
         for layer in range(len(self._outputs)):
             seen = self._through(model.final_norm, self.residual(layer))[:, :, position]

@@ -29,6 +29,7 @@ from polyhead.inspection.model import (
 )
 from polyhead.layers import MultiHeadAttention
 from polyhead.models import Transformer
+from polyhead.models.quantized import unpacked_state
 
 Model = TypeVar("Model", Transformer, LanguageModel, TextEncoder)
 
@@ -128,7 +129,7 @@ def prune(model: Model, heads: HeadsByLayer) -> Model:
     like = next(transformer.parameters())
     with torch.device(like.device):
         pruned = Transformer(config).to(like.dtype)
-    state = dict(transformer.state_dict())
+    state = unpacked_state(transformer)
     for layer, (q_heads, kv_heads) in kept.items():
         module = projections_of(transformer, layer)
         for name, tensor in _cut(module, q_heads, kv_heads).items():
@@ -187,8 +188,9 @@ def _cut(
     ):
         projection: nn.Linear = getattr(module, name)
         rows = torch.cat([torch.arange(head * size, (head + 1) * size) for head in heads])
-        for leaf, tensor in projection.named_parameters():
-            state[f"{name}.{leaf}"] = tensor.detach()[rows.to(tensor.device)]
+        for leaf, tensor in (("weight", projection.weight), ("bias", projection.bias)):
+            if tensor is not None:
+                state[f"{name}.{leaf}"] = tensor.detach()[rows.to(tensor.device)]
     size = module.v_head_dim
     columns = torch.cat([torch.arange(head * size, (head + 1) * size) for head in q_heads])
     weight = module.o_proj.weight.detach()

@@ -114,7 +114,7 @@ def align(
         raise InputError(f"{type(model).__name__} has no cross-attention to align with")
     device = device_of(transformer)
     if batch.is_floating_point():
-        batch = batch.to(transformer.embedding.table.dtype)
+        batch = batch.to(transformer.embedding.like.dtype)
     with probe(transformer, layers=names) as seen:
         transformer.hidden_states(read[:, :-1].to(device), encoder_ids=batch.to(device))
     rows = [view.rows(queries=slice(prompt - 1, None))[0].float().cpu() for view in seen.cross]

@@ -19,7 +19,7 @@ from polyhead.config import Data
 
 _T = TypeVar("_T")
 _NEVER_IN_A_CALL = {"__init__", "_build", "extra_repr", "from_config", "reset_parameters"}
-_HELD = "_parameters", "_modules", "_forward_hooks", "_forward_pre_hooks"
+_HELD = "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"
 
 
 class Exactly(Generic[_T]):

@@ -11,13 +11,13 @@ everything that watches or transforms a computation take the modules as they are
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from polyhead import native
 from polyhead.layers.exact import Exactly
+from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
+from polyhead.layers.rows import as_rows, code_for_rows
 from polyhead.native import gate
 from polyhead.native.arguments import ACTIVATIONS, MOST_ROWS, MOST_WEIGHTS, Weight
-from polyhead.native.code import Code
 
 PLAIN_LINEAR = Exactly(nn.Linear)
 
@@ -33,18 +33,19 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         ``[..., sum of out_features]``, equal to the separate outputs within rounding. None for
         more than 8 rows, where gradients are on, on another device than a CPU, without native
         code, under anything that watches or transforms the computation (autocast, a dispatch mode,
-        functorch, compilation), or for modules that are not plain ``nn.Linear`` without hooks.
+        functorch, compilation), or for modules that are no plain ``nn.Linear`` or
+        ``QuantizedLinear`` without hooks.
     """
     code = code_for_rows(x)
     if code is None or len(linears) > MOST_WEIGHTS:
         return None
     weights = []
     for linear in linears:
-        weight = _weight_of(linear, x)
+        weight = weight_of(linear, x)
         if weight is None:
             return None
         weights.append(weight)
-    return code.product(_rows(x), weights).view(*x.shape[:-1], -1)
+    return code.product(as_rows(x), weights).view(*x.shape[:-1], -1)
 
 
 def linear(x: Tensor, module: nn.Module | None) -> Tensor:
@@ -58,12 +59,14 @@ def linear(x: Tensor, module: nn.Module | None) -> Tensor:
     return out
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x Wᵀ + b`` for a weight ``[out, in]`` and bias ``[out]`` that stand in no module."""
+def product(x: Tensor, weight: Tensor | QuantizedMatrix, bias: Tensor | None) -> Tensor:
+    """``x Wᵀ + b`` for a weight ``[out, in]`` and bias ``[out]`` that stand in no linear module."""
+    if isinstance(weight, QuantizedMatrix):
+        return weight.product(x, bias)
     code = code_for_rows(x)
     if code is None or not _fits(Weight(weight, bias), x):
         return nn.functional.linear(x, weight, bias)
-    return code.product(_rows(x), [Weight(weight, bias)]).view(*x.shape[:-1], -1)
+    return code.product(as_rows(x), [Weight(weight, bias)]).view(*x.shape[:-1], -1)
 
 
 def by_heads(x: Tensor, weight: Tensor, *, summed: bool) -> Tensor | None:
@@ -104,28 +107,29 @@ def feed_forward(
     code = code_for_rows(x)
     if code is None or activation not in ACTIVATIONS:
         return None
-    gate_weight = None if gate is None else _weight_of(gate, x)
-    up_weight = _weight_of(up, x)
+    gate_weight = None if gate is None else weight_of(gate, x)
+    up_weight = weight_of(up, x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
-    down_weight = _weight_of(down, x, up_weight[0].shape[0])
+    down_weight = weight_of(down, x, up_weight[0].shape[0])
     if down_weight is None:
         return None
-    y = code.feed_forward(_rows(x), gate_weight, up_weight, down_weight, activation)
+    y = code.feed_forward(as_rows(x), gate_weight, up_weight, down_weight, activation)
     return y.view(*x.shape[:-1], -1)
 
 
-def code_for_rows(x: Tensor) -> Code | None:
-    """Native code, if x is a few rows that it may compute on and there are no global hooks."""
-    code = native.code_for(x)  # asked first: under tracing, a comparison would fix the length
-    if code is None or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return None
-    return code if 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None
+def weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
+    """Weight and bias of a plain linear module without hooks, if they fit.
 
-
-def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:
-    """Weight and bias of a plain ``nn.Linear`` without hooks, if they fit."""
-    if module is None or not PLAIN_LINEAR.is_unwatched(module):
+    Args:
+        module: An ``nn.Linear`` or ``QuantizedLinear``, exactly; anything else gives None.
+        x: Whose dtype they must have.
+        inputs: Features that the weight must read; default those of x.
+    """
+    if QUANTIZED_LINEAR.is_unwatched(module):
+        fits = module.in_features == (x.shape[-1] if inputs is None else inputs)
+        return native_weight(module, x, module._parameters["bias"]) if fits else None
+    if not PLAIN_LINEAR.is_unwatched(module):
         return None
     parameters = module._parameters
     weight, bias = parameters["weight"], parameters["bias"]
@@ -135,15 +139,9 @@ def _weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -
 
 
 def _fits(pair: Weight, x: Tensor, inputs: int | None = None) -> bool:
-    weight, bias = pair
+    weight, bias, _ = pair
     return (
         native.is_plain(weight, x)
         and weight.shape[1] == (x.shape[-1] if inputs is None else inputs)
         and (bias is None or native.is_plain(bias, x))
     )
-
-
-def _rows(x: Tensor) -> Tensor:
-    """``[rows, in_features]``, the last dimension dense."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -37,9 +37,10 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.exact import UNSEEN, Exactly, KnownFields, facts_of
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
-from polyhead.layers.linear import PLAIN_LINEAR, code_for_rows
+from polyhead.layers.linear import weight_of
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import RoPE
+from polyhead.layers.rows import code_for_rows
 from polyhead.native import Code, Heads, LayerForm, LayerWeights, is_plain
 from polyhead.native.arguments import (
     ACTIVATIONS,
@@ -434,8 +435,8 @@ def _latent(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads, dict
     rotary = _rotated(attention.rope, P)
     heads = Heads(H, 1, R + P, R, attention.scale, 0.0, rotary, NORM_PLACES["before_rope"])
     parts = attention._modules
-    up, bias = _linear(parts["kv_b_proj"], R, H * (N + V), x)
-    if bias is not None:
+    up, bias, blocks = _linear(parts["kv_b_proj"], R, H * (N + V), x)
+    if bias is not None or blocks:
         raise _CannotBeReadError
     q = q_norm = None
     first = _linear(parts["q_proj" if into is None else "q_a_proj"], E, into or H * (N + P), x)
@@ -501,12 +502,13 @@ def _around(
 
 
 def _linear(module: nn.Module | None, inputs: int, outputs: int, x: Tensor) -> Weight:
-    if not PLAIN_LINEAR.is_unwatched(module):
+    found = weight_of(module, x, inputs)
+    if found is None or len(found.weight) != outputs:
         raise _CannotBeReadError
-    weight, bias = module._parameters["weight"], module._parameters["bias"]
-    return Weight(
-        _read(weight, (outputs, inputs), x), bias if bias is None else _read(bias, (outputs,), x)
-    )
+    bias = found.bias
+    if bias is not None and bias.shape != (outputs,):
+        raise _CannotBeReadError
+    return found
 
 
 def _norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from polyhead.layers.quantized import QuantizedMatrix
+
 
 @dataclass(frozen=True)
 class ParameterCounts:
@@ -47,8 +49,13 @@ _PARTS = {
 def count_parameters(model: nn.Module) -> ParameterCounts:
     """Sorts the parameters of a Transformer by the name of the part they stand in."""
     counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
+    quantized = {
+        f"{name}.blocks": module.out_features * module.in_features
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedMatrix)
+    }
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        counts[_part(name)] += tensor.numel()
+        counts[_part(name)] += quantized.get(name, tensor.numel())
     return ParameterCounts(**counts)
 
 

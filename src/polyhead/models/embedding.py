@@ -14,6 +14,7 @@ from polyhead.config import EmbeddingConfig
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
+from polyhead.layers.quantized import QuantizedEmbedding
 from polyhead.models.frontends import build_frontend
 
 
@@ -28,7 +29,7 @@ class Embedding(nn.Module):
         tokens: The table of another embedding, to share it; a state dict holds it there alone.
     """
 
-    tokens: nn.Embedding | None
+    tokens: nn.Embedding | QuantizedEmbedding | None
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Embedding(nn.Module):
         embed_dim: int,
         max_positions: int,
         config: EmbeddingConfig,
-        tokens: nn.Embedding | None = None,
+        tokens: nn.Embedding | QuantizedEmbedding | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -63,14 +64,35 @@ class Embedding(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """``[vocab_size, dim]``, what a tied head multiplies by.
+        """``[vocab_size, dim]``, unpacked anew each time where it is quantised.
 
         Raises:
             ValueError: There are no tokens.
         """
+        return self._own_tokens.weight
+
+    @property
+    def matrix(self) -> Tensor | QuantizedEmbedding:
+        """What a tied head multiplies by: ``table``, or where that is quantised its module."""
+        tokens = self._own_tokens
+        return tokens if isinstance(tokens, QuantizedEmbedding) else tokens.weight
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype of the vectors and on their device."""
+        tokens = self._own_tokens
+        return tokens.like if isinstance(tokens, QuantizedEmbedding) else tokens.weight
+
+    @property
+    def _own_tokens(self) -> nn.Embedding | QuantizedEmbedding:
         if self.tokens is None:
             raise ValueError("patches and sound have no table of tokens")
-        return self.tokens.weight
+        return self.tokens
+
+    def share(self, old: nn.Module, new: nn.Module) -> None:
+        """Takes ``new`` for tokens where these were ``old``, which belongs to another embedding."""
+        if self.__dict__.get("tokens") is old:
+            self.__dict__["tokens"] = new
 
     def forward(
         self, ids: Tensor, positions: int | Tensor = 0, segments: Tensor | None = None

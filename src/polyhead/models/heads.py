@@ -12,6 +12,7 @@ from polyhead.config import HeadTransformConfig, TaskHeadConfig, TransformerConf
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.layers.feed_forward import activate
 from polyhead.layers.norms import build_norm
+from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.semantics import KeyLengths, Mask
 
 
@@ -42,10 +43,12 @@ class Head(nn.Module):
     """The output matrix where it is not the embedding's, the output bias, and what comes before.
 
     Attributes:
-        weight: ``[W, E]``, or None where the head is tied.
+        weight: ``[W, E]``, a parameter or quantised; None where the head is tied.
         bias: ``[W]`` or None.
         transform: Before the logits, or None.
     """
+
+    weight: nn.Parameter | QuantizedMatrix | None
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

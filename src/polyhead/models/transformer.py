@@ -26,6 +26,7 @@ from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
+from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
@@ -246,7 +247,7 @@ class Transformer(nn.Module):
         """
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
-        weight = self.embedding.table if self.head.weight is None else self.head.weight
+        weight = self.embedding.matrix if self.head.weight is None else self.head.weight
         if self.head.transform is not None:
             hidden = self.head.transform(hidden)
         logits = product(hidden, weight, self.head.bias)
@@ -254,6 +255,20 @@ class Transformer(nn.Module):
         if scale != 1.0:
             logits = logits * scale
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    @property
+    def unembedding(self) -> Tensor:
+        """``[W, E]`` that ``logits`` multiplies by; unpacked anew each time where it is quantised.
+
+        Raises:
+            ValueError: The model has no head.
+        """
+        if self.head is None:
+            raise ValueError("this model has no head: its output are hidden states")
+        weight = self.head.weight
+        if weight is None:
+            return self.embedding.table
+        return weight.weight if isinstance(weight, QuantizedMatrix) else weight
 
     def encode(
         self,

@@ -28,10 +28,17 @@ DIFFERENTIATED = ("relu", "silu", "gelu_tanh")
 
 
 class Weight(NamedTuple):
-    """A weight ``[out, in]`` and its bias ``[out]`` or None, dense."""
+    """A weight ``[out, in]`` and its bias ``[out]`` or None, dense.
+
+    Attributes:
+        weight: In the dtype of what it multiplies; or blocks as a GGUF file has them, bytes
+            ``[out, bytes of a row]``.
+        type: Number of the blocks' type; 0: there are none.
+    """
 
     weight: Tensor
     bias: Tensor | None
+    type: int = 0
 
 
 class Piece(NamedTuple):

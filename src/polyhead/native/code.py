@@ -36,12 +36,17 @@ class Code:
     The module checks what it is given: dtypes, shapes, strides, and that tensors are plain. What
     does not go together is a ValueError, what is not plain (or has gaps where none may be) a
     ``polyhead.errors.NotPlainError``, too little memory a MemoryError.
+
+    Attributes:
+        block_sizes: Of the types of blocks that it reads, by number: numbers of a block, bytes.
     """
 
     def __init__(self, module: ModuleType, index: int, name: str) -> None:
         self.name = name
         self._index = index
         self._product, self._attend = module.product, module.attend
+        self._unpack = module.unpack
+        self.block_sizes: dict[int, tuple[int, int]] = module.interface()["blocks"]
         self._feed_forward, self._norm = module.feed_forward, module.norm
         self._rotate, self._gradients = module.rotate, module.gradients
         self._tile_sums, self._step = module.tile_sums, module.step
@@ -54,11 +59,26 @@ class Code:
 
         Args:
             x: ``[rows, in]``, at most ``MOST_ROWS`` rows, the last dimension dense.
-            weights: At most ``MOST_WEIGHTS`` of ``[out, in]`` and ``[out]`` or None, dense, in the
-                dtype of x.
+            weights: At most ``MOST_WEIGHTS``, dense, in the dtype of x or in blocks.
         """
-        y = x.new_empty(len(x), sum(weight.shape[0] for weight, _ in weights))
+        y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
         self._product(self._index, threads(), x, weights, y)
+        return y
+
+    def unpack(self, blocks: Tensor, kind: int, numbers: int, dtype: torch.dtype) -> Tensor:
+        """Rows of blocks as numbers, rounded from float32.
+
+        Args:
+            blocks: ``[rows, bytes]`` uint8, the last dimension dense.
+            kind: Number of their type, one of ``block_sizes``.
+            numbers: Of a row.
+            dtype: One of ``DTYPES``.
+
+        Returns:
+            ``[rows, numbers]``.
+        """
+        y = blocks.new_empty((blocks.shape[0], numbers), dtype=dtype)
+        self._unpack(self._index, threads(), blocks, kind, y)
         return y
 
     def feed_forward(

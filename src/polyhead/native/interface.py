@@ -28,6 +28,7 @@ _FUNCTIONS = {
     "stranger": "",
     "layer": "weights form facts",
     "product": "code threads x weights y",
+    "unpack": "code threads blocks type y",
     "feed_forward": "code threads x gate up down activation y",
     "norm": "code threads x norm y",
     "rotate": "code threads x cos sin y",

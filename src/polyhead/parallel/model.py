@@ -25,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 from polyhead.checks import flag, one_of
 from polyhead.layers.hooks import Hooked
+from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
 from polyhead.parallel.context import Context, check_context, install, same_on_all, spread_tokens
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, head_shares
@@ -122,6 +123,7 @@ def check_model(
     """
     if not isinstance(model, Transformer):
         raise TypeError(f"parallelize takes a Transformer: got {type(model).__name__}")
+    refuse_quantized(model, "a mesh")
     if any("_computed" in vars(module) for module in _attentions(model)):
         raise ValueError("the model is parallel already")
     names = mesh.mesh_dim_names or ()

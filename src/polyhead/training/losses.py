@@ -112,7 +112,7 @@ def cross_entropy(
         hidden = head.transform(hidden)
     if config.logit_scale != 1.0:
         hidden = hidden * config.logit_scale
-    weight: Tensor = model.embedding.table if head.weight is None else head.weight
+    weight: Tensor = model.unembedding
     plain = config.logit_softcap is None and label_smoothing == 0.0
     if plain and (head.bias is None or config.logit_scale == 1.0):
         hidden, weight, bias = _one_dtype(hidden, weight, head.bias)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.errors import ConfigError, InputError
+from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
 from polyhead.semantics import Documents, Keep, KeyLengths, Mask
 from polyhead.training.losses import IGNORED, cross_entropy
@@ -50,6 +51,7 @@ class Trainable(nn.Module):
 
     Raises:
         ConfigError: The model holds no Transformer, or one without a head over its vocabulary.
+        UnsupportedError: Its weights are in blocks, as a GGUF file holds them.
     """
 
     main_input_name = "input_ids"
@@ -62,6 +64,7 @@ class Trainable(nn.Module):
             raise ConfigError(
                 f"{type(model).__name__} holds no Transformer with a head over its vocabulary"
             )
+        refuse_quantized(found, "training")
         self.model = model
         self.label_smoothing = label_smoothing
         self._transformer = [found]  # a list: it is registered once, as a part of ``model``

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -58,7 +58,14 @@ class At:
 
 
 class Step(Protocol):
-    """One change and its inverse."""
+    """One change and its inverse.
+
+    Attributes:
+        moves_rows: Whether rows (the last dimension) only change places, whatever they hold.
+    """
+
+    @property
+    def moves_rows(self) -> bool: ...
 
     def to_ours(self, tensor: Tensor, at: At) -> Sequence[Tensor]:
         """What one tensor of the file becomes."""
@@ -76,6 +83,8 @@ class Step(Protocol):
 @dataclass(frozen=True)
 class OneToOne:
     """A step that changes one tensor into one."""
+
+    moves_rows: ClassVar[bool] = False
 
     def count(self, at: At) -> int:
         return 1
@@ -160,6 +169,7 @@ class RotaryPairs(OneToOne):
     """
 
     last: bool = False
+    moves_rows: ClassVar[bool] = True
 
     def changed(self, tensor: Tensor, at: At) -> Tensor:
         return self._reordered(tensor, at, to_ours=True)
@@ -191,6 +201,8 @@ class RotaryPairs(OneToOne):
 class Pieces:
     """Base of the steps that cut a tensor into several."""
 
+    moves_rows: ClassVar[bool] = False
+
     def count(self, at: At) -> int:
         raise NotImplementedError
 
@@ -205,6 +217,7 @@ class Pieces:
 class Rows(Pieces):
     """Cut into ``pieces`` of equally many rows: gate and up of one matrix."""
 
+    moves_rows: ClassVar[bool] = True
     pieces: int = 2
 
     def count(self, at: At) -> int:
@@ -217,6 +230,8 @@ class Rows(Pieces):
 @dataclass(frozen=True)
 class QKVRows(Pieces):
     """Cut into the rows of all queries, all keys, all values."""
+
+    moves_rows: ClassVar[bool] = True
 
     def count(self, at: At) -> int:
         return 3
@@ -236,6 +251,8 @@ class QKVPerGroup(Pieces):
 
     With as many kv heads as heads this is ``[H, 3, D]``, with one kv head it is ``QKVRows``.
     """
+
+    moves_rows: ClassVar[bool] = True
 
     def count(self, at: At) -> int:
         return 3
@@ -258,6 +275,7 @@ class QKVPerGroup(Pieces):
 class Alternating(Pieces):
     """Cut rows that take turns: 0, 2, 4, ... and 1, 3, 5, ..."""
 
+    moves_rows: ClassVar[bool] = True
     pieces: int = 2
 
     def count(self, at: At) -> int:
@@ -273,6 +291,8 @@ class Alternating(Pieces):
 @dataclass(frozen=True)
 class PerExpert(Pieces):
     """A tensor for every expert, which the file stacks as ``[X, ...]``."""
+
+    moves_rows: ClassVar[bool] = True
 
     def count(self, at: At) -> int:
         return at.experts
@@ -292,6 +312,10 @@ class Each:
 
     def __init__(self, *steps: Sequence[Step]) -> None:
         object.__setattr__(self, "steps", steps)
+
+    @property
+    def moves_rows(self) -> bool:
+        return all(step.moves_rows for steps in self.steps for step in steps)
 
     def all_to_ours(self, tensors: Sequence[Tensor], at: At) -> list[Tensor]:
         return [

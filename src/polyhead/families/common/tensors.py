@@ -172,6 +172,11 @@ class Tensors:
         bare = name.removeprefix(self.prefix)
         return any(pattern.fullmatch(bare) for pattern in self._dropped)
 
+    def moves_rows(self, name: str) -> bool:
+        """Whether a tensor's rows only change places, so that they may be no numbers yet."""
+        found = self._find(name.removeprefix(self.prefix), self._by_theirs)
+        return found is not None and all(step.moves_rows for step in found.rule.steps)
+
     def extended(self, *rules: Rule) -> Tensors:
         """With further rules, which come before those that are there."""
         return replace(self, rules=(*rules, *self.rules))

@@ -1,0 +1,251 @@
+// Weights as GGUF files hold them: rows of blocks of 32 or 256 numbers, each a code of a few bits, with
+// what scales them. A block gives its numbers 32 at a time, as vectors.
+//
+// The numbers are those of the gguf package's unpacking, bit for bit: a code times its scale has at most 24
+// bits, so only the last addition rounds, and it does not matter whether it is one instruction with the product.
+// A product adds them in the order of dot_rows: its results are those of the same numbers in float32.
+
+#define PH_SIZE(name, number, numbers, bytes) struct SizeOf_##name { static constexpr int kNumbers = numbers, kBytes = bytes; };
+PH_BLOCKS(PH_SIZE)
+#undef PH_SIZE
+
+constexpr int64_t kUnit = 32;
+constexpr int kVectors = kUnit / W;  // of a unit
+
+inline float half_at(const uint8_t* p) {
+#if defined(__F16C__)
+    return _cvtsh_ss(load_any<uint16_t>(p));
+#else
+    return to_float(load_any<Half>(p));
+#endif
+}
+
+inline Vec as_floats(VecInt x) { return __builtin_convertvector(x, Vec); }
+
+// d · code + m for codes of 4 bits, of which the lowest bits of x count.
+struct Line {
+#if defined(__AVX512F__) && PH_WIDTH == 16
+    Vec table;
+    Line(float d, float m) : table(as_floats(counted()) * d + m) {}
+    Vec operator()(VecInt x) const { return (Vec)_mm512_permutexvar_ps((__m512i)x, (__m512)table); }
+#else
+    float d, m;
+    Line(float d, float m) : d(d), m(m) {}
+    Vec operator()(VecInt x) const { return as_floats(x & 15) * d + m; }
+#endif
+};
+
+// The same where codes stand for 16 numbers that lie on no line.
+struct Looked {
+    const float* table;
+    float d;
+    Vec operator()(VecInt x) const {
+#if defined(__AVX512F__) && PH_WIDTH == 16
+        return (Vec)_mm512_permutexvar_ps((__m512i)x, (__m512)load(table)) * d;
+#else
+        Vec found;
+        for (int i = 0; i < W; ++i) found[i] = table[x[i] & 15];
+        return found * d;
+#endif
+    }
+};
+
+constexpr float kCurved[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr float kMicro[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice the value
+
+// 16 bytes hold the codes of 32 numbers: the first 16 in their low halves, the others in the high ones.
+template <class Of> inline void split_halves(const uint8_t* p, const Of& number, Vec* to) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors / 2; ++v) {
+        const VecInt codes = load_bytes(p + v * W);
+        to[v] = number(codes), to[v + kVectors / 2] = number(codes >> 4);
+    }
+}
+
+inline VecInt low_bits(const uint8_t* p, int v) {
+    const VecInt codes = load_bytes(p + v % (kVectors / 2) * W);
+    return v < kVectors / 2 ? codes & 15 : codes >> 4;
+}
+
+// With the fifth bits of 32 codes.
+inline VecInt with_fifth_bits(VecInt low, uint32_t bits, int v) {
+#if defined(__AVX512F__) && PH_WIDTH == 16
+    return (VecInt)_mm512_mask_or_epi32((__m512i)low, (__mmask16)(bits >> v * W), (__m512i)low, (__m512i)splat_int(16));
+#else
+    return low | ((splat_int((int32_t)bits) >> (counted() + v * W)) & 1) << 4;
+#endif
+}
+
+struct Q4_0 : SizeOf_Q4_0 {
+    const uint8_t* at;
+    Line line;
+    explicit Q4_0(const uint8_t* p) : at(p + 2), line(half_at(p), -8.0f * half_at(p)) {}
+    void unit(int, Vec* to) const { split_halves(at, line, to); }
+};
+
+struct Q4_1 : SizeOf_Q4_1 {
+    const uint8_t* at;
+    Line line;
+    explicit Q4_1(const uint8_t* p) : at(p + 4), line(half_at(p), half_at(p + 2)) {}
+    void unit(int, Vec* to) const { split_halves(at, line, to); }
+};
+
+struct Q5_0 : SizeOf_Q5_0 {
+    const uint8_t* at;
+    float d;
+    explicit Q5_0(const uint8_t* p) : at(p), d(half_at(p)) {}
+    void unit(int, Vec* to) const {
+        const uint32_t bits = load_any<uint32_t>(at + 2);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) to[v] = as_floats(with_fifth_bits(low_bits(at + 6, v), bits, v) - 16) * d;
+    }
+};
+
+struct Q5_1 : SizeOf_Q5_1 {
+    const uint8_t* at;
+    float d, m;
+    explicit Q5_1(const uint8_t* p) : at(p), d(half_at(p)), m(half_at(p + 2)) {}
+    void unit(int, Vec* to) const {
+        const uint32_t bits = load_any<uint32_t>(at + 4);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) to[v] = as_floats(with_fifth_bits(low_bits(at + 8, v), bits, v)) * d + m;
+    }
+};
+
+struct Q8_0 : SizeOf_Q8_0 {
+    const uint8_t* at;
+    float d;
+    explicit Q8_0(const uint8_t* p) : at(p + 2), d(half_at(p)) {}
+    void unit(int, Vec* to) const {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) to[v] = as_floats(load_signed_bytes(at + v * W)) * d;
+    }
+};
+
+// Numbers in runs of 16, each with a scale, of which a unit has two.
+template <class Of> inline void in_runs(const Of& codes, float first, float second, Vec* to) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) to[v] = as_floats(codes(v)) * (v < kVectors / 2 ? first : second);
+}
+
+struct Q2_K : SizeOf_Q2_K {
+    const uint8_t* at;
+    float d, m;
+    explicit Q2_K(const uint8_t* p) : at(p), d(half_at(p + 80)), m(half_at(p + 82)) {}
+    void unit(int j, Vec* to) const {
+        const uint8_t first = at[2 * j], second = at[2 * j + 1];
+        in_runs([&](int v) { return load_bytes(at + 16 + j / 4 * 32 + v * W) >> 2 * (j % 4) & 3; }, d * (float)(first & 15),
+                d * (float)(second & 15), to);
+        for (int v = 0; v < kVectors; ++v) to[v] -= m * (float)((v < kVectors / 2 ? first : second) >> 4);
+    }
+};
+
+struct Q3_K : SizeOf_Q3_K {
+    const uint8_t* at;
+    float d;
+    explicit Q3_K(const uint8_t* p) : at(p), d(half_at(p + 108)) {}
+    // 4 bits of a scale stand in the first 8 bytes, 2 more in the last 4.
+    float scale(int i) const {
+        const uint8_t* s = at + 96;
+        return d * (float)(((s[i % 8] >> i / 8 * 4 & 15) | (s[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32);
+    }
+    void unit(int j, Vec* to) const {
+        in_runs([&](int v) {
+            const VecInt low = load_bytes(at + 32 + j / 4 * 32 + v * W) >> 2 * (j % 4) & 3;
+            return low + (load_bytes(at + v * W) >> j & 1) * 4 - 4;
+        }, scale(2 * j), scale(2 * j + 1), to);
+    }
+};
+
+// The scale and the minimum of a unit: 6 bits each, of eight units in 12 bytes.
+struct SixBits {
+    int scale, minimum;
+    SixBits(const uint8_t* s, int j) {
+        if (j < 4) scale = s[j] & 63, minimum = s[j + 4] & 63;
+        else scale = (s[j + 4] & 15) | s[j - 4] >> 6 << 4, minimum = s[j + 4] >> 4 | s[j] >> 6 << 4;
+    }
+};
+
+struct Q4_K : SizeOf_Q4_K {
+    const uint8_t* at;
+    float d, m;
+    explicit Q4_K(const uint8_t* p) : at(p), d(half_at(p)), m(half_at(p + 2)) {}
+    void unit(int j, Vec* to) const {
+        const SixBits s(at + 4, j);
+        const Line line(d * (float)s.scale, -(m * (float)s.minimum));
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) to[v] = line(load_bytes(at + 16 + j / 2 * 32 + v * W) >> 4 * (j % 2));
+    }
+};
+
+struct Q5_K : SizeOf_Q5_K {
+    const uint8_t* at;
+    float d, m;
+    explicit Q5_K(const uint8_t* p) : at(p), d(half_at(p)), m(half_at(p + 2)) {}
+    void unit(int j, Vec* to) const {
+        const SixBits s(at + 4, j);
+        const float scale = d * (float)s.scale, minimum = m * (float)s.minimum;
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            const VecInt low = load_bytes(at + 48 + j / 2 * 32 + v * W) >> 4 * (j % 2) & 15;
+            to[v] = as_floats(low | (load_bytes(at + 16 + v * W) >> j & 1) << 4) * scale - minimum;
+        }
+    }
+};
+
+struct Q6_K : SizeOf_Q6_K {
+    const uint8_t* at;
+    float d;
+    explicit Q6_K(const uint8_t* p) : at(p), d(half_at(p + 208)) {}
+    void unit(int j, Vec* to) const {
+        const int8_t* scales = (const int8_t*)at + 192 + 2 * j;
+        in_runs([&](int v) {
+            const VecInt low = load_bytes(at + j / 4 * 64 + j % 2 * 32 + v * W) >> 4 * (j / 2 % 2) & 15;
+            return (low | (load_bytes(at + 128 + j / 4 * 32 + v * W) >> 2 * (j % 4) & 3) << 4) - 32;
+        }, d * (float)scales[0], d * (float)scales[1], to);
+    }
+};
+
+struct IQ4_NL : SizeOf_IQ4_NL {
+    const uint8_t* at;
+    explicit IQ4_NL(const uint8_t* p) : at(p) {}
+    void unit(int, Vec* to) const { split_halves(at + 2, Looked{kCurved, half_at(at)}, to); }
+};
+
+struct IQ4_XS : SizeOf_IQ4_XS {
+    const uint8_t* at;
+    float d;
+    explicit IQ4_XS(const uint8_t* p) : at(p), d(half_at(p)) {}
+    void unit(int j, Vec* to) const {
+        const int scale = (at[4 + j / 2] >> j % 2 * 4 & 15) | (load_any<uint16_t>(at + 2) >> 2 * j & 3) << 4;
+        split_halves(at + 8 + 16 * j, Looked{kCurved, d * (float)(scale - 32)}, to);
+    }
+};
+
+struct TQ2_0 : SizeOf_TQ2_0 {
+    const uint8_t* at;
+    float d;
+    explicit TQ2_0(const uint8_t* p) : at(p), d(half_at(p + 64)) {}
+    void unit(int j, Vec* to) const {
+        for (int v = 0; v < kVectors; ++v) to[v] = as_floats((load_bytes(at + j / 4 * 32 + v * W) >> 2 * (j % 4) & 3) - 1) * d;
+    }
+};
+
+struct MXFP4 : SizeOf_MXFP4 {
+    const uint8_t* at;
+    explicit MXFP4(const uint8_t* p) : at(p) {}
+    void unit(int, Vec* to) const {
+        const uint32_t bits = at[0] < 2 ? 0x00200000u << at[0] : (uint32_t)(at[0] - 1) << 23;  // 2^(e − 128)
+        split_halves(at + 1, Looked{kMicro, load_any<float>(&bits)}, to);
+    }
+};
+
+// Calls of a tag of the blocks of a type; nothing where there are none.
+template <class B> struct Tag { using Blocks = B; };
+template <class Of> inline void with_blocks(int type, const Of& of) {
+    switch (type) {
+#define PH_CASE(B, number, numbers, bytes) case number: return of(Tag<B>{});
+        PH_BLOCKS(PH_CASE)
+#undef PH_CASE
+    }
+}

@@ -1,0 +1,103 @@
+// Products of a few rows with weights in blocks (quantized.h), and blocks unpacked.
+
+template <class B> inline void prefetch_block(const uint8_t* p) {
+#pragma GCC unroll 4
+    for (int line = 0; line < B::kBytes; line += 64) __builtin_prefetch(p + kPrefetch + line, 0, 1);
+}
+
+// Numbers [first, first + count) of a row, both whole blocks.
+template <class B> void unpack_blocks(const uint8_t* row, int64_t first, int64_t count, float* to) {
+    const uint8_t* p = row + first / B::kNumbers * B::kBytes;
+    for (int64_t done = 0; done < count; done += B::kNumbers, p += B::kBytes) {
+        prefetch_block<B>(p);
+        const B block(p);
+#pragma GCC unroll 2
+        for (int j = 0; j < B::kNumbers / kUnit; ++j) {
+            Vec numbers[kVectors];
+            block.unit(j, numbers);
+            for (int v = 0; v < kVectors; ++v) store(numbers[v], to + done + j * kUnit + v * W);
+        }
+    }
+}
+
+inline void unpack_run(int type, const uint8_t* row, int64_t first, int64_t count, float* to) {
+    with_blocks(type, [&](auto of) { unpack_blocks<typename decltype(of)::Blocks>(row, first, count, to); });
+}
+
+constexpr int64_t kRun = 512;  // numbers of a row that are unpacked at a time
+
+// dot_rows of a row of blocks, its numbers unpacked where they stay in the nearest cache.
+template <int M> void dot_runs(int type, const float* x, int64_t stride, const uint8_t* w, int64_t K, float* found) {
+    constexpr int S = kSums;
+    Vec acc[S][M] = {};
+    float run[kRun];
+    for (int64_t from = 0; from < K; from += kRun) {
+        const int64_t count = K - from < kRun ? K - from : kRun;
+        unpack_run(type, w, from, count, run);
+        const float* at = x + from;
+        int64_t k = 0;
+        for (; k + S * W <= count; k += S * W)
+#pragma GCC unroll 4
+            for (int s = 0; s < S; ++s) {
+                const Vec column = load(run + k + s * W);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) acc[s][m] += column * load(at + m * stride + k + s * W);
+            }
+        for (; k < count; k += W) {
+            const Vec column = load(run + k);
+            for (int m = 0; m < M; ++m) acc[0][m] += column * load(at + m * stride + k);
+        }
+    }
+    for (int m = 0; m < M; ++m) {
+        Vec all = acc[0][m];
+        for (int s = 1; s < S; ++s) all += acc[s][m];
+        found[m] = sum(all);
+    }
+}
+
+// dot_rows of one row of x: the numbers are never in memory.
+template <class B> float dot_blocks(const float* x, const uint8_t* w, int64_t K) {
+    static_assert(kVectors % kSums == 0, "a unit is added up in whole rounds");
+    Vec acc[kSums] = {};
+    for (int64_t k = 0; k < K; k += B::kNumbers, w += B::kBytes) {
+        prefetch_block<B>(w);
+        const B block(w);
+#pragma GCC unroll 8
+        for (int j = 0; j < B::kNumbers / kUnit; ++j) {
+            Vec numbers[kVectors];
+            block.unit(j, numbers);
+#pragma GCC unroll 8
+            for (int v = 0; v < kVectors; ++v) acc[v % kSums] += numbers[v] * load(x + k + j * kUnit + v * W);
+        }
+    }
+    for (int s = 1; s < kSums; ++s) acc[0] += acc[s];
+    return sum(acc[0]);
+}
+
+// dots[m] of one row of blocks with every row of x.
+inline void quantized_dots(int type, const float* x, int64_t stride, int64_t rows, const uint8_t* w, int64_t K, float* found) {
+    switch (rows) {
+        case 1: with_blocks(type, [&](auto of) { *found = dot_blocks<typename decltype(of)::Blocks>(x, w, K); }); return;
+        case 2: return dot_runs<2>(type, x, stride, w, K, found);
+        case 3: return dot_runs<3>(type, x, stride, w, K, found);
+        case 4: return dot_runs<4>(type, x, stride, w, K, found);
+        case 5: return dot_runs<5>(type, x, stride, w, K, found);
+        case 6: return dot_runs<6>(type, x, stride, w, K, found);
+        case 7: return dot_runs<7>(type, x, stride, w, K, found);
+        default: return dot_runs<8>(type, x, stride, w, K, found);
+    }
+}
+
+// Rows [first, last) of numbers, rounded to T.
+template <class T> void unpack_rows(const Unpacked& u, int64_t first, int64_t last) {
+    float run[kRun];
+    for (int64_t n = first; n < last; ++n) {
+        const uint8_t* row = u.blocks + n * u.row_bytes;
+        T* y = (T*)u.y + n * u.numbers;
+        for (int64_t from = 0; from < u.numbers; from += kRun) {
+            const int64_t count = u.numbers - from < kRun ? u.numbers - from : kRun;
+            unpack_run(u.type, row, from, count, run);
+            for (int64_t k = 0; k < count; k += W) store(load(run + k), y + from + k);
+        }
+    }
+}

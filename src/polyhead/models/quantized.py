@@ -1,0 +1,72 @@
+"""A model's linear modules and tables replaced by ones whose weights stay in blocks."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
+from polyhead.models.heads import Head
+from polyhead.models.transformer import Transformer
+from polyhead.quantization import BlockType
+
+_READ_AS_NUMBERS = ("kv_b_proj", "router")
+"""Linear modules that are never called: their weights are read."""
+
+
+def quantizable(model: Transformer, name: str) -> bool:
+    """Whether a parameter may be in blocks, so that ``put_blocks`` takes it.
+
+    Args:
+        model: Whose parameter.
+        name: In its state dict.
+    """
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if leaf != "weight" or path.endswith(_READ_AS_NUMBERS):
+        return False
+    return type(owner) in (nn.Linear, nn.Embedding, Head)
+
+
+def unpacked_state(model: nn.Module) -> dict[str, Tensor]:
+    """A state dict in which blocks are numbers, under the names that they would have."""
+    quantized = {
+        name: part for name, part in model.named_modules() if isinstance(part, QuantizedMatrix)
+    }
+    state = {}
+    for name, tensor in model.state_dict().items():
+        path, _, leaf = name.rpartition(".")
+        if leaf != "blocks" or path not in quantized:
+            state[name] = tensor
+        else:
+            state[path if path == "head.weight" else f"{path}.weight"] = quantized[path].weight
+    return state
+
+
+def put_blocks(model: Transformer, name: str, blocks: Tensor, kind: BlockType) -> str:
+    """Puts a matrix in blocks in the place of a parameter that is ``quantizable``.
+
+    Args:
+        model: On the meta device, about to be filled.
+        name: In its state dict.
+        blocks: ``[rows, bytes of a row]`` uint8, dense.
+        kind: Their type.
+
+    Returns:
+        The name of the blocks in the state dict.
+    """
+    path = name.removesuffix(".weight")
+    owner = model.get_submodule(path)
+    if isinstance(owner, Head):
+        del owner.weight  # a parameter makes no room for a module
+        owner.weight = QuantizedMatrix(blocks, kind)
+        return f"{name}.blocks"
+    made = (
+        QuantizedEmbedding(blocks, kind)
+        if isinstance(owner, nn.Embedding)
+        else QuantizedLinear(blocks, kind, owner._parameters["bias"])
+    )
+    above, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(above), leaf, made)
+    if path == "embedding.tokens" and hasattr(model, "encoder_embedding"):
+        model.encoder_embedding.share(owner, made)
+    return f"{path}.blocks"

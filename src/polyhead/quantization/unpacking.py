@@ -1,0 +1,126 @@
+"""Blocks to numbers: by native code where it reads the type, else by the ``gguf`` package.
+
+Both give the same bits in float32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyhead import native
+from polyhead.native import gate
+from polyhead.native.arguments import DTYPES, Weight
+from polyhead.native.code import Code
+from polyhead.quantization.blocks import BlockType, block_types
+
+_Q8_1 = "Q8_1"
+
+
+def unpack(blocks: Tensor, kind: BlockType, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers of rows of blocks.
+
+    Args:
+        blocks: ``[..., bytes of a row]`` uint8.
+        kind: Of the blocks.
+        dtype: Of the result; what is no float32 is rounded from it.
+
+    Returns:
+        ``[..., numbers of a row]``, dense, on the device of ``blocks``.
+
+    Raises:
+        ValueError: Rows that are no whole blocks.
+        NotImplementedError: A type whose meaning the ``gguf`` package does not know.
+    """
+    if torch.compiler.is_compiling() or gate.is_fake([blocks]):
+        made: Tensor = _operator(blocks, kind.name, dtype)
+        return made
+    return _unpacked(blocks, kind, dtype)
+
+
+def _unpacked(blocks: Tensor, kind: BlockType, dtype: torch.dtype) -> Tensor:
+    shape = *blocks.shape[:-1], kind.row_numbers(blocks.shape[-1])
+    code = native.code()
+    if code is not None and dtype in DTYPES and gate.is_plain(blocks) and readable(code, kind):
+        rows = blocks.reshape(-1, blocks.shape[-1])
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        return code.unpack(rows, kind.number, shape[-1], dtype).view(shape)
+    return _by_package(blocks, kind).view(shape).to(blocks.device, dtype)
+
+
+def _by_package(blocks: Tensor, kind: BlockType) -> Tensor:
+    """float32 on the CPU."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    octets = blocks.detach().cpu().contiguous().view(-1, blocks.shape[-1]).numpy()
+    if kind.name == _Q8_1:
+        return _from_q8_1(octets)
+    values = dequantize(octets, GGMLQuantizationType(kind.number))
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+
+def _from_q8_1(octets: np.ndarray) -> Tensor:
+    """The package knows the size of this type and not its meaning: scale f32, sum f32, 32 codes."""
+    rows = octets.reshape(-1, 40)
+    scales = rows[:, :4].copy().view(np.float32)
+    return torch.from_numpy(scales * rows[:, 8:].copy().view(np.int8))
+
+
+@torch.library.custom_op("polyhead::unpack_blocks", mutates_args=())
+def _operator(blocks: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    return _unpacked(blocks, block_types()[kind], dtype)
+
+
+@_operator.register_fake
+def _(blocks: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    numbers = block_types()[kind].row_numbers(blocks.shape[-1])
+    return blocks.new_empty((*blocks.shape[:-1], numbers), dtype=dtype)
+
+
+@cache
+def readable(code: Code, kind: BlockType) -> bool:
+    """Whether native code reads blocks of a type, and has agreed with the package on some.
+
+    One that disagrees is not used, with a warning.
+    """
+    if code.block_sizes.get(kind.number) != (kind.numbers, kind.octets):
+        return False
+    # In a thread of its own: no transform, mode or autocast of the caller applies there.
+    with ThreadPoolExecutor(1) as elsewhere:
+        wrong = elsewhere.submit(disagreement, code, kind).result()
+    if wrong is not None:
+        warnings.warn(
+            f"the native code for {code.name} does not read {kind}: {wrong}", stacklevel=3
+        )
+    return wrong is None
+
+
+@torch.no_grad()
+def disagreement(code: Code, kind: BlockType) -> str | None:
+    """What a code reads wrongly in some random blocks, or None: the test at first use."""
+    generator = torch.Generator().manual_seed(0)
+    numbers = 3 * kind.numbers
+    shape = 7, kind.row_octets(numbers)
+    blocks = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    with np.errstate(all="ignore"):
+        wanted = _by_package(blocks, kind)
+    found = code.unpack(blocks, kind.number, numbers, torch.float32)
+    whole = wanted.isfinite()  # a random scale may be no number
+    if not torch.equal(found[whole], wanted[whole]) or bool(found[~whole].isfinite().any()):
+        return "numbers differ from the gguf package's"
+    rows = whole.all(dim=1)
+    for count in (1, 3):
+        x = torch.randn(count, numbers, generator=generator)
+        y = code.product(x, [Weight(blocks, None, kind.number)])[:, rows].double()
+        exact = x.double() @ wanted[rows].double().mT
+        # In units of what is added up: scales of random bits differ by many orders.
+        most = x.abs().double() @ wanted[rows].abs().double().mT
+        if not bool(((y - exact).abs() <= 1e-5 * most).all()):
+            return "a product differs from float64"
+    return None

@@ -1,0 +1,142 @@
+"""Blocks are read as the gguf package unpacks them, by every instruction set."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import gguf
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from polyhead import native
+from polyhead.native.arguments import Weight
+from polyhead.native.code import Code
+from polyhead.quantization import block_type, block_types, readable, unpack, unpacking
+from random_blocks import by_package, random_blocks
+
+needs_native = pytest.mark.skipif(native.code() is None, reason="no native code here")
+NATIVE = [
+    name
+    for name, kind in block_types().items()
+    if native.code() is not None and kind.number in native.code().block_sizes
+]
+CODES = pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+
+
+@CODES
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_code_reads_what_the_package_unpacks(code: Code, name: str) -> None:
+    """Bit for bit, and a product adds the numbers as if they had lain there in float32."""
+    kind = block_type(name)
+    assert readable(code, kind)
+    for count in (1, 2, 3, 5):  # of blocks: also what is no whole run of vectors
+        numbers = count * kind.numbers
+        blocks = random_blocks(kind, 9, numbers, seed=count)
+        wanted = by_package(blocks, kind)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert torch.equal(
+                code.unpack(blocks, kind.number, numbers, dtype), wanted.to(dtype)
+            ), (count, dtype)
+        bias = torch.randn(9)
+        for rows in (1, 2, 5, 8):
+            x = torch.randn(rows, numbers)
+            y = code.product(x, [Weight(blocks, bias, kind.number), Weight(wanted, None)])
+            plain = code.product(x, [Weight(wanted, bias), Weight(wanted, None)])
+            assert torch.equal(y, plain), (count, rows)
+
+
+@needs_native
+def test_all_types_that_weights_are_quantised_to_are_read() -> None:
+    """The package's sizes are those that native code was compiled with."""
+    assert {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"} <= {
+        *NATIVE
+    }
+    code = native.code()
+    assert code is not None
+    sizes = {kind.number: (kind.numbers, kind.octets) for kind in block_types().values()}
+    assert code.block_sizes.items() <= sizes.items()
+
+
+@CODES
+def test_a_feed_forward_network_of_blocks_has_the_bits_of_float32(code: Code) -> None:
+    up, gate, down = (block_type(name) for name in ("Q4_K", "Q6_K", "Q8_0"))
+    blocks = random_blocks(up, 64, 256), random_blocks(gate, 64, 256), random_blocks(down, 40, 64)
+    kinds = up, gate, down
+    packed = [Weight(b, None, kind.number) for b, kind in zip(blocks, kinds, strict=True)]
+    plain = [Weight(by_package(b, kind), None) for b, kind in zip(blocks, kinds, strict=True)]
+    for rows in (1, 3):
+        x = torch.randn(rows, 256)
+        y = code.feed_forward(x, packed[1], packed[0], packed[2], "silu")
+        assert torch.equal(y, code.feed_forward(x, plain[1], plain[0], plain[2], "silu"))
+
+
+@needs_native
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    code, kind = native.code(), block_type("Q4_K")
+    assert code is not None
+    blocks, x = random_blocks(kind, 4, 256), torch.randn(1, 256)
+    for wrong in (
+        Weight(blocks[:, :-1], None, kind.number),  # a part of a block
+        Weight(blocks, None, 3),  # a type of other sizes
+        Weight(blocks, None, 99),
+        Weight(blocks.to(torch.int64), None, kind.number),
+        Weight(blocks, None),  # bytes as numbers
+        Weight(blocks, torch.zeros(3), kind.number),
+    ):
+        with pytest.raises(ValueError, match="a weight must be"):
+            code.product(x, [wrong])
+    for numbers, number in ((512, kind.number), (250, kind.number), (256, 99)):
+        with pytest.raises(ValueError, match="blocks must be bytes"):
+            code.unpack(blocks, number, numbers, torch.float32)
+
+
+def test_without_native_code_the_package_unpacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every type whose meaning it knows; rows may lie in more dimensions, and anywhere."""
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "code", lambda: None)
+        for name in ("Q4_0", "Q6_K", "IQ3_S", "TQ1_0"):
+            kind = block_type(name)
+            blocks = random_blocks(kind, 6, 512)
+            wanted = by_package(blocks, kind)
+            found = unpack(blocks.view(2, 3, -1)[:, ::2], kind, torch.float64)
+            assert torch.equal(found, wanted.view(2, 3, 512)[:, ::2].double()), name
+    with pytest.raises(NotImplementedError):
+        unpack(torch.zeros(1, block_type("Q8_K").octets, dtype=torch.uint8), block_type("Q8_K"))
+
+
+def test_what_traces_sees_an_operator() -> None:
+    kind = block_type("Q4_0")
+    blocks = random_blocks(kind, 3, 64)
+    with FakeTensorMode() as mode:
+        assert unpack(mode.from_tensor(blocks), kind, torch.bfloat16).shape == (3, 64)
+
+
+@needs_native
+def test_code_that_disagrees_is_not_used() -> None:
+    code, kind = native.code(), block_type("Q4_1")
+    assert code is not None
+    broken = copy.copy(code)
+    broken.unpack = lambda *call: code.unpack(*call) + 1e-3  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="does not read Q4_1: numbers differ"):
+        assert not readable(broken, kind)
+    broken = copy.copy(code)
+    broken.product = lambda *call: code.product(*call) * 1.001  # type: ignore[method-assign]
+    assert unpacking.disagreement(broken, kind) == "a product differs from float64"
+    broken.block_sizes = {kind.number: (32, 21)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not readable(broken, kind)
+
+
+def test_types_and_rows_that_are_none_are_named() -> None:
+    with pytest.raises(ValueError, match=r"type must be one of .*Q4_K.*: got 'Q4'"):
+        block_type("Q4")
+    kind = block_type("Q4_K")
+    assert (kind.row_octets(512), kind.row_numbers(288)) == (288, 512)
+    with pytest.raises(ValueError, match="Q4_K has blocks of 256 numbers: got rows of 96"):
+        kind.row_octets(96)
+    with pytest.raises(ValueError, match="Q4_K has blocks of 144 bytes: got rows of 100"):
+        unpack(torch.zeros(2, 100, dtype=torch.uint8), kind)
+    assert set(block_types()) < {each.name for each in gguf.GGMLQuantizationType}
