@@ -466,6 +466,63 @@ MUTATIONS = [
         )
     ),
     *(
+        Mutation(feature, f"csrc/{file}", line, instead, "tests/quantization")
+        for file, feature, line, instead in (
+            ("quantized.h", "Q4_0's middle", "-8.0f * half_at(p)", "-7.0f * half_at(p)"),
+            (
+                "quantized.h",
+                "the fifth bit",
+                "low_bits(at + 6, v) | fifth_bits(bits, v)",
+                "low_bits(at + 6, v)",
+            ),
+            (
+                "quantized.h",
+                "six bits of a scale",
+                "(s[j + 4] & 15) | s[j - 4] >> 6 << 4",
+                "(s[j + 4] & 15)",
+            ),
+            (
+                "quantized.h",
+                "six bits of a minimum",
+                "s[j + 4] >> 4 | s[j] >> 6 << 4",
+                "s[j + 4] >> 4",
+            ),
+            (
+                "quantized.h",
+                "Q6_K's second half",
+                "at + j / 4 * 64 + j % 2 * 32",
+                "at + j % 2 * 32",
+            ),
+            ("quantized.h", "the second scale", "(v < kVectors / 2 ? first : second);", "first;"),
+            ("quantized.h", "Q3_K's third bit", "(load_bytes(at + v * W) >> j & 1) * 4 - 4", "-4"),
+            (
+                "quantized.h",
+                "half of the smallest scales",
+                "at[0] < 2 ? 0x00200000u << at[0] :",
+                "false ? 0u :",
+            ),
+            ("quantized_products.h", "the last block of a row", "if (k < K) {", "if (false) {"),
+            (
+                "quantized_products.h",
+                "later runs of a row",
+                "first / B::kNumbers * B::kBytes",
+                "0 * B::kBytes",
+            ),
+            (
+                "quantized_products.h",
+                "sums in the order of float32",
+                "((first + j) * kVectors + v) % S",
+                "0",
+            ),
+            (
+                "module.cpp",
+                "sizes of blocks",
+                "weight.size[1] != (type ? row_bytes : inputs)",
+                "(!type && weight.size[1] != inputs)",
+            ),
+        )
+    ),
+    *(
         Mutation(feature, f"csrc/{file}", line, instead, "tests/layers/test_step.py")
         for file, feature, line, instead in (
             (

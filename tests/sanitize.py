@@ -25,6 +25,8 @@ TESTS = [
     "tests/kernels/test_native_gradients.py",
     "tests/layers/test_fused.py",
     "tests/layers/test_linear.py",
+    "tests/layers/test_quantized.py",
+    "tests/quantization",
     "tests/layers/test_step.py",
     "tests/inspection/test_statistics.py",
 ]

@@ -21,6 +21,8 @@ from polyhead.checkpoints import find
 from polyhead.generation import LanguageModel, load
 
 MODEL, PROMPT, STEPS = "smollm2", 128, 16
+UNPACKED = "polyhead, unpacked"
+"""The same model with its weights in the case's dtype."""
 # Share of positions at which both must say the same likeliest token.
 _AGREEMENT = {torch.float32: 0.999, torch.float16: 0.95, torch.bfloat16: 0.9}
 
@@ -34,31 +36,43 @@ def cases(settings: Settings) -> Iterator[Case]:
     llama = LlamaCpp(find(MODEL).path) if installed("llama.cpp") else None
     try:
         for dtype in settings.dtypes:
-            ours = load(MODEL, dtype=dtype, expect=LanguageModel)
+            ours = load(MODEL, expect=LanguageModel).to(dtype)  # weights as the file holds them
+            unpacked = load(MODEL, dtype=dtype, expect=LanguageModel)
             ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
             if peer is not None:
                 peer = _as_dtype(peer, dtype)
-            yield _decode(ours, peer, llama, ids, dtype)
-            yield _prefill(ours, peer, llama, ids, dtype)
+            yield _decode(ours, unpacked, peer, llama, ids, dtype)
+            yield _prefill(ours, unpacked, peer, llama, ids, dtype)
     finally:
         if llama is not None:
             llama.close()
 
 
-def _decode(
-    ours: LanguageModel, theirs: Any, llama: LlamaCpp | None, ids: Tensor, dtype: torch.dtype
-) -> Case:
-    """The same 16 tokens after the same prompt, one at a time, through a cache."""
-    prompt, steps = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
-    cache = ours.new_cache(PROMPT + STEPS)
-    ours(prompt, cache=cache, last=1)
+def _steps(model: LanguageModel, prompt: Tensor, steps: Tensor) -> Run:
+    """Logits of tokens behind a prompt, one at a time, through a cache."""
+    cache = model.new_cache(PROMPT + STEPS)
+    model(prompt, cache=cache, last=1)
 
     def run() -> Tensor:
-        logits = [ours(steps[:, i : i + 1], cache=cache, last=1) for i in range(STEPS)]
+        logits = [model(steps[:, i : i + 1], cache=cache, last=1) for i in range(STEPS)]
         cache.rollback(STEPS)
         return torch.cat(logits, dim=1)
 
-    peers = {}
+    return run
+
+
+def _decode(
+    ours: LanguageModel,
+    unpacked: LanguageModel,
+    theirs: Any,
+    llama: LlamaCpp | None,
+    ids: Tensor,
+    dtype: torch.dtype,
+) -> Case:
+    """The same 16 tokens after the same prompt."""
+    prompt, steps = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
+    same = _says_the_same(dtype)
+    peers = {UNPACKED: Contestant(_steps(unpacked, prompt, steps), same)}
     if theirs is not None:
         past = theirs(prompt, use_cache=True, logits_to_keep=1).past_key_values
 
@@ -70,24 +84,33 @@ def _decode(
             past.crop(-STEPS)
             return torch.cat(logits, dim=1)
 
-        peers["transformers"] = Contestant(their_run, _says_the_same(dtype))
+        peers["transformers"] = Contestant(their_run, same)
     if llama is not None:
         known = ids[0, : PROMPT + 1].tolist()
         peers["llama.cpp"] = Contestant(lambda: llama.decode(known, STEPS), _knows(llama, known, 0))
-    weights = float(sum(p.nbytes for p in ours.parameters()))
+    weights = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
     limit = read_rate(weights)
     return Case(
-        f"decode after {PROMPT} tokens, steps:", STEPS, dtype, run, peers,
+        f"decode after {PROMPT} tokens, steps:", STEPS, dtype, _steps(ours, prompt, steps), peers,
         replace(limit, share=STEPS * limit.share), STEPS, "tokens/s", _seconds,
     )  # fmt: skip
 
 
 def _prefill(
-    ours: LanguageModel, theirs: Any, llama: LlamaCpp | None, ids: Tensor, dtype: torch.dtype
+    ours: LanguageModel,
+    unpacked: LanguageModel,
+    theirs: Any,
+    llama: LlamaCpp | None,
+    ids: Tensor,
+    dtype: torch.dtype,
 ) -> Case:
     """A whole prompt into an empty cache."""
     tokens = ids.shape[1]
-    peers = {}
+
+    def read(model: LanguageModel) -> Run:
+        return lambda: model(ids, cache=model.new_cache(tokens), last=1)
+
+    peers = {UNPACKED: Contestant(read(unpacked), _says_the_same(dtype))}
     if theirs is not None:
         run: Run = lambda: theirs(ids, use_cache=True, logits_to_keep=1).logits  # noqa: E731
         peers["transformers"] = Contestant(run, _says_the_same(dtype))
@@ -95,12 +118,11 @@ def _prefill(
         known = ids[0].tolist()
         peers["llama.cpp"] = Contestant(lambda: llama.prefill(known), _knows(llama, known, -1))
     embedding = ours.config.vocab_size * ours.config.embed_dim
-    body = sum(p.numel() for p in ours.parameters()) - embedding
+    body = sum(p.numel() for p in unpacked.parameters()) - embedding
     operations = 2.0 * body * tokens
     return Case(
         "prefill, tokens:", tokens, dtype,
-        lambda: ours(ids, cache=ours.new_cache(tokens), last=1),
-        peers, matrix_rate(dtype, operations), tokens, "tokens/s", _seconds,
+        read(ours), peers, matrix_rate(dtype, operations), tokens, "tokens/s", _seconds,
     )  # fmt: skip
 
 

@@ -119,10 +119,14 @@ class GGUFFile:
         """A quantised tensor's blocks in the mapped file, uint8 ``[..., bytes of a row]``."""
         entry = self.tensors[name]
         kind = block_types()[entry.type_name]
-        flat = torch.frombuffer(
+        return self.octets(name).view(*entry.shape[:-1], kind.row_octets(entry.shape[-1])), kind
+
+    def octets(self, name: str) -> torch.Tensor:
+        """A tensor's bytes in the mapped file, uint8."""
+        entry = self.tensors[name]
+        return torch.frombuffer(
             self._data, dtype=torch.uint8, count=entry.num_bytes, offset=entry.start
         )
-        return flat.view(*entry.shape[:-1], kind.row_octets(entry.shape[-1])), kind
 
     def _read_header(self) -> None:
         data, path = self._data, self.path

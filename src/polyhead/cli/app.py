@@ -18,6 +18,7 @@ from polyhead.cli.learn import learn
 from polyhead.cli.look import look
 from polyhead.cli.perplexity import perplexity
 from polyhead.cli.plan import plan
+from polyhead.cli.quantize import quantize
 from polyhead.cli.trace import trace
 from polyhead.cli.train import train
 from polyhead.cli.translate import summarize, transcribe, translate
@@ -68,6 +69,7 @@ _VERBS = (
     train,
     perplexity,
     convert,
+    quantize,
     plan,
     bench,
     doctor,

@@ -1,0 +1,94 @@
+"""``polyhead quantize``: a GGUF file with weights of fewer bits, and what that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_TOKENS = 4096  # of the text that is read where none is given
+
+
+def quantize(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A .gguf file, or a known name that is one.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    type: Annotated[str, typer.Option(help="Of the blocks: Q4_K, Q6_K, Q8_0, Q4_0, ...")] = "Q4_K",
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Texts that perplexity is measured on; default 4,096 tokens of Python's "
+            "documentation.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Writes a GGUF file whose weights are in blocks of a few bits, and measures it.
+
+    Perplexity is measured before and after, with the weights as the files hold them.
+
+    Example: polyhead quantize smollm2 --type Q4_K --out smollm2-q4_k.gguf
+    """
+    from polyhead.checkpoints import find
+    from polyhead.checkpoints.gguf_writing import quantize_gguf
+    from polyhead.cli.terminal import console, print_json, progress, read_text
+    from polyhead.errors import InputError, UnsupportedError
+    from polyhead.quantization import block_type
+
+    texts = [read_text(None, file) for file in text or ()]
+    found = find(model)
+    if found.format != "gguf":
+        raise UnsupportedError(
+            f"quantize reads GGUF files: {model} is a Hugging Face or CTranslate2 directory, which "
+            "llama.cpp's convert_hf_to_gguf.py turns into one"
+        )
+    try:
+        kind = block_type(type)
+        with progress(f"quantising {model}") as advance:
+            types = quantize_gguf(found.path, out, kind, advance)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    rows = {
+        "before": _measured(found.path, texts),
+        "after": _measured(out, texts),
+    }
+    if json:
+        print_json({"types": types, **rows})
+        return
+    said = ", ".join(f"{count} {name}" for name, count in types.items())
+    console().print(f"{out}: {said}")
+    for name, row in rows.items():
+        line = f"{name:<7}{row['bytes'] / 1e6:>9,.1f} MB"
+        if row["perplexity"] is not None:
+            line += (
+                f"   perplexity {row['perplexity']:.3f}   {row['bits_per_byte']:.4f} bits per byte"
+            )
+        console().print(line)
+
+
+def _measured(path: Path, texts: list[str]) -> dict[str, Any]:
+    """Bytes of a file, and of a decoder its perplexity."""
+    from pydoc_data.topics import topics
+
+    from polyhead.cli.terminal import progress
+    from polyhead.evaluation import perplexity
+    from polyhead.generation import LanguageModel, load
+
+    with progress(f"loading {path}") as advance:
+        model: Any = load(path, progress=advance)
+    row: dict[str, Any] = {"bytes": path.stat().st_size, "perplexity": None, "bits_per_byte": None}
+    if not isinstance(model, LanguageModel):
+        return row
+    window = min(512, model.config.max_positions)
+    read: Any = texts
+    if not texts:
+        ids = model.tokenizer.encode("\n".join(topics[name] for name in sorted(topics)))
+        read = [model.tokenizer.decode(ids[:_TOKENS])]
+    with progress("perplexity") as advance:
+        measured = perplexity(model, read, window=window, progress=advance)
+    return row | {"perplexity": measured.perplexity, "bits_per_byte": measured.bits_per_byte}

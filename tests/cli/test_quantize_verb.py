@@ -1,0 +1,85 @@
+"""``polyhead quantize``: a file that polyhead and the gguf package read, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from process import Run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoints"))
+from gguf_tiny import write_gguf
+from hf_tiny import Tiny
+
+from polyhead.checkpoints import load_checkpoint
+from polyhead.checkpoints.gguf_writing import quantize_gguf
+from polyhead.quantization import block_type
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama whose down projections have rows of 256, all others of 96."""
+    model = Tiny("Llama", {"hidden_size": 96, "intermediate_size": 256}).build()
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
+
+
+def test_a_file_of_fewer_bits_is_written_and_measured(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("to be or not to be " * 3)
+    result = run(
+        *("quantize", str(source), "--type", "Q4_K", "--out", "new.gguf"),
+        *("--text", "text.txt", "--json"),
+    )
+    assert (result.code, result.err) == (0, "")
+    shown = json.loads(result.out)
+    assert shown["types"]["Q4_K"] == 3  # the down projections
+    assert shown["types"]["Q5_0"] > 10  # rows that are no whole blocks of 256
+    assert shown["after"]["bytes"] == (tmp_path / "new.gguf").stat().st_size
+    assert shown["after"]["bytes"] < shown["before"]["bytes"] / 2
+    assert abs(shown["after"]["perplexity"] / shown["before"]["perplexity"] - 1) < 0.2
+    assert run("quantize", str(source), "--type", "Q8_0", "--out", "b.gguf").out.count("MB") == 2
+
+
+@torch.no_grad()
+def test_the_package_reads_the_same_settings_and_numbers(source: Path, tmp_path: Path) -> None:
+    kind = block_type("Q6_K")
+    quantize_gguf(source, tmp_path / "new.gguf", kind)
+    old, new = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "new.gguf")
+    changed = {"general.file_type", "general.quantization_version"}
+    names = {name for name in new.fields if not name.startswith("GGUF.")} - changed
+    assert names == {name for name in old.fields if not name.startswith("GGUF.")} - changed
+    for name in names:
+        assert new.fields[name].contents() == old.fields[name].contents(), name
+    numbers = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in old.tensors}
+    for tensor in new.tensors:
+        made = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        error = np.abs(made - numbers[tensor.name].reshape(made.shape)).max()
+        assert error <= 0.02 * np.abs(made).max(), tensor.name
+    ids = torch.arange(5, 15)[None]
+    wanted = load_checkpoint(source, cache=False).model(ids)
+    found = load_checkpoint(tmp_path / "new.gguf", None).model(ids)
+    assert (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+def test_what_cannot_be_done_is_said_and_leaves_nothing(
+    run: Run, source: Path, tiny: str, tmp_path: Path
+) -> None:
+    for arguments, said in {
+        (str(source), "--type", "Q4"): "type must be one of",
+        (str(source), "--type", "IQ3_S"): "got IQ3_S",
+        (tiny, "--type", "Q4_K"): "quantize reads GGUF files",
+        ("nothing.gguf", "--type", "Q4_K"): "nothing.gguf",
+    }.items():
+        result = run("quantize", *arguments, "--out", "new.gguf")
+        assert result.code == 2, arguments
+        assert said in " ".join(result.err.split()), arguments
+    assert "cannot be written" in run("quantize", str(source), "--out", "no/new.gguf").err
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ValueError, match="another file than the source"):
+        quantize_gguf(source, source, block_type("Q8_0"))
