@@ -26,6 +26,8 @@ inline void unpack_run(int type, const uint8_t* row, int64_t first, int64_t coun
 
 constexpr int64_t kRun = 512;  // numbers of a row that are unpacked at a time
 
+static_assert(kVectors % kSums == 0, "a unit is added up in whole rounds");
+
 // dot_rows of a row of blocks, its numbers unpacked where they stay in the nearest cache.
 template <int M> void dot_runs(int type, const float* x, int64_t stride, const uint8_t* w, int64_t K, float* found) {
     constexpr int S = kSums;
@@ -35,18 +37,13 @@ template <int M> void dot_runs(int type, const float* x, int64_t stride, const u
         const int64_t count = K - from < kRun ? K - from : kRun;
         unpack_run(type, w, from, count, run);
         const float* at = x + from;
-        int64_t k = 0;
-        for (; k + S * W <= count; k += S * W)
+        for (int64_t k = 0; k < count; k += S * W)
 #pragma GCC unroll 4
             for (int s = 0; s < S; ++s) {
                 const Vec column = load(run + k + s * W);
 #pragma GCC unroll 8
                 for (int m = 0; m < M; ++m) acc[s][m] += column * load(at + m * stride + k + s * W);
             }
-        for (; k < count; k += W) {
-            const Vec column = load(run + k);
-            for (int m = 0; m < M; ++m) acc[0][m] += column * load(at + m * stride + k);
-        }
     }
     for (int m = 0; m < M; ++m) {
         Vec all = acc[0][m];
@@ -57,7 +54,6 @@ template <int M> void dot_runs(int type, const float* x, int64_t stride, const u
 
 // dot_rows of one row of x: the numbers are never in memory.
 template <class B> float dot_blocks(const float* x, const uint8_t* w, int64_t K) {
-    static_assert(kVectors % kSums == 0, "a unit is added up in whole rounds");
     Vec acc[kSums] = {};
     for (int64_t k = 0; k < K; k += B::kNumbers, w += B::kBytes) {
         prefetch_block<B>(w);

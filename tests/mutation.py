@@ -472,7 +472,7 @@ MUTATIONS = [
             (
                 "quantized.h",
                 "the fifth bit",
-                "low_bits(at + 6, v) | fifth_bits(bits, v)",
+                "with_fifth_bits(low_bits(at + 6, v), bits, v)",
                 "low_bits(at + 6, v)",
             ),
             (
@@ -501,7 +501,7 @@ MUTATIONS = [
                 "at[0] < 2 ? 0x00200000u << at[0] :",
                 "false ? 0u :",
             ),
-            ("quantized_products.h", "the last block of a row", "if (k < K) {", "if (false) {"),
+            ("quantized_products.h", "both sums", "acc[0] += acc[s];", ";"),
             (
                 "quantized_products.h",
                 "later runs of a row",
@@ -511,8 +511,8 @@ MUTATIONS = [
             (
                 "quantized_products.h",
                 "sums in the order of float32",
-                "((first + j) * kVectors + v) % S",
-                "0",
+                "acc[v % kSums] +=",
+                "acc[0] +=",
             ),
             (
                 "module.cpp",
@@ -594,8 +594,8 @@ MUTATIONS = [
     Mutation(
         "the same sums for one row",
         "csrc/products.h",
-        "constexpr int S = 2;",
-        "constexpr int S = M == 1 ? 4 : 2;",
+        "constexpr int S = kSums;",
+        "constexpr int S = M == 1 ? 4 : kSums;",
         "tests/test_sharing.py",
     ),
     Mutation(

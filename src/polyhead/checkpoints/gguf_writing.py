@@ -89,11 +89,10 @@ def quantize_gguf(
             writer.write_tensor_data(_octets(file, name, chosen[name]).numpy())
         progress("quantising", len(chosen), len(chosen))
         writer.close()
-    names = (
-        entry.type_name if chosen[name] is None else chosen[name].name
-        for name, entry in file.tensors.items()
-    )
-    return dict(Counter(names).most_common())
+    counts: Counter[str] = Counter()
+    for name, packed in chosen.items():
+        counts[file.tensors[name].type_name if packed is None else packed.name] += 1
+    return dict(counts.most_common())
 
 
 def _type_of(entry: TensorEntry, file: GGUFFile, kind: BlockType) -> BlockType | None:

@@ -47,7 +47,7 @@ def pack(numbers: Tensor, kind: BlockType) -> Tensor:
     if not bool(numbers.isfinite().all()):
         raise ValueError("numbers must be finite: got NaN or infinity")
     each = max(1, _ROWS // numbers.shape[1])
-    made = [_packed(part.float(), kind) for part in numbers.split(each)]
+    made = [_packed(part.float(), kind) for part in torch.split(numbers, each)]
     return torch.cat(made).view(len(numbers), octets)
 
 
