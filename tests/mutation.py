@@ -21,6 +21,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from mutants import ROOMS
@@ -718,7 +719,13 @@ def compile_untested(folder: Path) -> None:
 
 
 def can_run(mutation: Mutation) -> bool:
-    """Mutants of native code need a compiler, and that the tree's own code was compiled."""
+    """Mutants of native code need a compiler, and that the tree's own code was compiled.
+
+    Those of Triton's need it, interpreted: ``TRITON_INTERPRET=1 python tests/mutation.py --room
+    kernels/triton``.
+    """
+    if mutation.file == "kernels/triton":
+        return find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
     needs = mutation.file in (NATIVE, EXTRAS, OPERATOR, "native") or mutation.file.startswith(
         "csrc/"
     )
@@ -751,7 +758,9 @@ def main() -> int:
             raise SystemExit(f"the tests fail without a mutation: {first}")
     chosen = [m for m in everything if asked.only in m.feature or asked.only in m.file]
     if left_out := [m for m in chosen if not can_run(m)]:
-        print(f"{len(left_out)} mutants of native code are left out: no compiled code here\n")
+        print(
+            f"{len(left_out)} mutants are left out: no compiled code or interpreted Triton here\n"
+        )
         chosen = [m for m in chosen if can_run(m)]
     lines = ["| file | removed | caught by |", "|---|---|---|"]
     print(*lines, sep="\n")

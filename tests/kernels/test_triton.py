@@ -60,10 +60,25 @@ def both(q, k, v, other="reference", **asked):
     ]
 
 
-def test_some_cells_match_the_oracle_forward_and_backward():
-    chosen = cells(6)[::11]
-    assert {cell["dtype"] for cell in chosen} == set(POSSIBLE["dtype"])
-    assert judged(chosen) == {"match": len(chosen)}
+_MHA, _GQA, _, _OTHER_VALUES, _SLICE = axes.AXES["heads"]
+FEATURES = [
+    {"heads": _GQA, "mask": "causal & window", "bias": "ALiBi", "softcap": 4.0, "lse": True,
+     "sizes": (33, 17), "memory": "strided"},
+    {"heads": _MHA, "mask": "keep", "bias": "T5", "dropout": 0.3, "sinks": True,
+     "positions": "per row", "sizes": (9, 41), "dtype": torch.float16},
+    {"heads": _OTHER_VALUES, "mask": "drop", "bias": "tensor per key", "scale": 0.3,
+     "dtype": torch.bfloat16},
+    {"heads": _SLICE, "mask": "documents", "bias": "tensor", "dropout": 0.3, "sizes": (9, 41)},
+    {"heads": _OTHER_VALUES, "mask": "window", "bias": "T5 one-sided", "positions": "shared",
+     "lse": True, "sizes": (24, 24)},
+    {"mask": "key lengths", "sizes": (1, 29), "memory": "expanded", "dtype": torch.bfloat16},
+]  # fmt: skip
+PLAIN = {axis: values[0] for axis, values in axes.AXES.items()}
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=lambda x: x["mask"])
+def test_features_match_the_oracle_forward_and_backward(features):
+    assert judged([PLAIN | features]) == {"match": 1}
 
 
 @pytest.mark.slow
@@ -110,7 +125,7 @@ def test_head_sizes_that_are_no_power_of_two_are_two_parts(D, V):
 def test_one_query_over_many_splits_of_the_keys(dtype, monkeypatch):
     monkeypatch.setattr(launch, "_processors", lambda device: 8)
     q, k, v = heads(6, 2, 1, 700, 32, 16, dtype=dtype)
-    tiles = blocks.forward_tiles(blocks.parts_of(32, 16), q.itemsize, 3)
+    tiles = blocks.forward_tiles(blocks.parts_of(32, 16), q.itemsize, 3, busy=False)
     assert blocks.splits_of(2, 700, tiles.keys, 8)[0] > 1
     mask = ph.Window(500) & ph.Keep(torch.rand(2, 1, 700).repeat_interleave(3, 0).to(DEVICE) < 0.5)
     for mine, theirs in zip(*both(q, k, v, mask=mask, softcap=9.0), strict=True):

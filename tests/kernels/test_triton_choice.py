@@ -94,3 +94,12 @@ def test_a_kernel_that_fails_to_compile_hands_the_call_to_the_next(monkeypatch):
     with pytest.raises(SwitchedOffError, match="does not compile"):
         ph.attention(q, k, v, kernel=first.name)
     assert functional.explain(q, k, v).kernel != first.name
+
+
+def test_doctor_says_what_is_switched_off(monkeypatch):
+    from polyhead.cli import doctor
+
+    monkeypatch.setattr(
+        self_test, "_found", {("cuda:0", torch.float16, blocks.parts_of(64, 64)): "wrong"}
+    )
+    assert doctor.machine()["triton_switched_off"] == {"cuda:0, float16, heads of 64": "wrong"}

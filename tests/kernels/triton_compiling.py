@@ -4,7 +4,8 @@
 
 Every launch of ``launch.attend`` and ``launch.gradients`` over tensors without meaning is compiled
 with the very arguments that a launch has. A line of JSON for each: registers of a thread, bytes
-that are spilled, shared memory of a program, whether products run on ``wgmma``. Triton's own cache
+that are spilled, shared memory of a program, whether products run on ``wgmma``, and whether `auto`
+may take such heads. Triton's own cache
 keeps what is compiled.
 """
 
@@ -24,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from polyhead.kernels.triton import launch
+from polyhead.kernels.triton import blocks, launch
 from polyhead.kernels.triton.device import backward, forward, merge
 from polyhead.native.arguments import Extras, Piece
 from polyhead.native.dropout import Dropout
@@ -99,7 +100,7 @@ def cases() -> Iterator[tuple[torch.dtype, int, int, int, tuple[str, ...], bool]
             if dtype == torch.bfloat16:
                 yield dtype, size, size, 512, EVERYTHING, True
                 yield dtype, size, size, 512, ("bounds", "slopes"), True
-        yield dtype, 576, 512, 1, (), False
+        yield dtype, 576, 512, 1, ("bounds",), False
     for size in (80, 96, 192):
         yield torch.bfloat16, size, 128 if size == 192 else size, 512, ("bounds",), True
 
@@ -118,6 +119,7 @@ def main(capabilities: list[int], only: str) -> None:
             case = f"{str(dtype).removeprefix('torch.')} {D}/{V} T={T} {'+'.join(names) or 'plain'}"
             if only not in case:
                 continue
+            fits = blocks.fits(blocks.parts_of(D, V), dtype.itemsize)
             S, H, G = 4096, 8, 2
             if D == 576:
                 H, G = 128, 1
@@ -131,9 +133,9 @@ def main(capabilities: list[int], only: str) -> None:
                 of_bias = extras.learned is not None
                 launch.gradients(q, Piece(k, v), 1.0, extras, (out, lse), grads, of_bias=of_bias)
             for each in found:
-                print(json.dumps({"case": case} | each), flush=True)
+                print(json.dumps({"case": case, "fits": fits} | each), flush=True)
 
 
 if __name__ == "__main__":
-    chosen = [int(word) for word in sys.argv[1:] if word.isdigit()]
-    main(chosen or [80, 90], sys.argv[-1] if "--only" in sys.argv else "")
+    before, _, after = " ".join(sys.argv[1:]).partition("--only")
+    main([int(word) for word in before.split()] or [80, 90], after.strip())

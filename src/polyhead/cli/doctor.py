@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,10 +82,26 @@ def machine() -> dict[str, Any]:
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "native_code": None if (chosen := native.code()) is None else chosen.name,
         "native_code_switched_off": native.switched_off(),
+        "triton_switched_off": _triton_switched_off(),
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "accelerators": accelerators,
         "smaller_torch": _CPU_TORCH if torch.version.cuda and not accelerators else None,
     }
+
+
+def _triton_switched_off() -> dict[str, str]:
+    """Which of our Triton kernels fail their test here, of usual heads: the test of first use."""
+    import torch
+
+    from polyhead.kernels import KERNELS
+    from polyhead.kernels.triton import self_test
+
+    if KERNELS["triton"].unavailable() is None and torch.cuda.is_available():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is said there is shown
+            for dtype in (torch.bfloat16, torch.float32):
+                self_test.objection(torch.device("cuda:0"), dtype, 64, 64)
+    return self_test.switched_off()
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -185,6 +202,8 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     for name, wrong in machine["native_code_switched_off"].items():
         row("  switched off", f"{name}: {wrong}", "red")
     row("accelerators", ", ".join(machine["accelerators"]) or "none")
+    for name, wrong in machine["triton_switched_off"].items():
+        row("  Triton is off", f"{name}: {wrong}", "red")
     if machine["smaller_torch"]:
         row("a smaller torch", machine["smaller_torch"])
 

@@ -45,10 +45,10 @@ LARGEST_LEARNT = 256
 """The same where gradients are asked for."""
 
 _FEW_ROWS = {64: Tiles(16, 64, 4, 3), 128: Tiles(16, 64, 4, 3), 256: Tiles(16, 32, 4, 2)}
-_MANY_ROWS = {64: Tiles(128, 64, 8, 3), 128: Tiles(128, 64, 8, 2), 256: Tiles(64, 32, 8, 2)}
-_LATENT = Tiles(16, 32, 8, 1)
+_MANY_ROWS = {64: Tiles(128, 64, 8, 3), 128: Tiles(128, 64, 8, 2), 256: Tiles(64, 16, 8, 2)}
+_LATENT = {2: Tiles(16, 16, 8, 1), 4: Tiles(16, 16, 8, 1)}
 _GRADIENTS = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 1), 256: Tiles(32, 32, 8, 1)}
-_FLOAT32 = {64: Tiles(32, 32, 4, 2), 128: Tiles(32, 32, 8, 1), 256: Tiles(16, 16, 4, 1)}
+_FLOAT32 = {64: Tiles(32, 32, 4, 2), 128: Tiles(16, 16, 8, 1), 256: Tiles(16, 16, 8, 1)}
 
 
 def parts_of(key_dim: int, value_dim: int) -> Parts:
@@ -58,27 +58,41 @@ def parts_of(key_dim: int, value_dim: int) -> Parts:
     return Parts(head, tail, max(16, power_above(value_dim)))
 
 
-def forward_tiles(parts: Parts, itemsize: int, rows: int) -> Tiles:
+def forward_tiles(parts: Parts, itemsize: int, rows: int, *, busy: bool) -> Tiles:
     """For the forward pass over so many rows of a group.
 
     Args:
         parts: Of head and value.
         itemsize: Bytes of a number.
         rows: Tokens times query heads of a group.
+        busy: Whether pairs have a bias or dropout, whose numbers take registers too.
     """
-    size = max(64, parts.head, parts.value)
+    size = _size(parts)
     if size > 256:
-        return _LATENT
+        tiles = _LATENT[itemsize]
+    else:
+        tiles = _FLOAT32[size] if itemsize == 4 else _MANY_ROWS[size]
+    if rows <= 16:
+        return _FEW_ROWS[size] if itemsize == 2 and size <= 256 else tiles._replace(rows=16)
+    return tiles._replace(keys=max(16, tiles.keys // 2)) if busy else tiles
+
+
+def gradient_tiles(parts: Parts, itemsize: int, *, busy: bool) -> tuple[Tiles, Tiles]:
+    """For the gradients: the pass over keys, and that over queries."""
+    size = _size(parts)
     if itemsize == 4:
-        tiles = _FLOAT32[size]
-        return tiles._replace(rows=16) if rows <= 16 else tiles
-    return _FEW_ROWS[size] if rows <= 16 else _MANY_ROWS[size]
+        return _FLOAT32[size], _FLOAT32[size]
+    tiles = _GRADIENTS[size]
+    if not busy or size == 64:
+        return tiles, tiles
+    return tiles._replace(rows=32), tiles._replace(keys=16) if size == 256 else tiles
 
 
-def gradient_tiles(parts: Parts, itemsize: int) -> Tiles:
-    """For both passes of the gradients."""
-    size = max(64, parts.head, parts.value)
-    return _FLOAT32[size] if itemsize == 4 else _GRADIENTS[size]
+def fits(parts: Parts, itemsize: int) -> bool:
+    """Whether such heads are known to compile without spilling registers, which ``auto`` asks."""
+    if itemsize == 4:
+        return _size(parts) <= 64
+    return _size(parts) <= 256 or parts == Parts(512, 64, 512)
 
 
 def splits_of(programs: int, keys: int, tile: int, processors: int) -> tuple[int, int]:
@@ -93,6 +107,11 @@ def splits_of(programs: int, keys: int, tile: int, processors: int) -> tuple[int
     wanted = max(1, min(2 * processors // max(1, programs), keys // (4 * tile), 128))
     share = _upwards(_upwards(keys, wanted), tile) * tile
     return _upwards(keys, share), share
+
+
+def _size(parts: Parts) -> int:
+    """The size that tables have for such heads."""
+    return max(64, power_above(parts.head + parts.tail), parts.value)
 
 
 def _upwards(n: int, by: int) -> int:

@@ -39,6 +39,8 @@ class TritonKernel(Kernel[Extras]):
             return "on a CPU it is interpreted"
         if self.unavailable() is not None or q.dtype not in _DTYPES:
             return None  # that is said elsewhere
+        if not blocks.fits(blocks.parts_of(source.key_dim, source.value_dim), q.itemsize):
+            return "such heads are not known to fit the registers in this dtype"
         return self_test.objection(q.device, q.dtype, source.key_dim, source.value_dim)
 
     def plan(self, call: Call) -> Extras | Refusal:
@@ -58,7 +60,9 @@ class TritonKernel(Kernel[Extras]):
     def run(self, call: Call, plan: Extras) -> State:
         try:
             return _computed(call, plan)
-        except self_test.compiler_errors() as error:
+        except Exception as error:
+            if not self_test.is_of_compiler(error):
+                raise
             q, source = call.q, call.source
             self_test.switch_off(q.device, q.dtype, source.key_dim, source.value_dim, str(error))
             raise SwitchedOffError(f"kernel 'triton' does not compile here: {error}") from error

@@ -31,7 +31,7 @@ def attend(
     B, H, T, D = q.shape
     G, V = pieces[0].k.shape[1], pieces[0].value_dim
     parts = blocks.parts_of(D, V)
-    tiles = blocks.forward_tiles(parts, q.itemsize, T * (H // G))
+    tiles = blocks.forward_tiles(parts, q.itemsize, T * (H // G), busy=_busy(extras))
     programs = -(-T * (H // G) // tiles.rows) * B * G
     cuts = [
         blocks.splits_of(programs, piece.length, tiles.keys, _processors(q.device))
@@ -98,13 +98,12 @@ def gradients(
         torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, piece.k, piece.v)
     )
     parts = blocks.parts_of(D, V)
-    tiles = blocks.gradient_tiles(parts, q.itemsize)
+    tiles, for_queries = blocks.gradient_tiles(parts, q.itemsize, busy=_busy(extras))
     names = _arguments(q, piece, extras, 0, parts, scale)
     masked = names["KEEP"] or names["BOUNDS"] != ""
     names |= {
         "q": _rows(q), "k": _rows(piece.k), "v": _rows(piece.v), "grad": _rows(grad_out),
         "lse": lse, "delta": delta, "heads": H, "MASKED": masked,
-        "ROWS": tiles.rows, "KEYS": tiles.keys,
         "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
     spans = None
@@ -117,11 +116,13 @@ def gradients(
     shared = extras.bias is not None and extras.bias.shape != (B, H, T, S)
     with _on(q.device):
         backward.keys_pass[(-(-S // tiles.keys) * B * G,)](
-            **names, d_k=_rows(d_k), d_v=_rows(d_v), spans=spans
+            **names, d_k=_rows(d_k), d_v=_rows(d_v), spans=spans, ROWS=tiles.rows, KEYS=tiles.keys
         )
-        backward.queries_pass[(-(-T * (H // G) // tiles.rows) * B * G,)](
-            **names, d_q=_rows(d_q), d_bias=d_bias, LEARNS=learned is not None, SHARED=shared
-        )
+        programs = -(-T * (H // G) // for_queries.rows) * B * G
+        backward.queries_pass[(programs,)](
+            **names, d_q=_rows(d_q), d_bias=d_bias, LEARNS=learned is not None, SHARED=shared,
+            ROWS=for_queries.rows, KEYS=for_queries.keys,
+        )  # fmt: skip
     if learned is None:
         return [d_q, d_k, d_v]
     return [d_q, d_k, d_v, _gradient_of_bias(extras, sums)]
@@ -224,6 +225,10 @@ def _gradient_of_bias(extras: Extras, sums: list[Tensor]) -> Tensor:
         table[:, 0] += first.sum(dim=(0, 2))
         table[:, -1] += last.sum(dim=(0, 2))
     return sums[0]
+
+
+def _busy(extras: Extras) -> bool:
+    return extras.learned is not None or extras.dropout is not None
 
 
 def _rows(x: Tensor) -> tuple[Any, ...]:

@@ -60,12 +60,13 @@ def switch_off(
     _note(_asked(device, dtype, key_dim, value_dim), why)
 
 
-def compiler_errors() -> tuple[type[Exception], ...]:
-    """What Triton raises where a kernel cannot be compiled or does not fit the device."""
+def is_of_compiler(error: Exception) -> bool:
+    """Whether Triton says that a kernel cannot be compiled or does not fit the device."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    return CompilationError, OutOfResources, PTXASError
+    own = isinstance(error, CompilationError | OutOfResources | PTXASError)
+    return own or (type(error) is RuntimeError and "PassManager" in str(error))
 
 
 def _asked(device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int) -> _Asked:

@@ -22,6 +22,7 @@ from polyhead.kernels.triton.device.scores import (
     kept,
     key_places,
     load_rows,
+    nearby,
     places_of_pairs,
     positions_of_keys,
     product,
@@ -54,7 +55,7 @@ def load_keys(
 @triton.jit
 def gradient_of_scores(
     q_head, q_tail, k_head, k_tail, values, grad, lse, delta, batch, head, token, live, key,
-    k_there, q_at, k_at, low, high, keep, bias, dropout, scale, cap, factor,
+    k_there, q_near, origin, k_at, low, high, keep, bias, dropout, scale, cap, factor,
     TAIL: tl.constexpr, BOUNDS: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr,
     CAP: tl.constexpr, DROPOUT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +64,8 @@ def gradient_of_scores(
     if TAIL > 0:
         z += product(q_tail, tl.trans(k_tail), WIDE)
     z, slope = capped(z * scale, cap, CAP)
-    z = biased(z, batch, head, token, live, key, k_there, q_at, k_at, bias, BIAS)
+    k_near = nearby(k_at, origin)
+    z = biased(z, batch, head, token, live, key, k_there, q_near, k_near, bias, BIAS)
     seen = visible(batch, head, token, live, key, k_there, k_at, low, high, keep, BOUNDS, KEEP)
     weights = tl.where(seen, tl.exp2(z * LOG2E - lse[:, None]), 0.0)
     d_weights = product(grad, tl.trans(values), WIDE)
@@ -75,7 +77,7 @@ def gradient_of_scores(
     return shares, weights * (d_weights - delta[:, None]), slope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["keys", "first"])
 def keys_pass(
     q, k, v, grad, lse, delta, d_k, d_v, spans, bounds, keep, q_positions, k_positions, bias,
     dropout, tokens, keys, heads, kv_heads, first, scale, cap, factor,
@@ -124,9 +126,12 @@ def keys_pass(
         if BOUNDS != "":
             low = tl.load(bounds[0] + batch * bounds[2] + token)
             high = tl.load(bounds[1] + batch * bounds[2] + token)
-        q_at = token.to(tl.int64)
+        q_near = token
+        origin = batch
         if BIAS == "slopes" or BIAS == "by_distance":
             q_at = tl.load(q_positions[0] + batch * q_positions[1] + token)
+            origin = tl.min(q_at, 0)
+            q_near = nearby(q_at, origin)
         at = batch * q[1] + head * q[2] + token.to(tl.int64) * q[3]
         q_head = load_rows(q[0], at, live, 0, HEAD, DIM)
         q_tail = q_head
@@ -136,8 +141,8 @@ def keys_pass(
         row_grad = load_rows(grad[0], at, live, 0, VALUE, VALUE_DIM)
         shares, d_z, slope = gradient_of_scores(
             q_head, q_tail, k_head, k_tail, values, row_grad, row_lse, tl.load(delta + row), batch,
-            head, token, live, key, k_there, q_at, k_at, low, high, keep, bias, dropout, scale, cap,
-            factor, TAIL, BOUNDS, KEEP, BIAS, CAP, DROPOUT, WIDE,
+            head, token, live, key, k_there, q_near, origin, k_at, low, high, keep, bias, dropout,
+            scale, cap, factor, TAIL, BOUNDS, KEEP, BIAS, CAP, DROPOUT, WIDE,
         )  # fmt: skip
         sum_values += product(tl.trans(shares.to(row_grad.dtype)), row_grad, WIDE)
         d_z = tl.trans((d_z * slope * scale).to(q_head.dtype))
@@ -152,7 +157,7 @@ def keys_pass(
     store_rows(d_v[0], at, k_there, sum_values, 0, VALUE, VALUE_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["keys", "first"])
 def queries_pass(
     q, k, v, grad, lse, delta, d_q, d_bias, bounds, keep, q_positions, k_positions, bias, dropout,
     tokens, keys, heads, kv_heads, first, scale, cap, factor,
@@ -190,9 +195,12 @@ def queries_pass(
     if BOUNDS == "indexes":
         start = tl.min(low, 0) // KEYS * KEYS
         stop = tl.max(high, 0)
-    q_at = token.to(tl.int64)
+    q_near = token
+    origin = batch
     if BIAS == "slopes" or BIAS == "by_distance":
         q_at = tl.load(q_positions[0] + batch * q_positions[1] + token)
+        origin = tl.min(q_at, 0)
+        q_near = nearby(q_at, origin)
     at = batch * q[1] + head * q[2] + token.to(tl.int64) * q[3]
     q_head = load_rows(q[0], at, live, 0, HEAD, DIM)
     q_tail = q_head
@@ -213,16 +221,16 @@ def queries_pass(
         k_at = positions_of_keys(key, k_there, batch, k_positions, first, POSITIONS)
         _, d_z, slope = gradient_of_scores(
             q_head, q_tail, k_head, k_tail, values, row_grad, row_lse, row_delta, batch, head,
-            token, live, key, k_there, q_at, k_at, low, high, keep, bias, dropout, scale, cap,
-            factor, TAIL, BOUNDS, KEEP, BIAS, CAP, DROPOUT, WIDE,
+            token, live, key, k_there, q_near, origin, k_at, low, high, keep, bias, dropout, scale,
+            cap, factor, TAIL, BOUNDS, KEEP, BIAS, CAP, DROPOUT, WIDE,
         )  # fmt: skip
         if LEARNS:
             pairs = there[:, None] & k_there[None, :]
             if BIAS == "slopes":
-                apart = tl.abs(q_at[:, None] - k_at[None, :]).to(tl.float32)
+                apart = tl.abs(q_near[:, None] - nearby(k_at, origin)[None, :]).to(tl.float32)
                 of_first -= tl.sum(d_z * apart, 1)
             elif BIAS == "by_distance":
-                column = columns_of(q_at, k_at, bias[1])
+                column = columns_of(q_near, nearby(k_at, origin), bias[1])
                 last = 2 * bias[1]
                 of_first += tl.sum(tl.where(column == 0, d_z, 0.0), 1)
                 of_last += tl.sum(tl.where(column == last, d_z, 0.0), 1)

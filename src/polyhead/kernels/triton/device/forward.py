@@ -24,6 +24,7 @@ from polyhead.kernels.triton.device.scores import (
     kept,
     key_places,
     load_rows,
+    nearby,
     positions_of_keys,
     product,
     rows_of,
@@ -31,7 +32,7 @@ from polyhead.kernels.triton.device.scores import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["keys", "split_keys", "skipped", "first"])
 def attend(
     q, k, v, pages, out, lse, bounds, keep, q_positions, k_positions, bias, dropout,
     tokens, keys, split_keys, kv_heads, skipped, first, scale, cap, factor,
@@ -70,9 +71,12 @@ def attend(
     q_tail = q_head
     if TAIL > 0:
         q_tail = load_rows(q[0], q_row, there, HEAD, TAIL, DIM)
-    q_at = token.to(tl.int64)
+    q_near = token
+    origin = batch
     if BIAS == "slopes" or BIAS == "by_distance":
         q_at = tl.load(q_positions[0] + batch * q_positions[1] + token)
+        origin = tl.min(q_at, 0)
+        q_near = nearby(q_at, origin)
 
     low = token
     high = token
@@ -88,20 +92,20 @@ def attend(
     acc = tl.zeros([ROWS, VALUE], tl.float32)
     for at in range(whole, whole_stop, KEYS):
         peak, total, acc, spoiled = tile(
-            peak, total, acc, spoiled, q_head, q_tail, q_at, at, k, v, pages, low, high, keep,
-            k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped, first,
-            scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP, DROPOUT,
-            PAGED, POSITIONS, SHARED, WIDE, False,
+            peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
+            keep, k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped,
+            first, scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP,
+            DROPOUT, PAGED, POSITIONS, SHARED, WIDE, False,
         )  # fmt: skip
     before = tl.cdiv(whole - start, KEYS)
     after = tl.maximum(tl.cdiv(stop - whole_stop, KEYS), 0)
     for i in range(before + after):
         at = tl.where(i < before, start + i * KEYS, whole_stop + (i - before) * KEYS)
         peak, total, acc, spoiled = tile(
-            peak, total, acc, spoiled, q_head, q_tail, q_at, at, k, v, pages, low, high, keep,
-            k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped, first,
-            scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP, DROPOUT,
-            PAGED, POSITIONS, SHARED, WIDE, True,
+            peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
+            keep, k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped,
+            first, scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP,
+            DROPOUT, PAGED, POSITIONS, SHARED, WIDE, True,
         )  # fmt: skip
 
     some = tl.where(total == 0.0, 1.0, total)
@@ -145,7 +149,7 @@ def share_of_keys(
 
 @triton.jit
 def tile(
-    peak, total, acc, spoiled, q_head, q_tail, q_at, at, k, v, pages, low, high, keep,
+    peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high, keep,
     k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped, first,
     scale, cap,
     KEYS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, VALUE: tl.constexpr,
@@ -182,7 +186,7 @@ def tile(
     if (BOUNDS != "" or KEEP) and not BORDER:
         spoiled |= (tl.max(tl.abs(z), 1) == float("inf")).to(tl.int32)
     z, _ = capped(z * scale, cap, CAP)
-    z = biased(z, batch, head, token, there, key, k_there, q_at, k_at, bias, BIAS)
+    z = biased(z, batch, head, token, there, key, k_there, q_near, nearby(k_at, origin), bias, BIAS)
     z = z * LOG2E
     if BORDER:
         seen = visible(batch, head, token, there, key, k_there, k_at, low, high, keep, BOUNDS, KEEP)

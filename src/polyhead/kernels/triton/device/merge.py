@@ -11,7 +11,7 @@ import triton.language as tl
 from polyhead.kernels.triton.device.scores import LN2, LOG2E
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge(
     outs, lses, out, lse, heads, tokens, splits,
     SPLITS: tl.constexpr, VALUE: tl.constexpr, VALUE_DIM: tl.constexpr,

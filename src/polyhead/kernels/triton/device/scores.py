@@ -22,7 +22,7 @@ def product(a, b, WIDE: tl.constexpr):
     if WIDE:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, input_precision="tf32x3")
 
 
 @triton.jit
@@ -69,6 +69,13 @@ def positions_of_keys(key, there, batch, at, first, POSITIONS: tl.constexpr):
 
 
 @triton.jit
+def nearby(position, origin):
+    """Positions from an origin in 32 bits; what is farther than 2³⁰ away stands there."""
+    apart = tl.minimum(tl.maximum(position - origin, -(1 << 30)), 1 << 30)
+    return apart.to(tl.int32)
+
+
+@triton.jit
 def capped(z, cap, CAP: tl.constexpr):
     """softcap(z) and its derivative."""
     if CAP:
@@ -79,13 +86,13 @@ def capped(z, cap, CAP: tl.constexpr):
 
 
 @triton.jit
-def biased(z, batch, head, token, there, key, k_there, q_at, k_at, bias, BIAS: tl.constexpr):
+def biased(z, batch, head, token, there, key, k_there, q_near, k_near, bias, BIAS: tl.constexpr):
     """z plus the bias of these heads ``[N]``, query tokens ``[N]`` and keys ``[S]``."""
     if BIAS == "slopes":
-        apart = tl.abs(q_at[:, None] - k_at[None, :]).to(tl.float32)
+        apart = tl.abs(q_near[:, None] - k_near[None, :]).to(tl.float32)
         return z - tl.load(bias[0] + head)[:, None] * apart
     if BIAS == "by_distance":
-        column = columns_of(q_at, k_at, bias[1])
+        column = columns_of(q_near, k_near, bias[1])
         return z + tl.load(bias[0] + head[:, None] * (2 * bias[1] + 1) + column)
     if BIAS == "tensor":
         at = places_of_pairs(batch, head, token, key, bias)
@@ -94,9 +101,9 @@ def biased(z, batch, head, token, there, key, k_there, q_at, k_at, bias, BIAS: t
 
 
 @triton.jit
-def columns_of(q_at, k_at, far):
+def columns_of(q_near, k_near, far):
     """The column of a bias by distance: far + how much the key is ahead, cut off at both ends."""
-    ahead = k_at[None, :] - q_at[:, None]
+    ahead = k_near[None, :] - q_near[:, None]
     return tl.minimum(tl.maximum(ahead, -far), far) + far
 
 

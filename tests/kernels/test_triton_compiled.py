@@ -1,0 +1,45 @@
+"""Our Triton kernels compile for GPUs that are not here, and fit their registers.
+
+Nothing runs: Triton goes from the source to the machine code of compute capability 8.0 (A100) and
+9.0 (H100) and tells what that takes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = Path(__file__).with_name("triton_compiling.py")
+SHARED = {80: 163 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that a program may have there."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("capability", SHARED)
+def test_every_kernel_compiles_without_spilled_registers(capability, tmp_path, capsys):
+    # Not interpreted, in a process of its own: Triton decides when it is imported.
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, SCRIPT, str(capability)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    built = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {each["kernel"] for each in built} == {"attend", "merge", "keys_pass", "queries_pass"}
+    assert len(built) > 80
+    lines = [f"{x['case']}: {x['kernel']}" for x in built if x["fits"] and x["spilled"]]
+    assert not lines, "\n".join(lines)
+    assert max(each["shared"] for each in built) <= SHARED[capability]
+    assert max(each["registers"] for each in built) <= 255
+    products = [each for each in built if each["kernel"] != "merge"]
+    assert all(each["wgmma"] or each["mma"] for each in products)
+    many = [each for each in products if "float16 64" in each["case"] and "T=512" in each["case"]]
+    assert all(each["wgmma"] == (capability == 90) for each in many)
+    with capsys.disabled():
+        most = max(built, key=lambda each: each["shared"])
+        print(f"\nsm_{capability}: {len(built)} kernels, at most {most['shared']:,} bytes shared")
