@@ -19,7 +19,7 @@ def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
         mode = path.stat().st_mode
     except PermissionError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (OSError, ValueError):  # a loop of links, a name that no file can have
+    except (OSError, ValueError):  # a loop of links, or an invalid file name
         return None
     if stat.S_ISDIR(mode):
         return "folder"

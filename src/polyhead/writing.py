@@ -44,7 +44,7 @@ def _check_replaceable(target: Path) -> None:
         mode = target.stat().st_mode
     except ValueError as error:
         raise ValueError(f"no file can be called {os.fspath(target)!r}: {error}") from error
-    except OSError:  # nothing is there yet, or what is wrong shows when it is written
+    except OSError:  # does not exist yet; other problems are reported when it is written
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         said = "a pipe or a device is no place for a file"

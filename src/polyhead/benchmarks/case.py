@@ -105,7 +105,7 @@ def close(dtype: torch.dtype) -> Differs:
             return f"shape {list(theirs.shape)}, ours {list(ours.shape)}"
         scale = ours.float().abs().max().item()
         error = (ours.float() - theirs.float()).abs().max().item()
-        if error <= _TOLERANCE[dtype] * scale:  # false for NaN
+        if error <= _TOLERANCE[dtype] * scale:  # also catches NaN
             return None
         return f"greatest difference {error:.1e} where the greatest number is {scale:.1e}"
 

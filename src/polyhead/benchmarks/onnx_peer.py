@@ -79,7 +79,7 @@ def _session(problem: Problem) -> Any:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # Its threads would go on spinning in the next contestant's turn.
+    # Otherwise its threads keep spinning while the next contestant is measured.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(

@@ -123,7 +123,7 @@ def _dropout(tokens: int, dtype: torch.dtype) -> Case:
 
     peers = {
         "without dropout": Contestant(gradients(lambda: attention(q, k, v, mask=mask)), None),
-        "torch SDPA": Contestant(gradients(sdpa), None),  # other numbers are drawn
+        "torch SDPA": Contestant(gradients(sdpa), None),  # random numbers differ
     }
     ours = gradients(lambda: attention(q, k, v, mask=mask, dropout_p=DROPOUT))
     operations = 3.5 * 4.0 * 16 * 64 * tokens * (tokens + 1) / 2

@@ -47,7 +47,7 @@ def _case(q: Tensor, k: Tensor, v: Tensor) -> Case:
     def by_weights() -> Tensor:
         hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
         rows = []
-        for head in range(heads):  # one at a time: T × T numbers each
+        for head in range(heads):  # one head at a time: each needs T × T numbers
             scores = q[0, head] @ k[0, head].mT * D**-0.5
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             _ = weights @ v[0, head], weights.sum(0)

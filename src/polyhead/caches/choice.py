@@ -49,7 +49,7 @@ def layer_caches(
     """
     if kind not in ("auto", "dense", "paged"):
         raise ValueError(f"kind must be 'auto', 'dense' or 'paged': got {kind!r}")
-    # What cannot be is refused whether or not some layer would use it.
+    # Impossible options are refused even if no layer would use them.
     Paged(page_size)
     Ring(1, spare)
     return [

@@ -82,7 +82,7 @@ class Contents:
             self.memories[store.name].reserve(needed[store.name])
         exact = Exact(None if latent_of(storage) is None else shape.value_dim)
         self.codecs: dict[str, Codec] = dict.fromkeys(self.memories, exact)
-        # The store in the layout, whose units a ring forgets.
+        # The store in the layout: the one whose units a ring drops.
         self.main = self.memories.get("tokens") or self.memories["codes"]
         if isinstance(storage, Quantized):
             self.codecs["codes"] = Codes(storage, shape.key_dim, shape.value_dim, shape.dtype)

@@ -155,7 +155,7 @@ def _check_extra(
         return
     try:
         config = TransformerConfig.from_json(owner)
-    except (ValueError, TypeError):  # caches may be made for something else than a model here
+    except (ValueError, TypeError):  # these caches may not belong to a model
         config = None
     if config is not None and not config.encoder_layers:
         names = ()

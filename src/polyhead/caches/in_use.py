@@ -51,7 +51,7 @@ def alone(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S,
 
     @functools.wraps(method)
     def guarded(self: _S, *arguments: _P.args, **options: _P.kwargs) -> _R:
-        if torch.compiler.is_compiling():  # a lock is nothing to trace
+        if torch.compiler.is_compiling():  # a compiler cannot trace a lock
             return method(self, *arguments, **options)
         with self.in_use:
             return method(self, *arguments, **options)

@@ -156,7 +156,7 @@ class Rows(Memory):
         wanted = self.store.capacity(units, self.capacity)
         for i, old in enumerate(self.tensors):
             if old.shape[2] < wanted:
-                # One field after the other, so that one old tensor at a time lives beside the new.
+                # Field by field, so that only one old tensor exists beside the new one.
                 # A ring that still grows has never wrapped.
                 new = empty((*old.shape[:2], wanted, old.shape[3]), old.dtype, self.device)
                 with torch.no_grad():

@@ -211,7 +211,7 @@ class Pages(Memory):
         table = [[*self.table[row]] for row in rows]
         self.pool.share(page for row in table for page in row)
         self.pool.release(page for row in self.table for page in row)
-        # In place: the finalizer holds this very list.
+        # In place: the finalizer refers to this list object.
         self.table[:] = table
         self.stops = [self.stops[row] for row in rows]
         self.firsts = [0] * len(rows)

@@ -108,7 +108,7 @@ class StoredCache(KeyValueCache):
         )
         self._check_gradients(stream, new)
         if contents is None:
-            # Freed first: what was held is not needed any more, and may be as large as the new.
+            # Free the old tensors first: they may be as large as the new ones.
             self._contents = None
             self._contents = contents = Contents(self.layout, self.storage, shape, self._reserved)
         if new.explicit or contents.has_positions:
@@ -116,7 +116,7 @@ class StoredCache(KeyValueCache):
         past = None
         pushes = [self._pushes(*each) for each in zip(new.counts, before, strict=True)]
         if any(pushes) and not empty:
-            # What a long chunk pushes out of a ring is still seen by the chunk's first queries.
+            # A long chunk's first queries still see what the chunk pushes out of a ring.
             past = self.fork().source()
         self._explicit = new.explicit
         for rows, columns in new.groups:
@@ -128,7 +128,7 @@ class StoredCache(KeyValueCache):
         pushed = with_chunk(past, stream, new, before, contents, explicit=new.explicit)
         if all(pushes) or not isinstance(self.storage, Quantized):
             return pushed
-        # Encoded tokens are not those of the chunk: a row sees what it would see alone.
+        # The chunk itself is read exactly, not encoded: a row sees what it would see alone.
         return row_by_row(pushes, pushed, self.source(), contents.shape)
 
     def source(self) -> KeyValueSource:

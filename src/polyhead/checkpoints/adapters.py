@@ -28,7 +28,7 @@ PREFIX = "base_model.model."
 _NAME = re.compile(r"[\w.]+")
 _T = TypeVar("_T")
 _LORA = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
-# They say where an adapter came from or how it was trained; what was trained stands in the weights.
+# They describe where an adapter came from or how it was trained; they do not change the result.
 _HARMLESS = frozenset(
     (
         "arrow_config",

@@ -66,7 +66,7 @@ def render_chat(
         raise InputError(
             f"the model's chat template refuses these messages: {_words(error)}"
         ) from error
-    except Exception as error:  # a program by someone unknown: it may raise anything
+    except Exception as error:  # untrusted code: it may raise anything
         raise InputError(
             f"the model's chat template fails on these messages: {_words(error)}"
         ) from error
@@ -80,7 +80,7 @@ def _checked(template: str) -> Template:
         )
     try:
         return _compiled(template)
-    except Exception as error:  # Jinja's errors, and Python's on what Jinja made of it
+    except Exception as error:  # errors of Jinja, and of Python while it compiles Jinja's output
         raise CheckpointError(
             f"the model's chat template is not valid Jinja: {_words(error)}"
         ) from error

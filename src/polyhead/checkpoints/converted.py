@@ -34,7 +34,7 @@ from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.writing import write_tensors
 
-# Counted up whenever what a conversion yields, or how it is stored, changes.
+# Increased whenever the result of a conversion or its file format changes.
 FORMAT = 3
 
 _MANIFEST = "polyhead.json"

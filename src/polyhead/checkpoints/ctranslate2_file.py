@@ -23,7 +23,7 @@ from torch import Tensor
 from polyhead.checkpoints.mapped import mapped
 from polyhead.errors import CheckpointError, shortened
 
-_VERSIONS = (4, 5, 6)  # before, a variable did not say its type
+_VERSIONS = (4, 5, 6)  # older revisions do not store a variable's type
 _TYPES = (
     torch.float32,
     torch.int8,
@@ -161,7 +161,7 @@ class CTranslate2File:
                     f"{shortened(name)}, which is not there"
                 )
             aliases[alias] = found[name]
-            if f"{name}_scale" in found:  # which goes without saying
+            if f"{name}_scale" in found:  # the default, which files omit
                 scales[f"{alias}_scale"] = found[f"{name}_scale"]
         if at != len(self._data):
             raise CheckpointError(

@@ -148,7 +148,7 @@ class Stack:
         """Every layer's configuration."""
         activation = _ACTIVATIONS[3]
         pre = True
-        if not self.sound:  # whose encoder does not say what it always is
+        if not self.sound:  # whose encoder omits options that never vary
             pre = self._flag("pre_norm", True)
             number = self.keys.whole(f"{self.side}/activation", 0)
             if not 0 <= number < len(_ACTIVATIONS):
@@ -283,7 +283,7 @@ class Stack:
         stored = self.file.variables.get(key)
         if stored is None or not stored.dtype.is_floating_point:
             return root if found else 1.0
-        return root if math.isclose(found, root, rel_tol=1e-6) else found  # which was rounded
+        return root if math.isclose(found, root, rel_tol=1e-6) else found  # it was rounded
 
     def _flag(self, name: str, default: bool) -> bool:
         return bool(self.keys.whole(f"{self.side}/{name}", int(default)))

@@ -25,7 +25,7 @@ from polyhead.checkpoints.mapped import mapped
 from polyhead.errors import CheckpointError
 from polyhead.quantization import BlockType, block_types, unpack
 
-_VERSIONS = (2, 3)  # 1 counted in 32 bits and is long gone
+_VERSIONS = (2, 3)  # version 1 used 32-bit counts and is no longer written
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _SCALARS = {
     0: "B",

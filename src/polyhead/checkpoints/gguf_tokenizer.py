@@ -102,7 +102,7 @@ def _sentencepiece(keys: Keys) -> tokenizers.Tokenizer:
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
     """SentencePiece stores none: two tokens merge where they join to a third, best score first."""
     rank = {token: i for i, token in enumerate(tokens)}
-    if len(longest := max(tokens, key=len, default="")) > _LONGEST_TOKEN:  # takes its square
+    if len(longest := max(tokens, key=len, default="")) > _LONGEST_TOKEN:  # quadratic
         raise ValueError(
             f"a token has {len(longest):,} characters, at most {_LONGEST_TOKEN:,} are read"
         )

@@ -170,7 +170,7 @@ def _device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError) as error:  # torch's words for a missing one
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch's message for a missing one
         first = str(error).partition("\n")[0]
         raise ValueError(f"device {device!r} is not here: {first}") from error
     if found.type == "meta":

@@ -13,7 +13,7 @@ from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.quantization import BlockType
 
-# Called with what is being done, how much of it is done, and how much there is.
+# Called with the name of the work, the units done, and the total.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 

@@ -93,7 +93,7 @@ class Budget:
             if isinstance(value, dict):
                 parts = (part for pair in value.items() for part in pair)
             known = value, 1 + sum(map(self.weight, parts))
-            self._known[id(value)] = known  # which keeps the value, so that its id stays its own
+            self._known[id(value)] = known  # keeps the value alive, so that its id is not reused
         return known[1]
 
     def shallow(self, value: Any) -> int:

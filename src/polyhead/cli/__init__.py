@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         debug = True
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # Mathematics must not end a run on a terminal whose encoding lacks its signs.
+            # Mathematical symbols must not fail on a terminal whose encoding lacks them.
             stream.reconfigure(errors=ERRORS)
     try:
         with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         reason = (error.strerror or str(error)).lower()
         where = f" {str(error.filename)!r}" if error.filename is not None else ""
         if error.filename is None and sys.stdout is not None:
-            _abandon(sys.stdout)  # perhaps what it was writing to: do not try again at exit
+            _abandon(sys.stdout)  # stdout may have failed: do not write to it again at exit
         return f"the system refused{where}: {reason}", 1
     if isinstance(error, MemoryError):
         return "not enough memory", 1

@@ -80,7 +80,7 @@ def _read(asked: bool) -> str | None:
                 line = sys.stdin.readline()
                 if not line:
                     raise EOFError
-        except KeyboardInterrupt:  # what was begun is dropped
+        except KeyboardInterrupt:  # drop the unfinished input
             lines.clear()
             print(file=sys.stderr)
             continue
@@ -103,7 +103,7 @@ def _answer(talk: Conversation, text: str) -> None:
         for piece in pieces:
             write_text(piece)
     except KeyboardInterrupt:
-        pass  # the answer ends here, the conversation goes on
+        pass  # ends this answer only, not the conversation
     finally:
         pieces.close()
     write_text("\n")

@@ -64,7 +64,7 @@ def generate(
         for piece in started(stream):
             write_text(piece)
     finally:
-        # Ctrl-C too: what was written stays, the line is ended, the figures say how far it came.
+        # Ctrl-C too: keep the text, end the line, and print the statistics so far.
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
             write_text("\n")
             report(stream.stats)

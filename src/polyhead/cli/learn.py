@@ -37,7 +37,7 @@ def learn(
         try:
             write(out, lang)
         except OSError as error:
-            # The name in the error is that of a draft beside the lesson.
+            # The error names the temporary file; report the file that the user asked for.
             raise OSError(error.errno, error.strerror or str(error), str(out)) from error
     print(said("written", place=out.resolve()))
     if open_ and not webbrowser.open(out.resolve().as_uri()):

@@ -54,5 +54,5 @@ def _choices(models: Sequence[str]) -> list[str]:
 
     known = [state.model.name for state in available() if state.found]
     for name in models or known[:1] or ["smollm2"]:
-        find(name)  # says what is missing before a page opens
+        find(name)  # report missing packages before a page opens
     return list(dict.fromkeys([*models, *known]))

@@ -52,7 +52,7 @@ def train(
     from polyhead.checks import needed
     from polyhead.cli.terminal import console
 
-    needed("accelerate", "polyhead[train]")  # said before anything is read
+    needed("accelerate", "polyhead[train]")  # refuse before anything is read
     from polyhead.training.job import Job
     from polyhead.training.recipe import Recipe
 

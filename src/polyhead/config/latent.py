@@ -179,7 +179,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
 
     def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
         way = self.choose(batch, queries, cached + queries)
-        # Projections are counted as if both ways made keys and values of the new tokens.
+        # Both counts include making keys and values of the new tokens.
         remade = self.cost(way, batch, 0, cached).flops if way == "expanded" else 0
         return CallCost(self._per_pair(way), remade)
 

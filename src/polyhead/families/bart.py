@@ -191,7 +191,7 @@ ALIASES = {
 NOT_SUPPORTED = dict.fromkeys(
     ("is_decoder", "add_cross_attention"), "only encoder and decoder together are built"
 )
-# The classes read none of those that tell the sisters apart; the first releases wrote them.
+# transformers' classes ignore these keys; the first releases wrote them.
 HARMLESS = frozenset(
     (
         "encoder_layerdrop",

@@ -170,7 +170,7 @@ class TextStream(Iterator[str]):
         if self._room < 1:
             self._stop_reason = self._ends_by
             return
-        assert self._cache is not None  # made by _write, which alone asks for tokens
+        assert self._cache is not None  # created by _write, the only function that requests tokens
         drawn = draw(
             steps_of(self._model, [self._prompt[self._cache.length :]], self._cache, self._sources),
             [self._prompt],

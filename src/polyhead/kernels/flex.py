@@ -187,7 +187,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tens
             mask_mod=_mask_mod(spec.mask.rule(of)),
             seq_lengths=(call.q_tokens.length, call.source.tokens.length),
         )
-    # Shapes that cannot be left open are compiled one by one: they are no storm.
+    # Shapes that cannot be dynamic are compiled one by one: this is no recompilation storm.
     with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
         out, more = _flex(q.device.type, _structure(call))(
             q, k, v, _score_mod(spec.softcap, bias), blocks, spec.scale, call.groups > 1,

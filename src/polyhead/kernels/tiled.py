@@ -161,7 +161,7 @@ def _forward_block(
         # The result does not depend on the peak, so neither does its gradient.
         tile_peak = scores.detach().amax(dim=-1)
         new_peak = tile_peak if peak is None else torch.maximum(peak, tile_peak)
-        # Where nothing has been seen yet the peak is −∞; measure against 0 to keep NaN out.
+        # Before a row has seen any key its peak is −∞; subtract 0 instead to avoid NaN.
         safe_peak = new_peak.masked_fill(new_peak.isneginf(), 0.0)
         weights = _exp_difference(scores, safe_peak)
         tile_total = weights.sum(dim=-1)

@@ -171,7 +171,7 @@ class MultiHeadAttention(Hooked):
         self.rope = rope
         if rope is None and config.rope is not None:
             self.rope = RoPE.from_config(config.rope, D)
-        # Where nothing tells queries from keys, one rotation turns both.
+        # If queries and keys are treated alike, one rotation turns both.
         self._turns_together = (
             self.rope is not None and config.qk_norm is None and config.query_temperature is None
         )

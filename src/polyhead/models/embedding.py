@@ -49,7 +49,7 @@ class Embedding(nn.Module):
         elif tokens is None:
             self.tokens = nn.Embedding(vocab_size, dim)
         else:
-            self.__dict__["tokens"] = tokens  # not as a part: it belongs to another
+            self.__dict__["tokens"] = tokens  # not a submodule: it belongs to another
         summed = dim if projection is not None and projection.of == "sum" else embed_dim
         self.projection = (
             None if projection is None else nn.Linear(dim, embed_dim, bias=projection.bias)
@@ -125,7 +125,7 @@ class Embedding(nn.Module):
             raise ValueError("this model has no segments (num_segments=0): got segments")
         if isinstance(self.positions, LearnedPositions):
             if isinstance(positions, Tensor):
-                positions = positions.clamp(min=0)  # padding stands below 0
+                positions = positions.clamp(min=0)  # padding has positions below 0
             x = x + self.positions(positions + self.config.position_offset, x.shape[1])
         elif self.positions is not None:
             at = positions + self.config.position_offset

@@ -114,7 +114,7 @@ def is_distributed(*tensors: Tensor | None) -> bool:
     """Whether one of these is a DTensor."""
     if torch.compiler.is_compiling() or all(type(x) is Tensor for x in tensors):
         return False
-    module = sys.modules.get("torch.distributed.tensor")  # heavy, and loaded where there is one
+    module = sys.modules.get("torch.distributed.tensor")  # slow to import, done where one exists
     return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
 
 

@@ -32,7 +32,7 @@ class History:
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     entry = json.loads(line)
-                except ValueError:  # the last line of a run that was killed
+                except ValueError:  # incomplete last line of a killed run
                     break
                 if entry["step"] <= steps:
                     self.entries.append(entry)
@@ -60,7 +60,7 @@ class History:
 
     def _write(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
-        if not self._begun:  # lines of steps that will be done again go
+        if not self._begun:  # drop lines of steps that will be repeated
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(each) + "\n" for each in self.entries)
             with replacing(self.path) as draft:

@@ -153,7 +153,7 @@ class Run:
                 if self.share >= 1.0:
                     break
                 yield self._step()
-        if self.validation and self._validated != self.steps:  # the time ended between two steps
+        if self.validation and self._validated != self.steps:  # time ended between two steps
             self._judge()
         self.save()
 

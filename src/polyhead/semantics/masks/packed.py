@@ -156,6 +156,6 @@ class Documents(Mask, arguments={"lengths": list}):
 
 def _document_at(ends: list[int], place: int) -> int:
     """The number of the document that holds a place, from the ends of all."""
-    if torch.compiler.is_compiling():  # the compiler cannot look into bisect
+    if torch.compiler.is_compiling():  # torch.compile cannot trace bisect
         return sum(end <= place for end in ends)
     return bisect_right(ends, place)
