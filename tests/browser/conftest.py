@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from torch import nn
 import polyhead as ph
 from browser.serving import TEXT, TOKEN, Visit, serving
 from head_statistics import head_statistics
+from polyhead.inspection.heads import TokenizedText
+from polyhead.inspection.look_page import page_data
+from polyhead.inspection.looks import look_at
 from polyhead.inspection.page import PageData, write
 from polyhead.inspection.studio import Studio
 
@@ -144,6 +148,17 @@ def make_data() -> Callable[..., PageData]:
 def model() -> ph.LanguageModel:
     """A tiny random decoder of 2 layers with 4 heads, a token per byte."""
     return ph.LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
+
+
+@pytest.fixture
+def make_full(model: ph.LanguageModel) -> Callable[..., PageData]:
+    """The page of a real run, with all views inside."""
+
+    def make(text: str = TEXT, **changes: Any) -> PageData:
+        tokens = TokenizedText.of(model.tokenizer, text)
+        return replace(page_data(look_at("tiny", model, tokens, {})), **changes)
+
+    return make
 
 
 @pytest.fixture(scope="module")

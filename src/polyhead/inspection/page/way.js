@@ -17,9 +17,10 @@ function drawWay() {
   $("#way-note").textContent = guesses ? wayNote() : t("way_unguessed");
   const columns = [
     t("way_layer"), ...parts.map((name) => told(`way_${name}`, name)), t("way_stream"),
-    ...(guesses ? [t("way_guess"), t("way_others")] : []),
+    ...(guesses ? [t("way_guess")] : []),
   ];
-  $("#way-head").replaceChildren(...columns.map((text) => element("th", { scope: "col", text })));
+  const others = guesses ? [element("th", { scope: "col", classes: "others", text: t("way_others") })] : [];
+  $("#way-head").replaceChildren(...columns.map((text) => element("th", { scope: "col", text })), ...others);
   const count = sizes.stream.length;
   const rows = Array.from({ length: count + 1 }, (_, i) => i - 1); // −1: before the first layer
   $("#way-body").replaceChildren(...rows.map((layer) => element("tr", { data: `way-${layer}` }, [
