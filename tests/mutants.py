@@ -197,6 +197,12 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("the encoder's tokens", "return self._encoder if is_encoder(name) else self._own", "return self._own"),
             ("heads that are not there", "for head in chosen or ():\n        if not 0 <= head < count:", "for head in ():\n        if False:"),
         ],
+        "tests/inspection/test_looks.py": [
+            ("a product's own key", "Product(q, keys[key], keys @ q", "Product(q, keys[0], keys @ q"),
+            ("what a sandwich's norm adds", "x * scale if scale != 1.0 else x", "x * 2.0"),
+            ("states of the last tokens", "x[0, self.first :]", "x[0, : x.shape[1] - self.first]"),
+            ("the temperature of a partition", "(exact / t).logsumexp(0)", "exact.logsumexp(0)"),
+        ],
         "tests/inspection/test_finding.py tests/inspection/test_heads.py tests/inspection/test_circuits.py": [
             ("thresholds of the caller", "least |= thresholds or {}", "pass"),
             ("the second half of repeats", "values[..., values.shape[-1] // 2 :].mean", "values.mean"),
