@@ -267,6 +267,7 @@ class Look:
                     "kvHeads": layer.kv_heads,
                     "queries": layer.queries,
                     "keys": layer.keys,
+                    "triangle": self.kind != "encoder" and layer.part in ("layer", "decoder"),
                 }
                 for layer in self.layers
             ],
