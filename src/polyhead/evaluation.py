@@ -208,7 +208,7 @@ def _first_bytes(spans: Sequence[tuple[int, int]], text: str) -> int:
 
 
 def _nats(model: Transformer, work: Sequence[tuple[Tensor, Span]]) -> float:
-    """−log probability of what some windows predict. Padding on the right is seen by nobody."""
+    """−log probability of the predicted tokens of some windows. Padding on the right is masked."""
     longest = max(span.stop - span.start for _, span in work)
     ids = torch.zeros(len(work), longest, dtype=torch.int64)
     labels = torch.full_like(ids, IGNORED)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# llama.cpp writes to standard output as it likes; answers are told apart by how they begin.
+# llama.cpp prints other lines too; answers are recognised by their first characters.
 _MARK = "answer: "
 _SERVER = f"""
 import json, sys

@@ -1,4 +1,4 @@
-"""Other people's attention on the same tensors; each peer says by None what it cannot do.
+"""Attention of other libraries on the same tensors; a peer returns None for what it cannot do.
 
 A peer that is not installed is named with the command that brings it (``missing``).
 """

@@ -1,7 +1,6 @@
 """Configurations: pure data that says everything a model's arithmetic depends on.
 
-They know nothing of layers, caches or files; all of those are built from them.
-"""
+They do not depend on layers, caches or files; those are built from configurations."""
 
 from polyhead.config.attention import (
     ALiBiConfig,

@@ -1,4 +1,4 @@
-"""Exact steps are proved on the model at hand, and the proof is shown to be able to fail."""
+"""Verifies exact steps on the given model; a negative control shows that the check can fail."""
 
 from __future__ import annotations
 

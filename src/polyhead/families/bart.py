@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2020) and its sisters: encoder-decoders as fairseq builds them.
+"""BART (Lewis et al. 2020) and related models: encoder-decoders as fairseq builds them.
 
 They differ in where norms stand, in the positions, and in whether the embedding is normalised.
 """
@@ -83,7 +83,7 @@ def read(
     head_bias: bool = True,
     small: bool = False,
 ) -> TransformerConfig:
-    """One of the sisters.
+    """One of the related families.
 
     Args:
         keys: Of config.json.

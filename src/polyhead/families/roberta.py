@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019) and its sisters in other languages, XLM-RoBERTa and CamemBERT.
+"""RoBERTa (Liu et al. 2019), and XLM-RoBERTa and CamemBERT for other languages.
 
 BERT's layers. Positions count from the padding token's id plus one, and the classes of a text come
 from a head of their own in place of the pooler.

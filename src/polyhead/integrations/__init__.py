@@ -1,4 +1,4 @@
-"""polyhead inside other people's code: three drop-ins, each imported when first used.
+"""polyhead inside other libraries: three drop-ins, each imported when first used.
 
     integrations.torch          torch.nn.MultiheadAttention, and ``replace(model)``
     integrations.transformers   ``attn_implementation="polyhead"`` in Hugging Face models

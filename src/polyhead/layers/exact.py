@@ -1,4 +1,4 @@
-"""Which objects a fast path may stand in for: an allowlist, never a denylist.
+"""Which objects a fast path may replace: an allowlist, never a denylist.
 
 A fast path computes what modules would compute, without calling them. It may do so for exactly the
 classes and configurations that it was written for: a subclass, a method that was replaced on one
