@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cases_of_attention import mesh_of
 from cases_of_models import W, batch, made
+from torch.distributed.device_mesh import DeviceMesh
 
 import polyhead as ph
 from polyhead import parallel
+from polyhead.parallel.experts import check_experts
+from polyhead.parallel.ranks import Ranks
 
 
 def _tokens(model: ph.Transformer, cache: Any, ids: torch.Tensor, count: int) -> list[Any]:
@@ -84,6 +88,21 @@ def refused(what: str) -> None:
         model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
         with model.layers[1].attention.register_attention_hook(print):
             model(torch.zeros(1, 10, dtype=torch.int64))
+    elif what == "outside":
+        mesh = DeviceMesh("cpu", [0], mesh_dim_names=("context",))
+        if dist.get_rank() == 0:
+            raise ValueError("of the job is not on the mesh, which holds 1 of 2 processes")
+        parallel.parallelize(made("Llama", torch.float64), mesh)
+    elif what == "experts":
+        ranks = replace(Ranks.of(mesh_of("expert"), "expert"), size=3)
+        check_experts(made("gpt-oss", torch.float64), ranks)
+    elif what == "no experts":
+        parallel.parallelize(made("Llama", torch.float64), mesh_of("expert"))
+    elif what == "no tensor":
+        model = made("Llama", torch.float64)
+        parallel.parallelize(model, mesh_of("context"), sequence_parallel=True)
+    elif what == "an encoder":
+        parallel.parallelize(made("T5", torch.float64), mesh_of("tensor"), sequence_parallel=True)
     elif what == "twice":
         model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
         parallel.parallelize(model, mesh_of("context"))

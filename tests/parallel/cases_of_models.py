@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -84,7 +85,7 @@ def _t5() -> TransformerConfig:
 
 
 def _mixtral() -> TransformerConfig:
-    network = MixtureConfig(FeedForwardConfig(16, "silu"), 8, 2)
+    network = MixtureConfig(FeedForwardConfig(16, "silu"), 8, 2, normalise=True)
     return _decoder(_heads(4, 2, rope=ROPE), network, head="untied")
 
 
@@ -208,6 +209,16 @@ def equal(
     whole = parallel.gather(found, mesh, order=order)
     _compare("logits", whole, wanted[mine].detach(), bound)
     compare_gradients(model, one, bound)
+
+
+def of_eight_heads(family: str) -> None:
+    """On ``tensor`` alone, with twice the heads."""
+    config = FAMILIES[family]()
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, num_heads=8)) for layer in config.layers
+    )
+    with mock.patch.dict(FAMILIES, {family: lambda: replace(config, layers=layers)}):
+        equal(family, "tensor", "float64")
 
 
 def compare_gradients(model: nn.Module, one: nn.Module, bound: float) -> None:

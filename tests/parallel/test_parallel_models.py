@@ -44,12 +44,44 @@ def test_copies_over_data_equal_one_process(two: World) -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_families_times_meshes_equal_one_process(ranks: int, dtype: str) -> None:
-    meshes = [name for name, (names, _) in MESHES.items() if 2 ** len(names) <= ranks]
-    if ranks == 8:  # 4 heads and a batch of 2 rows leave these
-        meshes = [name for name in meshes if name not in ("tensor", "data", "shard")]
+    meshes = [
+        name for name, (names, _) in MESHES.items()
+        if 2 ** len(names) <= ranks and "expert" not in names
+    ]  # fmt: skip
+    if ranks == 8:
+        meshes.remove("tensor")  # 4 heads
     with World(ranks, timeout=280) as world:
         for family in FAMILIES:
             world.run("cases_of_models:equal_all", [family], meshes, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_experts_times_meshes_equal_one_process(ranks: int) -> None:
+    meshes = [name for name, (names, _) in MESHES.items() if "expert" in names]
+    with World(ranks, timeout=280) as world:
+        for family in ("Mixtral", "gpt-oss", "DeepSeek"):
+            alone = [] if ranks == 8 and family != "Mixtral" else ["expert"]  # 4 experts
+            chosen = [name for name in meshes if name != "expert"] + alone
+            world.run("cases_of_models:equal_all", [family], chosen, "float64")
+
+
+@pytest.mark.slow
+def test_eight_ranks_share_eight_heads() -> None:
+    with World(8, timeout=280) as world:
+        for family in ("Llama", "Falcon", "GPT-2", "gpt-oss", "DeepSeek"):
+            world.run("cases_of_models:of_eight_heads", family)
+
+
+@pytest.mark.slow
+def test_tokens_and_logits_in_parts_on_meshes_of_two_dimensions() -> None:
+    with World(4, timeout=280) as world:
+        for family in ("Gemma 2", "GPT-2", "Falcon", "DeepSeek", "gpt-oss"):
+            for options in ({"sequence_parallel": True}, {"loss_parallel": True}):
+                world.run(
+                    "cases_of_models:equal_all", [family],
+                    ["tensor", "tensor + context", "shard + tensor"], "float64", options,
+                )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -57,8 +89,6 @@ def test_a_model_by_other_exchanges_and_orders_equals_one_process() -> None:
     with World(2, timeout=280) as world:
         for exchange, order in (("gather", "striped"), ("heads", "contiguous")):
             for family in FAMILIES:
-                if exchange == "heads" and family == "DeepSeek":
-                    continue
                 world.run(
                     "cases_of_models:equal_all", [family], ["context"], "float64",
                     {"exchange": exchange, "order": order},
@@ -73,6 +103,8 @@ def test_a_model_by_other_exchanges_and_orders_equals_one_process() -> None:
         ("context", "DeepSeek", "dense"),
         ("tensor", "gpt-oss", "auto"),
         ("tensor", "DeepSeek", "auto"),
+        ("expert", "Mixtral", "auto"),
+        ("shard", "Llama", "auto"),
     ],
 )
 def test_decoding_equals_one_process(two: World, dimension: str, family: str, kind: str) -> None:
@@ -91,6 +123,11 @@ def test_decoding_equals_one_process(two: World, dimension: str, family: str, ki
         ("a kernel", "kernel='sdpa' by name where tokens are spread"),
         ("a probe", "hooks and edits need all heads and tokens"),
         ("twice", "parallel already"),
+        ("outside", "of the job is not on the mesh, which holds 1 of 2 processes"),
+        ("experts", "4 experts on 3 ranks"),
+        ("no experts", "a model without experts on the dimension 'expert'"),
+        ("no tensor", "sequence_parallel needs a dimension 'tensor': got context"),
+        ("an encoder", "sequence_parallel with an encoder-decoder"),
     ],
 )
 def test_what_cannot_be_done_is_refused_on_every_rank(two: World, what: str, words: str) -> None:

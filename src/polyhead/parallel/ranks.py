@@ -182,6 +182,11 @@ def check_mesh(mesh: object) -> None:
             f"mesh dimensions are named, and may be {', '.join(DIMENSIONS)}: got "
             f"{', '.join(strange) if names else 'none named'}"
         )
+    if mesh.get_coordinate() is None:
+        raise ValueError(
+            f"rank {dist.get_rank()} of the job is not on the mesh, which holds {mesh.size()} of "
+            f"{dist.get_world_size()} processes: make a mesh of all"
+        )
 
 
 def check_same(ranks: Ranks, name: str, values: Sequence[int], hint: str = "") -> None:
