@@ -43,6 +43,21 @@ def test_transfers_hide_from_as_many_tokens_as_make_both_times_equal() -> None:
         assert (work >= transfer * 0.999) == hidden
 
 
+def test_ranks_of_expert_hold_their_experts_and_trade_tokens() -> None:
+    whole, plan = (
+        ph.plan("mixtral-8x7b", tokens=1024, mesh=mesh) for mesh in ({"data": 2}, {"expert": 4})
+    )
+    assert whole.mesh is not None
+    assert plan.mesh is not None
+    # 32 layers of 8 experts: three matrices of 4096 × 14336, in bfloat16, of which a quarter stays.
+    experts = 32 * 8 * 3 * 4096 * 14336 * 2
+    assert whole.mesh.weight_bytes - plan.mesh.weight_bytes == experts * 3 // 4
+    (sent,) = plan.mesh.sent
+    assert sent.what == "expert"
+    # Two experts of every token, three quarters of them elsewhere, there and back.
+    assert sent.forward == sent.backward == 2 * 32 * 2 * 1024 * 4096 * 2 * 3 // 4
+
+
 def _longer(config: ph.TransformerConfig, tokens: int) -> ph.TransformerConfig:
     from dataclasses import replace
 
@@ -52,7 +67,8 @@ def _longer(config: ph.TransformerConfig, tokens: int) -> ph.TransformerConfig:
 @pytest.mark.parametrize(
     ("mesh", "words"),
     [
-        ({"tp": 2}, "of data, shard, context, tensor: got tp"),
+        ({"tp": 2}, "of data, shard, context, tensor, expert: got tp"),
+        ({"expert": 2}, r"must divide the number of experts \(none\): got 2"),
         ({"tensor": 0}, "mesh tensor must be a whole number of at least 1: got 0"),
         ({"tensor": 3}, "must divide num_heads=32: got 3"),
         ({}, "got none"),

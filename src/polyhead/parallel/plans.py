@@ -92,6 +92,8 @@ def plan(
         )  # fmt: skip
         parts = {f"{count} × {name}": words for (name, words), count in found.items()}
         parts["embedding and head"] = "rows of the vocabulary by rank"
+    if "expert" in names:
+        parts["experts"] = "some of each layer's by rank, tokens travel"
     sizes = {name: mesh[name].size() for name in names}
     made = plan_of_mesh(
         model.config, tokens=tokens, batch=batch, dtype=dtype, mesh=sizes, **figures

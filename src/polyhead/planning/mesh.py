@@ -4,6 +4,7 @@
     gather   forward (N − 1) times its own block; backward the same, and its gradients likewise
     heads    queries, keys, values and outputs to N − 1 others, and all gradients back
     tensor   two sums of [B, T, E] a layer forward and two backward, 2 (N − 1) / N of it each
+    expert   tokens to their experts and back, and their gradients, if all experts are visited alike
     shard    the layer's weights fetched forward and backward, its gradients back
 
 A block is the keys and values of a rank's tokens. A transfer hides where the attention to one block
@@ -26,7 +27,7 @@ from polyhead.planning.flops import attention_flops
 from polyhead.planning.memory import caches
 from polyhead.planning.weights import check_ranks, pieces
 
-DIMENSIONS = ("data", "shard", "context", "tensor")
+DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Sent:
     """Bytes that a rank sends in one step of training, all layers.
 
     Attributes:
-        what: ``"ring"``, ``"gather"``, ``"heads"``, ``"tensor"`` or ``"shard"``.
+        what: ``"ring"``, ``"gather"``, ``"heads"``, ``"tensor"``, ``"expert"`` or ``"shard"``.
         forward: In the forward pass.
         backward: In the backward pass.
     """
@@ -123,16 +124,23 @@ def mesh_plan(
         flops: Operations per second of a rank.
 
     Raises:
-        ConfigError: Heads or features that ``tensor`` cannot share.
+        ConfigError: Heads or features that ``tensor`` cannot share, experts that ``expert`` cannot.
     """
-    tensor, context, shard = (mesh.get(name, 1) for name in ("tensor", "context", "shard"))
+    tensor, context, shard, expert = (
+        mesh.get(name, 1) for name in ("tensor", "context", "shard", "expert")
+    )
     check_ranks(model, tensor)
+    _check_experts(model, expert)
     T = -(-tokens // context)
-    held = sum(piece.on_rank(tensor) * count for piece, count in pieces(model).items())
+    found = [(piece, piece.on_rank(tensor) * count) for piece, count in pieces(model).items()]
+    routed = sum(count for piece, count in found if piece.experts > 1) // expert
+    whole_on_all = sum(count for piece, count in found if piece.experts == 1)
+    held = whole_on_all + routed
     layers = caches(model, kv_dtype, page, tensor)
     size = max(16, weight_bits) // 8
     elements = activation_elements(model, tokens=T, batch=batch, ranks=tensor, half=size == 2)
     cut = shard * context if shard > 1 else 1
+    kept = whole_on_all // (expert if shard > 1 else 1) + routed
     first = model.layers[0].attention
     seconds = hides = None
     if link is not None and flops is not None and context > 1:
@@ -144,10 +152,13 @@ def mesh_plan(
     return MeshPlan(
         mesh=tuple(mesh.items()),
         tokens=T,
-        weight_bytes=-(-held * weight_bits // (8 * cut)),
+        weight_bytes=-(-kept * weight_bits // (8 * cut)),
         cache_bytes=sum(each.bytes(T, batch) for each in layers),
         activation_bytes=elements * size,
-        sent=tuple(_sent(model, T, batch, size, held, tensor, context, cut)),
+        sent=(
+            *_sent(model, T, batch, size, held, tensor, context, cut),
+            *_to_experts(model, T * batch * size, expert),
+        ),
         step_seconds=seconds,
         hides_from=hides,
     )
@@ -188,6 +199,29 @@ def _sent(
         weights = held * size * (cut - 1) // cut
         found.append(Sent("shard", weights, 2 * weights))
     return found
+
+
+def _routed(model: TransformerConfig) -> list[tuple[int, int]]:
+    """Of each layer with experts, how many they are and how many a token visits."""
+    layers = (*model.layers, *model.encoder_layers)
+    parts = [max((p.experts, p.visited) for p in x.feed_forward.pieces(1)) for x in layers]
+    return [(experts, visited) for experts, visited in parts if experts > 1]
+
+
+def _check_experts(model: TransformerConfig, expert: int) -> None:
+    counts = {experts for experts, _ in _routed(model)}
+    if expert > 1 and (not counts or any(count % expert for count in counts)):
+        had = ", ".join(map(str, sorted(counts))) or "none"
+        raise ConfigError(f"mesh expert must divide the number of experts ({had}): got {expert}")
+
+
+def _to_experts(model: TransformerConfig, number: int, expert: int) -> list[Sent]:
+    """Of tokens that go to all experts alike: K of them for each, there and back."""
+    if expert == 1:
+        return []
+    visits = sum(visited for _, visited in _routed(model))
+    once = visits * number * model.embed_dim * (expert - 1) // expert
+    return [Sent("expert", 2 * once, 2 * once)]
 
 
 def _trades(shape: HeadLayout, tensor: int, N: int) -> bool:
