@@ -71,8 +71,8 @@ def test_old_devices_and_captured_graphs_are_left_alone(monkeypatch):
     monkeypatch.setattr(self_test, "_tried", lambda *asked: pytest.fail("tested"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert "captured graph" in objection()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "compute capability 8.0" in objection()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    assert "compute capability 9.0" in objection()
 
 
 def test_a_kernel_that_fails_to_compile_hands_the_call_to_the_next(monkeypatch):

@@ -22,7 +22,9 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024}
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("capability", SHARED)
-def test_every_kernel_compiles_without_spilled_registers(capability, tmp_path, capsys):
+def test_every_kernel_compiles_and_what_auto_may_take_spills_no_register(
+    capability, tmp_path, capsys
+):
     # Not interpreted, in a process of its own: Triton decides when it is imported.
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
@@ -31,9 +33,9 @@ def test_every_kernel_compiles_without_spilled_registers(capability, tmp_path, c
     assert done.returncode == 0, done.stderr[-2000:]
     built = [json.loads(line) for line in done.stdout.splitlines()]
     assert {each["kernel"] for each in built} == {"attend", "merge", "keys_pass", "queries_pass"}
-    assert len(built) > 80
+    assert len(built) > 60
     lines = [f"{x['case']}: {x['kernel']}" for x in built if x["fits"] and x["spilled"]]
-    assert not lines, "\n".join(lines)
+    assert capability < 90 or not lines, "\n".join(lines)  # auto takes them from 9.0 on
     assert max(each["shared"] for each in built) <= SHARED[capability]
     assert max(each["registers"] for each in built) <= 255
     products = [each for each in built if each["kernel"] != "merge"]
