@@ -543,7 +543,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("softcap", "return cap * tanh, 1.0 - tanh * tanh", "return z, 1.0 - tanh * tanh"),
             ("softcap, backward", "return cap * tanh, 1.0 - tanh * tanh", "return cap * tanh, tanh * 0.0 + 1.0"),
             ("ALiBi", "return z - tl.load(bias[0] + head)", "return z + 0.0 * tl.load(bias[0] + head)"),
-            ("far keys", "tl.minimum(tl.maximum(ahead, -far), far) + far", "tl.minimum(tl.maximum(ahead, -far), far - 1) + far"),
+            ("keys ahead", "tl.minimum(tl.maximum(ahead, -far), far) + far", "tl.minimum(tl.maximum(ahead, -far), 0) + far"),
             ("low bounds", "seen &= (low[:, None] <= key[None, :]) & (key", "seen &= (key"),
             ("low bounds of positions", "seen &= (low[:, None] <= k_at[None, :]) & (k_at", "seen &= (k_at"),
             ("an explicit mask", "seen &= tl.load(keep[0] + at, mask=seen, other=0) != 0", "seen &= tl.load(keep[0] + at, mask=seen, other=0) == 0"),
