@@ -30,13 +30,13 @@ DISPATCH = [
     "## What `auto` takes on a GPU",
     "",
     "Asked of fake tensors in bfloat16, T = S = 4,096, 8 heads of 128, unless the line says",
-    "otherwise; `tests/kernels/test_dispatch.py` compares. triton is taken for what it can do, from",
-    "compute capability 9.0 on, once it agreed with float64 on the device itself, for that dtype and",
-    "head size; where it does not compile or not agree, it is off (the last two columns). flex is taken where its masks,",
-    "biases and sizes are on the list in `kernels/flex.py`. No GPU was at hand: that triton is",
-    "right rests on Triton's interpreter and on that test at first use, that flex is right on",
-    "torch's own tests and on the same functions judged on a CPU. The speed of neither has been",
-    "measured.",
+    "otherwise; `tests/kernels/test_dispatch.py` compares. triton is taken for what it can do,",
+    "from compute capability 9.0 on, once it agreed with float64 on the device itself, for that",
+    "dtype and head size; where it does not compile or not agree, it is off (the last two",
+    "columns). flex is taken where its masks, biases and sizes are on the list in",
+    "`kernels/flex.py`. No GPU was at hand: that triton is right rests on Triton's interpreter and",
+    "on that test at first use, that flex is right on torch's own tests and on the same functions",
+    "judged on a CPU. The speed of neither has been measured.",
 ]
 SIGNS = {"match": "yes", "forward only": "forward", "refused": "—"}
 
