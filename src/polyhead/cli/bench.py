@@ -30,14 +30,15 @@ def bench(
         str, typer.Option(help="Comma-separated: float32, bfloat16, float16.")
     ] = "float32,bfloat16",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Turns of each case; default: by time.")
+        int | None,
+        typer.Option(min=1, help="Repetitions of each case; default: as many as fit the time."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Only JSON.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Write rate against length here, as SVG.")
+        Path | None, typer.Option(help="Write a plot of rate against length to this SVG file.")
     ] = None,
 ) -> None:
-    """Measure polyhead against its peers and the machine's limit, in turns, in one process.
+    """Compare the speed of polyhead with other libraries and with the machine's limit.
 
     Results are compared before anything is timed. Without --json, the last line is one JSON
     document.

@@ -38,7 +38,7 @@ def chat(
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
 ) -> None:
-    """Talk with a model.
+    """Chat with a model.
 
     It remembers what was said, as far as its context reaches. /help lists the commands.
     """

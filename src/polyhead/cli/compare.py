@@ -23,7 +23,7 @@ Budget = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Time for the training of all runs, such as 30m or 2h; makes --tokens of it.",
+        help="Total training time of all runs, such as 30m or 2h; sets --tokens.",
     ),
 ]
 Tokens = Annotated[
@@ -38,15 +38,15 @@ Data = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder for runs and report.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what --out holds.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the comparison in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
 Width = Annotated[int, typer.Option(help="Features of the decoder.")]
 Layers = Annotated[int, typer.Option(help="Of the decoder.")]
-Hidden = Annotated[int, typer.Option(help="Hidden features of its feed-forward networks.")]
-Vocabulary = Annotated[int, typer.Option(help="Tokens of the BPE, at most.")]
+Hidden = Annotated[int, typer.Option(help="Hidden features of the feed-forward networks.")]
+Vocabulary = Annotated[int, typer.Option(help="Largest size of the BPE vocabulary.")]
 Context = Annotated[int, typer.Option(help="Tokens of a block.")]
 Batch = Annotated[int, typer.Option(help="Blocks of a step.")]
-Rate = Annotated[float, typer.Option(help="Learning rate, of all variants.")]
+Rate = Annotated[float, typer.Option(help="Learning rate of all variants.")]
 Dtype = Annotated[str, typer.Option(help="float32, or bfloat16 by autocast.")]
 
 
@@ -66,7 +66,7 @@ def compare(
     out: Out = Path("comparison"),
     resume: Resume = False,
     stage: Annotated[
-        str, typer.Option(help="all, train, measure (speed, anew) or report.")
+        str, typer.Option(help="all, train, measure (speeds again) or report.")
     ] = "all",
     width: Width = 128,
     layers: Layers = 3,
@@ -79,10 +79,10 @@ def compare(
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """Train the same decoder with other head layouts, and say which differ.
+    """Train the same decoder with different head layouts, and report which of them differ.
 
     Parameters and tokens are equal, seeds are paired. --out gets the runs, report.json, plot.svg
-    and report.html. Ctrl-C loses the run in progress at most; --resume goes on.
+    and report.html. Ctrl-C loses at most the run in progress; --resume continues.
 
     Example: polyhead compare --variants gqa:2,mqa,mla:32+8 --seeds 8 --budget 30m
     """
@@ -134,7 +134,7 @@ def heads(
     dtype: Dtype = "float32",
     json: Json = False,
 ) -> None:
-    """How many heads? A task that needs several, or --text with what each head is worth.
+    """How many heads? Train models on a task that needs several, or with --text measure each head.
 
     The task: name the tokens 1, 2, 3 and 4 places back; one layer, equal parameters. It takes no
     data and leaves no files.

@@ -20,7 +20,7 @@ def convert(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the new model is saved; must not be there.")
+        Path, typer.Option(metavar="DIR", help="Folder for the new model; must not exist.")
     ],
     kv_heads: Annotated[
         int | None, typer.Option(help="Key/value heads of each layer; 1 is MQA.")
@@ -47,19 +47,19 @@ def convert(
     ] = None,
     heal: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Heal so long, such as 10m or 90s; Ctrl-C ends it."),
+        typer.Option(metavar="TIME", help="Time for healing, such as 10m or 90s; Ctrl-C ends it."),
     ] = None,
     healing: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Text to heal on; default that of --calibration."),
+        typer.Option(metavar="FILE", help="Text to heal on; default: the text of --calibration."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Of calibration, at most.")] = 8192,
     form: Annotated[
-        str, typer.Option(help="hugging-face, polyhead, or auto: the first that can say it.")
+        str, typer.Option(help="hugging-face, polyhead, or auto: the first that can represent it.")
     ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Give a model another head layout, and report what that cost.
+    """Convert a model to another head layout, and report what is lost.
 
     Example: polyhead convert smollm2 --latent 64,128 --calibration a.txt --unseen b.txt --out new
     """

@@ -28,7 +28,7 @@ _CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
-    """Say what this machine can run, and the one command that would enable the rest."""
+    """Show what this machine can run, and the command that would enable each missing part."""
     from polyhead.cli.terminal import console, print_json
 
     report = examine()

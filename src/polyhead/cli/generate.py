@@ -32,7 +32,7 @@ def generate(
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
     json: Annotated[
-        bool, typer.Option("--json", help="Text, tokens and figures as JSON, at the end.")
+        bool, typer.Option("--json", help="Print text, tokens and statistics as JSON at the end.")
     ] = False,
 ) -> None:
     """Stream a continuation of TEXT.

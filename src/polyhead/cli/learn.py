@@ -12,7 +12,7 @@ from polyhead.cli.options import Language
 
 def learn(
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Where the lesson is written.")
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write the lesson to.")
     ] = Path("polyhead-lesson.html"),
     lang: Language = None,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,

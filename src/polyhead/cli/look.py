@@ -59,11 +59,11 @@ def look(
     ] = False,
     texts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --find: over the texts of this file, one a line."),
+        typer.Option(metavar="FILE", help="With --find: use the texts of this file, one per line."),
     ] = None,
     ablate: Annotated[
         str | None,
-        typer.Option(metavar="HEADS", help="Look without these heads: 3.1,7.4 (layer.head)."),
+        typer.Option(metavar="HEADS", help="Ablate these heads: 3.1,7.4 (layer.head)."),
     ] = None,
     draw: Annotated[
         str | None,
@@ -73,7 +73,7 @@ def look(
         bool, typer.Option("--serve", help="Open a local page for texts of any length.")
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of --serve; 0: any that is free.")
+        int, typer.Option(min=0, max=65535, help="Port for --serve; 0: any free port.")
     ] = 0,
     out: Annotated[
         Path | None,
@@ -98,11 +98,13 @@ def look(
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", metavar="CODE", help="Of an encoder-decoder: the text's language."),
+        typer.Option(
+            "--from", metavar="CODE", help="For an encoder-decoder: the language of the text."
+        ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--to", metavar="CODE", help="Of an encoder-decoder: the language to write."),
+        typer.Option("--to", metavar="CODE", help="For an encoder-decoder: the language to write."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     lang: Language = None,

@@ -53,17 +53,18 @@ Dtype = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")]
 MaxNewTokens = Annotated[
-    int, typer.Option("--max-new-tokens", "-n", help="Stop after so many tokens.")
+    int, typer.Option("--max-new-tokens", "-n", help="Stop after this many tokens.")
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-t", help="0 is greedy; larger is more varied.")
 ]
 TopK = Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")]
 TopP = Annotated[
-    float | None, typer.Option(help="Draw from the likeliest tokens that reach probability p.")
+    float | None,
+    typer.Option(help="Draw from the most likely tokens whose probabilities add up to p."),
 ]
 RepetitionPenalty = Annotated[
-    float, typer.Option(help="Scores of tokens that are there already are divided by it.")
+    float, typer.Option(help="Above 1: make tokens that already occurred less likely.")
 ]
 Seed = Annotated[int | None, typer.Option(help="The same seed draws the same text.")]
 Language = Annotated[

@@ -19,17 +19,18 @@ def perplexity(
         ),
     ],
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Texts in UTF-8, each by itself.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Text files in UTF-8, evaluated separately."),
     ],
     window: Annotated[
         int | None,
-        typer.Option(help="Tokens read at once; default the model's context, 1,024 at most."),
+        typer.Option(help="Tokens in a window; default: the model's context, at most 1,024."),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Tokens between the beginnings of windows; default half a window."),
+        typer.Option(help="Tokens between the starts of windows; default: half a window."),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Windows read side by side.")] = 1,
+    batch: Annotated[int, typer.Option(help="Windows in a batch.")] = 1,
     dtype: options.Dtype = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:

@@ -46,34 +46,36 @@ def plan(
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     dtype: Annotated[
-        str, typer.Option(help="Of weights: float32, bfloat16, float16, float8, int8, int4.")
+        str, typer.Option(help="Dtype of weights: float32, bfloat16, float16, float8, int8, int4.")
     ] = "bfloat16",
     kv_dtype: Annotated[
         str | None,
-        typer.Option(help="Of the cache: float32, bfloat16, float16, int8, int4; default: dtype."),
+        typer.Option(
+            help="Dtype of the cache: float32, bfloat16, float16, int8, int4; default: dtype."
+        ),
     ] = None,
-    page: Annotated[
-        int | None, typer.Option(help="Tokens of a page; default: caches in one piece.")
-    ] = None,
+    page: Annotated[int | None, typer.Option(help="Tokens per page; default: no pages.")] = None,
     tensor_parallel: Annotated[
         int, typer.Option(help="Ranks that share heads and hidden features.")
     ] = 1,
     memory: Annotated[
-        str | None, typer.Option(help="Of one rank, such as 24GiB: say what fits.")
+        str | None, typer.Option(help="Memory of one rank, such as 24GiB: shows what fits.")
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Of one rank's memory, such as 3.35TB/s.")
+        str | None, typer.Option(help="Memory bandwidth of one rank, such as 3.35TB/s.")
     ] = None,
-    flops: Annotated[str | None, typer.Option(help="Of one rank, such as 989TFLOP/s.")] = None,
+    flops: Annotated[
+        str | None, typer.Option(help="Compute rate of one rank, such as 989TFLOP/s.")
+    ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(
             metavar="SIZES",
-            help="Of a mesh, such as tensor=8,context=4: what a rank holds and sends.",
+            help="A mesh, such as tensor=8,context=4: shows what a rank holds and sends.",
         ),
     ] = None,
     link: Annotated[
-        str | None, typer.Option(help="Of one rank to the next, such as 50GB/s.")
+        str | None, typer.Option(help="Bandwidth from one rank to the next, such as 50GB/s.")
     ] = None,
     presets: Annotated[
         bool,

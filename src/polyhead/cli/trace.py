@@ -50,7 +50,7 @@ def trace(
     lang: Language = None,
     json: Annotated[bool, typer.Option("--json", help="All numbers as JSON.")] = False,
 ) -> None:
-    """Work one attention layer step by step.
+    """Compute one attention layer step by step.
 
     Without arguments: a built-in example of three words, d_model = 4 and two heads, small enough to
     follow with a pencil.

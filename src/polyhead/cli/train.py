@@ -28,24 +28,29 @@ def train(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the model goes; default: its name.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the model; default: the recipe's name."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the state in DIR, with the same losses.")
+        bool, typer.Option("--resume", help="Continue from the state in DIR, with the same losses.")
     ] = False,
-    minutes: Annotated[float | None, typer.Option(help="End after so many minutes.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of weights, order of data and dropout.")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Another value, such as schedule.steps=100."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, such as schedule.steps=100.",
         ),
     ] = None,
 ) -> None:
-    """Train a model by a recipe: a decoder on text files, or an encoder-decoder on pairs.
+    """Train a model from a recipe: a decoder on text files, or an encoder-decoder on pairs.
 
-    Ctrl-C saves the state; --resume goes on with exactly the losses that would have come. The
-    model that did best on held-out texts is saved in DIR, where the other commands find it.
+    Ctrl-C saves the state; --resume continues with exactly the same losses. The best model on
+    held-out texts is saved in DIR, where the other commands find it.
 
     Example: polyhead train translate-numbers
     """

@@ -29,16 +29,17 @@ _Model = Annotated[
 ]
 _File = Annotated[Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")]
 _Beams = Annotated[
-    int | None, typer.Option("--num-beams", "-b", help="Beams; default what the model's files say.")
+    int | None,
+    typer.Option("--num-beams", "-b", help="Number of beams; default: that of the model's files."),
 ]
 _Longest = Annotated[
     int | None,
     typer.Option(
-        "--max-new-tokens", "-n", help="Tokens of each text; default what the model's files say."
+        "--max-new-tokens", "-n", help="Most tokens per text; default: that of the model's files."
     ),
 ]
 _Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-_Json = Annotated[bool, typer.Option("--json", help="Texts with tokens and scores as JSON.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print texts with tokens and scores as JSON.")]
 
 
 def translate(
@@ -53,7 +54,7 @@ def translate(
         typer.Option("--to", metavar="CODE", help="The language to write, by the model's code."),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option(help="Text in front of every text, such as T5's instructions.")
+        str | None, typer.Option(help="Prefix of every text, such as T5's instructions.")
     ] = None,
     num_beams: _Beams = None,
     max_new_tokens: _Longest = None,
@@ -62,7 +63,9 @@ def translate(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="With --align: draw it, as an SVG file."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="With --align: draw the alignment to this SVG file."
+        ),
     ] = None,
     dtype: _Dtype = "float32",
     json: _Json = False,
@@ -93,7 +96,7 @@ def summarize(
     num_beams: _Beams = None,
     max_new_tokens: _Longest = None,
     min_new_tokens: Annotated[
-        int | None, typer.Option(help="No end before so many tokens.")
+        int | None, typer.Option(help="Fewest tokens of the summary.")
     ] = None,
     dtype: _Dtype = "float32",
     json: _Json = False,
@@ -127,17 +130,19 @@ def transcribe(
     ] = "whisper-tiny.en",
     language: Annotated[
         str | None,
-        typer.Option(metavar="CODE", help="What is spoken; default: the model finds out."),
+        typer.Option(metavar="CODE", help="Spoken language; default: detected by the model."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="transcribe, or translate into English.")] = None,
     num_beams: _Beams = None,
     dtype: _Dtype = "float32",
     words: Annotated[
-        bool, typer.Option("--words", help="Each word with the second in which it is spoken.")
+        bool, typer.Option("--words", help="Print each word with its time in seconds.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Parts with their times as JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print segments with their times as JSON.")
+    ] = False,
 ) -> None:
-    """Write down the words of a recording of any length."""
+    """Transcribe a recording of any length."""
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import print_json, progress, write_text
     from polyhead.generation import SpeechToText
