@@ -66,7 +66,7 @@ def test_snippets_and_examples_pass_pyright(tmp_path):
         "pythonVersion": "3.11",
         "typeCheckingMode": "standard",
         "reportMissingImports": "none",  # flash_attn
-        "reportPossiblyUnbound": "none",  # pages use what their last loop made
+        "reportPossiblyUnboundVariable": "none",  # pages use what their last loop made
     }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "basedpyright", "-p", str(tmp_path)]
