@@ -208,6 +208,22 @@ def test_a_poisoned_key_spoils_the_rows_that_see_it_and_no_other(where):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5, equal_nan=True)
 
 
+def test_a_query_that_sees_nothing_gives_nothing_whatever_it_holds():
+    q, k, v = heads(2, 1, 9, 20, 16)
+    upstream = torch.ones_like(q)
+    q[:, :, 4], upstream[:, :, 4] = torch.nan, torch.nan
+    places = torch.arange(9, device=DEVICE)
+    places[4] = -1
+    results = []
+    for name in ("triton", "tiled"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = ph.attention(*leaves, mask=ph.Causal(), q_positions=places, kernel=name)
+        results.append((out.detach(), *torch.autograd.grad(out, leaves, upstream)))
+    assert (results[0][0][:, :, 4] == 0).all()
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
