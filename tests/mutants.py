@@ -270,6 +270,14 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "layers": {
+        "tests/layers/test_quantized.py": [
+            ("other blocks are seen", '"_parameters", "_buffers", "_modules"', '"_parameters", "_modules"'),
+            ("a bias of another dtype", "        or (bias is not None and not native.is_plain(bias, x))\n    ):\n        return None\n    return Weight(blocks", "    ):\n        return None\n    return Weight(blocks"),
+            ("what changes weights", "if isinstance(module, QuantizedMatrix):\n            raise", "if False:\n            raise"),
+            ("rows in the model's dtype", "return unpack(self.blocks[ids], self.kind, self.like.dtype)", "return unpack(self.blocks[ids], self.kind)"),
+            ("a panel's part of the bias", "else bias[first : first + rows]", "else bias[:rows]"),
+            ("gradients of inputs", "if not (x.requires_grad or (bias is not None and bias.requires_grad)):", "if True:"),
+        ],
         "tests/layers/test_rope.py tests/layers/test_norms.py tests/layers/test_feed_forward.py": [
             ("linear scaling", "_default(config.theta, dim) / _of(config.factor)", "_default(config.theta, dim)"),
             ("dynamic scaling", "if length <= trained:", "if True:"),
@@ -333,6 +341,11 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "checkpoints": {
+        "tests/checkpoints/test_gguf_quantized.py": [
+            ("types that are not read", "return found if readable(native, found[1]) else None", "return found"),
+            ("nothing learns", "model.requires_grad_(False)", "pass"),
+            ("a file in blocks saved", "state = unpacked_state(checkpoint.model)", "state = checkpoint.model.state_dict()"),
+        ],
         "tests/generation/test_text_to_text.py": [
             ("which file says how to generate", "if path.is_file():\n            values, where", "if False:\n            values, where"),
             ("what generation_config.json says is saved", "if values := checkpoint.generation.values:", "if values := {}:"),

@@ -103,6 +103,19 @@ def test_what_is_saved_is_unpacked(tmp_path: Path) -> None:
     assert (again(tiny.ids()) - kept.model(tiny.ids())).abs().max() < 1e-5
 
 
+@torch.no_grad()
+def test_what_is_pruned_is_unpacked(tmp_path: Path) -> None:
+    tiny = Tiny("Llama", SIZES)
+    path = write_gguf(tmp_path / "tiny.gguf", tiny.build(), kind=Kind.Q8_0)
+    heads = {0: [0, 1, 2]}
+    kept, unpacked = (
+        ph.prune(load_checkpoint(path, each, cache=False).model, heads)
+        for each in (None, torch.float32)
+    )
+    assert not any(isinstance(part, QuantizedMatrix) for part in kept.modules())
+    assert torch.equal(kept(tiny.ids()), unpacked(tiny.ids()))
+
+
 @pytest.mark.model
 @pytest.mark.slow
 @torch.no_grad()
