@@ -36,6 +36,12 @@ def test_logits_and_tokens_that_stay_in_parts_equal_one_process(two: World) -> N
         two.run("cases_of_models:equal_all", [family], ["tensor"], "float64", options)
 
 
+@pytest.mark.parametrize("exchange", ["gather", "heads"])
+def test_latents_are_expanded_where_they_arrive(two: World, exchange: str) -> None:
+    options = {"exchange": exchange, "order": "striped"}
+    two.run("cases_of_models:equal_all", ["DeepSeek"], ["context"], "float64", options)
+
+
 def test_copies_over_data_equal_one_process(two: World) -> None:
     two.run("cases_of_models:equal_all", ["Llama"], ["data"], "float64")
 
