@@ -97,6 +97,10 @@ class LargeMap {
     this.settle();
     const { map } = this;
     if (!map) return this.wait();
+    const room = [this.box.parentElement.clientWidth, $("#panel").clientHeight, devicePixelRatio, state.zoom, language];
+    const sizedFor = [...room, this.of, Object.values(this.ends), map.cell].join();
+    if (sizedFor === this.sizedFor && map.cell > 1) return this.draw(); // to measure again takes long
+    this.sizedFor = sizedFor;
     const longest = Math.max(map.rows, map.columns);
     const context = this.canvas.getContext("2d");
     context.font = fontOf();

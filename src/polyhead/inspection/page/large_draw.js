@@ -219,7 +219,7 @@ function startLarge() {
 }
 
 on(["look"], showMaps);
-on(["layer", "head", "open", "zoom", "arrived", "measured", "look"], () => bothMaps.forEach((map) => map.size()));
+on(["layer", "head", "open", "zoom", "parts", "look"], () => bothMaps.forEach((map) => map.size()));
 on(["scale", "hideFirst", "dark", "query", "key", "token", "cellQuery", "cellKey"], () => bothMaps.forEach((map) => map.draw()));
-on(["layer", "head", "open", "query", "key", "cellQuery", "cellKey", "arrived", "look", "measured"],
+on(["layer", "head", "open", "query", "key", "cellQuery", "cellKey", "parts", "rows", "look"],
   () => bothMaps.forEach((map) => map.tell()));

@@ -14,7 +14,7 @@ function svg(tag, attributes, text) {
 // Draws queries on the left and keys on the right, each as { first, labels }. `heads` are functions
 // from row and column to a weight, each in a colour of its own; lines of the `active` row stand out.
 function drawLinesIn(box, { queries, keys, heads, active = -1 }) {
-  const [height, width] = [17, Math.max(280, Math.min(640, box.getBoundingClientRect().width || 640))];
+  const [height, width] = [17, pictureWidth(640)];
   const [left, right] = [width * 0.34, width * 0.66];
   const y = (i) => height * i + 12;
   const parts = [];

@@ -53,4 +53,4 @@ function keepLines() {
 
 $("#keep").addEventListener("click", keepLines);
 on(["look"], () => { kept.length = 0; });
-on(["layer", "head", "open", "query", "key", "token", "arrived", "measured", "look"], drawLinks);
+on(["layer", "head", "open", "query", "key", "token", "parts", "look"], drawLinks);

@@ -76,14 +76,15 @@ class Look {
 
   // ---- numbers ----
 
-  answer(name, make) {
+  // `kind` says who draws it: parts, rows, pairs, products, ways.
+  answer(kind, name, make) {
     if (this.answers.has(name)) return this.answers.get(name);
     const made = make();
     if (made === null) return null;
     this.answers.set(name, made instanceof Promise ? null : made);
     if (this.answers.size > MOST_KEPT) this.answers.delete(this.answers.keys().next().value);
     if (!(made instanceof Promise)) return made;
-    awaited(made).then((value) => this.answers.set(name, value), (error) => {
+    awaited(made, kind).then((value) => this.answers.set(name, value), (error) => {
       this.answers.delete(name);
       if (!(error instanceof Refusal)) throw error;
       this.answers.set(name, undefined); // asked once, not again and again
@@ -97,16 +98,16 @@ class Look {
     if (!this.source.isThere(layer)) return null;
     const name = `part ${layer}.${head} ${Object.values(ends)} ${pixels}`;
     if (this.source.weight || !this.isShort(layer)) {
-      return this.answer(name, () => this.source.part(layer, head, ends, pixels)) ?? null;
+      return this.answer("parts", name, () => this.source.part(layer, head, ends, pixels)) ?? null;
     }
     const whole = this.whole(layer, head);
-    return whole && this.answer(name, () => reduced(whole.columns, whole.values, ends, pixels));
+    return whole && this.answer("parts", name, () => reduced(whole.columns, whole.values, ends, pixels));
   }
 
   whole(layer, head) {
     const { rows, columns } = this.sides(layer);
     const ends = { q0: 0, q1: rows, k0: 0, k1: columns };
-    return this.answer(`whole ${layer}.${head}`, () => this.source.part(layer, head, ends, WHOLE_TOKENS)) ?? null;
+    return this.answer("parts", `whole ${layer}.${head}`, () => this.source.part(layer, head, ends, WHOLE_TOKENS)) ?? null;
   }
 
   // A token's weights on all keys of the layer; null also where it is no query of it.
@@ -115,7 +116,7 @@ class Look {
     const query = token - this.layers[layer].queries[0];
     if (this.source.weight) return this.source.row(layer, head, query);
     if (!this.isShort(layer)) {
-      return this.answer(`row ${layer}.${head} ${query}`, () => this.source.row(layer, head, query)) ?? null;
+      return this.answer("rows", `row ${layer}.${head} ${query}`, () => this.source.row(layer, head, query)) ?? null;
     }
     const map = this.whole(layer, head);
     return map && map.values.subarray(query * map.columns, (query + 1) * map.columns);
@@ -126,7 +127,7 @@ class Look {
     const key = token - this.layers[layer].keys[0];
     if (this.source.weight) return this.source.column(layer, head, key);
     if (!this.isShort(layer)) {
-      return this.answer(`column ${layer}.${head} ${key}`, () => this.source.column(layer, head, key)) ?? null;
+      return this.answer("rows", `column ${layer}.${head} ${key}`, () => this.source.column(layer, head, key)) ?? null;
     }
     const map = this.whole(layer, head);
     return map && Float32Array.from({ length: map.rows }, (_, row) => map.values[row * map.columns + key]);
@@ -143,7 +144,7 @@ class Look {
   // The weight of one token on another in every head, NaN where a layer does not have it.
   pair(query, key) {
     if (!this.length) return null;
-    return this.answer(`pair ${query} ${key}`, () => this.source.pair(query, key)) ?? null;
+    return this.answer("pairs", `pair ${query} ${key}`, () => this.source.pair(query, key)) ?? null;
   }
 
   small(layer, head, hideFirst) {
@@ -154,12 +155,12 @@ class Look {
     if (!this.isQuery(layer, query) || !this.isKey(layer, key) || !this.source.isThere(layer)) return null;
     const { queries, keys } = this.layers[layer];
     const at = [layer, head, query - queries[0], key - keys[0]];
-    return this.answer(`product ${at}`, () => this.source.product(...at)) ?? null;
+    return this.answer("products", `product ${at}`, () => this.source.product(...at)) ?? null;
   }
 
   way(token) {
     if (token < this.own || token >= this.length) return null;
-    return this.answer(`way ${token}`, () => this.source.way(token)) ?? null;
+    return this.answer("ways", `way ${token}`, () => this.source.way(token)) ?? null;
   }
 
   // Another look has taken its place: nothing is asked for any more.

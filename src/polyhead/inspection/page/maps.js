@@ -21,7 +21,7 @@ function makeCells() {
   for (const { layer, head } of look.heads) {
     const name = headName(layer, head);
     const cell = element("div", {
-      classes: "head", role: "gridcell", tabindex: "-1", data: `head-${name}`,
+      classes: "head", role: "gridcell", tabindex: "-1", "aria-selected": "false", data: `head-${name}`,
     }, [
       element("canvas", { "aria-hidden": "true" }),
       element("span", { classes: "bar", "aria-hidden": "true" }, [element("i")]),
@@ -132,11 +132,16 @@ function describeMaps() {
     const [, bar, caption] = cell.children;
     bar.firstElementChild.style.width = `${100 * share}%`;
     caption.replaceChildren(element("b", { text: name }), element("span", { text: short(value) }));
-    const chosen = state.layer === head.layer && state.head === head.head;
-    cell.setAttribute("aria-selected", String(chosen && state.open));
     cell.setAttribute("aria-label", `${t("head", { name })}${spokenKv(head)}. ${measure.name}: ${short(value)}` +
       (value === null ? "" : t("rank", { rank: rankOf.get(head.index), heads: look.heads.length })));
   }
+}
+
+// The map of the open head.
+function markMap() {
+  for (const cell of maps.box.querySelectorAll('[aria-selected="true"]')) cell.setAttribute("aria-selected", "false");
+  if (!state.open || !look.has(state.layer, state.head)) return;
+  maps.cells.get(headName(state.layer, state.head)).setAttribute("aria-selected", "true");
 }
 
 const spokenKv = ({ layer, head }) => (look.sharesKeys(layer) ? t("kv_head", { kv: look.kvHead(layer, head) }) : "");
@@ -177,7 +182,8 @@ on(["order", "layers", "least"], () => {
   arrangeMaps();
   $("#overview").scrollTop = 0;
 });
-on(["measure", "descending", "query", "key", "arrived", "measured"], () => {
+on(["measure", "descending", "query", "key", "pairs", "measured"], () => {
   if (state.order === "rank" || state.least !== "") arrangeMaps();
 });
-on(["measure", "descending", "query", "key", "arrived", "measured", "layer", "head", "open", "look"], describeMaps);
+on(["measure", "descending", "query", "key", "pairs", "measured", "look"], describeMaps);
+on(["layer", "head", "open", "look"], markMap);

@@ -105,11 +105,13 @@ function bindRadios(name) {
   }
 }
 
-let panelWidth = 0;
+let panelWidth = 0; // without its padding; asked for once, because asking lays the page out
 
 // Pictures are as wide as the panel.
-function fitPictures() {
-  const width = $("#panel").clientWidth;
+const pictureWidth = (most) => Math.max(280, Math.min(most, panelWidth || most));
+
+function fitPictures([{ contentRect }]) {
+  const width = Math.floor(contentRect.width);
   if (width === panelWidth || !look || !state.open) return;
   panelWidth = width;
   drawPairView();
@@ -234,7 +236,8 @@ async function readFile() {
   }
   progress.hidden = true;
   if (!look.length) return;
-  set({ measured: look.layers.length });
+  state.measured = look.layers.length;
+  redraw();
   firstHead();
   const cell = maps.cells.get(headName(Math.max(0, state.layer), Math.max(0, state.head)));
   moveCursor(cell, false);

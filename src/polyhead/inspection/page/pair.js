@@ -52,7 +52,7 @@ function pairSteps({ raw, score, weight, scores }) {
 
 // Three rows: the query and the key as cells, their products as bars up and down.
 function drawProducts(box, { q, k, products }) {
-  const width = Math.max(280, Math.min(720, box.parentElement.clientWidth || 720));
+  const width = pictureWidth(720);
   const [left, cell] = [44, (width - 48) / q.length];
   const most = Math.max(...products.map(Math.abs), 1e-9);
   const size = Math.max(...q.map(Math.abs), ...k.map(Math.abs), 1e-9);
@@ -101,4 +101,4 @@ function drawPairRow({ raw, scores, weights, here, first }) {
   }));
 }
 
-on(["layer", "head", "open", "query", "key", "arrived", "measured", "look"], drawPairView);
+on(["layer", "head", "open", "query", "key", "products", "rows", "parts", "look"], drawPairView);

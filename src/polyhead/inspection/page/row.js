@@ -1,6 +1,6 @@
 // One query's weights in full, to sort and to copy.
 
-const MOST_ROWS = 512; // of more keys the largest weights are shown
+const MOST_ROWS = 256; // of more keys the largest weights are shown
 
 const row = { by: "key", descending: false };
 
@@ -105,4 +105,4 @@ function startRow() {
   $("#copy-json").addEventListener("click", (event) => copy(rowAsJson(), event.currentTarget));
 }
 
-on(["layer", "head", "open", "query", "key", "arrived", "measured", "look"], drawRow);
+on(["layer", "head", "open", "query", "key", "rows", "parts", "look"], drawRow);

@@ -70,7 +70,7 @@ class ServerSource {
   small(layer, head, hideFirst) {
     const found = this.thumbs.get(`${hideFirst ? "hidden" : "shown"} ${layer}`);
     if (!found?.shape) {
-      if (hideFirst) awaited(this.thumbnails(layer, true)).then(redrawThumbs, () => {});
+      if (hideFirst) this.thumbnails(layer, true).then(redrawThumbs, () => {});
       return null;
     }
     const [, rows, columns] = found.shape;

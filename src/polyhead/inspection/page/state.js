@@ -16,7 +16,7 @@ const state = {
   layers: "", least: "", // which heads are shown among all
   dark: false,
   look: 0, // how many looks were shown
-  arrived: 0, // how often something arrived that had been asked for
+  parts: 0, rows: 0, pairs: 0, products: 0, ways: 0, // how often such answers arrived
   measured: 0, // layers whose statistics are there
 };
 
@@ -51,16 +51,20 @@ function say(message) {
 
 let waiting = 0;
 let frame = 0;
+const came = new Set(); // kinds of answers that are not drawn yet
 const settling = [];
 
-// Counts an answer that is asked for, and draws again when it is there.
-function awaited(promise) {
+// Counts an answer of a kind that is asked for, and draws what shows such ones when it is there.
+function awaited(promise, kind) {
   waiting++;
   return promise.finally(() => {
     waiting--;
+    came.add(kind);
     frame ||= requestAnimationFrame(() => {
       frame = 0;
-      set({ arrived: state.arrived + 1 });
+      const kinds = [...came];
+      came.clear();
+      set(Object.fromEntries(kinds.map((name) => [name, state[name] + 1])));
       if (!waiting) settling.splice(0).forEach((done) => done());
     });
   });

@@ -116,8 +116,8 @@ function startTables() {
 }
 
 on(["measure", "descending", "query", "key", "look"], drawHeadsHead);
-on(["measure", "descending", "query", "key", "view", "arrived", "measured", "layer", "head", "open", "layers", "least", "look"],
+on(["measure", "descending", "query", "key", "view", "pairs", "measured", "layer", "head", "open", "layers", "least", "look"],
   drawHeadsBody);
 on(["measure", "descending", "query", "key", "look"], drawMeasureChoice);
 on(["layer", "head", "look"], drawPanelTop);
-on(["layer", "head", "query", "key", "arrived", "measured", "look"], drawNumbers);
+on(["layer", "head", "query", "key", "pairs", "measured", "look"], drawNumbers);

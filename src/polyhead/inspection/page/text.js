@@ -1,7 +1,7 @@
 // The running text: each token tinted by how much the active token looks at it, underlined by how
 // much it looks at the active token. The active token is the hovered or focused one, else the query.
 
-const MOST_CHIPS = 512; // of a longer text the part around the query is shown
+const MOST_CHIPS = 256; // of a longer text the part around the query is shown
 
 const strip = { box: $("#tokens"), chips: new Map(), cursor: 0, first: 0, of: -1 };
 
@@ -165,7 +165,7 @@ function drawPair() {
 }
 
 on(["look", "query"], makeStrip);
-on(["layer", "head", "open", "query", "key", "token", "lanes", "scale", "hideFirst", "dark", "arrived", "measured", "look"], drawStrip);
+on(["layer", "head", "open", "query", "key", "token", "lanes", "scale", "hideFirst", "dark", "rows", "parts", "look"], drawStrip);
 on(["query", "key", "layer", "look"], drawPair);
 on(["open", "query"], () => {
   if (!state.open || !look.length) return;

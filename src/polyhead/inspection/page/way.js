@@ -49,7 +49,7 @@ function guessCells(likely) {
 
 // Bars for what each part adds, a line for the stream behind the layer.
 function drawSizes(box, sizes, parts) {
-  const width = Math.max(280, Math.min(720, box.parentElement.clientWidth || 720));
+  const width = pictureWidth(720);
   const count = sizes.stream.length;
   const [left, bottom, high] = [44, 120, 104];
   const most = Math.max(...sizes.stream, ...parts.flatMap((name) => sizes[name]), 1e-9);
@@ -81,4 +81,4 @@ function drawSizes(box, sizes, parts) {
   ])));
 }
 
-on(["open", "query", "arrived", "look"], drawWay);
+on(["open", "query", "ways", "look"], drawWay);
