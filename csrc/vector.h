@@ -114,8 +114,8 @@ inline void round_to(float x, Half* p) {
 
 // The same for whole vectors.
 inline VecInt bits_of_bfloat16(Vec x) {
-    const VecInt bits = (VecInt)x;
-    const VecInt nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const VecWord bits = (VecWord)x;  // those of a NaN may wrap
+    const VecInt nearest = (VecInt)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
     return (VecInt)choose((VecInt)(x == x), (Vec)nearest, (Vec)splat_int(0x7fc0));
 }
 template <class T> inline Vec rounded(Vec x);
