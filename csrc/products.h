@@ -98,7 +98,7 @@ template <class T> void product_of(const Product& p, int thread, int threads) {
 
 inline float activated(float x, Activation kind) {
     if (kind == kRelu) return x > 0 ? x : 0;
-    if (kind == kSilu) return x / (1.0f + exponential(splat(-x))[0]);
+    if (kind == kSilu) return x / (1.0f + exponential(splat(-x < 88.0f ? -x : 88.0f))[0]);  // beyond, nothing of x is left
     if (kind == kRelu2) return x > 0 ? x * x : x == x ? 0.0f : x;
     if (kind == kGelu) return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f));
     const float inner = 0.7978845608f * (x + 0.044715f * x * x * x);

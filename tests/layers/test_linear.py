@@ -16,7 +16,8 @@ from polyhead import native
 from polyhead.layers import FeedForward, MultiHeadAttention, RMSNorm
 from polyhead.layers import linear as few_rows
 from polyhead.layers.linear import by_heads, linear, side_by_side
-from polyhead.native.arguments import ACTIVATIONS
+from polyhead.native.arguments import ACTIVATIONS, Weight
+from polyhead.native.code import Code
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -247,3 +248,12 @@ def test_owners_follow_a_projection_that_was_replaced():
     torch.testing.assert_close(owner(x), before)
     owner.q_proj = nn.Sequential(nn.Linear(16, 16))
     assert not torch.allclose(owner(x), before)
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+def test_silu_far_below_zero_is_zero(code: Code) -> None:
+    """Its exponential is beyond what float32 holds."""
+    one = torch.ones(1, 1)
+    for gate in (-88.0, -90.0, -130.0, -1e4, -1e30):
+        far = Weight(one * gate, None)
+        assert abs(code.feed_forward(one, far, Weight(one, None), Weight(one, None), "silu")) < 1e-6
