@@ -270,7 +270,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "layers": {
-        "tests/layers/test_quantized.py": [
+        "tests/layers/test_quantized_layers.py": [
             ("other blocks are seen", '"_parameters", "_buffers", "_modules"', '"_parameters", "_modules"'),
             ("a bias of another dtype", "        or (bias is not None and not native.is_plain(bias, x))\n    ):\n        return None\n    return Weight(blocks", "    ):\n        return None\n    return Weight(blocks"),
             ("what changes weights", "if isinstance(module, QuantizedMatrix):\n            raise", "if False:\n            raise"),

@@ -25,7 +25,7 @@ TESTS = [
     "tests/kernels/test_native_gradients.py",
     "tests/layers/test_fused.py",
     "tests/layers/test_linear.py",
-    "tests/layers/test_quantized.py",
+    "tests/layers/test_quantized_layers.py",
     "tests/quantization",
     "tests/layers/test_step.py",
     "tests/inspection/test_statistics.py",

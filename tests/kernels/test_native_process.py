@@ -30,7 +30,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
         """
         import resource, torch, polyhead as ph
         from polyhead import native
-        from polyhead.native.arguments import NO_EXTRAS, Piece
+        from polyhead.native.arguments import NO_EXTRAS, Piece, Weight
         torch.set_num_threads(1)
         code = native.code()
 
@@ -48,7 +48,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
             lambda: code.attend(q, [Piece(k, k)], 1.0),
             lambda: code.attend(many, [Piece(k, k)], 1.0),
             lambda: code.gradients(many, Piece(k, k), 1.0, NO_EXTRAS, (out, lse), grads),
-            lambda: code.product(x, [(wide, None)]),
+            lambda: code.product(x, [Weight(wide, None)]),
         ]
         for number, call in enumerate(calls):
             call()
@@ -82,7 +82,7 @@ def test_an_interrupt_ends_a_long_call():
         """
         import signal, threading, time, os, torch, polyhead as ph
         from polyhead import native
-        from polyhead.native.arguments import NO_EXTRAS, Piece
+        from polyhead.native.arguments import NO_EXTRAS, Piece, Weight
         signal.signal(signal.SIGINT, signal.default_int_handler)  # where a shell ignores it
         torch.set_num_threads(2)
         code = native.code()

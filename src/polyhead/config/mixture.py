@@ -122,7 +122,7 @@ class MixtureConfig(Network, kind="mixture"):
         # far and the last expert's output; the next sum takes that output twice more, once in
         # float32.
         E, routed = embed_dim, self.expert.alive_elements(embed_dim, ranks)
-        after = 0 if self.shared is None else 2 * E + self.shared.alive_elements(E, ranks)
+        after = 0 if self.shared is None else E + self.shared.alive_elements(E, ranks)
         return max(3 * E + routed, 5 * E, after)
 
     def widths(self) -> Mapping[str, int]:
