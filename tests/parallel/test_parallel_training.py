@@ -59,7 +59,10 @@ def test_a_run_of_torchrun_that_is_killed_resumes_on_other_ranks(
         _equals_alone(began, seen)
 
 
-@pytest.mark.parametrize(("family", "dimension"), [("Llama", "shard"), ("Mixtral", "expert")])
+@pytest.mark.parametrize(
+    ("family", "dimension"),
+    [pytest.param("Llama", "shard", marks=pytest.mark.slow), ("Mixtral", "expert")],
+)
 def test_transformers_reads_what_processes_trained(
     two: World, tmp_path: Path, family: str, dimension: str
 ) -> None:
