@@ -14,7 +14,7 @@ from harness import Case, all_cases
 from polyhead.config import LayerConfig, NormConfig, TransformerConfig
 from polyhead.families import REFUSED, families, read_config
 from polyhead.families.common.family import Family
-from polyhead.layers.step import NETWORK, last_part
+from polyhead.layers.described import NETWORK, last_part
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 

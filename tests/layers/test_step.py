@@ -26,12 +26,13 @@ from polyhead.config import (
     QKNormConfig,
     RopeConfig,
 )
-from polyhead.layers import MultiHeadAttention, RoPE, transformer_layer
+from polyhead.layers import MultiHeadAttention, RoPE, described, transformer_layer
 from polyhead.layers import step as step_module
+from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.exact import KnownFields
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.norms import RMSNorm
-from polyhead.layers.step import ATTENTION, CROSS_ATTENTION, NETWORK, Surroundings
+from polyhead.layers.step import Surroundings
 from polyhead.layers.transformer_layer import TransformerLayer
 
 pytestmark = pytest.mark.skipif(
@@ -503,8 +504,8 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
         built = _layer()
         cache = _prompted(built)
         built.config = other
-        monkeypatch.setattr(step_module, "_KNOWN", fields)
-        monkeypatch.setattr(step_module, "_KNOWN_AROUND", fields)
+        monkeypatch.setattr(described, "_KNOWN", fields)
+        monkeypatch.setattr(described, "_KNOWN_AROUND", fields)
         assert step(built, _token(), ph.Causal(), cache) is None
         monkeypatch.undo()
 

@@ -33,18 +33,12 @@ from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
 from polyhead.layers.built import build_attention, build_network
+from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.exact import Exactly
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.step import (
-    ATTENTION,
-    CROSS_ATTENTION,
-    NETWORK,
-    Remembered,
-    Surroundings,
-    step,
-)
+from polyhead.layers.step import Remembered, Surroundings, step
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.foreign import other_names, refuse
 
