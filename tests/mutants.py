@@ -147,6 +147,11 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("all parts of a page", "for part in parts for k, v in", "for part in parts[:1] for k, v in"),
             ("all languages of a page", "for code in LANGUAGES}", 'for code in ["en"]}'),
         ],
+        "tests/test_labels.py": [
+            ("an accent without its letter", 'if unicodedata.category(shown[0]).startswith("M")', "if False"),
+            ("joiners shape letters", "and character not in _JOINERS", ""),
+            ("direction of writing", '_RIGHT_TO_LEFT = frozenset(("R", "AL", "AN"))', '_RIGHT_TO_LEFT = frozenset(("R",))'),
+        ],
     },
     "lesson": {
         "tests/lesson/test_lesson_numbers.py": [
@@ -167,25 +172,10 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "inspection": {
-        "tests/inspection/test_labels.py": [
-            ("an accent without its letter", 'if unicodedata.category(shown[0]).startswith("M")', "if False"),
-            ("joiners shape letters", "and character not in _JOINERS", ""),
-            ("direction of writing", '_RIGHT_TO_LEFT = frozenset(("R", "AL", "AN"))', '_RIGHT_TO_LEFT = frozenset(("R",))'),
-        ],
         "tests/inspection/test_reading.py": [
             ("who reads a place", "read = weights.sum(dim=-2, keepdim=True)", "read = weights.sum(dim=-1, keepdim=True)"),
             ("the step that wrote a token", "queries=slice(prompt - 1, None)", "queries=slice(prompt, None)"),
             ("heads that align too little", "if flat[number] >= least", "if True"),
-        ],
-        "tests/inspection/test_ablation.py": [
-            ("pruned sinks", "module.sinks.detach()[list(q_heads)]", "module.sinks.detach()[: len(q_heads)]"),
-            ("pruned query heads", '("q_proj", q_heads, ', '("q_proj", sorted(q_heads)[::-1], '),
-            ("groups stay equal", "if len(left) > 1:", "if False:"),
-            ("ALiBi is not pruned", "if config.alibi is not None:", "if False:"),
-            ("a norm of all heads is not pruned", 'config.qk_norm.place == "full_width":', "False:"),
-            ("zeroed heads", "out[:, list(heads)] = 0.0", "out[:, :] = 0.0"),
-            ("a patched head", "0.0 if value is None else value[0]", "0.0"),
-            ("gradients' absolute value", "gradient.abs().mean(dim=0)", "gradient.mean(dim=0).abs()"),
         ],
         "tests/inspection/test_statistics.py tests/inspection/test_probe.py tests/inspection/test_view.py": [
             ("a sink's entropy", 'self.found["entropy"] -= share * log_share', "pass"),
@@ -197,17 +187,72 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("the encoder's tokens", "return self._encoder if is_encoder(name) else self._own", "return self._own"),
             ("heads that are not there", "for head in chosen or ():\n        if not 0 <= head < count:", "for head in ():\n        if False:"),
         ],
-        "tests/inspection/test_looks.py": [
+        "tests/pages/test_looks.py": [
             ("a product's own key", "Product(q, keys[key], keys @ q", "Product(q, keys[0], keys @ q"),
             ("what a sandwich's norm adds", "x * scale if scale != 1.0 else x", "x * 2.0"),
             ("states of the last tokens", "x[0, self.first :]", "x[0, : x.shape[1] - self.first]"),
-            ("the temperature of a partition", "(exact / t).logsumexp(0)", "exact.logsumexp(0)"),
         ],
         "tests/inspection/test_finding.py tests/inspection/test_heads.py tests/inspection/test_circuits.py": [
             ("thresholds of the caller", "least |= thresholds or {}", "pass"),
             ("the second half of repeats", "values[..., values.shape[-1] // 2 :].mean", "values.mean"),
             ("a decoder looks back", "if token < looking}", "}"),
             ("a word's last token", "looking = from_tokens[-1][-1]", "looking = from_tokens[0][-1]"),
+        ],
+    },
+    "interventions": {
+        "tests/interventions/test_ablation.py": [
+            ("pruned sinks", "module.sinks.detach()[list(q_heads)]", "module.sinks.detach()[: len(q_heads)]"),
+            ("pruned query heads", '("q_proj", q_heads, ', '("q_proj", sorted(q_heads)[::-1], '),
+            ("groups stay equal", "if len(left) > 1:", "if False:"),
+            ("ALiBi is not pruned", "if config.alibi is not None:", "if False:"),
+            ("a norm of all heads is not pruned", 'config.qk_norm.place == "full_width":', "False:"),
+            ("zeroed heads", "out[:, list(heads)] = 0.0", "out[:, :] = 0.0"),
+            ("a patched head", "0.0 if value is None else value[0]", "0.0"),
+            ("gradients' absolute value", "gradient.abs().mean(dim=0)", "gradient.mean(dim=0).abs()"),
+            ("the mean over the reference", "value=seen[layer].mean(dim=(0, 2))[numbers]", "value=seen[layer].mean(dim=(0, 2))[: len(numbers)]"),
+            ("a seed of outputs that are drawn", "torch.Generator().manual_seed(seed)", "torch.Generator().manual_seed(0)"),
+            ("texts of one length", "if source.shape != target.shape or source", "if source"),
+        ],
+    },
+    "trace": {
+        "tests/trace/test_trace.py": [
+            ("the root of the head size", "raw / math.sqrt(q.shape[-1])", "raw / q.shape[-1]"),
+            ("masked scores", "scores.masked_fill(~visible, -math.inf)", "scores"),
+            ("a row that sees nothing", "torch.where(total > 0, numerators / total, torch.zeros_like(numerators))", "numerators / total"),
+            ("scores too large for exp", "if largest <= _LARGEST_READABLE_SCORE:", "if True:"),
+            ("a sink's share", "total = total + torch.exp(sink - shift)", "pass"),
+            ("the kv head of a group", "head, kv_head = index + 1, index // group + 1", "head, kv_head = index + 1, index % len(given.w_k) + 1"),
+            ("the kv head of a model's group", "kv_head = head // (module.num_heads // module.num_kv_heads)", "kv_head = head % module.num_kv_heads"),
+            ("biases of projections", "values = step.values + linear.bias[rows].detach().double()", "values = step.values"),
+            ("a bias of scores", "scores = scores + bias\n", "pass\n"),
+            ("a softcap", "scores = softcap * torch.tanh(scores / softcap)", "pass"),
+            ("a norm after rotary", 'len(parts) if qk_norm.place == "after_rope" else 0', "0"),
+            ("a causal document", "visible = visible.tril()", "pass"),
+            ("heads that do not divide", "if len(w_q) % len(w_k):", "if False:"),
+            ("rows of W_O", "if w_o.ndim != 2 or w_o.shape[0] != rows:", "if w_o.ndim != 2:"),
+        ],
+    },
+    "pages": {
+        "tests/pages/test_page.py": [
+            ("triangles of causal layers", "not np.triu(layer, 1).any()", "not np.triu(layer, 2).any()"),
+            ("when weights are rounded", "half=values * 4 > FLOAT32_BYTES or given", "half=given"),
+            ("weights that are too many", "if values * 2 > FLOAT16_BYTES:", "if False:"),
+            ("order of packed weights", "values = weights[:, rows, columns]", "values = weights[:, columns, rows]"),
+            ("markup in texts", '.replace("<", r"\\u003c")', ""),
+            ("weights that are not finite", "np.isfinite(values).all() and (values >= 0).all()", "(values >= 0).all()"),
+            ("kv heads that do not divide", "count < 1 or have % count for", "count < 1 for"),
+            ("tokens outside a run", "if not (0 <= q0 <= q1 <= tokens and", "if not ("),
+            ("numbers that JSON cannot carry", "x is None or not math.isfinite(x)", "x is None"),
+            ("blocks of a second look", "first=len(blocks)", "first=0"),
+        ],
+        "tests/pages/test_looks.py tests/pages/test_notable.py": [
+            ("the temperature of a partition", "(exact / t).logsumexp(0)", "exact.logsumexp(0)"),
+            ("heads that a text needs to repeat for", "if len(repeated) >= _REPEATS:", "if repeated:"),
+            ("the best head first", "key=lambda entry: -entry[2]", "key=lambda entry: entry[2]"),
+        ],
+        "tests/pages/test_server.py": [
+            ("the longest request", "int(stated) > MOST_BYTES", "False"),
+            ("a client that is gone", "if await request.is_disconnected():", "if False:"),
         ],
     },
     "integrations": {

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from tiny import byte_tokenizer, decoder, encoder
 from torch.nn import functional as F
 
 import polyhead as ph
 from polyhead.errors import InputError
 from polyhead.evaluation import spans
 from polyhead.generation import LanguageModel
-
-sys.path.insert(0, str(Path(__file__).parent / "generation"))
-from tiny import byte_tokenizer, decoder, encoder
 
 TEXT = "Wer A sagt, muß auch B sagen. " * 4
 

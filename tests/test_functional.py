@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import beartype
 import jaxtyping
@@ -14,8 +13,6 @@ from polyhead import functional
 from polyhead.caches import PagedCache, QuantizedCache, RingCache
 from polyhead.kernels import KERNELS
 from polyhead.semantics import DenseSource, draw, state
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def qkv(B=2, H=4, G=2, T=5, S=7, D=8, V=None, dtype=torch.float32):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
+from tiny import decoder
 
 import polyhead as ph
 from polyhead.conversion.report import Report
 from polyhead.notebook import lines, panel, table
-
-sys.path.insert(0, str(Path(__file__).parent / "generation"))
-
-from tiny import decoder
 
 
 class Page(HTMLParser):

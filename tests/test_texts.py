@@ -59,7 +59,7 @@ def test_chinese_is_chinese_with_the_terms_of_the_field() -> None:
 @pytest.mark.parametrize(
     ("folder", "parts"),
     [
-        ("inspection/page", ("page",)),
+        ("pages/page", ("page",)),
         ("lesson/page", ("lesson",)),
     ],
 )

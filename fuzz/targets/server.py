@@ -14,9 +14,9 @@ from fuzz import mutation
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
 from polyhead.errors import InputError
 from polyhead.generation import LanguageModel
-from polyhead.inspection.server import application
-from polyhead.inspection.studio import Studio
 from polyhead.models import Transformer
+from polyhead.pages.server import application
+from polyhead.pages.studio import Studio
 
 TOKEN = "token"
 LOOK = {"text": "The animal", "model": "tiny", "heads": [[0, 1], [1, 0]]}

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from polyhead.evaluation import Perplexity, perplexity
     from polyhead.functional import Explanation, attention, explain
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder, TextToText, load
-    from polyhead.inspection.ablation import ablate
     from polyhead.inspection.alignment import Alignment
     from polyhead.inspection.finding import find_heads
     from polyhead.inspection.probe import Probe, probe
-    from polyhead.inspection.pruning import prune
     from polyhead.inspection.reading import SourceAlignment, align
     from polyhead.inspection.tables import compare_texts
     from polyhead.inspection.word_times import word_times
+    from polyhead.interventions.ablation import ablate
+    from polyhead.interventions.pruning import prune
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
@@ -99,11 +99,11 @@ _HOMES = {
     "polyhead.evaluation": ("Perplexity", "perplexity"),
     "polyhead.functional": ("Explanation", "attention", "explain"),
     "polyhead.generation": ("LanguageModel", "SpeechToText", "TextEncoder", "TextToText", "load"),
-    "polyhead.inspection.ablation": ("ablate",),
+    "polyhead.interventions.ablation": ("ablate",),
     "polyhead.inspection.alignment": ("Alignment",),
     "polyhead.inspection.finding": ("find_heads",),
     "polyhead.inspection.probe": ("Probe", "probe"),
-    "polyhead.inspection.pruning": ("prune",),
+    "polyhead.interventions.pruning": ("prune",),
     "polyhead.inspection.reading": ("SourceAlignment", "align"),
     "polyhead.inspection.tables": ("compare_texts",),
     "polyhead.inspection.word_times": ("word_times",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,20 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import byte_tokenizer, decoder
 from torch import nn
 
 import polyhead as ph
 from browser.serving import TEXT, TOKEN, Visit, serving
 from head_statistics import head_statistics
 from polyhead.inspection.heads import TokenizedText
-from polyhead.inspection.look_page import page_data
-from polyhead.inspection.looks import look_at
-from polyhead.inspection.page import PageData, write
-from polyhead.inspection.studio import Studio
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
-
-from tiny import byte_tokenizer, decoder
+from polyhead.pages.look_page import page_data
+from polyhead.pages.looks import look_at
+from polyhead.pages.page import PageData, write
+from polyhead.pages.studio import Studio
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from browser.serving import Visit
-from polyhead.inspection.page import PageData
+from polyhead.pages.page import PageData
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from head_statistics import head_statistics
-from polyhead.inspection.page import PageData, write
+from polyhead.pages.page import PageData, write
 
 pytestmark = pytest.mark.browser
 
@@ -289,7 +289,7 @@ def test_layers_of_several_kinds_go_by_their_names(open_page: Open, make_data: M
 def test_rounded_weights_are_named_on_the_page(
     open_page: Open, make_data: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyhead.inspection.packing.FLOAT32_BYTES", 0)
+    monkeypatch.setattr("polyhead.pages.packing.FLOAT32_BYTES", 0)
     data = make_data()
     page = open_page(data)
     assert "weights rounded to float16" in text(page, "rounded")

@@ -32,7 +32,7 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
-from polyhead.inspection.studio import Studio
+from polyhead.pages.studio import Studio
 
 pytestmark = pytest.mark.browser
 

@@ -13,8 +13,8 @@ import torch
 import polyhead as ph
 from browser.serving import TEXT, map_of, text_of
 from polyhead.inspection.heads import TokenizedText
-from polyhead.inspection.looks import look_at
-from polyhead.inspection.page import PageData, write
+from polyhead.pages.looks import look_at
+from polyhead.pages.page import PageData, write
 
 pytestmark = pytest.mark.browser
 

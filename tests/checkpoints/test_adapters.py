@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from polyhead.checkpoints import attach_adapter, load_checkpoint, save_checkpoint
 from polyhead.errors import CheckpointError, ConfigError, InputError, UnsupportedError
 from polyhead.inspection.circuits import HeadCircuits
-from polyhead.inspection.pruning import prune
+from polyhead.interventions.pruning import prune
 from polyhead.layers.lora import LoraLinear
 
 peft = pytest.importorskip("peft")

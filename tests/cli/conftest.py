@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from process import Result, Run, run_forked
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ _PRELOADED = (
     "polyhead.cli.app",
     "polyhead.generation",
     "polyhead.inspection.heads",
-    "polyhead.inspection.page",
-    "polyhead.inspection.trace_model",
+    "polyhead.pages.page",
+    "polyhead.trace.model",
     "rich.progress",
     "rich.table",
 )

@@ -176,7 +176,7 @@ def test_the_page_holds_the_weights_of_all_three_parts(
     mbart: tuple[str, ph.TextToText], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from polyhead.cli.look_translation import Translation
-    from polyhead.inspection import page
+    from polyhead.pages import page
 
     said = {"source_language": "en_XX", "target_language": "fr_XX", "max_new_tokens": 5}
     found = Translation.of("tiny", mbart[1], "good day", said)

@@ -8,7 +8,7 @@ from polyhead.comparison.heads import Outcome, name_tokens, redundancy, summary,
 from polyhead.comparison.runs import begin, validation_loss
 from polyhead.comparison.variants import Sizes, decoder, variant
 from polyhead.errors import ConfigError
-from polyhead.inspection.ablation import ablate
+from polyhead.interventions.ablation import ablate
 
 
 @pytest.mark.slow

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from small import small
@@ -244,7 +241,6 @@ def test_windows_are_spread_over_all_texts():
 
 
 def test_a_language_model_keeps_its_tokenizer():
-    sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
     from tiny import byte_tokenizer, decoder
 
     model = LanguageModel(decoder(), byte_tokenizer()).eval()

@@ -19,6 +19,14 @@ def model() -> ph.LanguageModel:
     return ph.LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
 
 
+@pytest.fixture(scope="module")
+def smollm2() -> ph.LanguageModel:
+    try:
+        return ph.load("smollm2")
+    except ph.ModelNotFoundError as error:
+        pytest.skip(str(error))
+
+
 def _weights(model: ph.LanguageModel, ids: torch.Tensor) -> torch.Tensor:
     """``[layers, B, H, T, T]``."""
     with probe(model) as seen, torch.no_grad():

@@ -32,7 +32,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
-from polyhead.inspection.pruning import prune
+from polyhead.interventions.pruning import prune
 from polyhead.layers import (
     DifferentialAttention,
     DifferentialAttentionConfig,

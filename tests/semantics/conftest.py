@@ -1,11 +1,6 @@
-"""Makes the oracle and the matrix importable, and tiles small enough that there are many."""
-
-import sys
-from pathlib import Path
+"""Tiles small enough that there are many."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 @pytest.fixture

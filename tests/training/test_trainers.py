@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from pairs import make_pair
 
 import polyhead as ph
 from polyhead.errors import ConfigError, InputError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "generation"))
-from pairs import make_pair
 
 STEPS = 6
 

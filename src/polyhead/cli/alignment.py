@@ -76,7 +76,7 @@ class Aligned:
 
         from polyhead.cli.encoding import plain
         from polyhead.cli.terminal import console
-        from polyhead.inspection.labels import head_name, isolated, label
+        from polyhead.texts.labels import head_name, isolated, label
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
         for heading in ("written", "reads", "weight", ""):
@@ -112,7 +112,7 @@ class Aligned:
         Raises:
             OSError: The file cannot be written.
         """
-        from polyhead.inspection.drawing import draw_alignment
+        from polyhead.pages.drawing import draw_alignment
         from polyhead.writing import replacing
 
         picture = draw_alignment(self.found.weights, self.source, self.target, title=title)

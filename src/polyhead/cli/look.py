@@ -18,7 +18,7 @@ from polyhead.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from polyhead.cli.look_examine import Found
-    from polyhead.inspection.model import HeadsByLayer
+    from polyhead.models.parts import HeadsByLayer
 
 _CONTINUATION = 24
 """Tokens of a decoder's continuation where the caller does not say how many."""
@@ -258,7 +258,7 @@ def _one_of(models: list[str] | None) -> str:
 
 def _heads_of(text: str | None) -> HeadsByLayer:
     """``"3.1,7.4"`` as heads by layer; none of None."""
-    from polyhead.inspection.model import parse_heads
+    from polyhead.models.parts import parse_heads
 
     return {} if text is None else parse_heads(text)
 

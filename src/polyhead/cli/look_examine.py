@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from polyhead.generation import Generation, LanguageModel, TextEncoder
     from polyhead.inspection.finding import HeadScores
     from polyhead.inspection.heads import HeadLook, Pair, TokenizedText
-    from polyhead.inspection.looks import Look
-    from polyhead.inspection.model import HeadsByLayer
     from polyhead.inspection.probe import Probe
+    from polyhead.models.parts import HeadsByLayer
+    from polyhead.pages.looks import Look
 
     Model = LanguageModel | TextEncoder
 
@@ -76,7 +76,7 @@ def check(
         InputError: A layer, a head or a word that is not there.
     """
     from polyhead.inspection.heads import find_pair
-    from polyhead.inspection.model import checked_heads
+    from polyhead.models.parts import checked_heads
 
     most, count = model.config.max_positions, len(model.config.layers)
     if len(tokens.ids) > most:
@@ -119,7 +119,7 @@ def examine(
     """
     from polyhead.generation import LanguageModel
     from polyhead.inspection.heads import rank_heads
-    from polyhead.inspection.looks import without
+    from polyhead.pages.looks import without
 
     written = None
     next_tokens = _next_tokens(model, tokens, ablated)
@@ -140,7 +140,7 @@ def _next_tokens(
     model: Model, tokens: TokenizedText, heads: HeadsByLayer
 ) -> tuple[NextTokens, NextTokens] | None:
     """The likeliest next tokens as they are and without some heads; None of an encoder."""
-    from polyhead.inspection.looks import next_token, without
+    from polyhead.pages.looks import next_token, without
 
     if not heads or model.config.kind != "decoder":
         return None
@@ -182,7 +182,7 @@ def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: boo
 def _run(name: str, model: Model, tokens: TokenizedText, ablated: HeadsByLayer) -> Look:
     """One run on the text, with what every head's rows sum up to."""
     from polyhead.cli.terminal import progress
-    from polyhead.inspection.looks import look_at
+    from polyhead.pages.looks import look_at
 
     with progress("looking at every head") as advance:
         look = look_at(name, model, tokens, ablated)

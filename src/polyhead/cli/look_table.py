@@ -88,7 +88,7 @@ def _show_pair(pair: Pair, remark: str, said: Texts) -> None:
 
 
 def _quoted(word: str) -> str:
-    from polyhead.inspection.labels import isolated, label
+    from polyhead.texts.labels import isolated, label
 
     return f"'{isolated(label(word))}'"
 
@@ -99,7 +99,7 @@ def _show_heads(looks: Sequence[HeadLook], said: Texts) -> None:
     from rich.text import Text
 
     from polyhead.cli.terminal import console
-    from polyhead.inspection.labels import head_name
+    from polyhead.texts.labels import head_name
 
     screen = console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
@@ -132,7 +132,7 @@ def _show_labels(scores: HeadScores, said: Texts) -> None:
     from polyhead.cli.encoding import plain
     from polyhead.cli.terminal import console
     from polyhead.inspection.finding import CRITERIA
-    from polyhead.inspection.labels import head_name
+    from polyhead.texts.labels import head_name
 
     texts = len(scores.by_text["sink"])
     labels = scores.labels()
@@ -184,7 +184,7 @@ def _show_next(
 
     from polyhead.cli.encoding import plain
     from polyhead.cli.terminal import console
-    from polyhead.inspection.labels import isolated, visible
+    from polyhead.texts.labels import isolated, visible
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
     table.add_column(said("next"))

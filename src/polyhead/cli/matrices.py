@@ -19,7 +19,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from polyhead.cli.encoding import plain
-from polyhead.inspection.labels import isolated, label
+from polyhead.texts.labels import isolated, label
 
 Block = list[Text]
 

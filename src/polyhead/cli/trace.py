@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from polyhead.inspection.trace import Step, Trace
     from polyhead.texts import Texts
+    from polyhead.trace.steps import Step, Trace
 
 _MOST_TERMS = 8
 _MOST_TOKENS = 16
@@ -69,7 +69,7 @@ def trace(
     elif input is not None:
         result = _of_file(input, language)
     else:
-        from polyhead.inspection.trace import example_trace
+        from polyhead.trace.steps import example_trace
 
         result = example_trace(language)
     if json:
@@ -80,9 +80,9 @@ def trace(
 
 def _of_file(path: Path, language: str) -> Trace:
     from polyhead.cli.terminal import read_file
-    from polyhead.inspection.trace import trace_attention
-    from polyhead.inspection.trace_input import parse_trace_json
     from polyhead.texts import Texts
+    from polyhead.trace.document import parse_trace_json
+    from polyhead.trace.steps import trace_attention
 
     title = Texts(language, "trace")("title_file", name=path.name)
     return trace_attention(parse_trace_json(read_file(path), str(path)), title, language=language)
@@ -98,7 +98,7 @@ def _of_model(
     loaded = load_reader(model)
 
     from polyhead.inspection.heads import TokenizedText
-    from polyhead.inspection.trace_model import trace_model
+    from polyhead.trace.model import trace_model
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
     return trace_model(loaded, tokens.ids, layer, head, tokens.pieces, language=language)

@@ -29,7 +29,7 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError
 from polyhead.inspection.probe import probe
-from polyhead.inspection.pruning import head_importance, prune
+from polyhead.interventions.pruning import head_importance, prune
 from polyhead.models import Transformer
 
 HEADS = (1, 2, 4, 8, 16, 32)

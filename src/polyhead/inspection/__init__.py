@@ -1,5 +1,5 @@
-"""Seeing attention.
+"""What attention does in a running model: probes, statistics, heads found by what they do.
 
-``probe``: weights and statistics of a running model. ``heads``: which heads look from one word to
-another. ``trace``: one layer step by step. ``page``: all heads in a browser.
+``probe`` records queries, keys and lse; ``statistics`` has one number per row of weights;
+``finding`` labels heads; ``circuits`` reads their weights. Nothing here changes a model.
 """

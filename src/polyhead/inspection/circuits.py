@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import InputError, UnsupportedError
-from polyhead.inspection.model import layer_of, projections_of, transformer_of
 from polyhead.layers import MultiHeadAttention
 from polyhead.layers.norms import RMSNorm
+from polyhead.models.parts import layer_of, projections_of, transformer_of
 
 
 class HeadCircuits:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from polyhead.errors import UnsupportedError
 from polyhead.inspection.circuits import head_outputs, norm_weight
-from polyhead.inspection.model import device_of, layer_of, projections_of, transformer_of
 from polyhead.layers import TransformerLayer
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.record import AttentionRecord
 from polyhead.layers.scope import Scope
+from polyhead.models.parts import device_of, layer_of, projections_of, transformer_of
 
 
 class Contributions:

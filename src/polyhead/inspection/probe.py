@@ -25,7 +25,12 @@ from polyhead.checks import whole
 from polyhead.errors import InputError
 from polyhead.inspection import files, saved
 from polyhead.inspection.kept import KeptCall, token_ids
-from polyhead.inspection.naming import (
+from polyhead.inspection.view import AttentionView
+from polyhead.layers.foreign import register_attention_hook
+from polyhead.layers.hooks import Hooked
+from polyhead.layers.scope import Scope
+from polyhead.models import Transformer
+from polyhead.models.naming import (
     Repeats,
     attention_modules,
     is_cross,
@@ -33,11 +38,6 @@ from polyhead.inspection.naming import (
     name_of,
     numbered_layers,
 )
-from polyhead.inspection.view import AttentionView
-from polyhead.layers.foreign import register_attention_hook
-from polyhead.layers.hooks import Hooked
-from polyhead.layers.scope import Scope
-from polyhead.models import Transformer
 from polyhead.notebook import panel, table
 from polyhead.semantics import Documents
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from polyhead.checks import number, whole
 from polyhead.errors import InputError
-from polyhead.inspection.model import device_of, transformer_of
-from polyhead.inspection.naming import attention_modules, is_cross
 from polyhead.inspection.probe import probe
 from polyhead.inspection.tables import aligned
+from polyhead.models.naming import attention_modules, is_cross
+from polyhead.models.parts import device_of, transformer_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from polyhead.checks import whole
 from polyhead.errors import InputError
-from polyhead.inspection.model import layer_of
 from polyhead.layers.scope import Scope
 from polyhead.models import Transformer
+from polyhead.models.parts import layer_of
 
 MOST_BYTES = 64 << 20
 """Of the stream that is kept; of a longer text the last tokens are."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.errors import InputError
-from polyhead.inspection.model import device_of
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.view import SUMMARY_NAMES
+from polyhead.models.parts import device_of
 
 if TYPE_CHECKING:
     from polyhead.inspection.heads import TokenizedText

@@ -21,12 +21,12 @@ from polyhead.config import (
     NormConfig,
     TransformerConfig,
 )
-from polyhead.inspection.model import layer_of
-from polyhead.inspection.trace import TRACE_EXAMPLE, Step, Trace, example_trace, subscript
 from polyhead.models import Transformer
+from polyhead.models.parts import layer_of
 from polyhead.planning import Preset, cache_saving, plan, presets
 from polyhead.planning.layouts import EXAMPLES, layouts
 from polyhead.texts import LANGUAGES
+from polyhead.trace.steps import TRACE_EXAMPLE, Step, Trace, example_trace, subscript
 
 _DRAWN_KEYS, _DRAWN_SIZE = 8, 256
 _LENGTHS = tuple(2**power for power in range(10, 18))

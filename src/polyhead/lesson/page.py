@@ -7,8 +7,8 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from polyhead.inspection.page import asset, policy, script_json, texts_json
 from polyhead.lesson.numbers import lesson_numbers
+from polyhead.pages.page import asset, policy, script_json, texts_json
 from polyhead.writing import replacing
 
 SCENES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyhead.cli.matrices import matrix, width_of
-from polyhead.inspection.labels import head_name, isolated, label, visible
+from polyhead.texts.labels import head_name, isolated, label, visible
 
 
 @pytest.mark.parametrize(

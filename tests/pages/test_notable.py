@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.inspection.notable import notable_heads
+from polyhead.pages.notable import notable_heads
 
 IDS = [5, 6, 7, 8, 5, 6, 7]  # the last three have come before
 

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.errors import InputError
-from polyhead.inspection.model import (
+from polyhead.layers.record import HeadEdit
+from polyhead.models import Transformer
+from polyhead.models.parts import (
     HeadsByLayer,
     attention_of,
     checked_heads,
@@ -29,8 +31,6 @@ from polyhead.inspection.model import (
     head_count,
     transformer_of,
 )
-from polyhead.layers.record import HeadEdit
-from polyhead.models import Transformer
 
 Mode = Literal["zero", "mean", "resample"]
 Metric = Callable[[Tensor], Tensor]

@@ -14,8 +14,8 @@ import polyhead as ph
 from polyhead.checkpoints import Checkpoint, save_checkpoint
 from polyhead.config import ALiBiConfig, QKNormConfig
 from polyhead.errors import ConfigError, InputError, UnsupportedError
-from polyhead.inspection.ablation import leave_one_out, logit_difference, patch_heads
-from polyhead.inspection.pruning import head_importance
+from polyhead.interventions.ablation import leave_one_out, logit_difference, patch_heads
+from polyhead.interventions.pruning import head_importance
 
 HEADS = {0: [1], 1: [0, 3]}
 

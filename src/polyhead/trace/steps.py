@@ -5,7 +5,7 @@
 
 A trace is made to be read, so it is computed in float64 with plain matrix products, softmax
 numerators and denominators apart. ``trace_attention`` works on given matrices,
-``polyhead.inspection.trace_model`` on a layer and head of a loaded model.
+``polyhead.trace.model`` on a layer and head of a loaded model.
 
 Letters: T tokens, E embed size, H query heads, G key/value heads, D head size.
 """

@@ -15,13 +15,13 @@ import torch
 from polyhead.checks import number, shown, whole
 from polyhead.errors import ContextLengthError, InputError, shortened
 from polyhead.inspection.heads import TokenizedText
-from polyhead.inspection.looks import Look, look_at, look_through, next_token, without
-from polyhead.inspection.model import HeadsByLayer, device_of
-from polyhead.inspection.next_token import LISTED, NextToken
-from polyhead.inspection.progress import Run
+from polyhead.models.parts import HeadsByLayer, device_of
+from polyhead.pages.looks import Look, look_at, look_through, next_token, without
+from polyhead.pages.next_token import LISTED, NextToken
+from polyhead.pages.progress import Run
 
 if TYPE_CHECKING:
-    from polyhead.inspection.looks import Model
+    from polyhead.pages.looks import Model
 
 KEPT_LOOKS = 6
 """Looks that are kept; of 4,096 tokens each of SmolLM2's takes 390 MB."""

@@ -19,9 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.errors import InputError
-from polyhead.inspection.trace import TRACE_EXAMPLE, Trace, trace_attention
-from polyhead.inspection.trace_input import parse_trace_input, parse_trace_json
-from polyhead.inspection.trace_model import trace_model
 from polyhead.layers import (
     AttentionConfig,
     MultiHeadAttention,
@@ -30,6 +27,9 @@ from polyhead.layers import (
     RopeConfig,
 )
 from polyhead.semantics import ALiBi, Causal
+from polyhead.trace.document import parse_trace_input, parse_trace_json
+from polyhead.trace.model import trace_model
+from polyhead.trace.steps import TRACE_EXAMPLE, Trace, trace_attention
 
 TOLERANCE = 1e-3
 TWO_DECIMALS = 0.012

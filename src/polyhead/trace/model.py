@@ -14,8 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.inspection.naming import attention_modules, numbered_layers
-from polyhead.inspection.trace import (
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.record import AttentionRecord
+from polyhead.layers.scope import Scope
+from polyhead.models.naming import attention_modules, numbered_layers
+from polyhead.semantics import Bias, TensorBias
+from polyhead.texts import Texts
+from polyhead.trace.steps import (
     Step,
     Trace,
     combine_steps,
@@ -24,11 +29,6 @@ from polyhead.inspection.trace import (
     subscript,
     titled,
 )
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.record import AttentionRecord
-from polyhead.layers.scope import Scope
-from polyhead.semantics import Bias, TensorBias
-from polyhead.texts import Texts
 
 
 def trace_model(

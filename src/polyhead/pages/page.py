@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.inspection.labels import label, visible
-from polyhead.inspection.next_token import TEMPERATURES
-from polyhead.inspection.packing import Layout, Vectors, Weights
 from polyhead.inspection.statistics import SUMMARIES
+from polyhead.pages.next_token import TEMPERATURES
+from polyhead.pages.packing import Layout, Vectors, Weights
 from polyhead.texts import LANGUAGES, every
+from polyhead.texts.labels import label, visible
 from polyhead.writing import replacing
 
 __all__ = ["PageData", "render", "served", "write"]

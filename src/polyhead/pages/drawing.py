@@ -8,10 +8,10 @@ from unicodedata import east_asian_width
 from torch import Tensor
 
 from polyhead.errors import InputError
-from polyhead.inspection.labels import head_name, label
-from polyhead.inspection.model import HeadsByLayer
 from polyhead.inspection.probe import Probe
+from polyhead.models.parts import HeadsByLayer
 from polyhead.svg import ACCENT, FRAME, INK, PAPER, element, image, squares, words
+from polyhead.texts.labels import head_name, label
 
 MOST = 96
 """Cells along each side of a map: longer texts share cells, the largest weight of each is shown."""

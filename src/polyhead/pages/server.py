@@ -48,12 +48,12 @@ from starlette.routing import Mount, Route
 
 from polyhead.checkpoints.json_file import parse_json
 from polyhead.errors import InputError, PolyheadError, shortened
-from polyhead.inspection.look_page import page_data
-from polyhead.inspection.looks import Look
-from polyhead.inspection.model import HeadsByLayer
-from polyhead.inspection.page import content_policy, render, served
-from polyhead.inspection.progress import Run
-from polyhead.inspection.studio import Studio
+from polyhead.models.parts import HeadsByLayer
+from polyhead.pages.look_page import page_data
+from polyhead.pages.looks import Look
+from polyhead.pages.page import content_policy, render, served
+from polyhead.pages.progress import Run
+from polyhead.pages.studio import Studio
 
 _Made = TypeVar("_Made")
 

@@ -13,12 +13,12 @@ from tiny import byte_tokenizer, decoder
 
 import polyhead as ph
 from polyhead.inspection.heads import TokenizedText
-from polyhead.inspection.looks import Look, look_at
-from polyhead.inspection.next_token import TEMPERATURES
 from polyhead.inspection.statistics import STATISTICS, SUMMARIES, TABLE
 from polyhead.inspection.stream import Stream
 from polyhead.inspection.view import HeadSummary
 from polyhead.native import TileSums
+from polyhead.pages.looks import Look, look_at
+from polyhead.pages.next_token import TEMPERATURES
 
 TEXT = "The animal slept"
 

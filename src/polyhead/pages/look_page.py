@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.inspection import packing
-from polyhead.inspection.looks import Look, SeenLayer
-from polyhead.inspection.packing import Vectors
-from polyhead.inspection.page import PageData
 from polyhead.inspection.statistics import SUMMARIES
+from polyhead.pages import packing
+from polyhead.pages.looks import Look, SeenLayer
+from polyhead.pages.packing import Vectors
+from polyhead.pages.page import PageData
 
 GUESS_WORK = 4e10
 """Multiplications that guesses may take; of a longer text the last tokens have some."""

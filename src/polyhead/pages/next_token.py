@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from polyhead.inspection.labels import visible
+from polyhead.texts.labels import visible
 
 TEMPERATURES = tuple(step / 10 for step in range(1, 21))
 """Those that a page offers, 0.1 to 2."""

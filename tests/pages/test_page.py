@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyhead.inspection import packing
-from polyhead.inspection.page import PageData, render, write
+from polyhead.pages import packing
+from polyhead.pages.page import PageData, render, write
 
 HOSTILE = [
     "</script><script>x</script>",

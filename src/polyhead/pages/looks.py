@@ -20,16 +20,16 @@ import torch
 from torch import nn
 
 from polyhead.checks import whole
-from polyhead.inspection.ablation import ablate
-from polyhead.inspection.labels import label, visible
-from polyhead.inspection.model import HeadsByLayer, device_of
-from polyhead.inspection.next_token import TEMPERATURES, NextToken
-from polyhead.inspection.notable import aligning_heads, notable_heads
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.products import Product, product
 from polyhead.inspection.statistics import SUMMARIES
 from polyhead.inspection.stream import Stream
 from polyhead.inspection.view import AttentionView
+from polyhead.interventions.ablation import ablate
+from polyhead.models.parts import HeadsByLayer, device_of
+from polyhead.pages.next_token import TEMPERATURES, NextToken
+from polyhead.pages.notable import aligning_heads, notable_heads
+from polyhead.texts.labels import label, visible
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import InputError
-from polyhead.inspection.trace import AttentionInput
+from polyhead.trace.steps import AttentionInput
 
 _REQUIRED = ("X", "W_Q", "W_K", "W_V", "W_O")
 _OPTIONAL = ("num_heads", "num_kv_heads", "causal", "mask", "tokens")

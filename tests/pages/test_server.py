@@ -15,8 +15,8 @@ from tiny import byte_tokenizer, decoder
 
 import polyhead as ph
 from browser.serving import TEXT, TOKEN, serving
-from polyhead.inspection import connections
-from polyhead.inspection.studio import Studio
+from polyhead.pages import connections
+from polyhead.pages.studio import Studio
 
 Ask = Callable[..., tuple[int, str]]
 

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from polyhead.config import AttentionConfig
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel, TextEncoder
-from polyhead.inspection.ablation import leave_one_out, next_token_loss
-from polyhead.inspection.model import (
+from polyhead.interventions.ablation import leave_one_out, next_token_loss
+from polyhead.layers import MultiHeadAttention
+from polyhead.models import Transformer
+from polyhead.models.parts import (
     HeadsByLayer,
     attention_of,
     checked_heads,
@@ -27,8 +29,6 @@ from polyhead.inspection.model import (
     projections_of,
     transformer_of,
 )
-from polyhead.layers import MultiHeadAttention
-from polyhead.models import Transformer
 from polyhead.models.quantized import unpacked_state
 
 Model = TypeVar("Model", Transformer, LanguageModel, TextEncoder)
