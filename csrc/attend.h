@@ -71,12 +71,32 @@ inline int64_t state_bytes(const Plan& p) {
     return up_to(p.rows * 4, 64) * 2 + up_to(p.rows, 64) + up_to(p.rows * p.width * 4, 64);
 }
 
+// Of `items`, each a share of a block, the first that a run of them has: runs read as many keys each.
+inline int64_t first_of_run(const Attention& c, const Plan& p, int64_t items, int64_t run, int64_t runs) {
+    if (runs == items) return run;
+    const int64_t from = p.blocks * c.keys * run / runs;  // of the keys of all blocks, one after another
+    int64_t item = from / c.keys * p.shares;
+    while (item < items && item / p.shares * c.keys + share_at(c, p, item % p.shares) < from) ++item;
+    return item;
+}
+
+// A block of rows and all shares of its keys: the sums of a share in `part`, of those before it in `state`.
+template <class T>
+void fold_shares(const Attention& c, const Plan& p, const Rows& rows, State& state, State& part, Arena arena) {
+    run_rows<T>(c, p, rows, 0, share_at(c, p, 1), state, arena);
+    for (int64_t share = 1; share < p.shares && !stopped(c); ++share) {
+        run_rows<T>(c, p, rows, share_at(c, p, share), share_at(c, p, share + 1), part, arena);
+        merge(state, part, rows.count, p.width, late_scale(c));
+    }
+}
+
 template <class T> Outcome attend_of(const Attention& c, int threads) {
     if (!c.batch || !c.queries) return Outcome::done;
     const Plan p = plan_of(c, threads);
-    const int64_t items = p.blocks * p.shares, each = up_to(state_bytes(p), 64);
-    const int64_t own = state_bytes(p) + (p.few ? few_bytes(c) : many_bytes<T>(c, p));
-    const int64_t of_shares = p.shares > 1 ? items * each : 0;
+    const bool apart = p.shares > 1 && !p.folded;  // shares of a block are kept until all are there
+    const int64_t items = apart ? p.blocks * p.shares : p.blocks, each = up_to(state_bytes(p), 64);
+    const int64_t own = 2 * each + (p.few ? few_bytes(c) : many_bytes<T>(c, p));
+    const int64_t of_shares = apart ? items * each : 0;
     const Memory states(of_shares + p.blocks * (int64_t)sizeof(int));
     if (!states) return Outcome::no_memory;
     int* computed = (int*)(states.aligned() + of_shares);  // shares of a block
@@ -88,7 +108,7 @@ template <class T> Outcome attend_of(const Attention& c, int threads) {
     if (p.few && p.blocks * c.keys < 2 * kFewKeys * threads) threads = (int)(p.blocks * c.keys / (2 * kFewKeys));
     if (threads < 1) threads = 1;
     // A thread reads shares of few rows that follow each other in memory; elsewhere it takes the next one.
-    const int64_t runs = p.few && p.shares > 1 && threads < items ? threads : items;
+    const int64_t runs = p.few && apart && threads < items ? threads : items;
     int64_t next = 0;
     int lacking = 0;  // whether a thread found no memory
     in_team(runs < threads ? (int)runs : threads, [&](int, int) {
@@ -97,19 +117,24 @@ template <class T> Outcome attend_of(const Attention& c, int threads) {
         while (memory && !stopped(c)) {
             const int64_t run = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (run >= runs) break;
-            for (int64_t item = items * run / runs; item < items * (run + 1) / runs; ++item) {
-                const int64_t block = item / p.shares, first = block * p.shares;
-                const int64_t from = (item - first) * p.share_keys;
-                const int64_t to = from + p.share_keys < c.keys ? from + p.share_keys : c.keys;
-                Arena arena{memory.aligned()};
-                State state = state_of(arena, p);
-                if (p.shares > 1) state = state_at(item);
+            const int64_t last = first_of_run(c, p, items, run + 1, runs);
+            for (int64_t item = first_of_run(c, p, items, run, runs); item < last; ++item) {
+                const int64_t block = apart ? item / p.shares : item, share = item - block * p.shares;
                 const Rows rows = rows_of(c, p, block);
-                run_rows<T>(c, p, rows, from, to, state, arena);
-                if (__atomic_add_fetch(computed + block, 1, __ATOMIC_ACQ_REL) < p.shares) continue;
-                if (p.shares > 1) state = state_at(first);
-                for (int64_t share = 1; share < p.shares; ++share)
-                    merge(state, state_at(first + share), rows.count, p.width, late_scale(c));
+                Arena arena{memory.aligned()};
+                State state = state_of(arena, p), part = state_of(arena, p);
+                if (p.folded) {
+                    fold_shares<T>(c, p, rows, state, part, arena);
+                } else if (!apart) {
+                    run_rows<T>(c, p, rows, 0, c.keys, state, arena);
+                } else {
+                    State kept = state_at(item);
+                    run_rows<T>(c, p, rows, share_at(c, p, share), share_at(c, p, share + 1), kept, arena);
+                    if (__atomic_add_fetch(computed + block, 1, __ATOMIC_ACQ_REL) < p.shares) continue;
+                    state = state_at(block * p.shares);
+                    for (int64_t other = 1; other < p.shares; ++other)
+                        merge(state, state_at(block * p.shares + other), rows.count, p.width, late_scale(c));
+                }
                 finish<T>(c, rows, state, p.width);
             }
         }

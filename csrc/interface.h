@@ -15,7 +15,8 @@
 #define PH_EXTRAS(FIELD) \
     FIELD(softcap, "float") FIELD(bounds, "tuple[Tensor, Tensor] | None") FIELD(keep, "Tensor | None") \
     FIELD(q_positions, "Tensor | None") FIELD(slopes, "Tensor | None") \
-    FIELD(by_distance, "Tensor | None") FIELD(bias, "Tensor | None") FIELD(dropout, "Dropout | None")
+    FIELD(by_distance, "Tensor | None") FIELD(bias, "Tensor | None") FIELD(dropout, "Dropout | None") \
+    FIELD(by_row, "bool")
 
 #define PH_DROPOUT(FIELD) FIELD(p, "float") FIELD(seed, "Tensor") FIELD(query, "int") FIELD(key, "int")
 

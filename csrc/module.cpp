@@ -437,7 +437,7 @@ bool extras_from(PyObject* tuple, Attention& c) {
     using F = Group_Extras;
     const Fields<F> f(tuple, "extras");
     if (!f) return false;
-    c.softcap = f.real(F::softcap);
+    c.softcap = f.real(F::softcap), c.by_row = f[F::by_row] == Py_True;
     View low, high, keep, q_positions, slopes, by_distance, bias;
     if (!pair_of(f[F::bounds], "bounds", low, high) || !optional_view_of(f[F::keep], "keep", keep) ||
         !optional_view_of(f[F::q_positions], "q_positions", q_positions) ||

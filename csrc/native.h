@@ -165,6 +165,7 @@ struct Attention {
     const float* bias;                  // float32, strides in elements, or null
     int64_t bias_batch, bias_head, bias_query, bias_key;
     Dropout dropout;
+    bool by_row;                        // the bits of a row: those that it has alone, in decoding
     char* out;                          // [B, H, T, V]
     int64_t out_batch, out_head, out_query;
     float* lse;                         // [B, H, T] without gaps, or null

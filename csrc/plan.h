@@ -14,19 +14,35 @@ struct Plan {
     int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
     int64_t blocks;                // in all
     int64_t rows, width;           // of a block, most; values, padded to vectors
-    int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them
+    bool by_row;                   // what a row gives depends on the row and its keys alone
+    int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them, unless by_row
+    bool folded;                   // a thread computes the shares of a block one after another
 };
 
-constexpr int64_t kMostShares = 16;
-constexpr int64_t kFewShareKeys = 256;  // keys of a share, at least: few rows
+// Shares of keys where neither the number of threads, nor other rows, nor keys that a row does not see may
+// change its bits: they begin at every 256 keys up to 4,096, then at every eighth of a power of two.
+constexpr int64_t kShareKeys = 256, kEvenShares = 16;
+
+inline int64_t fixed_share_at(int64_t i) {
+    if (i <= kEvenShares) return i * kShareKeys;
+    const int64_t octave = (i - kEvenShares) / 8, eighth = (i - kEvenShares) % 8;
+    return (kEvenShares * kShareKeys / 8 << octave) * (8 + eighth);
+}
+
+// The first key of a share.
+inline int64_t share_at(const Attention& c, const Plan& p, int64_t i) {
+    const int64_t at = p.by_row ? fixed_share_at(i) : i * p.share_keys;
+    return at < c.keys ? at : c.keys;
+}
 
 inline Plan plan_of(const Attention& c, int threads) {
     Plan p{};
     const int64_t group = c.heads / c.kv_heads;
     p.width = up_to(c.value_dim, W);
-    p.few = group * c.queries <= kFewRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+    p.by_row = c.by_row || c.queries == 1 || group * c.queries <= kFewRows;
+    p.few = p.by_row && group <= kFewRows && c.key_dim % W == 0 && c.value_dim % W == 0;
     p.heads = group < kManyRows ? group : kManyRows;
-    p.tokens = p.few ? c.queries : kManyRows / p.heads;
+    p.tokens = (p.few ? kFewRows : kManyRows) / p.heads;
     if (p.tokens > c.queries) p.tokens = c.queries;
     if (p.tokens < 1) p.tokens = 1;
     // Smaller blocks where there would be too few of them for the threads.
@@ -37,13 +53,18 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
     p.rows = p.heads * p.tokens;
-    // Few rows: by the number of keys alone, so that neither threads nor the rest of the batch change the bits.
-    int64_t shares = c.keys / kFewShareKeys < kMostShares ? c.keys / kFewShareKeys : kMostShares;
-    if (!p.few) shares = threads > 1 && p.blocks < 4 * threads ? (4 * threads + p.blocks - 1) / p.blocks : 1;
-    if (shares > c.keys / (2 * kFewKeys)) shares = c.keys / (2 * kFewKeys);
-    if (shares < 1) shares = 1;
-    p.share_keys = up_to((c.keys + shares - 1) / shares, kFewKeys);
-    p.shares = c.keys ? (c.keys + p.share_keys - 1) / p.share_keys : 1;
+    p.shares = 1, p.share_keys = c.keys;
+    const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would have nothing to do
+    if (p.by_row) {
+        while (fixed_share_at(p.shares) < c.keys) ++p.shares;
+        p.folded = p.shares > 1 && !spare;
+    } else if (spare) {
+        int64_t shares = (4 * threads + p.blocks - 1) / p.blocks;
+        if (shares > c.keys / (2 * kFewKeys)) shares = c.keys / (2 * kFewKeys);
+        if (shares < 1) shares = 1;
+        p.share_keys = up_to((c.keys + shares - 1) / shares, kFewKeys);
+        p.shares = c.keys ? (c.keys + p.share_keys - 1) / p.share_keys : 1;
+    }
     return p;
 }
 

@@ -586,10 +586,17 @@ MUTATIONS = [
         )
     ),
     Mutation(
-        "shares for any number of threads",
+        "rows of prompts as in decoding",
         "csrc/plan.h",
-        "if (!p.few) shares =",
-        "shares =",
+        "p.by_row = c.by_row || c.queries == 1 ||",
+        "p.by_row = c.queries == 1 ||",
+        "tests/kernels/test_native.py",
+    ),
+    Mutation(
+        "shares that begin where they always do",
+        "csrc/plan.h",
+        "p.by_row ? fixed_share_at(i) : i * p.share_keys",
+        "p.by_row ? fixed_share_at(i) - (c.queries > 1 && i == 1 ? 64 : 0) : i * p.share_keys",
         "tests/kernels/test_native.py",
     ),
     Mutation(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from native_problems import CLOSE, problems
+from torch import Tensor
 from typer.testing import CliRunner
 
 import polyhead as ph
@@ -17,6 +18,7 @@ from polyhead.caches import DenseCache, PagedCache, RingCache
 from polyhead.cli.app import app
 from polyhead.kernels import KERNELS
 from polyhead.native import gate
+from polyhead.native.arguments import Extras, Piece
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -133,6 +135,48 @@ def test_few_queries_have_the_same_bits_for_any_threads_and_neighbours(code, dty
                         assert torch.equal(lse, wanted[1][rows])
             finally:
                 torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize(
+    ("H", "G", "D", "V", "dtype", "window"),
+    [
+        (9, 3, 64, 64, torch.bfloat16, None),
+        (8, 4, 32, 48, torch.float32, 290),
+        (32, 1, 64, 64, torch.float16, None),  # more heads than few rows are
+        (5, 5, 72, 40, torch.float32, None),  # no whole vectors
+    ],
+)
+def test_by_row_a_prompt_has_the_bits_of_decoding(code, H, G, D, V, dtype, window):
+    """However a prompt is cut, whatever follows a query and for any number of threads."""
+    before, S = torch.get_num_threads(), 640
+    q, k, v = torch.randn(2, H, S, D), torch.randn(2, G, S, D), torch.randn(2, G, S, V)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    high = torch.arange(1, S + 1)[None]
+    low = torch.zeros_like(high) if window is None else (high - window).clamp(min=0)
+
+    def attend(rows: slice, first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        bounds = low[:, first:last].contiguous(), high[:, first:last].contiguous()
+        keys = Piece(k[rows, :, :last], v[rows, :, :last])
+        extras = Extras(bounds=bounds, by_row=True)
+        return code.attend(q[rows, :, first:last], [keys], 0.3, extras, lse=True)
+
+    try:
+        torch.set_num_threads(1)
+        wanted = attend(slice(0, 2), 0, S)
+        for threads, rows, first, last in (
+            (2, slice(1, 2), 0, 300), (3, slice(0, 2), 100, 117), (5, slice(0, 1), 300, S),
+            *((i % 3 + 1, slice(0, 1), i, i + 1) for i in (0, 63, 64, 255, 256, 257, 511, 639)),
+        ):  # fmt: skip
+            torch.set_num_threads(threads)
+            for found, known in zip(attend(rows, first, last), wanted, strict=True):
+                assert torch.equal(found, known[rows, :, first:last]), (threads, rows, first)
+        if window is None:  # decoding sees all, and asks for nothing
+            keys = Piece(k[:, :, :512], v[:, :, :512])
+            alone, _ = code.attend(q[:, :, 511:512], [keys], 0.3)
+            assert torch.equal(alone, wanted[0][:, :, 511:512])
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)

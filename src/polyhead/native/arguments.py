@@ -92,6 +92,8 @@ class Extras(NamedTuple):
             behind the query, …, n and more ahead of it; or None.
         bias: ``[1 or B, 1 or H, 1 or T, 1 or S]`` float32, any strides, or None.
         dropout: Of the weights, or None.
+        by_row: Whether every row gets the bits that it has as the only query of its sequence,
+            behind the keys that it sees, whatever the number of threads.
     """
 
     softcap: float = 0.0
@@ -102,6 +104,7 @@ class Extras(NamedTuple):
     by_distance: Tensor | None = None
     bias: Tensor | None = None
     dropout: Dropout | None = None
+    by_row: bool = False
 
     @property
     def learned(self) -> Tensor | None:
