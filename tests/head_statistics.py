@@ -9,7 +9,7 @@ NAMES = (
     "entropy",
     "first_token",
     "previous_token",
-    "self_token",
+    "self",
     "mean_distance",
     "max_weight",
 )

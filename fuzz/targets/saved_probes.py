@@ -18,7 +18,7 @@ from fuzz.mutation import MOST_TEXT
 from fuzz.targets.saved_caches import VALUES, damage
 from polyhead.inspection.files import KEY
 from polyhead.inspection.probe import Probe
-from polyhead.inspection.statistics import STATISTICS
+from polyhead.inspection.statistics import TABLE
 from polyhead.layers import AttentionConfig, FeedForwardConfig, LayerConfig
 from polyhead.semantics import TensorBias
 
@@ -83,9 +83,9 @@ def case(random: Random) -> None:
         if view._call is None:
             continue
         view.rows()
-        known = {name for name in STATISTICS if name not in ("duplicate", "induction")}
+        known = {name for name, each in TABLE.items() if each.needs != "tokens"}
         if view.call.ids is not None:
-            known = {*STATISTICS}
+            known = {*TABLE}
         if view.call.documents is None:
             known -= {"document_mass"}
         view.measure(sorted(known))

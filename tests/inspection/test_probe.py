@@ -20,7 +20,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.inspection.probe import Probe, probe
-from polyhead.inspection.statistics import ROW_STATISTICS
+from polyhead.inspection.statistics import OF_ROWS
 from polyhead.inspection.view import AttentionView
 from polyhead.layers.attention import MultiHeadAttention
 
@@ -120,7 +120,7 @@ def test_query_that_sees_nothing_has_statistics_zero() -> None:
     visible = _causal(TOKENS, TOKENS)
     visible[3] = False
     view = _see(Stack(), _input(), mask=ph.Keep(visible))[0]
-    for name in ROW_STATISTICS:
+    for name in OF_ROWS:
         values = getattr(view, name)
         assert values.isfinite().all()
         assert (values[:, :, 3] == (-1 if name == "max_key" else 0)).all(), name
@@ -149,13 +149,13 @@ def test_summary_is_the_mean_over_all_queries_but_the_first() -> None:
     view = _see(Stack(), _input())[0]
     summary = view.summary()
     torch.testing.assert_close(summary.entropy, view.entropy[:, :, 1:].mean((0, 2)))
-    torch.testing.assert_close(summary.self_token, view.self[:, :, 1:].mean((0, 2)))
+    torch.testing.assert_close(summary.self, view.self[:, :, 1:].mean((0, 2)))
     torch.testing.assert_close(summary.mean_distance, view.mean_distance[:, :, 1:].mean((0, 2)))
 
 
 def test_summary_of_a_single_query_counts_it() -> None:
     view = _see(Stack(), _input(1))[0]
-    torch.testing.assert_close(view.summary().self_token, torch.ones(HEADS))
+    torch.testing.assert_close(view.summary().self, torch.ones(HEADS))
 
 
 def test_sink_takes_its_share_of_the_weights() -> None:

@@ -14,9 +14,10 @@ from torch import Tensor
 import polyhead as ph
 from oracle import Problem, attend
 from polyhead import native
-from polyhead.inspection import statistics
+from polyhead.inspection import measuring
 from polyhead.inspection.kept import KeptCall, token_ids
-from polyhead.inspection.statistics import STATISTICS, measure
+from polyhead.inspection.measuring import measure
+from polyhead.inspection.statistics import TABLE
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.record import AttentionRecord
 from polyhead.semantics import DenseSource, TensorBias
@@ -130,7 +131,7 @@ def _defined(call: KeptCall, weights: Tensor) -> dict[str, Tensor]:
 def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What computes the sums of a tile: native code of some instruction set, or torch."""
     if request.param is None:
-        monkeypatch.setattr(statistics, "code_for", lambda x: None)
+        monkeypatch.setattr(measuring, "code_for", lambda x: None)
         yield
     else:
         with native.using(request.param):
@@ -146,9 +147,9 @@ def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_every_statistic_equals_its_definition(
     monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int], drawn: tuple[KeptCall, Tensor]
 ) -> None:
-    monkeypatch.setattr(statistics, "tile_size", lambda call: tile)
+    monkeypatch.setattr(measuring, "tile_size", lambda call: tile)
     call, weights = drawn
-    found = measure(call, STATISTICS, top_k=TOP)
+    found = measure(call, tuple(TABLE), top_k=TOP)
     for name, wanted in _defined(call, weights).items():
         torch.testing.assert_close(
             found[name].double(), wanted, atol=2e-5, rtol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
@@ -160,14 +161,14 @@ def test_every_statistic_equals_its_definition(
         named = weights.gather(-1, key.clamp_min(0)).masked_fill(key < 0, 0.0)
         torch.testing.assert_close(named, value.double(), atol=2e-5, rtol=2e-5)
         assert ((key < 0) == (value == 0)).all()
-    assert set(found) == set(STATISTICS)
+    assert set(found) == set(TABLE)
 
 
 @pytest.mark.usefixtures("passes")
 def test_a_key_with_nan_spoils_the_statistics_of_the_rows_that_see_it_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(statistics, "tile_size", lambda call: (4, 3))
+    monkeypatch.setattr(measuring, "tile_size", lambda call: (4, 3))
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, heads, 8, 4, generator=generator) for heads in (4, 2))
     clean, spoiled = DenseSource(k, k), DenseSource(k.clone(), k)

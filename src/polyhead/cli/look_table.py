@@ -106,8 +106,9 @@ def _show_heads(looks: Sequence[HeadLook], said: Texts) -> None:
     for heading in ("head", "weight", ""):
         name = said(heading) if heading else ""
         table.add_column(name, justify="right" if heading else "left", no_wrap=True)
-    for heading in ("entropy", "on_first", "on_previous"):
-        table.add_column(said(heading), justify="right", no_wrap=True, style="dim")
+    named = Texts(said.language, "statistics")
+    for name in ("entropy", "first_token", "previous_token"):
+        table.add_column(named(f"stat.{name}"), justify="right", no_wrap=True, style="dim")
     strongest = max((entry.weight for entry in looks), default=0.0) or 1.0
     for entry in looks[:_ROWS]:
         bar = "█" * round(_BAR_CELLS * entry.weight / strongest)

@@ -40,11 +40,15 @@ from polyhead.models.naming import (
 )
 from polyhead.notebook import panel, table
 from polyhead.semantics import Documents
+from polyhead.texts import Texts
 
 if TYPE_CHECKING:
     from polyhead.layers.record import AttentionRecord
 
 Heads = Sequence[int] | Mapping[int, Sequence[int]]
+
+_SHOWN = ("entropy", "first_token", "previous_token")
+"""Statistics in a notebook's table."""
 
 
 class Probe:
@@ -151,12 +155,12 @@ class Probe:
             try:
                 about = view.summary()
             except InputError:  # only other statistics were kept
-                means = ["–"] * 3
+                means = ["–"] * len(_SHOWN)
             else:
-                numbers = [about.entropy, about.first_token, about.previous_token]
-                means = [f"{float(each.nanmean()):.3f}" for each in numbers]
+                means = [f"{float(about.means[name].nanmean()):.3f}" for name in _SHOWN]
             rows.append([layer, len(view.heads), view.lse.shape[-1], *means])
-        columns = ["layer", "heads", "queries", "entropy", "on first token", "on previous token"]
+        said = Texts("en", "statistics")
+        columns = ["layer", "heads", "queries", *(said(f"stat.{name}") for name in _SHOWN)]
         return panel(repr(self), table(columns, rows))
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from polyhead.checks import number, shown, whole
 from polyhead.errors import CheckpointError
 from polyhead.inspection import files
 from polyhead.inspection.kept import KeptCall
-from polyhead.inspection.statistics import ROW_STATISTICS, STATISTICS, TOKEN_STATISTICS
+from polyhead.inspection.statistics import TABLE
 from polyhead.semantics import Tokens
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -61,20 +61,15 @@ def _check_view(state: dict[str, Any]) -> None:
         _check_numbers(name, state[name], H)
     whole("top_k", state["top_k"], least=1, most=files.MOST)
     _check_tokens("_q_tokens", state["_q_tokens"], B, T)
-    S = None if call is None else call.k_tokens.length
+    sizes = {"B": B, "H": H, "T": T, "S": None if call is None else call.k_tokens.length}
     measured = state["_measured"]
     if not isinstance(measured, dict):
         raise TypeError(f"_measured must be statistics by name: got {shown(measured)}")
     for name, values in measured.items():
-        shape: tuple[int | None, ...] = (B, H, T)
-        if name == "received":
-            shape = (B, H, S)
-        elif name not in (*ROW_STATISTICS, *TOKEN_STATISTICS):
-            shape = (B, H, T, None)
-        if name not in STATISTICS:
+        if name not in TABLE:
             raise ValueError(f"there is no statistic {shown(name)}")
-        whole_numbers = name in ("max_key", "top_keys")
-        _check(name, values, shape, (torch.int64,) if whole_numbers else _DTYPES)
+        shape = tuple(sizes.get(letter) for letter in TABLE[name].shape)
+        _check(name, values, shape, (torch.int64,) if TABLE[name].unit == "key" else _DTYPES)
 
 
 def _check_call(call: KeptCall) -> None:

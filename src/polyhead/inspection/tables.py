@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyhead.errors import InputError
 from polyhead.inspection.probe import Probe, probe
-from polyhead.inspection.view import SUMMARY_NAMES
+from polyhead.inspection.statistics import AVERAGED
 from polyhead.models.parts import device_of
 
 if TYPE_CHECKING:
@@ -71,11 +71,10 @@ def compare_texts(model: nn.Module, texts: Sequence[Text]) -> HeadTable:
     for text in texts:
         seen = run_ids(model, ids_of(model, text))
         layers = seen.layers
-        summaries = [view.summary() for view in seen]
-        for name in SUMMARY_NAMES:
-            values = [getattr(summary, name) for summary in summaries]
-            if all(value is not None for value in values):
-                rows.setdefault(name, []).append(aligned(values))
+        seen_means = [view.summary().means for view in seen]
+        for name in AVERAGED:
+            if all(name in means for means in seen_means):
+                rows.setdefault(name, []).append(aligned([means[name] for means in seen_means]))
     return HeadTable(layers, {name: torch.stack(found) for name, found in rows.items()})
 
 

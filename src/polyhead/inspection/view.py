@@ -6,7 +6,6 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head si
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -15,49 +14,25 @@ from torch import Tensor
 
 from polyhead.errors import InputError
 from polyhead.inspection.kept import KeptCall
+from polyhead.inspection.measuring import measure, tile_size, tiles_seen
 from polyhead.inspection.statistics import (
-    ROW_STATISTICS,
-    STATISTICS,
-    SUMMARIES,
-    TOKEN_STATISTICS,
-    measure,
-    tile_size,
-    tiles_seen,
+    AVERAGED,
+    OF_ROWS,
+    OF_TOKENS,
+    TABLE,
+    HeadSummary,
+    Statistics,
 )
 from polyhead.semantics import Tokens
 
-
-@dataclass(frozen=True)
-class HeadSummary:
-    """One number per head ``[H]``: means over the queries that see something.
-
-    The first query of each row of the batch is left out where there are others: what looks back
-    can only look at itself there, which says nothing about the head. NaN where nothing is left.
-    ``self_token`` is the row statistic ``self``; ``duplicate`` and ``induction`` are None where
-    the tokens are not known. What each statistic means stands in ``inspection/statistics.py``.
-    """
-
-    entropy: Tensor
-    effective_keys: Tensor
-    first_token: Tensor
-    previous_token: Tensor
-    self_token: Tensor
-    max_weight: Tensor
-    mean_distance: Tensor
-    duplicate: Tensor | None = None
-    induction: Tensor | None = None
-
-
 _ALL = slice(None)
-SUMMARY_NAMES = tuple(statistic.summary for statistic in SUMMARIES)
 
 
-class AttentionView:
+class AttentionView(Statistics):
     """What one attention did, seen through its queries, keys and lse.
 
-    A statistic that was not measured while the model ran is measured when it is first asked for,
-    together with those of its kind. See ``inspection/statistics.py`` for their definitions and
-    shapes.
+    Its statistics are the attributes of ``Statistics`` (``view.entropy``). One that was not
+    measured while the model ran is measured at its first use, together with others of its kind.
 
     Attributes:
         layer: The layer's name or number.
@@ -244,7 +219,7 @@ class AttentionView:
             raise InputError(f"heads must be {known}: got {head}")
         return self.heads.index(head)
 
-    def measure(self, names: Collection[str] = STATISTICS) -> dict[str, Tensor]:
+    def measure(self, names: Collection[str] = tuple(TABLE)) -> dict[str, Tensor]:
         """Several statistics in one pass over the weights.
 
         Raises:
@@ -254,76 +229,6 @@ class AttentionView:
         if missing:
             self._measured |= measure(self.call, missing, self.top_k)
         return {name: self._measured[name] for name in names}
-
-    @property
-    def entropy(self) -> Tensor:
-        """Entropy of each row in nats: 0 (one key) to ln S (all alike). A sink is one more key."""
-        return self._statistic("entropy")
-
-    @property
-    def effective_keys(self) -> Tensor:
-        """1 / Σ p²: how many keys of equal weight would be as concentrated as this row."""
-        return self._statistic("effective_keys")
-
-    @property
-    def max_weight(self) -> Tensor:
-        """Largest weight of each row."""
-        return self._statistic("max_weight")
-
-    @property
-    def max_key(self) -> Tensor:
-        """Index of the key with the largest weight; −1 where nothing is seen."""
-        return self._statistic("max_key")
-
-    @property
-    def top_weights(self) -> Tensor:
-        """``[B, H, T, k]`` the largest weights of each row, in order."""
-        return self._statistic("top_weights")
-
-    @property
-    def top_keys(self) -> Tensor:
-        """``[B, H, T, k]`` indexes of the keys of ``top_weights``; −1 for a weight of 0."""
-        return self._statistic("top_keys")
-
-    @property
-    def first_token(self) -> Tensor:
-        """Weight on the token at position 0."""
-        return self._statistic("first_token")
-
-    @property
-    def previous_token(self) -> Tensor:
-        """Weight on the token one position before the query."""
-        return self._statistic("previous_token")
-
-    @property
-    def self(self) -> Tensor:
-        """Weight on the query's own position."""
-        return self._statistic("self")
-
-    @property
-    def duplicate(self) -> Tensor:
-        """Weight on earlier copies of the query's token."""
-        return self._statistic("duplicate")
-
-    @property
-    def induction(self) -> Tensor:
-        """Weight on the tokens that followed earlier copies of the query's token."""
-        return self._statistic("induction")
-
-    @property
-    def mean_distance(self) -> Tensor:
-        """Weighted mean of |query position − key position|, in tokens."""
-        return self._statistic("mean_distance")
-
-    @property
-    def document_mass(self) -> Tensor:
-        """``[B, H, T, documents]`` weight on each document."""
-        return self._statistic("document_mass")
-
-    @property
-    def received(self) -> Tensor:
-        """``[B, H, S]`` weight that each key receives from all queries."""
-        return self._statistic("received")
 
     def summary(self) -> HeadSummary:
         """Each statistic as one number per head.
@@ -338,27 +243,26 @@ class AttentionView:
             counted = counted & (first > first.amin(dim=-1, keepdim=True))[:, None]
         number = counted.sum(dim=(0, 2))
 
-        def mean(name: str) -> Tensor | None:
-            if name in TOKEN_STATISTICS and not self._knows(name):
-                return None
-            summed = self._statistic(name).masked_fill(~counted, 0.0).sum(dim=(0, 2))
-            return (summed / number).masked_fill(number == 0, torch.nan)
-
-        means = {statistic.summary: mean(statistic.name) for statistic in SUMMARIES}
-        return HeadSummary(**means)  # type: ignore[arg-type]
+        means = {}
+        for name in AVERAGED:
+            if name in OF_TOKENS and not self._knows(name):
+                continue
+            summed = self.statistic(name).masked_fill(~counted, 0.0).sum(dim=(0, 2))
+            means[name] = (summed / number).masked_fill(number == 0, torch.nan)
+        return HeadSummary(means)
 
     def _knows(self, name: str) -> bool:
         return name in self._measured or (self._call is not None and self._call.ids is not None)
 
-    def _statistic(self, name: str) -> Tensor:
+    def statistic(self, name: str) -> Tensor:
         if name not in self._measured:
-            alike: Sequence[str] = [name]
-            if name in ROW_STATISTICS:
-                tokens = TOKEN_STATISTICS if self.call.ids is not None else ()
-                alike = [*ROW_STATISTICS, *tokens]
-            elif name in ("top_weights", "top_keys"):
-                alike = ("top_weights", "top_keys")
-            self.measure(alike)
+            if name in OF_ROWS:
+                tokens = OF_TOKENS if self.call.ids is not None else ()
+                self.measure([*OF_ROWS, *tokens])
+            else:
+                sum_of = TABLE[name].native
+                alike = [other for other, each in TABLE.items() if sum_of and each.native == sum_of]
+                self.measure(alike or [name])
         return self._measured[name]
 
     def __repr__(self) -> str:

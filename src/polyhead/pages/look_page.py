@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.inspection.statistics import SUMMARIES
+from polyhead.inspection.statistics import AVERAGED
 from polyhead.pages import packing
 from polyhead.pages.looks import Look, SeenLayer
 from polyhead.pages.packing import Vectors
@@ -35,12 +35,11 @@ def page_data(
         language: Of the page, "en" or "zh"; None: the browser's.
     """
     header = look.header()
-    names = [each.summary for each in SUMMARIES]
     measured = [look.statistics(layer) for layer in range(len(look.layers))]
     empty = [[None] * heads for heads in look.heads]
     statistics = {
         name: [row.get(name, none) for row, none in zip(measured, empty, strict=True)]
-        for name in names
+        for name in AVERAGED
         if any(name in row for row in measured)
     }
     vectors = None

@@ -22,7 +22,7 @@ from torch import nn
 from polyhead.checks import whole
 from polyhead.inspection.probe import Probe, probe
 from polyhead.inspection.products import Product, product
-from polyhead.inspection.statistics import SUMMARIES
+from polyhead.inspection.statistics import TABLE
 from polyhead.inspection.stream import Stream
 from polyhead.inspection.view import AttentionView
 from polyhead.interventions.ablation import ablate
@@ -71,13 +71,11 @@ class SeenLayer:
 
     def statistics(self) -> dict[str, list[float | None]]:
         """Each statistic of its heads that it can have; None where there is no number."""
-        summary = self.view.summary()
-        found: dict[str, list[float | None]] = {}
-        for statistic in SUMMARIES:
-            values = getattr(summary, statistic.summary)
-            if values is not None and (self.part != "cross" or not statistic.one_sequence):
-                found[statistic.summary] = [x if x == x else None for x in values.tolist()]
-        return found
+        return {
+            name: [x if x == x else None for x in means.tolist()]
+            for name, means in self.view.summary().means.items()
+            if self.part != "cross" or not TABLE[name].one_sequence
+        }
 
 
 @dataclass

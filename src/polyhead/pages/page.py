@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from polyhead.inspection.statistics import SUMMARIES
+from polyhead.inspection.statistics import AVERAGED, TABLE
 from polyhead.pages.next_token import TEMPERATURES
 from polyhead.pages.packing import Layout, Vectors, Weights
 from polyhead.texts import LANGUAGES, every
@@ -86,7 +86,7 @@ class PageData:
             h // (H // G).
         continuation: What the model wrote after the text.
         statistics: Name to a number for each head, sortable columns in this order; names of
-            ``statistics.SUMMARIES`` are said in the page's language.
+            ``statistics.AVERAGED`` are said in the page's language.
         facts: Small facts to show, name to text: speed, cache bytes, kernel, dtype.
         focus: (query token, key token) to begin with, as indexes.
         parts: (part, number) of each layer where they are not all of one kind: ``("cross", 0)``,
@@ -188,7 +188,7 @@ def _script() -> str:
 
 def _shell(content: Mapping[str, Any], language: str | None, blocks: str) -> str:
     """The page around what it shows."""
-    units = {statistic.summary: statistic.unit for statistic in SUMMARIES}
+    units = {name: TABLE[name].unit for name in AVERAGED}
     parts = {
         "policy": content_policy(connect=bool(content["served"])),
         "style": asset("page.css"),
