@@ -99,6 +99,7 @@ def _show_heads(looks: Sequence[HeadLook], said: Texts) -> None:
     from rich.text import Text
 
     from polyhead.cli.terminal import console
+    from polyhead.texts import Texts
     from polyhead.texts.labels import head_name
 
     screen = console()
