@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,32 @@ def cell_position(page: Any, query: int, key: int) -> dict[str, float]:
 
 
 def pixel(page: Any, name: str, x: float, y: float) -> list[int]:
-    """The colour of the canvas called `name` (or within that element) at CSS position x, y."""
+    """The colour at CSS position x, y of the canvas called `name`, or of that head's small map."""
     script = """(node, [x, y]) => {
-        const canvas = node.matches("canvas") ? node : node.querySelector("canvas");
-        const scale = canvas.width / canvas.getBoundingClientRect().width;
+        const canvas = node.closest(".cells")?.querySelector("canvas") ?? node;
+        const box = canvas.getBoundingClientRect();
+        const scale = canvas.width / box.width;
+        const { left, top } = node.getBoundingClientRect();
+        const [right, down] = [left - box.left + x, top - box.top + y];
         const point = new OffscreenCanvas(1, 1).getContext("2d");
-        point.drawImage(canvas, -Math.floor(x * scale), -Math.floor(y * scale));
+        point.drawImage(canvas, -Math.floor(right * scale), -Math.floor(down * scale));
         return [...point.getImageData(0, 0, 1, 1).data];
     }"""
     return list(page.get_by_test_id(name).evaluate(script, [x, y]))
+
+
+def on_screen(page: Any, name: str, x: float, y: float) -> list[int]:
+    """The colour that one sees at CSS position x, y of the element called `name`."""
+    box = page.get_by_test_id(name).bounding_box()
+    clip = {"x": int(box["x"] + x), "y": int(box["y"] + y), "width": 1, "height": 1}
+    content = page.screenshot(clip=clip)
+    at, packed = 8, b""  # chunks of PNG: length, kind, data, checksum
+    while at < len(content):
+        length = int.from_bytes(content[at : at + 4], "big")
+        if content[at + 4 : at + 8] == b"IDAT":
+            packed += content[at + 8 : at + 8 + length]
+        at += length + 12
+    return list(zlib.decompress(packed)[1:4])  # behind the number of the line's filter
 
 
 def heads_in_order(page: Any, selector: str) -> list[tuple[int, int]]:
@@ -116,10 +134,11 @@ def test_maps_draw_queries_down_and_keys_across(open_page: Open, make_data: Make
     weights[0, 1, 7, 2] = 1
     page = open_page(make_data(1, 2, weights=weights, num_kv_heads=1), "#0.1")
     settle(page)
-    side = page.locator("[data-testid='head-0.1'] canvas").bounding_box()["width"] / 9
+    side = page.get_by_test_id("head-0.1").bounding_box()["width"] / 9
     dark, pale = (pixel(page, "head-0.1", (k + 0.5) * side, (q + 0.5) * side)
                   for q, k in [(7, 2), (5, 2)])  # fmt: skip
     assert sum(dark[:3]) < 250 < 650 < sum(pale[:3])
+    assert on_screen(page, "head-0.1", 2.5 * side, 7.5 * side) == dark[:3]
     assert pixel(page, "head-0.1", 7.5 * side, 2.5 * side)[3] == 0  # above the diagonal: nothing
     large = cell_position(page, 7, 2)
     assert pixel(page, "heatmap", large["x"], large["y"]) == dark

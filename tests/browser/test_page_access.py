@@ -213,7 +213,7 @@ def test_reduced_motion_is_respected(open_page: Open, make_data: Make) -> None:
 def test_small_maps_are_drawn_in_device_pixels(open_page: Open, make_data: Make) -> None:
     page = open_page(make_data(), device_scale_factor=2)
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    ratio = page.locator("[data-testid='head-0.0'] canvas").evaluate(
+    ratio = page.locator(".cells canvas").first.evaluate(
         "canvas => canvas.width / canvas.getBoundingClientRect().width"
     )
     assert ratio == pytest.approx(2, abs=0.03)

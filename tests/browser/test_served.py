@@ -302,8 +302,9 @@ def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
                 const grid_shown = await until(() => document.querySelector(".head"));
                 const seen = [...document.querySelectorAll(".head")].filter(
                     (head) => head.getBoundingClientRect().top < innerHeight);
-                const small = ({ layer, head }) => polyhead.look.small(layer, head, false);
-                const screen_drawn = await until(() => seen.every((head) => small(head.dataset)));
+                const drawn = ({ dataset }) =>
+                    polyhead.isDrawn(Number(dataset.layer), Number(dataset.head));
+                const screen_drawn = await until(() => seen.every(drawn));
                 await polyhead.painted;
                 return { grid_shown, screen_drawn, all_drawn: performance.now() - ran };
             }"""

@@ -47,6 +47,7 @@ SCRIPTS = (
     "measures",
     "colour",
     "maps",
+    "thumbs",
     "map_keys",
     "large",
     "large_draw",

@@ -92,9 +92,6 @@ function drawAblation() {
   const button = $("#ablate");
   button.hidden = !page.served || !own;
   button.setAttribute("aria-pressed", String(ablated.has(`${state.layer} ${state.head}`)));
-  for (const head of look.heads) {
-    maps.cells.get(headName(head.layer, head.head)).classList.toggle("is-ablated", ablated.has(`${head.layer} ${head.head}`));
-  }
   $("#ablated").textContent = ablated.size ? t("without", { heads: ablatedNames() }) : t("none_ablated");
   $("#look-without").hidden = !ablated.size;
 }
@@ -102,6 +99,7 @@ function drawAblation() {
 async function toggleAblation() {
   const name = `${state.layer} ${state.head}`;
   if (!ablated.delete(name)) ablated.add(name);
+  maps.cells.get(headName(state.layer, state.head)).classList.toggle("is-ablated", ablated.has(name));
   drawAblation();
   const mine = look;
   const found = ablated.size ? await askJson(`next/${look.look}`, { heads: ablatedHeads() }) : null;

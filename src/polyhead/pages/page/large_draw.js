@@ -76,9 +76,10 @@ Object.assign(LargeMap.prototype, {
     this.picture.height = rows;
     const context = this.picture.getContext("2d");
     const image = context.createImageData(columns, rows);
+    const words = new Uint32Array(image.data.buffer);
     const colours = shades();
     steps.forEach((index, i) => {
-      if (index >= 0) image.data.set([...colours[index].rgb, 255], 4 * i);
+      if (index >= 0) words[i] = colours[index].word;
     });
     context.putImageData(image, 0, 0);
   },

@@ -1,84 +1,27 @@
-// All heads as small maps: rows of heads by layer or by rank, drawn when they come into view.
+// All heads as small maps: rows of heads by layer or by rank. How they are drawn is in thumbs.js.
 
-const maps = { box: $("#maps"), cells: new Map(), seen: new Set(), stale: new Set(), size: 0, cursor: "" };
+const maps = { box: $("#maps"), cells: new Map(), stale: new Set(), size: 0, cursor: "", described: "" };
 
 const MIN_MAP = 22; // smallest side of a map, in CSS pixels
 
-const watcher = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) {
-      maps.seen.add(target);
-      drawThumb(target);
-    } else {
-      maps.seen.delete(target);
-    }
-  }
-}, { rootMargin: "200px" });
-
 function makeCells() {
-  watcher.disconnect();
-  for (const set of [maps.cells, maps.seen, maps.stale]) set.clear();
+  maps.described = "";
+  maps.cells.clear();
+  maps.stale.clear();
   for (const { layer, head } of look.heads) {
     const name = headName(layer, head);
     const cell = element("div", {
       classes: "head", role: "gridcell", tabindex: "-1", "aria-selected": "false", data: `head-${name}`,
     }, [
-      element("canvas", { "aria-hidden": "true" }),
-      element("span", { classes: "bar", "aria-hidden": "true" }, [element("i")]),
       element("span", { classes: "head-name", "aria-hidden": "true" }),
     ]);
     Object.assign(cell.dataset, { layer, head });
     maps.cells.set(name, cell);
     maps.stale.add(cell);
-    watcher.observe(cell);
   }
 }
 
 const place = (cell) => ({ layer: Number(cell.dataset.layer), head: Number(cell.dataset.head) });
-
-// Each pixel takes the largest shade of the cells that it covers, so thin lines survive shrinking.
-function drawThumb(cell) {
-  const { layer, head } = place(cell);
-  if (!maps.stale.has(cell) || !maps.size || !look.length) return;
-  const small = look.small(layer, head, state.hideFirst);
-  if (!small) return;
-  maps.stale.delete(cell);
-  const { rows, columns } = small;
-  const sides = look.sides(layer);
-  const steps = shaded(small, {
-    triangle: look.layers[layer].triangle, high: sides.rows / rows, wide: sides.columns / columns, first: Number(state.hideFirst),
-  });
-  const canvas = cell.firstElementChild;
-  const size = Math.round(maps.size * (devicePixelRatio || 1));
-  if (canvas.width !== size) canvas.width = canvas.height = size;
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(size, size);
-  const colours = shades();
-  const edges = (count) => Array.from({ length: size + 1 }, (_, i) => Math.floor((i * count) / size));
-  const [down, across] = [edges(rows), edges(columns)];
-  for (let y = 0; y < size; y++) {
-    const lastRow = Math.max(down[y] + 1, down[y + 1]);
-    for (let x = 0; x < size; x++) {
-      const lastColumn = Math.max(across[x] + 1, across[x + 1]);
-      let best = -1;
-      for (let row = down[y]; row < lastRow; row++) {
-        for (let column = across[x]; column < lastColumn; column++) {
-          best = Math.max(best, steps[row * columns + column]);
-        }
-      }
-      if (best >= 0) image.data.set([...colours[best].rgb, 255], 4 * (y * size + x));
-    }
-  }
-  context.putImageData(image, 0, 0);
-}
-
-let repaint = 0;
-
-function redrawThumbs() {
-  for (const cell of maps.cells.values()) maps.stale.add(cell);
-  cancelAnimationFrame(repaint);
-  repaint = requestAnimationFrame(() => maps.seen.forEach(drawThumb));
-}
 
 // Rows of maps. By layer, heads that share a kv head stand together under one line.
 function arrangeMaps() {
@@ -86,10 +29,10 @@ function arrangeMaps() {
   const rows = [];
   const row = (name, spoken, groups, shared) => rows.push(element("div", { classes: "layer", role: "row" }, [
     element("span", { classes: "layer-name", role: "rowheader", text: name, "aria-label": spoken }),
-    element("div", { classes: "cells", role: "presentation" }, groups.map((group, index) => element("div", {
+    element("div", { classes: "cells", role: "presentation" }, [element("canvas", { "aria-hidden": "true" }), ...groups.map((group, index) => element("div", {
       classes: shared ? "group shared" : "group", role: "presentation",
       ...(shared && { title: t("group", { layer: spoken, kv: index }) }),
-    }, group))),
+    }, group))]),
   ]));
   const cellOf = ({ layer, head }) => maps.cells.get(headName(layer, head));
   if (state.order === "rank") {
@@ -108,6 +51,7 @@ function arrangeMaps() {
   }
   maps.box.classList.toggle("ranked", state.order === "rank");
   maps.box.replaceChildren(...rows);
+  watchRows(rows);
   const left = maps.box.querySelectorAll(".head").length;
   $("#shown").textContent = left === look.heads.length ? t("heads", { all: left })
     : t("heads_left", { some: left, all: look.heads.length });
@@ -120,6 +64,10 @@ function arrangeMaps() {
 
 // The bar under each map, its name and value, and what a screen reader says.
 function describeMaps() {
+  const values = state.measure ? [state.measured] : [state.query, state.key, state.pairs];
+  const described = [state.look, language, state.order, state.measure, state.descending, ...values].join();
+  if (described === maps.described) return;
+  maps.described = described;
   const measure = measures[state.measure];
   const [low, high] = extent(state.measure);
   const ranks = sorted(look.heads.map((head) => ({ ...head, value: measure.at(head) })), state.descending);
@@ -129,9 +77,10 @@ function describeMaps() {
     const cell = maps.cells.get(name);
     const value = measure.at(head);
     const share = value === null ? 0 : (value - low) / (high - low);
-    const [, bar, caption] = cell.children;
-    bar.firstElementChild.style.width = `${100 * share}%`;
-    caption.replaceChildren(element("b", { text: name }), element("span", { text: short(value) }));
+    cell.style.setProperty("--share", `${(100 * share).toFixed(1)}%`);
+    if (state.order === "rank") {
+      cell.lastElementChild.replaceChildren(element("b", { text: name }), element("span", { text: short(value) }));
+    }
     cell.setAttribute("aria-label", `${t("head", { name })}${spokenKv(head)}. ${measure.name}: ${short(value)}` +
       (value === null ? "" : t("rank", { rank: rankOf.get(head.index), heads: look.heads.length })));
   }
@@ -173,9 +122,10 @@ function sizeMaps() {
 }
 
 on(["look"], () => {
+  maps.box.replaceChildren();
+  sizeMaps(); // before there are cells: it asks for the room, which lays the page out
   makeCells();
   arrangeMaps();
-  sizeMaps();
 });
 on(["scale", "dark", "hideFirst"], redrawThumbs);
 on(["order", "layers", "least"], () => {
@@ -185,5 +135,5 @@ on(["order", "layers", "least"], () => {
 on(["measure", "descending", "query", "key", "pairs", "measured"], () => {
   if (state.order === "rank" || state.least !== "") arrangeMaps();
 });
-on(["measure", "descending", "query", "key", "pairs", "measured", "look"], describeMaps);
+on(["measure", "descending", "query", "key", "pairs", "measured", "look", "order"], describeMaps);
 on(["layer", "head", "open", "look"], markMap);

@@ -79,7 +79,6 @@ function drawView() {
   maps.box.hidden = state.view !== "maps";
   $("#ranking").hidden = state.view !== "table";
   $("#order").disabled = state.view !== "maps";
-  $("#overview").scrollTop = 0;
 }
 
 function isDark() {
@@ -213,7 +212,7 @@ function firstHead() {
 
 function arrivedLayer(of, layer) {
   if (of !== look) return;
-  for (const cell of maps.seen) if (place(cell).layer === layer) drawThumb(cell);
+  drawRowsSeen();
 }
 
 // Reads the looks that stand in this file.
@@ -281,13 +280,18 @@ function start() {
 }
 
 on(["open", "layer", "head", "look"], drawOpen, { first: true }); // what is drawn in the panel asks how wide it is
-on(["view"], drawView);
+on(["view"], () => {
+  drawView();
+  $("#overview").scrollTop = 0;
+});
 
 // What tests may wait for and look at.
 const polyhead = {
   ready: null, // what was asked for is shown
   painted: null, // all small maps of a served look are drawn
   settled,
+  // Whether a small map stands on the screen as the look has it.
+  isDrawn(layer, head) { return !maps.stale.has(maps.cells.get(headName(layer, head))); },
   get look() { return look; },
   get beside() { return beside; },
   get maps() { return bothMaps; },

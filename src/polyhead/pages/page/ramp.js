@@ -34,12 +34,15 @@ function luminance(rgb) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-// 256 colours with the ink (black or white) that reads best on each.
+// 256 colours: as 8-bit sRGB, for style sheets, as the number that image data hold on little-endian
+// machines, and the ink (black or white) that reads best on each.
 function ramp({ from, to, chroma: [c0, c1, c2], hue: [h0, h1] }) {
   return Array.from({ length: 256 }, (_, i) => {
     const t = i / 255;
     const rgb = srgb(from + (to - from) * t, c0 + c1 * t - c2 * t * t, h0 + (h1 - h0) * t);
-    return { rgb, css: `rgb(${rgb.join(" ")})`, ink: luminance(rgb) > 0.179 ? "#000" : "#fff" };
+    const [red, green, blue] = rgb;
+    const word = ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+    return { rgb, word, css: `rgb(${rgb.join(" ")})`, ink: luminance(rgb) > 0.179 ? "#000" : "#fff" };
   });
 }
 
