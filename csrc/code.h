@@ -105,6 +105,12 @@ Outcome step(const Step& s, int threads) {
     return step_of<Half>(s, threads);
 }
 
+void route(const Route& r, int threads) {
+    if (r.dtype == kFloat32) route_of<float>(r, threads);
+    else if (r.dtype == kBFloat16) route_of<BFloat16>(r, threads);
+    else route_of<Half>(r, threads);
+}
+
 void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to) {
     if (dtype == kFloat32) widen<float>(from, stride, rows, K, to);
     else if (dtype == kBFloat16) widen<BFloat16>(from, stride, rows, K, to);
@@ -116,7 +122,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 extern const Code PH_CODE;
 const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
                       PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
-                      PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step,
+                      PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step, PH_NAMESPACE::route,
                       PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients};
 
 }  // namespace polyhead

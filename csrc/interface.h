@@ -37,15 +37,28 @@
     FIELD(attention_norm, "NormWeight | None") FIELD(q, "Weight") FIELD(k, "Weight") FIELD(v, "Weight | None") \
     FIELD(q_norm, "NormWeight | None") FIELD(k_norm, "NormWeight | None") FIELD(latent, "Latent | None") \
     FIELD(out, "Weight") FIELD(attention_out_norm, "NormWeight | None") FIELD(feed_forward_norm, "NormWeight | None") \
-    FIELD(gate, "Weight | None") FIELD(up, "Weight | None") FIELD(down, "Weight | None") \
+    FIELD(network, "Network | None") FIELD(experts, "Experts | None") \
     FIELD(feed_forward_out_norm, "NormWeight | None") FIELD(slopes, "Tensor | None") FIELD(cross, "Cross | None")
+
+#define PH_NETWORK(FIELD) \
+    FIELD(gate, "Weight | None") FIELD(up, "Weight") FIELD(down, "Weight") FIELD(activation, "int") FIELD(clamp, "float") \
+    FIELD(offset, "float")
+
+#define PH_ROUTING(FIELD) \
+    FIELD(router, "Weight") FIELD(choice_bias, "Tensor | None") FIELD(shared_gate, "Weight | None") FIELD(visited, "int") \
+    FIELD(scoring, "int") FIELD(normalise, "bool") FIELD(scale, "float") FIELD(groups, "int") FIELD(groups_per_token, "int") \
+    FIELD(best_two, "bool") FIELD(jitter, "float")
+
+#define PH_EXPERTS(FIELD) \
+    FIELD(routing, "Routing") FIELD(networks, "tuple[Network, ...]") FIELD(facts, "tuple[tuple[Any, ...], ...]") \
+    FIELD(shared, "Network | None") FIELD(weighs_input, "bool")
 
 #define PH_CROSS(FIELD) \
     FIELD(heads, "Heads") FIELD(norm, "NormWeight | None") FIELD(q, "Weight") FIELD(q_norm, "NormWeight | None") \
     FIELD(out, "Weight") FIELD(out_norm, "NormWeight | None")
 
 #define PH_FORM(FIELD) \
-    FIELD(dtype, "int") FIELD(embed_dim, "int") FIELD(heads, "Heads") FIELD(activation, "int") FIELD(parallel, "int") \
+    FIELD(dtype, "int") FIELD(embed_dim, "int") FIELD(heads, "Heads") FIELD(parallel, "int") \
     FIELD(post, "bool") FIELD(residual_scale, "float")
 
 #define PH_HELD(FIELD) FIELD(k, "Tensor") FIELD(v, "Tensor | None") FIELD(first, "int") FIELD(length, "int")
@@ -58,7 +71,8 @@
 // The tuples, by their names in Python.
 #define PH_GROUPS(GROUP) \
     GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Dropout, PH_DROPOUT) GROUP(Heads, PH_HEADS) \
-    GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(Latent, PH_LATENT) \
+    GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(Latent, PH_LATENT) GROUP(Network, PH_NETWORK) \
+    GROUP(Routing, PH_ROUTING) GROUP(Experts, PH_EXPERTS) \
     GROUP(LayerWeights, PH_LAYER) GROUP(Cross, PH_CROSS) GROUP(LayerForm, PH_FORM) GROUP(Held, PH_HELD) GROUP(TileSums, PH_TILE_SUMS)
 
 // The arguments of the module's functions. Those that the caller makes for results come last.
@@ -69,8 +83,11 @@
     FIELD(code, "int") FIELD(threads, "int") FIELD(blocks, "Tensor") FIELD(type, "int") FIELD(y, "Tensor")
 
 #define PH_FEED_FORWARD_ARGUMENTS(FIELD) \
-    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(gate, "Weight | None") \
-    FIELD(up, "Weight") FIELD(down, "Weight") FIELD(activation, "int") FIELD(y, "Tensor")
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(network, "Network") FIELD(y, "Tensor")
+
+#define PH_ROUTE_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(routing, "Routing") FIELD(weights, "Tensor") \
+    FIELD(chosen, "Tensor")
 
 #define PH_NORM_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(norm, "NormWeight") FIELD(y, "Tensor")
@@ -121,6 +138,7 @@
 
 #define PH_FUNCTIONS(GROUP) \
     GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(unpack, PH_UNPACK_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \
+    GROUP(route, PH_ROUTE_ARGUMENTS) \
     GROUP(norm, PH_NORM_ARGUMENTS) GROUP(rotate, PH_ROTATE_ARGUMENTS) GROUP(attend, PH_ATTEND_ARGUMENTS) \
     GROUP(gradients, PH_GRADIENTS_ARGUMENTS) GROUP(tile_sums, PH_TILE_SUMS_ARGUMENTS) \
     GROUP(head_product, PH_HEAD_PRODUCT_ARGUMENTS) GROUP(layer, PH_LAYER_ARGUMENTS) GROUP(step, PH_STEP_ARGUMENTS) GROUP(gated, PH_GATED_ARGUMENTS) \
@@ -147,6 +165,6 @@ PH_GROUPS(PH_DECLARE)
 PH_FUNCTIONS(PH_DECLARE_FUNCTION)
 
 constexpr const char* kDtypes[] = {"float32", "bfloat16", "float16"};     // in the order of Dtype
-constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh", "relu2", "gelu"};  // in the order of Activation
+constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh", "relu2", "gelu", "quick_gelu"};  // in the order of Activation
 
 }  // namespace polyhead

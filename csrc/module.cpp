@@ -28,6 +28,13 @@ class Unlocked : public Watch {
   public:
     Unlocked() : Watch{look}, state_(PyEval_SaveThread()), last_(now()) {}
     ~Unlocked() { PyEval_RestoreThread(state_); }
+    // What `ask` finds out with Python's lock.
+    template <class Ask> bool locked(const Ask& ask) {
+        PyEval_RestoreThread(state_);
+        const bool found = ask();
+        state_ = PyEval_SaveThread();
+        return found;
+    }
 
   private:
     static constexpr int64_t kEvery = 100;  // milliseconds
@@ -41,9 +48,7 @@ class Unlocked : public Watch {
         Unlocked& self = static_cast<Unlocked&>(watch);
         const int64_t time = now();
         if (time - self.last_ < kEvery) return false;
-        PyEval_RestoreThread(self.state_);
-        const bool raised = PyErr_CheckSignals() != 0;
-        self.state_ = PyEval_SaveThread();
+        const bool raised = self.locked([] { return PyErr_CheckSignals() != 0; });
         self.last_ = now();
         return raised;
     }
@@ -230,39 +235,7 @@ PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-Activation activation_from(int64_t number) {
-    if (number < 0 || number >= (int64_t)(sizeof kActivations / sizeof *kActivations)) wrong("an unknown activation");
-    return (Activation)number;
-}
-
-PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_feed_forward;
-    const Arguments<A> a("feed_forward", args, count);
-    View x;
-    if (!a.code || !rows_of(a[A::x], x)) return nullptr;
-    FeedForward f{};
-    f.dtype = (Dtype)x.kind, f.activation = activation_from(a.whole(A::activation));
-    f.rows = x.size[0], f.in_features = x.size[1];
-    if (PyErr_Occurred()) return nullptr;
-    if (f.rows < 1 || f.rows > kMostRows) {
-        PyErr_Format(PyExc_ValueError, "feed_forward takes up to %d rows", kMostRows);
-        return nullptr;
-    }
-    if (!factor_from(a[A::up], "up", x.kind, f.in_features, f.up) ||
-        !factor_from(a[A::down], "down", x.kind, f.up.out_features, f.down) ||
-        (a[A::gate] != Py_None && !factor_from(a[A::gate], "gate", x.kind, f.in_features, f.gate)))
-        return nullptr;
-    if (f.gate.weight && f.gate.out_features != f.up.out_features) return wrong("gate and up must be alike");
-    f.y = made_for(a[A::y], "y", f.rows * f.down.out_features, x.kind);
-    if (PyErr_Occurred()) return nullptr;
-    const Room<float> room(f.rows * (f.in_features + f.up.out_features));
-    if (!(f.x = room.get())) return PyErr_NoMemory();
-    f.hidden = room.get() + f.rows * f.in_features;
-    const Unlocked unlocked;
-    a.code->widen(f.dtype, x.at, x.stride[0], f.rows, f.in_features, room.get());
-    a.code->feed_forward(f, a.threads);
-    Py_RETURN_NONE;
-}
+#include "network_calls.h"
 
 PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = Call_norm;
@@ -744,6 +717,7 @@ PyMethodDef kMethods[] = {
     PH_METHOD(product, "Few rows of x times weights."),
     PH_METHOD(unpack, "Rows of blocks as numbers."),
     PH_METHOD(feed_forward, "A feed-forward network of few rows."),
+    PH_METHOD(route, "Which experts a few rows visit."),
     PH_METHOD(norm, "RMS norm of rows."),
     PH_METHOD(rotate, "Rotary positions."),
     PH_METHOD(head_product, "Few rows times weights, head by head."),

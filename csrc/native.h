@@ -69,15 +69,22 @@ struct Unpacked {
 };
 
 // From kRelu2 on without a derivative in training.h.
-enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2, kRelu2 = 3, kGelu = 4 };
+enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2, kRelu2 = 3, kGelu = 4, kQuickGelu = 5 };
 
-// y = down(activation(gate(x)) · up(x)), or down(activation(up(x))) where gate has no weight.
+// down(activation(gate(x)) · up(x)), or down(activation(up(x))) where gate has no weight.
+struct Network {
+    Factor gate, up, down;
+    Activation activation;
+    float clamp;            // what is activated is at most this, and what a gate multiplies within ± it
+    float offset;           // added to what a gate multiplies
+};
+
+// y = what a network makes of x.
 struct FeedForward {
     Dtype dtype;
     const float* x;         // [rows, in_features]
     int64_t rows, in_features;
-    Activation activation;
-    Factor gate, up, down;
+    Network network;
     float* hidden;          // [rows, up.out_features], room to work in
     void* y;                // [rows, down.out_features]
 };
@@ -172,103 +179,7 @@ struct Attention {
     Watch* watch;                       // or null: never stopped
 };
 
-struct NormWeight {
-    const void* weight;                 // or null: no norm
-    float eps, offset;
-    const void* bias;                   // or null
-    bool centred;                       // LayerNorm
-};
-
-// A product for each head: y[m, h] = x[m, h] · W[h] (`summed`, W[h] is [in, out]) or W[h] · x[m, h] (W[h]
-// is [out, in]). Rows of W[h] have no gaps.
-struct HeadProduct {
-    Dtype dtype;
-    int64_t rows, heads, in_features, out_features;
-    const void* x;
-    int64_t x_row, x_head;              // strides in elements
-    const void* weight;
-    int64_t weight_head;
-    bool summed;
-    void* y;
-    int64_t y_row, y_head;
-    float* wide;                        // [rows, heads, in_features] to work in
-};
-
-// Latent attention: queries of N + P numbers a head, a latent of R and a rotated key of P a token.
-struct LatentHeads {
-    int64_t rank, plain, rotated, value;  // R, 0: no latent attention; N, P, V
-    Factor q;                           // from the latent of queries, or without weight: straight from x
-    NormWeight q_norm, norm;            // of both latents
-    const void* up;                     // [H, N + V, R]
-};
-
-// Where norms of queries and keys stand: of every head, before or behind the rotation, or of all heads at once.
-enum NormPlace { kBeforeTurn = 0, kAfterTurn = 1, kFullWidth = 2 };
-
-// Attention to a context whose keys and values are held already: only queries are made from x.
-struct CrossHeads {
-    int64_t heads, kv_heads, key_dim, value_dim;
-    float scale, softcap;
-    NormWeight norm, q_norm;
-    bool full_width;                    // q_norm is of all heads at once
-    Factor q, out;
-    NormWeight out_norm;
-    Piece memory;                       // [B / shared, G, S, D] and V; of no tokens: none is given
-    int64_t shared;                     // rows of x that read the same row of it
-};
-
-enum Parallel { kOneAfterTheOther = 0, kOneNorm = 1, kTwoNorms = 2 };
-
-// A layer and one token of every batch row: self-attention, attention to a context, feed-forward network.
-struct Step {
-    Dtype dtype;
-    int64_t batch, embed_dim, heads, kv_heads, key_dim, value_dim;  // as the cache has them
-    const void* x;                      // [B, E] without gaps
-    NormWeight attention_norm;
-    Factor qkv[3];                      // of latent attention: queries or their latent, [latent | key]
-    NormWeight q_norm, k_norm;
-    NormPlace norm_place;
-    int64_t rotary;                     // features of a head that are rotated
-    const void *cos, *sin;              // as many, of the token's position; or null
-    LatentHeads latent;
-    Piece cache[2];                     // in order; the last token of the last is not written yet
-    int pieces;
-    const float* slopes;                // of ALiBi, or null
-    const float* by_distance;           // or null: as in Attention, as is the next
-    int64_t farthest, position;         // position: of the token, with either of them
-    float scale, softcap;
-    Factor out;
-    NormWeight attention_out_norm, feed_forward_norm;
-    CrossHeads cross;                   // q without weight: none
-    Activation activation;
-    Factor gate, up, down;              // up without weight: the step ends before them
-    NormWeight feed_forward_out_norm;
-    Parallel parallel;
-    bool post;                          // the norms are behind the sums
-    float residual_scale;
-    void* y;                            // [B, E]
-    char* room;                         // step_bytes(step) to work in
-};
-
-inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// Features of the widest rows that a product of a step reads.
-inline int64_t widest_of(const Step& s) {
-    const LatentHeads& l = s.latent;
-    int64_t widest = larger_of(larger_of(s.embed_dim, s.heads * s.value_dim), s.cross.heads * s.cross.value_dim);
-    if (l.rank) widest = larger_of(larger_of(widest, s.heads * (l.plain + l.rotated + l.value)), s.qkv[0].out_features);
-    return widest;
-}
-
-inline int64_t step_bytes(const Step& s) {
-    const LatentHeads& l = s.latent;
-    int64_t projected = s.heads * s.value_dim;  // and what is made of it, in the order of step.h
-    for (const Factor& f : s.qkv) projected += 2 * f.out_features;
-    if (l.rank) projected += s.heads * (l.plain + 2 * l.rotated + s.key_dim + l.value) + l.rank;
-    projected += s.cross.heads * (s.cross.key_dim + s.cross.value_dim);
-    const int64_t numbers = 3 * s.embed_dim + s.up.out_features + widest_of(s) + projected;
-    return s.batch * numbers * (int64_t)sizeof(float) + 26 * 64;
-}
+#include "layer.h"
 
 // What `out` and `lse` of a call that was computed say about its q, k and v (one piece), and its bias.
 struct Gradients {
@@ -343,6 +254,7 @@ struct Code {
     Outcome (*gradients)(const Gradients&, int threads);
     void (*tile_sums)(const Tile&, int threads);
     Outcome (*step)(const Step&, int threads);
+    void (*route)(const Route&, int threads);
     void (*gated)(const Gated&, int threads);
     void (*dropped)(const Elements&, int threads);
     void (*norm_gradients)(const NormGradients&, int threads);

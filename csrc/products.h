@@ -107,33 +107,47 @@ template <class T> void product_of(const Product& p, int thread, int threads) {
 }
 
 inline float activated(float x, Activation kind) {
+    auto gated = [x](float by) { return x / (1.0f + exponential(splat(-by < 88.0f ? -by : 88.0f))[0]); };  // beyond, nothing of x is left
     if (kind == kRelu) return x > 0 ? x : 0;
-    if (kind == kSilu) return x / (1.0f + exponential(splat(-x < 88.0f ? -x : 88.0f))[0]);  // beyond, nothing of x is left
+    if (kind == kSilu) return gated(x);
+    if (kind == kQuickGelu) return gated(1.702f * x);
     if (kind == kRelu2) return x > 0 ? x * x : x == x ? 0.0f : x;
     if (kind == kGelu) return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f));
     const float inner = 0.7978845608f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.0f + hyperbolic_tangent(splat(inner))[0]);
 }
 
-// What the hidden features are summed up in stays float32 until the last product.
-template <class T> void hidden_of(const FeedForward& f, int thread, int threads) {
-    const int64_t F = f.up.out_features, K = f.in_features;
-    const int64_t first = F * thread / threads, last = F * (thread + 1) / threads;
-    const bool gate = f.gate.weight;
-    if (gate) factor_rows<T>(f.x, f.rows, K, f.gate, first, last, f.hidden, F);
-    const T* up_bias = (const T*)f.up.bias;
-    over_rows<T>(f.x, f.rows, K, f.up, first, last, [&](int64_t n, const float* found) {
+// Hidden features [first, last). What they are summed up in stays float32 until the last product.
+template <class T> void hidden_rows(const FeedForward& f, int64_t first, int64_t last) {
+    const Network& n = f.network;
+    const int64_t F = n.up.out_features, K = f.in_features;
+    const bool gate = n.gate.weight;
+    auto acted = [&](float x) { return activated(x > n.clamp ? n.clamp : x, n.activation); };
+    if (gate) factor_rows<T>(f.x, f.rows, K, n.gate, first, last, f.hidden, F);
+    const T* up_bias = (const T*)n.up.bias;
+    over_rows<T>(f.x, f.rows, K, n.up, first, last, [&](int64_t i, const float* found) {
         for (int64_t m = 0; m < f.rows; ++m) {
-            const float value = found[m] + (up_bias ? to_float(up_bias[n]) : 0.0f);
-            float& hidden = f.hidden[m * F + n];
-            hidden = gate ? activated(hidden, f.activation) * value : activated(value, f.activation);
+            float value = found[m] + (up_bias ? to_float(up_bias[i]) : 0.0f);
+            float& hidden = f.hidden[m * F + i];
+            if (!gate) {
+                hidden = acted(value);
+                continue;
+            }
+            value = value > n.clamp ? n.clamp : value < -n.clamp ? -n.clamp : value;
+            hidden = acted(hidden) * (n.offset != 0.0f ? value + n.offset : value);
         }
     });
 }
 
+template <class T> void hidden_of(const FeedForward& f, int thread, int threads) {
+    const int64_t F = f.network.up.out_features;
+    hidden_rows<T>(f, F * thread / threads, F * (thread + 1) / threads);
+}
+
 template <class T> void output_of(const FeedForward& f, int thread, int threads) {
-    const int64_t N = f.down.out_features;
-    factor_rows<T>(f.hidden, f.rows, f.up.out_features, f.down, N * thread / threads,
+    const Factor& down = f.network.down;
+    const int64_t N = down.out_features;
+    factor_rows<T>(f.hidden, f.rows, f.network.up.out_features, down, N * thread / threads,
                    N * (thread + 1) / threads, (T*)f.y, N);
 }
 

@@ -186,12 +186,15 @@ template <class T> Outcome cross_attention_of(const Step& s, const T* x, float* 
     return Outcome::done;
 }
 
-template <class T> void feed_forward_of(const Step& s, const T* x, float* wide, float* hidden, T* y, int threads) {
+#include "mixtures.h"
+
+// What the feed-forward network or the mixture in its place makes of x [B, E].
+template <class T> Outcome network_of(const Step& s, const T* x, float* wide, Room& room, T* y, int threads) {
+    if (s.experts) return mixture_of(s, x, wide, room, y, threads);
     widen<T>(x, s.embed_dim, s.batch, s.embed_dim, wide);
-    FeedForward f{};
-    f.dtype = s.dtype, f.x = wide, f.rows = s.batch, f.in_features = s.embed_dim, f.activation = s.activation;
-    f.gate = s.gate, f.up = s.up, f.down = s.down, f.y = y, f.hidden = hidden;
-    feed_forward(f, threads);
+    float* hidden = room.take<float>(s.batch * s.network.up.out_features);
+    feed_forward(FeedForward{s.dtype, wide, s.batch, s.embed_dim, s.network, hidden, y}, threads);
+    return Outcome::done;
 }
 
 // y = x + what a part made of it, with the norms and the factor that stand there.
@@ -205,12 +208,12 @@ void join(const Step& s, const T* x, T* made, const NormWeight& out_norm, const 
     if (s.post) norm_with(s, norm, y, E, s.batch, E, y, threads);
 }
 
+// Stopped: before the mixture of experts.
 template <class T> Outcome step_of(const Step& s, int threads) {
     Room room{s.room};
     const int64_t E = s.embed_dim, features = s.batch * E;
     const T* x = (const T*)s.x;
     T *h = room.take<T>(features), *made = room.take<T>(features), *sum = room.take<T>(features);
-    float* hidden = room.take<float>(s.batch * s.up.out_features);
     float* wide = room.take<float>(s.batch * widest_of(s));
     // What a part reads: x itself, or behind a norm.
     auto entered = [&](const T* from, const NormWeight& by, T* to) -> const T* {
@@ -222,12 +225,12 @@ template <class T> Outcome step_of(const Step& s, int threads) {
     if (const Outcome outcome = attention_of(s, read, wide, room, made, threads); outcome != Outcome::done) return outcome;
     if (s.parallel) {
         if (s.parallel == kTwoNorms) read = entered(x, s.feed_forward_norm, h);
-        feed_forward_of(s, read, wide, hidden, sum, threads);
+        network_of(s, read, wide, room, sum, threads);  // never a mixture
         add_rows(made, sum, features, made);
         join(s, x, made, s.attention_out_norm, s.attention_norm, (T*)s.y, threads);
         return Outcome::done;
     }
-    const bool across = s.cross.memory.length, further = s.up.weight;
+    const bool across = s.cross.memory.length, further = s.network.up.weight || s.experts;
     T* y = (T*)s.y;
     join(s, x, made, s.attention_out_norm, s.attention_norm, across || further ? sum : y, threads);
     if (across) {
@@ -237,7 +240,10 @@ template <class T> Outcome step_of(const Step& s, int threads) {
     }
     if (!further) return Outcome::done;
     read = entered(sum, s.feed_forward_norm, h);
-    feed_forward_of(s, read, wide, hidden, made, threads);
+    if (network_of(s, read, wide, room, made, threads) != Outcome::done) {
+        __builtin_memcpy(y, sum, features * sizeof(T));
+        return Outcome::stopped;
+    }
     join(s, sum, made, s.feed_forward_out_norm, s.feed_forward_norm, y, threads);
     return Outcome::done;
 }

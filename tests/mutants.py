@@ -350,9 +350,15 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("a context that is masked", "or given.context_mask is not None", ""),
             ("a context of another length", "or context.shape[1] != length", ""),
             ("two biases", "None if known.biased else bias.numbers()", "bias.numbers()"),
-            ("how far a step came", "if memory is not None or known.cross is None else ATTENTION", ""),
-            ("a token that nobody wrote", "cache.ungrow()\n            return False", "return False"),
-            ("biases of norms", "bias if bias is None else _read(bias, (features,), x),\n        centred", "None,\n        centred"),
+            ("a token that nobody wrote", "if not found[1]:\n            cache.ungrow()", "pass"),
+            ("biases of norms", "bias if bias is None else read(bias, (features,), x),\n        centred", "None,\n        centred"),
+        ],
+        "tests/layers/test_step_experts.py": [
+            ("an expert that has changed", "remembered.layer = None  # an", "pass  # an"),
+            ("experts of many processes", "or module.calls_all\n", ""),
+            ("the dtype of a choice's bias", "bias is None or bias.dtype in (x.dtype, torch.float32)", "bias is None or bias.dtype is x.dtype"),
+            ("what weights multiply", 'config.weighs == "input",\n    )', "False,\n    )"),
+            ("the share of the shared network", "(shared * share.view(*x.shape[:-1], 1)).to(x.dtype)", "shared"),
         ],
         "tests/checkpoints/test_adapters.py": [
             ("the change of an adapter", "if not self.active:", "if True:"),

@@ -31,7 +31,7 @@ config.json that is not understood is an error that names it.
 
 *GGUF* is the architecture of GGUF files that are read and compared in the same way. *One call*: a
 decoding step is one native call for every layer, where the cache holds exact tokens (begun: a call
-up to the first part that native code does not know, such as a mixture of experts; from there on,
+up to the first part that native code does not know; from there on,
 and where it says no, the modules are called one by one).
 
 | `model_type` | kind | heads | positions | norms | feed-forward | one call | GGUF | not supported |

@@ -15,7 +15,7 @@ from polyhead import native
 from polyhead.errors import NotPlainError
 from polyhead.layers import TransformerLayer
 from polyhead.native import gate, interface
-from polyhead.native.arguments import NO_EXTRAS, NormWeight, Piece, TileSums, Weight
+from polyhead.native.arguments import NO_EXTRAS, Network, NormWeight, Piece, TileSums, Weight
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -80,10 +80,7 @@ def test_every_tensor_of_a_call_passes_the_gate():
     with pytest.raises(ValueError, match="storage of up"):
         code.feed_forward(
             draw(1, 64),
-            None,
-            Weight(cut_short(draw(8, 64)), None),
-            Weight(draw(64, 8), None),
-            "relu",
+            Network(None, Weight(cut_short(draw(8, 64)), None), Weight(draw(64, 8), None), 0),
         )
     with pytest.raises(ValueError, match="storage of a weight"):
         code.product(draw(1, 64), [Weight(cut_short(draw(8, 64)), None)])

@@ -21,12 +21,11 @@ from polyhead.config import (
     FeedForwardConfig,
     LatentAttentionConfig,
     LayerConfig,
-    MixtureConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
 )
-from polyhead.layers import MultiHeadAttention, RoPE, described, transformer_layer
+from polyhead.layers import MultiHeadAttention, RoPE, described, reading, transformer_layer
 from polyhead.layers import step as step_module
 from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.exact import KnownFields
@@ -504,7 +503,7 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
         built = _layer()
         cache = _prompted(built)
         built.config = other
-        monkeypatch.setattr(described, "_KNOWN", fields)
+        monkeypatch.setattr(reading, "KNOWN", fields)
         monkeypatch.setattr(described, "_KNOWN_AROUND", fields)
         assert step(built, _token(), ph.Causal(), cache) is None
         monkeypatch.undo()
@@ -582,8 +581,7 @@ def test_other_caches_are_appended_to(monkeypatch: pytest.MonkeyPatch, name: str
             replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNormConfig(per_head=True))),
         ),
         ("clipped queries", replace(LLAMA, attention=replace(LLAMA.attention, qkv_clip=1.0))),
-        ("quick gelu", replace(LLAMA, feed_forward=FeedForwardConfig(80, "quick_gelu"))),
-        ("clamped gates", replace(LLAMA, feed_forward=FeedForwardConfig(80, clamp=7.0))),
+        ("mish", replace(LLAMA, feed_forward=FeedForwardConfig(80, "mish"))),
         (
             "norms of latents without weights",
             replace(LLAMA, attention=replace(LATENT, norm=NormConfig(weight=False))),
@@ -809,19 +807,6 @@ def test_modules_go_on_where_a_step_ends(
         more["context_cache"].reset()
     wanted = _without(monkeypatch, lambda: layer(_token(2), context, cache=other, **call))
     assert torch.equal(found_y, wanted)
-
-
-def test_a_step_leaves_a_mixture_of_experts_to_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    expert = FeedForwardConfig(hidden_dim=40)
-    layer = _layer(replace(LLAMA, feed_forward=MixtureConfig(expert, 6, 2)))
-    cache = _prompted(layer, 3)
-    other = cache.fork()
-    found = step_module.step(layer, _token(3), Surroundings(ph.Causal(), None, cache.fork()))
-    assert found is not None
-    assert found[1] == ATTENTION
-    y = layer(_token(3), mask=ph.Causal(), cache=cache)
-    wanted = _without(monkeypatch, lambda: layer(_token(3), mask=ph.Causal(), cache=other))
-    assert torch.equal(y, wanted)
 
 
 def test_a_bias_that_a_step_cannot_read_takes_the_modules() -> None:

@@ -16,9 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead import native
 from polyhead.config import MixtureConfig
 from polyhead.layers.built import builds
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.linear import weight_of
+from polyhead.layers.rows import as_rows, code_for_rows
+from polyhead.native.arguments import SCORINGS, Routing
 
 
 class Experts(nn.Module):
@@ -57,13 +61,15 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``."""
         flat = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.route(flat)
+        weights, chosen, share = self._routed(flat)
         if self.config.capacity is not None:
             weights = weights * self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
         out = self._visited(flat, weights, chosen).view_as(x)
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x)
+        if share is not None:
+            return out + (shared * share.view(*x.shape[:-1], 1)).to(x.dtype)
         return out + (
             shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared
         )
@@ -118,6 +124,20 @@ class Experts(nn.Module):
         Args:
             x: ``[M, E]``.
         """
+        weights, chosen, _ = self._routed(x)
+        return weights, chosen
+
+    def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same, and the share ``[M]`` of the shared network where native code makes it."""
+        code = code_for_rows(x)
+        routing = None if code is None else native_routing(self, x)
+        if code is None or routing is None:
+            return *self._scored(x), None
+        weights, chosen = code.route(as_rows(x), routing)
+        K = routing.visited
+        return weights[:, :K], chosen, None if routing.shared_gate is None else weights[:, K]
+
+    def _scored(self, x: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config
         precise = torch.promote_types(x.dtype, torch.float32)
         router, bias = self.router, self.router.bias
@@ -161,6 +181,40 @@ def _sparsemixer(logits: Tensor, count: int, jitter: float) -> tuple[Tensor, Ten
         chosen.append(expert)
         left = left.scatter(1, expert, -torch.inf)
     return torch.cat(weights, dim=1), torch.cat(chosen, dim=1)
+
+
+def native_routing(experts: Experts, x: Tensor) -> Routing | None:
+    """How tokens choose, as native code takes it; None where it cannot read the weights.
+
+    Args:
+        experts: The mixture.
+        x: Whose dtype the weights must have.
+    """
+    config, modules = experts.config, experts._modules
+    router, gate = weight_of(modules["router"], x), modules.get("shared_gate")
+    gate_weight = None if gate is None else weight_of(gate, x)
+    bias = experts._buffers["choice_bias"]
+    if (
+        router is None
+        or len(router.weight) != config.num_experts
+        or (gate is not None and gate_weight is None)
+        or not (bias is None or bias.dtype in (x.dtype, torch.float32))
+        or not (bias is None or native.is_plain(bias, bias))
+    ):
+        return None
+    return Routing(
+        router,
+        bias,
+        gate_weight,
+        config.experts_per_token,
+        SCORINGS[config.scoring],
+        config.normalise,
+        config.scale,
+        config.groups,
+        config.groups_per_token,
+        config.group_score == "best two",
+        config.jitter,
+    )
 
 
 builds(MixtureConfig, Experts)

@@ -85,6 +85,8 @@ class FeedForward(nn.Module):
 
     Attributes:
         config: Everything but ``embed_dim`` as data.
+        form: The last three fields of what native code takes (``native.arguments.Network``); None
+            if it does not know the activation.
 
     Raises:
         ValueError: An unknown activation or a share that is no probability.
@@ -118,7 +120,10 @@ class FeedForward(nn.Module):
         self.activation, self.gated, self.dropout = config.activation, config.gated, config.dropout
         self.hidden_dim, bias = config.hidden_dim, config.bias
         self._is_clamped = config.clamp is not None or config.up_offset != 0.0
-        self._is_native = config.activation in ACTIVATIONS and not self._is_clamped
+        self.form: tuple[int, float, float] | None = None
+        if config.activation in ACTIVATIONS:
+            clamp = math.inf if config.clamp is None else config.clamp
+            self.form = ACTIVATIONS[config.activation], clamp, config.up_offset
         gate = nn.Linear(embed_dim, self.hidden_dim, bias=bias) if self.gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, self.hidden_dim, bias=bias)
@@ -130,8 +135,8 @@ class FeedForward(nn.Module):
         """``[B, T, E]`` to ``[B, T, E]``."""
         modules = self._modules  # faster than attributes, which nn.Module looks up here
         up, gate, down = modules["up_proj"], modules["gate_proj"], modules["down_proj"]
-        if self._is_native and not (self.training and self.dropout):
-            y = few_rows.feed_forward(x, gate, up, down, self.activation)
+        if self.form is not None and not (self.training and self.dropout):
+            y = few_rows.feed_forward(x, gate, up, down, self.form)
             if y is not None:
                 return y
         hidden = self._activated(self.up_proj(x)) if gate is None else self._gated(x, gate)
@@ -149,7 +154,7 @@ class FeedForward(nn.Module):
             return hidden.mul_(self._clamped(self.up_proj(x)))
         gates, values = fused.projected(x, gate, self.up_proj) or (gate(x), self.up_proj(x))
         joined = None
-        if self._is_native:
+        if not self._is_clamped:
             joined = fused.gated(gates, values, self.activation, self._activated)
         return self._activated(gates) * self._clamped(values) if joined is None else joined
 

@@ -17,7 +17,7 @@ from polyhead.layers.exact import Exactly
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
 from polyhead.layers.rows import as_rows, code_for_rows
 from polyhead.native import gate
-from polyhead.native.arguments import ACTIVATIONS, MOST_ROWS, MOST_WEIGHTS, Weight
+from polyhead.native.arguments import MOST_ROWS, MOST_WEIGHTS, Network, Weight
 
 PLAIN_LINEAR = Exactly(nn.Linear)
 
@@ -98,14 +98,21 @@ def feed_forward(
     gate: nn.Module | None,
     up: nn.Module | None,
     down: nn.Module | None,
-    activation: str,
+    form: tuple[int, float, float],
 ) -> Tensor | None:
     """``down(activation(gate(x)) · up(x))`` of a few rows, or None as ``side_by_side``.
 
     Without a gate: ``down(activation(up(x)))``. What lies between the products stays float32.
+
+    Args:
+        x: ``[..., E]``.
+        gate: A linear module, or None.
+        up: Likewise.
+        down: Likewise.
+        form: The last three fields of ``Network``.
     """
     code = code_for_rows(x)
-    if code is None or activation not in ACTIVATIONS:
+    if code is None:
         return None
     gate_weight = None if gate is None else weight_of(gate, x)
     up_weight = weight_of(up, x)
@@ -114,7 +121,7 @@ def feed_forward(
     down_weight = weight_of(down, x, up_weight[0].shape[0])
     if down_weight is None:
         return None
-    y = code.feed_forward(as_rows(x), gate_weight, up_weight, down_weight, activation)
+    y = code.feed_forward(as_rows(x), Network(gate_weight, up_weight, down_weight, *form))
     return y.view(*x.shape[:-1], -1)
 
 

@@ -11,14 +11,14 @@ Shape letters: B batch, E embed size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
 from polyhead.caches import DenseCache, KeyValueCache, LatentCache, Ring, RingCache, StoredCache
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.described import ATTENTION, ROPE, DescribedLayer, describe
+from polyhead.layers.described import ROPE, DescribedLayer, describe
 from polyhead.layers.exact import Exactly
 from polyhead.layers.rows import code_for_rows
 from polyhead.native import Code, is_plain
@@ -101,11 +101,14 @@ def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tenso
             if known is None:
                 return None
         memory = None if known.cross is None else _memory(known.cross, x, given)
-        y = _computed(code, known, x, given.cache, bias, memory)
-        if y is None:
+        found = _computed(code, known, x, given.cache, bias, memory)
+        if found is None:
             return None
-        if y is not False:
-            return y, known.last if memory is not None or known.cross is None else ATTENTION
+        _, done = found
+        if done:
+            if done < known.last and (memory is not None or known.cross is None):
+                remembered.layer = None  # an expert has changed
+            return found
     return None
 
 
@@ -146,8 +149,8 @@ def _computed(
     cache: StoredCache,
     bias: RelativeBias | None,
     memory: tuple[Tensor, Tensor, int, int] | None,
-) -> Tensor | Literal[False] | None:
-    """The step; None where the modules must take it, False where the layer has changed."""
+) -> tuple[Tensor, int] | None:
+    """The step and its last part (0: the layer has changed); None where modules must take it."""
     if known.attention.is_shown:
         return None
     position, rotation, by_distance, window = cache.length, None, None, known.window
@@ -165,18 +168,17 @@ def _computed(
             return None
     if known.rope is not None:
         if not ROPE.is_class_of(known.rope) or known.rope.config is not known.rope_config:
-            return False
+            return x, 0
         rotation = known.rope.tables_at(x, position, heads.rotary)
     with cache.in_use:
         held = cache.grow((x.shape[0], *heads[1:4], x.dtype, x.device), window)
         if held is None:
             return None
         try:
-            y = code.step(x, known.data, rotation, held, position, by_distance, memory)
+            found = code.step(x, known.data, rotation, held, position, by_distance, memory)
         except ValueError:
             cache.ungrow()
             raise
-        if y is None:
+        if not found[1]:
             cache.ungrow()
-            return False
-        return y
+        return found

@@ -7,7 +7,8 @@ Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ MOST_WEIGHTS = 4
 """Weights of one ``Code.product``."""
 MOST_PIECES = 16
 """Pieces of keys and values of one attention."""
-ACTIVATIONS = {"relu": 0, "silu": 1, "gelu_tanh": 2, "relu2": 3, "gelu": 4}
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu_tanh": 2, "relu2": 3, "gelu": 4, "quick_gelu": 5}
+SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
+"""What makes scores of a router's numbers: ``MixtureConfig.scoring``."""
 DIFFERENTIATED = ("relu", "silu", "gelu_tanh")
 """The activations that ``Code.gated`` and its gradients know."""
 
@@ -150,11 +153,81 @@ class Latent(NamedTuple):
     up: Tensor
 
 
+class Network(NamedTuple):
+    """``down(activation(gate(x)) · up(x))``, or ``down(activation(up(x)))`` without a gate.
+
+    Attributes:
+        gate: ``[F, E]`` and ``[F]``, or None.
+        up: ``[F, E]`` and ``[F]``.
+        down: ``[E, F]`` and ``[E]``.
+        activation: One of ``ACTIVATIONS``.
+        clamp: What is activated is at most this, and what a gate multiplies within ± it; infinity
+            is no limit.
+        offset: Added to what a gate multiplies.
+    """
+
+    gate: Weight | None
+    up: Weight
+    down: Weight
+    activation: int
+    clamp: float = math.inf
+    offset: float = 0.0
+
+
+class Routing(NamedTuple):
+    """How tokens choose experts: the fields of ``MixtureConfig``, with the weights they need.
+
+    Attributes:
+        router: ``[X, E]`` and ``[X]`` or None.
+        choice_bias: ``[X]`` in float32 or the dtype of x, or None.
+        shared_gate: ``[1, E]``, or None.
+        visited: K.
+        scoring: One of ``SCORINGS``.
+        normalise: Weights sum to 1.
+        scale: Factor of the weights.
+        groups: Of experts.
+        groups_per_token: Those that a token chooses from.
+        best_two: A group is as good as its best two experts together, else as its best.
+        jitter: Of sparsemixer.
+    """
+
+    router: Weight
+    choice_bias: Tensor | None
+    shared_gate: Weight | None
+    visited: int
+    scoring: int
+    normalise: bool
+    scale: float
+    groups: int
+    groups_per_token: int
+    best_two: bool
+    jitter: float
+
+
+class Experts(NamedTuple):
+    """A mixture of experts, all of one size.
+
+    Attributes:
+        routing: How tokens choose.
+        networks: Of every expert.
+        facts: Of every expert what must hold for its network to hold, as ``Code.layer`` takes it:
+            looked at where the expert is visited.
+        shared: The network that every token visits, or None.
+        weighs_input: Weights multiply what experts read, not what they give.
+    """
+
+    routing: Routing
+    networks: tuple[Network, ...]
+    facts: tuple[tuple[Any, ...], ...]
+    shared: Network | None
+    weighs_input: bool
+
+
 class LayerWeights(NamedTuple):
     """What a layer computes with, in one dtype; None where it has no such part.
 
     Of latent attention ``q`` makes queries or their latent, ``k`` the latent and the rotated key.
-    Without ``up`` a step ends before the feed-forward network. ``slopes`` ``[H]`` are ALiBi's, in
+    Without ``network`` and ``experts`` a step ends before them. ``slopes`` ``[H]`` are ALiBi's, in
     float32.
     """
 
@@ -168,9 +241,8 @@ class LayerWeights(NamedTuple):
     out: Weight
     attention_out_norm: NormWeight | None
     feed_forward_norm: NormWeight | None
-    gate: Weight | None
-    up: Weight | None
-    down: Weight | None
+    network: Network | None
+    experts: Experts | None
     feed_forward_out_norm: NormWeight | None
     slopes: Tensor | None
     cross: Cross | None
@@ -216,7 +288,6 @@ class LayerForm(NamedTuple):
 
     Attributes:
         dtype: One of ``DTYPES``, of all weights.
-        activation: One of ``ACTIVATIONS``.
         parallel: One of ``PARALLEL``.
         post: The norms stand behind the sums.
         residual_scale: Factor of what joins the residual path.
@@ -225,7 +296,6 @@ class LayerForm(NamedTuple):
     dtype: int
     embed_dim: int
     heads: Heads
-    activation: int
     parallel: int
     post: bool
     residual_scale: float

@@ -18,8 +18,10 @@ from polyhead.native.arguments import (
     Extras,
     LayerForm,
     LayerWeights,
+    Network,
     NormWeight,
     Piece,
+    Routing,
     TileSums,
     Weight,
 )
@@ -48,6 +50,7 @@ class Code:
         self._unpack = module.unpack
         self.block_sizes: dict[int, tuple[int, int]] = module.interface()["blocks"]
         self._feed_forward, self._norm = module.feed_forward, module.norm
+        self._route = module.route
         self._rotate, self._gradients = module.rotate, module.gradients
         self._tile_sums, self._step = module.tile_sums, module.step
         self._head_product, self._layer = module.head_product, module.layer
@@ -81,22 +84,33 @@ class Code:
         self._unpack(self._index, threads(), blocks, kind, y)
         return y
 
-    def feed_forward(
-        self, x: Tensor, gate: Weight | None, up: Weight, down: Weight, activation: str
-    ) -> Tensor:
-        """``down(activation(gate(x)) · up(x))``, or without a gate ``down(activation(up(x)))``.
+    def feed_forward(self, x: Tensor, network: Network) -> Tensor:
+        """What a network makes of a few rows; its hidden features stay float32.
 
         Args:
             x: ``[rows, E]``, at most ``MOST_ROWS`` rows, the last dimension dense.
-            gate: ``[F, E]`` and ``[F]`` or None, dense, in the dtype of x, as the others.
-            up: ``[F, E]`` and ``[F]`` or None.
-            down: ``[E, F]`` and ``[E]`` or None.
-            activation: One of ``ACTIVATIONS``.
+            network: Its weights dense, in the dtype of x or in blocks.
         """
-        y = x.new_empty(x.shape[0], down[0].shape[0])
-        number = ACTIVATIONS[activation]
-        self._feed_forward(self._index, threads(), x, gate, up, down, number, y)
+        y = x.new_empty(x.shape[0], network.down.weight.shape[0])
+        self._feed_forward(self._index, threads(), x, network, y)
         return y
+
+    def route(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Which experts a few rows visit, and how much each counts.
+
+        Args:
+            x: ``[rows, E]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            routing: Its weights dense, in the dtype of x or in blocks.
+
+        Returns:
+            Weights ``[rows, K]`` in float32, with a shared gate ``[rows, K + 1]`` of which the last
+            is its sigmoid; numbers of experts ``[rows, K]``.
+        """
+        more = 0 if routing.shared_gate is None else 1
+        weights = torch.empty(len(x), routing.visited + more)
+        chosen = torch.empty(len(x), routing.visited, dtype=torch.int64)
+        self._route(self._index, threads(), x, routing, weights, chosen)
+        return weights, chosen
 
     def norm(self, x: Tensor, by: NormWeight) -> Tensor:
         """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``.
@@ -253,8 +267,8 @@ class Code:
         position: int = 0,
         by_distance: Tensor | None = None,
         memory: tuple[Tensor, Tensor, int, int] | None = None,
-    ) -> Tensor | None:
-        """One token of every batch row behind a layer; None if the layer is not what it was.
+    ) -> tuple[Tensor, int]:
+        """One token of every batch row through the parts of a layer.
 
         Args:
             x: ``[B, 1, E]``, at most ``MOST_ROWS`` rows, dense.
@@ -266,11 +280,15 @@ class Code:
             by_distance: As in ``Extras``.
             memory: ``Held`` of the context, for a layer with ``cross``; its rows divide B. None:
                 such a layer ends behind its self-attention.
+
+        Returns:
+            ``[B, 1, E]`` and the last part that was computed: 1 the self-attention, 2 the attention
+            to the context, 3 the network. 0, and nothing is computed, if the layer is not what it
+            was; it ends before a mixture of which a chosen expert is not.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
         where = position, by_distance, memory
-        done = self._step(self._index, threads(), x, layer, rotation, held, *where, y)
-        return y if done else None
+        return y, self._step(self._index, threads(), x, layer, rotation, held, *where, y)
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.

@@ -1,0 +1,92 @@
+// Feed-forward networks and the choice of experts: their tuples read, and their calls.
+
+Activation activation_from(int64_t number) {
+    if (number < 0 || number >= (int64_t)(sizeof kActivations / sizeof *kActivations)) wrong("an unknown activation");
+    return (Activation)number;
+}
+
+// A network of rows of `inputs` numbers; of its output only that `down` gives it.
+bool network_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Network& n) {
+    using F = Group_Network;
+    const Fields<F> f(tuple, name);
+    if (!f) return false;
+    n.activation = activation_from(f.whole(F::activation));
+    n.clamp = f.real(F::clamp), n.offset = f.real(F::offset);
+    if (PyErr_Occurred() || !factor_from(f[F::up], "up", kind, inputs, n.up) ||
+        !factor_from(f[F::down], "down", kind, n.up.out_features, n.down) ||
+        (f[F::gate] != Py_None && !factor_from(f[F::gate], "gate", kind, inputs, n.gate)))
+        return false;
+    if (n.gate.weight && n.gate.out_features != n.up.out_features) return wrong("gate and up must be alike");
+    return n.clamp >= 0 || wrong("clamp must be at least 0");
+}
+
+bool routing_from(PyObject* tuple, int kind, int64_t inputs, Routing& r) {
+    using F = Group_Routing;
+    const Fields<F> f(tuple, "routing");
+    View bias;
+    if (!f || !factor_from(f[F::router], "router", kind, inputs, r.router) ||
+        !optional_view_of(f[F::choice_bias], "choice_bias", bias) ||
+        (f[F::shared_gate] != Py_None && !factor_from(f[F::shared_gate], "shared_gate", kind, inputs, r.shared_gate)))
+        return false;
+    const int64_t X = r.router.out_features, scoring = f.whole(F::scoring);
+    r.visited = f.whole(F::visited), r.scoring = (Scoring)scoring, r.normalise = f[F::normalise] == Py_True;
+    r.scale = f.real(F::scale), r.jitter = f.real(F::jitter), r.best_two = f[F::best_two] == Py_True;
+    r.groups = f.whole(F::groups), r.groups_per_token = f.whole(F::groups_per_token);
+    r.choice_bias = bias.at, r.wide_bias = bias && bias.kind == kOfFloat32;
+    if (PyErr_Occurred()) return false;
+    if (X < 1 || X > 1 << 20 || scoring < 0 || scoring > kSparseMixer || r.groups < 1 || X % r.groups || r.groups_per_token < 1 ||
+        r.groups_per_token > r.groups || r.visited < 1 || r.visited > X / r.groups * r.groups_per_token ||
+        (r.best_two && X / r.groups < 2) || (r.shared_gate.weight && r.shared_gate.out_features != 1) ||
+        (bias && (bias.dims != 1 || !bias.is(0, X) || !bias.is_dense_from(0) || (bias.kind != kOfFloat32 && bias.kind != kind))))
+        return wrong("routing: numbers that do not go together");
+    return true;
+}
+
+PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_feed_forward;
+    const Arguments<A> a("feed_forward", args, count);
+    View x;
+    if (!a.code || !rows_of(a[A::x], x)) return nullptr;
+    FeedForward f{};
+    f.dtype = (Dtype)x.kind, f.rows = x.size[0], f.in_features = x.size[1];
+    if (f.rows < 1 || f.rows > kMostRows) {
+        PyErr_Format(PyExc_ValueError, "feed_forward takes up to %d rows", kMostRows);
+        return nullptr;
+    }
+    if (!network_from(a[A::network], "network", x.kind, f.in_features, f.network)) return nullptr;
+    f.y = made_for(a[A::y], "y", f.rows * f.network.down.out_features, x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const Room<float> room(f.rows * (f.in_features + f.network.up.out_features));
+    if (!(f.x = room.get())) return PyErr_NoMemory();
+    f.hidden = room.get() + f.rows * f.in_features;
+    const Unlocked unlocked;
+    a.code->widen(f.dtype, x.at, x.stride[0], f.rows, f.in_features, room.get());
+    a.code->feed_forward(f, a.threads);
+    Py_RETURN_NONE;
+}
+
+// Which experts rows of x visit, and how much each counts.
+PyObject* route(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_route;
+    const Arguments<A> a("route", args, count);
+    View x;
+    if (!a.code || !rows_of(a[A::x], x)) return nullptr;
+    Route r{};
+    r.dtype = (Dtype)x.kind, r.rows = x.size[0], r.in_features = x.size[1];
+    if (r.rows < 1 || r.rows > kMostRows) {
+        PyErr_Format(PyExc_ValueError, "route takes up to %d rows", kMostRows);
+        return nullptr;
+    }
+    if (!routing_from(a[A::routing], x.kind, r.in_features, r.by)) return nullptr;
+    const int64_t each = r.by.visited + (r.by.shared_gate.weight ? 1 : 0);
+    r.weights = (float*)made_for(a[A::weights], "weights", r.rows * each, kOfFloat32);
+    r.chosen = (int64_t*)made_for(a[A::chosen], "chosen", r.rows * r.by.visited, kOfInt64);
+    if (PyErr_Occurred()) return nullptr;
+    const Room<float> wide(r.rows * r.in_features);
+    const Room<char> room(route_bytes(r.by, r.rows));
+    if (!(r.x = wide.get()) || !(r.room = room.get())) return PyErr_NoMemory();
+    const Unlocked unlocked;
+    a.code->widen(r.dtype, x.at, x.stride[0], r.rows, r.in_features, wide.get());
+    a.code->route(r, a.threads);
+    Py_RETURN_NONE;
+}

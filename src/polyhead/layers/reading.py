@@ -1,0 +1,181 @@
+"""Parts of layers as native code reads them: projections, norms, networks, mixtures of experts.
+
+An allowlist of exact classes and of fields of configurations. Anything else raises
+``CannotBeReadError``: the modules compute it.
+
+Shape letters: E embed size, F hidden size, X experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from polyhead.config import (
+    ALiBiConfig,
+    AttentionConfig,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    MixtureConfig,
+    NormConfig,
+    QKNormConfig,
+    RopeConfig,
+)
+from polyhead.layers.exact import Exactly, KnownFields, facts_of
+from polyhead.layers.experts import Experts, native_routing
+from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.linear import weight_of
+from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.native import NormWeight, arguments, is_plain
+from polyhead.native.arguments import ACTIVATIONS, Weight
+
+_FEED_FORWARD, _EXPERTS, _LIST = Exactly(FeedForward), Exactly(Experts), Exactly(nn.ModuleList)
+_NOTHING = Exactly(nn.Identity)
+_RMS_NORM, _LAYER_NORM = Exactly(RMSNorm), Exactly(LayerNorm)
+
+Parts = dict[str, nn.Module | None]
+
+
+def any_value(names: str) -> dict[str, None]:
+    """Fields that may have any value."""
+    return dict.fromkeys(names.split())
+
+
+KNOWN_NORM = {NormConfig: any_value("type eps bias weight_offset")}
+KNOWN = KnownFields(
+    KNOWN_NORM
+    | {
+        AttentionConfig: any_value(
+            "num_heads num_kv_heads head_dim v_head_dim qkv_bias k_bias out_bias rope qk_norm "
+            "window softcap scale dropout alibi"
+        ),
+        ALiBiConfig: any_value("max_bias scale"),
+        LatentAttentionConfig: any_value(
+            "num_heads kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim q_lora_rank bias "
+            "norm q_bias rope scale dropout"
+        ),
+        QKNormConfig: any_value("norm place"),
+        FeedForwardConfig: any_value("hidden_dim gated bias dropout clamp up_offset")
+        | {"activation": ACTIVATIONS},
+        # One token of a sequence finds room in any capacity.
+        MixtureConfig: any_value(
+            "expert num_experts experts_per_token shared scoring choice_bias normalise scale "
+            "groups groups_per_token group_score shared_gate router_bias jitter weighs capacity"
+        ),
+        RopeConfig: any_value(
+            "theta type dim factor original_max_positions low_freq_factor high_freq_factor "
+            "beta_fast beta_slow attention_factor mscale mscale_all_dim truncate short_factor "
+            "long_factor frequencies"
+        ),
+    }
+)
+
+
+class CannotBeReadError(Exception):
+    """What native code does not do, or a parameter that does not lie in memory as it reads it."""
+
+
+def network(parts: Parts, x: Tensor) -> dict[str, Any]:
+    """The fields of ``LayerWeights`` for a feed-forward network or a mixture, with its norms."""
+    module = parts["feed_forward"]
+    found: dict[str, Any] = around("feed_forward", parts, x)
+    if _EXPERTS.is_unwatched(module):
+        return found | {"experts": _mixture(module, x)}
+    return found | {"network": _plain(module, x)}
+
+
+def _plain(module: nn.Module | None, x: Tensor) -> arguments.Network:
+    if (
+        not _FEED_FORWARD.is_unwatched(module)
+        or not KNOWN.cover(module.config)
+        or module.form is None
+        or (module.training and module.dropout)
+    ):
+        raise CannotBeReadError
+    inner, hidden, E = module._modules, module.hidden_dim, x.shape[2]
+    gate = inner["gate_proj"]
+    return arguments.Network(
+        None if gate is None else linear(gate, E, hidden, x),
+        linear(inner["up_proj"], E, hidden, x),
+        linear(inner["down_proj"], hidden, E, x),
+        *module.form,
+    )
+
+
+def _mixture(module: Experts, x: Tensor) -> arguments.Experts:
+    inner, config = module._modules, module.config
+    routing, experts, shared = native_routing(module, x), inner["experts"], inner.get("shared")
+    if (
+        routing is None
+        or not KNOWN.cover(config)
+        or not _LIST.is_unwatched(experts)
+        or len(experts) != config.num_experts
+        or module.calls_all
+    ):
+        raise CannotBeReadError
+    return arguments.Experts(
+        routing,
+        tuple(_plain(expert, x) for expert in experts),
+        tuple(facts_of(expert.modules()) for expert in experts),
+        None if shared is None else _plain(shared, x),
+        config.weighs == "input",
+    )
+
+
+def modules_of(part: nn.Module, *, visited: bool) -> Iterator[nn.Module]:
+    """Modules of a part whose facts hold for every token.
+
+    Args:
+        part: Of a layer.
+        visited: Without experts, which are looked at where a token visits them.
+    """
+    if not visited or type(part) is not Experts:
+        yield from part.modules()
+        return
+    yield part
+    for name, child in part.named_children():
+        yield from (child,) if name == "experts" else child.modules()
+
+
+def around(part: str, parts: Parts, x: Tensor) -> dict[str, NormWeight | None]:
+    """The norms before and behind a part."""
+    found = ((name, parts[name]) for name in (f"{part}_norm", f"{part}_out_norm"))
+    return {name: None if it is None else norm(it, x.shape[2], x) for name, it in found}
+
+
+def linear(module: nn.Module | None, inputs: int, outputs: int, x: Tensor) -> Weight:
+    found = weight_of(module, x, inputs)
+    if found is None or len(found.weight) != outputs:
+        raise CannotBeReadError
+    bias = found.bias
+    if bias is not None and bias.shape != (outputs,):
+        raise CannotBeReadError
+    return found
+
+
+def norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:
+    if _RMS_NORM.is_unwatched(module) and KNOWN.cover(module.config):
+        only = read(module._parameters["weight"], (features,), x)
+        return NormWeight(only, module.eps, module.weight_offset)
+    if not _LAYER_NORM.is_unwatched(module) or module.normalized_shape != (features,):
+        raise CannotBeReadError
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    return NormWeight(
+        read(weight, (features,), x),
+        module.eps,
+        module.weight_offset,
+        bias if bias is None else read(bias, (features,), x),
+        centred=True,
+    )
+
+
+def latent_norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight | None:
+    return None if _NOTHING.is_unwatched(module) else norm(module, features, x)
+
+
+def read(weight: Tensor | None, shape: tuple[int, ...], x: Tensor) -> Tensor:
+    if weight is None or weight.shape != shape or not is_plain(weight, x):
+        raise CannotBeReadError
+    return weight
