@@ -136,12 +136,12 @@ def shown(value: Any) -> str:
     """``value`` in a sentence: cut where it is long."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes no number of so many digits
+    except ValueError:  # Python refuses to write a number of so many digits
         return f"a number of {value.bit_length():,} bits"
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'llama-3-8b'?)`` if a known name is spelt alike, else an empty text."""
+    """`` (did you mean 'llama-3-8b'?)`` if a known name is similar, else an empty text."""
     near = difflib.get_close_matches(given.lower(), [*known], 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

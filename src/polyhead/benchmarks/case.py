@@ -98,7 +98,7 @@ class Case:
 
 
 def close(dtype: torch.dtype) -> Differs:
-    """Tells two results apart that differ by more than the roundings of the dtype explain."""
+    """A test that says how two results differ, if by more than rounding to the dtype explains."""
 
     def differs(ours: Tensor, theirs: Tensor) -> str | None:
         if ours.shape != theirs.shape:

@@ -29,7 +29,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Told:
-    """What llama.cpp says that its work took, in seconds."""
+    """Seconds of work as llama.cpp measures them."""
 
     seconds: float
 

@@ -46,20 +46,20 @@ def _case(name: str, problem: Problem) -> Case:
 
 _CLEAR = Path("/proc/self/clear_refs")
 MEASURED = _CLEAR.exists()
-"""Whether ``taken`` can tell."""
+"""Whether ``taken`` works on this machine."""
 
 
 def taken(run: Run) -> float:
-    """The bytes by which this process grows during a call at most; the result counts at least."""
+    """The most bytes by which this process grows during a call; at least the result's own bytes."""
     _give_back()
     held = _status("VmRSS")
-    _CLEAR.write_text("5")  # from now on VmHWM counts anew
+    _CLEAR.write_text("5")  # resets VmHWM
     result = run()
     return float(max(_status("VmHWM") - held, result.nbytes))
 
 
 def _give_back() -> None:
-    """glibc keeps what was freed and would hand it out again unseen."""
+    """Returns freed memory to the system, so that its reuse is measured too."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -127,7 +127,7 @@ def _prefill(
 
 
 def _seconds(run: Run) -> float:
-    """What a call takes; a process of its own tells it itself."""
+    """Seconds of a call; a separate process measures them itself."""
     start = time.perf_counter()
     result = run()
     wall = time.perf_counter() - start

@@ -55,7 +55,7 @@ def missing(names: Iterable[str]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of the peers that are installed."""
+    """Versions of the installed peers."""
     return {
         name: importlib.metadata.version(package.modules[0])
         for name, package in PACKAGES.items()
@@ -64,7 +64,7 @@ def versions() -> dict[str, str]:
 
 
 def contestants(problem: Problem, tensors: Any, names: Iterable[str]) -> dict[str, Contestant]:
-    """The peers of these names that are here and can do the problem."""
+    """The installed peers of these names that support the problem."""
     found = {}
     for name in names:
         run = ATTENTION[name](problem, *tensors) if installed(name) else None
@@ -74,7 +74,7 @@ def contestants(problem: Problem, tensors: Any, names: Iterable[str]) -> dict[st
 
 
 def torch_sdpa(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
-    """``scaled_dot_product_attention`` with the cheapest mask that says the same."""
+    """``scaled_dot_product_attention`` with the cheapest equal mask."""
     if problem.softcap or problem.sinks:
         return None
     options: dict[str, Any] = {"enable_gqa": problem.heads != problem.kv_heads}
@@ -127,7 +127,7 @@ def _compiled_flex() -> Callable[..., Tensor]:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention as flex
 
-    config.recompile_limit = 64  # one per shape is meant
+    config.recompile_limit = 64  # one compilation per shape is intended
     compiled: Callable[..., Tensor] = torch.compile(flex, dynamic=False)
     return compiled
 

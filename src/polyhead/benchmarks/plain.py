@@ -1,4 +1,4 @@
-"""Models as one writes them with torch alone, for a training step beside polyhead's.
+"""Models in plain torch, whose training steps are compared with polyhead's.
 
 Both take their weights from a polyhead model, so that they compute what it computes.
 
@@ -127,7 +127,7 @@ class TorchTransformer(nn.Module):
             E, attention.num_heads, len(config.encoder_layers), len(config.layers),
             network.hidden_dim, dropout, batch_first=True,
         )  # fmt: skip
-        self.body.encoder.norm = self.body.decoder.norm = None  # the norms of 2017 are in layers
+        self.body.encoder.norm = self.body.decoder.norm = None  # the paper has no final norms
         angles = torch.outer(
             torch.arange(config.max_positions).float(),
             torch.exp(torch.arange(0, E, 2).float() * (-math.log(10_000.0) / E)),
@@ -163,7 +163,7 @@ class TorchTransformer(nn.Module):
 
 
 def _layer_of(ours: dict[str, Tensor], layer: str, theirs: str) -> dict[str, Tensor]:
-    """The weights of a layer under the names of torch's."""
+    """The weights of a layer under torch's names."""
     found: dict[str, Tensor] = {}
     has_cross = f"{layer}.cross_attention.q_proj.weight" in ours
     parts = {"attention": "self_attn"} | (

@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def mask(self) -> Mask | None:
-        """What the queries may see, as polyhead says it."""
+        """The mask as polyhead's mask expression."""
         parts: list[Mask] = [Causal()] if self.causal else []
         if self.window is not None:
             parts.append(Window(self.window))
@@ -100,24 +100,24 @@ class Problem:
 
     @property
     def slopes(self) -> Tensor:
-        """``[H]`` of ALiBi."""
+        """ALiBi's slopes, ``[H]``."""
         return ALiBi(self.heads).slopes
 
     @property
     def operations(self) -> float:
-        """Of the two matrix products, for the pairs that the mask shows."""
+        """Operations of the two matrix products, for the pairs that the mask allows."""
         low, high = self.bounds
         pairs = self.batch * self.heads * int((high - low).sum())
         return 2.0 * pairs * (self.head_dim + (self.latent or self.head_dim))
 
     @property
     def bytes(self) -> float:
-        """Of keys and values, each read once."""
+        """Bytes of keys and values, each read once."""
         columns = self.head_dim if self.latent is not None else 2 * self.head_dim
         return float(self.batch * self.kv_heads * self.keys * columns * self.dtype.itemsize)
 
     def ours(self, q: Tensor, k: Tensor, v: Tensor, *, kernel: str = "auto") -> Tensor:
-        """What polyhead's kernel gives."""
+        """The output of polyhead's kernel."""
         return attention(
             q, k, v, mask=self.mask, softcap=self.softcap, kernel=kernel,
             bias=ALiBi(self.heads) if self.alibi else None,

@@ -43,12 +43,12 @@ def _row(routine: str, result: Result) -> dict[str, Any]:
 
 
 def dtype_name(result: Result) -> str:
-    """As torch writes it, without its first word."""
+    """A dtype's name without ``torch.``."""
     return str(result.case.dtype).removeprefix("torch.")
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """exp(mean(log))."""
+    """The geometric mean."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 

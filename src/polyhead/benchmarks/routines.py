@@ -15,14 +15,14 @@ from polyhead.errors import InputError
 
 @dataclass(frozen=True)
 class Routine:
-    """Cases that belong together and the peers that some of them meet."""
+    """A group of cases, and the peers that some of them are compared with."""
 
     cases: Callable[[Settings], Iterator[Case]]
     peers: tuple[str, ...]
 
     @property
     def summary(self) -> str:
-        """Its first sentence."""
+        """The first sentence of the routine's docstring."""
         return (self.cases.__doc__ or "").splitlines()[0]
 
 
@@ -45,7 +45,7 @@ ROUTINES = {
 
 
 def chosen(names: Sequence[str]) -> dict[str, Routine]:
-    """The routines of these names, in the order of ``ROUTINES``; all of them for no names.
+    """The routines of these names, in the order of ``ROUTINES``; without names all of them.
 
     Raises:
         InputError: There is no such routine; the message lists those there are.

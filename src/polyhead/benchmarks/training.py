@@ -56,7 +56,7 @@ class Training:
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def step(self) -> Tensor:
-        """Learns the batch once; returns its loss from before."""
+        """One training step; returns the loss before it."""
         with torch.enable_grad():
             with torch.autocast("cpu", self.dtype, enabled=self.dtype != torch.float32):
                 found = self.loss()
@@ -66,7 +66,7 @@ class Training:
         return found.detach()
 
     def first_losses(self) -> Tensor:
-        """Of the first steps, without dropout; from the second on gradients count."""
+        """Losses of the first steps without dropout; all but the first depend on gradients."""
         self.model.eval()
         found = torch.stack([self.step() for _ in range(_FIRST_STEPS)])
         self.model.train()

@@ -1,7 +1,7 @@
-"""What is remembered: key/value caches behind one protocol.
+"""Key/value caches behind one protocol.
 
 A cache is a storage (plain, latent, quantised) in a layout (dense, ring, paged); see ``sizes`` for
-both as data, and ``StoredCache`` for pairs that no name was given.
+both as data, and ``StoredCache`` for any pair.
 """
 
 from polyhead.caches.dense import DenseCache

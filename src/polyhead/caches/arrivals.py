@@ -1,4 +1,4 @@
-"""Which of the tokens that arrive are remembered, in which row, and where they stand.
+"""Which new tokens are stored, in which row, and at which positions.
 
 A token at a position below 0 is padding and is left out. Rows that stand at the same token and
 keep the same columns are written together; a batch without padding, all rows equally long, is one
@@ -42,7 +42,7 @@ def arrivals(
     explicit: bool,
     states: Sequence[Hashable],
 ) -> Arrivals:
-    """Sorts out one append.
+    """Works out which tokens of an append go where.
 
     Args:
         batch: B.

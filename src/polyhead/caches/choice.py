@@ -73,7 +73,7 @@ def _layer_cache(
 
 
 def storage_of(shape: CacheShape, layout: Layout, quantized: Quantized | None) -> Storage:
-    """How tokens of a shape are kept; in a ring without exact first tokens."""
+    """How tokens of a shape are stored. A quantised ring keeps no exact first tokens."""
     latent = Latent(shape.value_dim, shape.key_dim - shape.value_dim) if shape.latent else None
     if quantized is None:
         return Plain() if latent is None else latent

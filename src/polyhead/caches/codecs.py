@@ -60,16 +60,16 @@ class Exact:
         return stream.tensors()
 
     def decode(self, records: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys and values."""
+        """The fields as keys and values."""
         k = records[0]
         return k, records[1] if self.value_dim is None else k[..., : self.value_dim]
 
     def lying(self, records: list[Tensor]) -> tuple[Tensor, Tensor, None]:
-        """What a strip says of records: keys and values."""
+        """A strip's arguments from fields: keys and values."""
         return *self.decode(records), None
 
     def positions(self, records: list[Tensor]) -> Tensor:
-        """``[B, n]`` of the last field, where they are stored."""
+        """Positions ``[B, n]`` from the last field, if they are stored."""
         return records[-1][:, 0, :, 0]
 
 
@@ -116,7 +116,7 @@ class Codes:
         return k, _numbers(codes, scale, zero, self.dtype).flatten(2, 3).flatten(3)
 
     def lying(self, records: list[Tensor]) -> tuple[Tensor, Tensor, Coding]:
-        """What a strip says of records: codes of keys and values, and what they stand for."""
+        """A strip's arguments from fields: codes of keys and values, with scales and zeros."""
         latent = self.storage.latent is not None
         k, *key_scales = records[:3]
         v, *value_scales = (k, None, None) if latent else records[3:6]
@@ -133,7 +133,7 @@ Codec = Exact | Codes
 
 
 def _split(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
-    """One axis as several."""
+    """Splits one axis into several."""
     return x.unflatten(axis, sizes)  # type: ignore[no-untyped-call, no-any-return]
 
 

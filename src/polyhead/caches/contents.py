@@ -28,7 +28,7 @@ from polyhead.caches.source import COPIED_TOKENS, Stored
 
 
 class Shape(NamedTuple):
-    """What the first append settles."""
+    """What the first append determines."""
 
     batch: int
     kv_heads: int
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
     def stores(
         self, layout: Layout, storage: Storage, *, positions: bool = False
     ) -> tuple[sizes.Store, ...]:
-        """What a cache of this shape consists of; raises ConfigError for what cannot be."""
+        """The parts of a cache of this shape; raises ConfigError if there cannot be one."""
         return sizes.stores(
             layout,
             storage,

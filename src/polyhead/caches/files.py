@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class Saved(Protocol):
-    """What files ask of a cache; see ``KeyValueCache``."""
+    """What saving and loading need from a cache; see ``KeyValueCache``."""
 
     def description(self) -> dict[str, Any]: ...
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
@@ -150,12 +150,12 @@ def _check_together(caches: Sequence[Saved]) -> int | None:
 def _check_extra(
     tensors: Mapping[str, Tensor], names: Sequence[str], batch: int | None, owner: str
 ) -> None:
-    """Raises ValueError unless what belongs to no cache is states ``[B, S, E]`` of the owner."""
+    """Raises ValueError unless the extra tensors are encoder states ``[B, S, E]`` of the owner."""
     if not tensors:
         return
     try:
         config = TransformerConfig.from_json(owner)
-    except (ValueError, TypeError):  # these caches may not belong to a model
+    except (ValueError, TypeError):  # caches made without a model
         config = None
     if config is not None and not config.encoder_layers:
         names = ()
@@ -189,7 +189,7 @@ def _check_owner(path: str | PathLike[str], got: str, want: str) -> None:
 
 
 def _read_again(owner: str) -> str:
-    """An owner as it would be written today: older configurations have fewer fields."""
+    """An owner's configuration with all fields of today: older files have fewer."""
     try:
         return TransformerConfig.from_json(owner).to_json()
     except (ValueError, TypeError, AttributeError, RecursionError):

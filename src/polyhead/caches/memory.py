@@ -1,8 +1,8 @@
 """Where units lie: in rows that grow or wrap around, or in pages that sequences share.
 
 A *unit* is one token, or one group of quantised tokens; ``sizes.Store`` says what tensors it has.
-Every batch row counts its own units from 0, and writes follow on from its last. What lies where is
-known here only: others ask for ``runs`` of addresses and ``read`` them.
+Every batch row counts its own units from 0, and writes follow on from its last. Only this file
+knows the addresses of units: others ask for ``runs`` of addresses and ``read`` them.
 
     rows    address = unit, or unit mod limit once the store is full (a ring)
     pages   address = unit; table[row][unit // page] is the page, see ``pages.py``
@@ -255,6 +255,6 @@ def positions_of(units: Tensor, base: int, tokens: int) -> Tensor:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # An ordinary tensor in any mode: one made in inference mode could not be written to outside.
+    # Made outside inference mode: later writes outside that mode would fail on an inference tensor.
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)

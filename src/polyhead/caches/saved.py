@@ -18,7 +18,7 @@ _MOST = 1 << 48
 
 
 class Saved(NamedTuple):
-    """A cache as a file has it; by store the records, and per row the units written and held."""
+    """A cache as stored in a file: fields of each store; per row the units written and held."""
 
     shape: Shape
     positions: bool
@@ -36,7 +36,7 @@ def checked(
     facts: Mapping[str, Any],
     device: torch.device,
 ) -> Saved:
-    """What ``StoredCache.state`` gave, once everything in it agrees.
+    """The state that ``StoredCache.state`` returned, checked for contradictions.
 
     Raises:
         KeyError: A fact or a tensor is missing.

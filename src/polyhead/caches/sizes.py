@@ -25,7 +25,7 @@ BLOCK = 64
 """Room is made for a multiple of this many tokens at a time, where there are no pages."""
 
 SCALE_DTYPE = torch.bfloat16
-"""Of the scale and the zero point of quantised groups: the range of float32 in two bytes."""
+"""Dtype of scales and zero points of quantised groups: the range of float32 in two bytes."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Paged:
 
 @dataclass(frozen=True)
 class Plain:
-    """Keys and values as they come."""
+    """Keys and values as they are given."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Field:
 
     @property
     def bytes(self) -> int:
-        """Of one unit."""
+        """Bytes of one unit."""
         return self.heads * self.width * self.dtype.itemsize
 
 

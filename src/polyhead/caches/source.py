@@ -1,9 +1,9 @@
 """What a cache hands to a kernel: runs of addresses, read a tile at a time where they lie.
 
 Keys carry positions, so their order is free. While all batch rows stand at the same token the runs
-come in the order of place and positions are counted, not stored. Where rows differ in length an
-address holds another place in every row; then every key has its position written beside it, and an
-address that holds no token of a row stands at ``NOWHERE``, later than any query.
+come in the order of place and positions are counted, not stored. If rows differ in length, an
+address holds different places in different rows; then the position of every key is stored, and an
+address without a token has position ``NOWHERE``, later than any query.
 
 Shape letters: B batch, G kv heads, S keys, n keys of a tile.
 """
@@ -70,7 +70,7 @@ class Stored:
         return k[:, :, part], v[:, :, part]
 
     def strip(self, tokens: Tokens) -> Strip:
-        """Where all of it lies, which ``read`` of pages would copy, and of codes decode."""
+        """Addresses of everything; ``read`` would copy pages and decode codes."""
         stop = self.address + self.length // self.codec.tokens
         if isinstance(self.memory, Pages):
             k, v, coding = self.codec.lying([x.transpose(0, 1) for x in self.memory.tensors])
@@ -140,7 +140,7 @@ class Held(Mask, arguments={}):
 
 
 class SizesOf(Protocol):
-    """What a source says of its keys and values, in a cache's words."""
+    """What the source of a cache tells kernels about its keys and values."""
 
     @property
     def batch(self) -> int: ...

@@ -1,6 +1,7 @@
 """A cache is a storage (how tokens are encoded) in a layout (where they lie).
 
-Every public kind of cache is this class with another pair; pairs that no name was given work too.
+Every public cache class is this class with another pair; pairs without a class of their own work
+too.
 
 Shape letters: B batch, G kv heads, T new tokens, D key size, V value size.
 """
@@ -128,7 +129,7 @@ class StoredCache(KeyValueCache):
         pushed = with_chunk(past, stream, new, before, contents, explicit=new.explicit)
         if all(pushes) or not isinstance(self.storage, Quantized):
             return pushed
-        # The chunk itself is read exactly, not encoded: a row sees what it would see alone.
+        # The chunk itself is read unencoded, so a row's result does not depend on other rows.
         return row_by_row(pushes, pushed, self.source(), contents.shape)
 
     def source(self) -> KeyValueSource:

@@ -28,7 +28,7 @@ PREFIX = "base_model.model."
 _NAME = re.compile(r"[\w.]+")
 _T = TypeVar("_T")
 _LORA = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
-# They describe where an adapter came from or how it was trained; they do not change the result.
+# Keys about an adapter's origin or training, which do not change results.
 _HARMLESS = frozenset(
     (
         "arrow_config",
@@ -90,7 +90,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Lora:
-    """What an adapter's files say.
+    """The contents of an adapter's files.
 
     Attributes:
         values: Of its configuration.
@@ -129,7 +129,7 @@ def read_adapter(adapter: Path) -> Lora:
     ):
         keys.expect(key, None, [])
     transposed = keys.flag("fan_in_fan_out", False)
-    # The others also take their beginning out of the base's weights.
+    # Other initialisations also change the base's weights.
     keys.expect("init_lora_weights", True, False, "gaussian", "orthogonal", "eva")
     alpha, alphas = keys.number("lora_alpha"), _by_module(keys, "alpha_pattern")
     rank, ranks = keys.whole("r", None), _by_module(keys, "rank_pattern")
@@ -140,7 +140,7 @@ def read_adapter(adapter: Path) -> Lora:
     whole: dict[str, Tensor] = {}
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in read_tensor_file(adapter / WEIGHTS).items():
-        # A layer whose weight was saved whole beside its adapter.
+        # Layers whose weights were saved in full, beside the adapter.
         bare = name.removeprefix(PREFIX).replace(".base_layer.", ".")
         match = _LORA.fullmatch(bare)
         if match is None:

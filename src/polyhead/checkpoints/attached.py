@@ -177,7 +177,7 @@ def attach_adapter(model: nn.Module, directory: str | os.PathLike[str]) -> Adapt
 def _placed(
     lora: adapters.Lora, config: TransformerConfig, path: Path
 ) -> tuple[Tensors, dict[str, dict[str, Tensor]]]:
-    """The table of the family that knows all names, and every B cut as its weight is."""
+    """The tensor table of a family that knows all names, and every B split as its weight is."""
     unknown = ""
     for family in families().values():
         try:
@@ -199,7 +199,7 @@ def _placed(
 
 
 def _projection(model: Transformer, name: str, path: Path) -> nn.Linear:
-    """The projection whose weight is called so."""
+    """The projection with this weight name."""
     owner, _, leaf = name.removesuffix(".weight").rpartition(".")
     try:
         parent = model.get_submodule(owner)

@@ -4,7 +4,7 @@
 
 DeepSeek-V3 (2024), §3.3.2: codes are float8 e4m3, blocks are 128 × 128, and ``weight_scale_inv``
 stands beside ``weight`` in the file. Weights are widened to bfloat16, as DeepSeek's own conversion
-does; activations are not quantised here, which the files ask of faster kernels only.
+does; activations are not quantised, which only faster kernels would need.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class KnownModel:
         return parts[0] if parts else None
 
     def whole(self) -> Path | None:
-        """As ``locate``; parts are joined, which writes into the user's cache directory.
+        """Like ``locate``, but joins the parts of a file in the user's cache directory.
 
         Raises:
             CheckpointError: that directory cannot be written to.
@@ -117,8 +117,8 @@ KNOWN_MODELS = (
     ),
 )
 
-# What a load needs from a hub repository. Nothing is ever unpickled, so of .bin files only the one
-# is fetched whose name CTranslate2 gives its own format.
+# Files that a load needs from a hub repository. Nothing is unpickled: the only .bin file that is
+# fetched is CTranslate2's model.bin.
 HUB_FILES = (
     "config.json",
     "generation_config.json",

@@ -87,7 +87,7 @@ def _checked(template: str) -> Template:
 
 
 def _words(error: Exception) -> str:
-    """What an error says, cut short: a template chooses its words."""
+    """An error's message, shortened: a template may choose its words."""
     text = " ".join(str(error)[:_MOST_WORDS].split()) or "no reason given"
     name = type(error).__name__
     return f"{name}: {text}" if isinstance(error, RecursionError | MemoryError) else text

@@ -7,7 +7,7 @@ the source (path, size, time of change), so a changed source has no copy; the ch
 tensor is checked on each load, which costs a tenth of a second and touches pages that the first
 forward pass needs anyway.
 
-Everything here may fail without harm: the caller then goes without a copy.
+Any failure here is harmless: the caller continues without a copy.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _entry(source: Path) -> Path:
 
 
 def _family(path: Path) -> str:
-    """What all copies of one path have in common."""
+    """The prefix of all copies of one path."""
     return f"{path.stem[:60]}-{_hash(str(path))}"
 
 
@@ -153,12 +153,12 @@ def _publish(partial: Path, entry: Path) -> None:
     try:
         os.replace(partial, entry)
     except OSError:
-        if not entry.is_dir():  # otherwise another process was first, with the same content
+        if not entry.is_dir():  # otherwise another process has written the same content
             raise
 
 
 def _tidy(entry: Path) -> None:
-    """Removes copies of earlier versions of the same source, and what killed writers left."""
+    """Removes copies of earlier versions of the same source, and files left by killed processes."""
     family = entry.name.rpartition("-")[0]
     for other in entry.parent.iterdir():
         outdated = other.name.rpartition("-")[0] == family and other != entry

@@ -1,6 +1,6 @@
 """CTranslate2 directories: model.bin, config.json, vocabularies, often tokenizer.json.
 
-They hold what faster-whisper, OPUS-MT and NLLB users have on disk. Source:
+The form in which faster-whisper and many OPUS-MT and NLLB models are distributed. Source:
 ``python/ctranslate2/specs/model_spec.py`` of OpenNMT/CTranslate2.
 """
 
@@ -55,7 +55,7 @@ def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts
     said = directory / "config.json"
     keys = Keys(read_json(said) if said.is_file() else {}, said)
     config, table = read_layers(file, keys.number("layer_norm_epsilon", None))
-    keys.take("multi_query_attention", None)  # model.bin says it too
+    keys.take("multi_query_attention", None)  # model.bin has it too
     keys.expect("quantization_type", 0, None)
     for name in ("quantization_bits", "quantization_group_size"):
         keys.take(name, None)
@@ -73,7 +73,7 @@ def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts
         for name, variable in file.variables.items()
         if variable.shape and not file.is_scale(name) and name not in skipped
     ]
-    held: dict[int, Tensor] = {}  # an alias is no copy: a file may have many of something large
+    held: dict[int, Tensor] = {}  # aliases share memory: a file may have many
     for done, name in enumerate(shapes):
         progress("reading tensors", done, len(shapes))
         start = file.variables[name].start
@@ -145,9 +145,9 @@ def _tokens(
 def _with_start(
     config: TransformerConfig, generation: dict[str, Any], state: dict[str, Tensor]
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """A decoder whose first vector is zero, as one with a token that has that vector.
+    """Turns a decoder whose first vector is zero into one with a token that has this vector.
 
-    Marian's: transformers has the same token, and calls it ``<pad>``. Nothing ever generates it.
+    Marian models have it; transformers adds the same token as ``<pad>``. It is never generated.
     """
     start = config.vocab_size
     for name in ("embedding.tokens.weight", "head.weight"):

@@ -35,7 +35,7 @@ _TYPES = (
 _INTEGERS = (torch.int8, torch.int16, torch.int32)
 _MOST_RANK = 4
 _MOST_NAMES = 20_000
-"""Of variables, and of aliases: a model of several hundred layers has as many."""
+"""Most variables, and most aliases: as many as a model of several hundred layers has."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class CTranslate2File:
         return values.float() / scales
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two variables are one, or hold the same numbers."""
+        """Whether two variables are aliases, or hold the same numbers."""
         one, other = self.variables[first], self.variables[second]
         if one.start == other.start:
             return True
@@ -161,7 +161,7 @@ class CTranslate2File:
                     f"{shortened(name)}, which is not there"
                 )
             aliases[alias] = found[name]
-            if f"{name}_scale" in found:  # the default, which files omit
+            if f"{name}_scale" in found:  # the default, omitted in files
                 scales[f"{alias}_scale"] = found[f"{name}_scale"]
         if at != len(self._data):
             raise CheckpointError(

@@ -44,7 +44,7 @@ _ACTIVATIONS: tuple[Activation, ...] = (
     "quick_gelu",
     "tanh",
 )
-"""By their numbers; the sigmoid, 6, is in no network of a family."""
+"""Activations by CTranslate2's numbers; no family's network uses the sigmoid, 6."""
 
 _LAYER = re.compile(r"(?:encoder|decoder)/layer_(\d+)/.+")
 _PARALLEL = ("shared_layer_norm", "input_layer_norm", "post_attention_layer_norm")
@@ -53,7 +53,7 @@ _MOST_LAYERS = 10_000
 _UNLIMITED = 1 << 20
 """Positions of a model that has no table of them."""
 
-# They choose which heads CTranslate2 reports, or belong to an option that is off.
+# They select the heads that CTranslate2 reports, or belong to an unused option.
 _HARMLESS = frozenset(
     f"{side}/{name}"
     for side in ("encoder", "decoder")
@@ -88,7 +88,7 @@ class Stack:
         return f"{self.side}/{name}" in self.file.variables
 
     def shape(self, name: str, rank: int) -> tuple[int, ...]:
-        """Of a variable of ``rank`` dimensions.
+        """The shape of a variable that must have ``rank`` dimensions.
 
         Raises:
             CheckpointError: it is missing, or has another number of dimensions.
@@ -104,7 +104,7 @@ class Stack:
 
     @property
     def tokens(self) -> str:
-        """The variable of the token table, without the side."""
+        """The name of the token table's variable, without encoder or decoder."""
         return "embeddings_0/weight" if self.has("embeddings_0/weight") else "embeddings/weight"
 
     @property
@@ -116,7 +116,7 @@ class Stack:
         return self.shape(_TABLE, 2)[0] if self.has(_TABLE) else _UNLIMITED
 
     def norm(self, name: str) -> NormConfig | None:
-        """What stands under a name; None where nothing does."""
+        """The configuration of the norm with this name; None if there is none."""
         if not self.has(f"{name}/gamma"):
             return None
         if self.has(f"{name}/beta"):
@@ -126,7 +126,7 @@ class Stack:
         return NormConfig("rmsnorm", eps=eps, weight_offset=float(added))
 
     def embedding(self) -> EmbeddingConfig:
-        """What enters the first layer."""
+        """The configuration of the embedding."""
         if self.sound:
             return EmbeddingConfig(
                 "learned", frontend=AudioConfig(self.shape("conv1/weight", 3)[1])
@@ -148,7 +148,7 @@ class Stack:
         """Every layer's configuration."""
         activation = _ACTIVATIONS[3]
         pre = True
-        if not self.sound:  # whose encoder omits options that never vary
+        if not self.sound:  # omitted in the encoder, where it never varies
             pre = self._flag("pre_norm", True)
             number = self.keys.whole(f"{self.side}/activation", 0)
             if not 0 <= number < len(_ACTIVATIONS):
@@ -158,7 +158,7 @@ class Stack:
         return tuple(self._layer(f"layer_{i}", heads, pre, activation) for i in range(self.depth))
 
     def relative_bias(self) -> RelativeBiasConfig | None:
-        """T5's, one table for all layers or (UMT5) one for each."""
+        """T5's relative bias: one table for all layers, or (UMT5) one for each."""
         first = "layer_0/self_attention/relative_attention_bias"
         if not self.has(first):
             return None
@@ -272,7 +272,7 @@ class Stack:
         return {"type": "linear", "factor": self.keys.number(f"{start}/rotary_scaling_factor")}
 
     def _scale(self) -> float:
-        """Factor of the tokens: a number, or whether it is the root of their size."""
+        """The factor of token embeddings: a number, or a flag for the root of their size."""
         root = math.sqrt(self.embed_dim)
         key, old = f"{self.side}/scale_embeddings", f"{self.side}/embeddings/multiply_by_sqrt_depth"
         if self.keys.has(key):
@@ -386,6 +386,6 @@ def _logit_scale(keys: Keys, decoder: Stack) -> float:
 
 
 def _interleaved(keys: Keys) -> bool:
-    """Whether rotated features stand in pairs, which all layers have alike."""
+    """Whether rotated features stand in pairs; the same in all layers."""
     start = "decoder/layer_0/self_attention"
     return keys.has(f"{start}/rotary_dim") and bool(keys.whole(f"{start}/rotary_interleave", 1))

@@ -1,7 +1,7 @@
 """Tokenizers of CTranslate2 directories: vocabularies with a SentencePiece model beside them.
 
-A vocabulary lists tokens by their ids; how a text is cut into them is another file's matter, which
-who converted a model copies beside it: tokenizer.json, or the family's SentencePiece models.
+A vocabulary lists tokens by their ids. How a text is split into tokens stands in another file,
+copied beside it when the model is converted: tokenizer.json, or the family's SentencePiece models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONTROL = re.compile(
     r"<(?!0x)[^<>\s]+>|>>[^<>]+<<|__[A-Za-z_]{2,8}__|[a-z]{2,3}_[A-Z][A-Za-z]{1,3}"
 )
 _IN_FRONT = re.compile(">>.*?<<", re.DOTALL)
-# What transformers calls the tokenizers of models whose languages are spelled so.
+# transformers' names of tokenizers, by how language tokens are spelled.
 _CLASSES = (
     ("Nllb", re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")),
     ("M2M100", re.compile(r"__[A-Za-z_]{2,8}__")),
@@ -35,7 +35,7 @@ _CLASSES = (
 
 
 def read_vocabulary(directory: Path, side: str, size: int) -> list[str]:
-    """The tokens of one side by their ids; none where the directory says none.
+    """The tokens of one side by their ids; empty if the directory has no vocabulary for it.
 
     Args:
         directory: of the model.
@@ -72,7 +72,7 @@ def tokenizers_of(
     target: Sequence[str],
     special: Mapping[str, str],
 ) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """Of the texts that are read and of those that are written; None where no file cuts texts.
+    """Tokenizers of source and target texts; None if no file says how to split texts.
 
     Args:
         directory: of the model.
@@ -93,7 +93,7 @@ def tokenizers_of(
             for path, tokens in zip(apart, (source, target), strict=True)
         )
         files = read.files | written.files
-        if source == target:  # as transformers has it, with the token that the text begins with
+        if source == target:  # as in transformers, with the token that begins the text
             ids = {token: number for number, token in enumerate([*source, "<pad>"])}
             files["vocab.json"] = json.dumps(ids, ensure_ascii=False).encode()
         read.files = written.files = files

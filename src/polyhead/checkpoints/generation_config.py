@@ -1,7 +1,7 @@
 """What a checkpoint says about generating: generation_config.json, or older keys of config.json.
 
-As in transformers, config.json is asked only where there is no generation_config.json. What the
-values mean is ``polyhead.generation``'s to say.
+As in transformers, config.json is asked only where there is no generation_config.json.
+``polyhead.generation`` interprets the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """What the files say, as it is.
+    """The values as the files have them.
 
     Attributes:
         values: Keys and values of generation_config.json.
@@ -39,7 +39,7 @@ class GenerationConfig:
 
     @classmethod
     def from_directory(cls, directory: Path, config: Mapping[str, Any]) -> Self:
-        """Reads what there is.
+        """Reads the files that exist.
 
         Args:
             directory: With or without generation_config.json.
@@ -69,7 +69,7 @@ class GenerationConfig:
         return cls(values, str(where), prefix, tasks, start)
 
     def for_config_json(self) -> dict[str, Any]:
-        """The keys that belong into config.json."""
+        """The keys that are written to config.json."""
         found: dict[str, Any] = {}
         if self.prefix:
             found["prefix"] = self.prefix

@@ -1,6 +1,6 @@
 """GGUF files: metadata to a configuration, tensors to a state dict.
 
-What the settings and the tensors mean is the family's to say (``polyhead.families``).
+The families interpret settings and tensors (``polyhead.families``).
 """
 
 from __future__ import annotations

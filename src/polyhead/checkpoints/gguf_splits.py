@@ -1,8 +1,8 @@
-"""How text is cut before a byte-level vocabulary merges it, by ``tokenizer.ggml.pre``.
+"""How text is split before byte-level merges, by the name in ``tokenizer.ggml.pre``.
 
-A GGUF file only *names* that. The table gives each name its split, as the original models'
-tokenizer.json files and llama.cpp have it; a name that is not in it is an error, because a wrong
-split loads cleanly and gives other ids.
+A GGUF file has the *name* only. The table has the split of each name, taken from the original
+models' tokenizer.json files and llama.cpp; an unknown name is an error, because a wrong split loads
+without error and gives wrong ids.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
 @dataclass(frozen=True)
 class Split:
-    """How text is cut before merging.
+    """How text is split before merging.
 
     Attributes:
         patterns: Regular expressions, each of which cuts what the ones before it left.

@@ -28,7 +28,7 @@ _SPECIAL_KEYS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-    "sep_token": "seperator_token_id",  # spelled so by the format
+    "sep_token": "seperator_token_id",  # the format's own spelling
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
@@ -100,7 +100,8 @@ def _sentencepiece(keys: Keys) -> tokenizers.Tokenizer:
 
 
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece stores none: two tokens merge where they join to a third, best score first."""
+    """SentencePiece stores no merges: two tokens merge if together they are a token, best score
+    first."""
     rank = {token: i for i, token in enumerate(tokens)}
     if len(longest := max(tokens, key=len, default="")) > _LONGEST_TOKEN:  # quadratic
         raise ValueError(

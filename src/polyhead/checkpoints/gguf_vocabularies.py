@@ -21,8 +21,7 @@ _LONGEST_WORD = 100  # characters; a longer one is unknown, as in BERT's own tok
 def wordpiece(keys: Keys) -> tokenizers.Tokenizer:
     """BERT's tokenizer, with [CLS] and [SEP] around a text or two.
 
-    Whether it is of the kind that makes text lowercase follows from the vocabulary, which then has
-    no capital letter.
+    Text is lowercased if the vocabulary has no capital letter.
     """
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -72,7 +71,7 @@ def wordpiece(keys: Keys) -> tokenizers.Tokenizer:
 def unigram(keys: Keys, sentinels: int = 0) -> tokenizers.Tokenizer:
     """T5's and XLM-RoBERTa's tokenizer: the likeliest pieces of a text.
 
-    Ids at the end that no piece has (``[PAD32000]``) are no part of it.
+    Unused ids at the end (``[PAD32000]``) are left out.
 
     Args:
         keys: Of the file.

@@ -21,7 +21,7 @@ from polyhead.errors import CheckpointError
 from polyhead.quantization import BlockType, block_type, pack, packable
 from polyhead.writing import replacing
 
-# Read as numbers, or so small that nothing is gained (as llama.cpp has it).
+# Left unquantised: not read by matrix products, or too small to gain (as in llama.cpp).
 _KEPT = ("norm", "ffn_gate_inp", "position_embd", "token_types", "rope_")
 # Where rows are no whole blocks of 256, the type of 32 with as many bits or one more.
 _SMALLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -96,7 +96,7 @@ def quantize_gguf(
 
 
 def _type_of(entry: TensorEntry, file: GGUFFile, kind: BlockType) -> BlockType | None:
-    """What a tensor is packed as; None: it stays."""
+    """The type that a tensor is packed to; None: it stays as it is."""
     name, shape = entry.name, entry.shape
     if len(shape) < 2 or not name.endswith("weight") or any(part in name for part in _KEPT):
         return None
@@ -125,7 +125,7 @@ def _octets(file: GGUFFile, name: str, kind: BlockType | None) -> Tensor:
 
 
 def _file_type(kind: BlockType) -> int:
-    """The number that says what most tensors of a file are."""
+    """GGUF's number for the type of most tensors of a file."""
     from gguf.constants import LlamaFileType
 
     names = {member.name: member.value for member in LlamaFileType}

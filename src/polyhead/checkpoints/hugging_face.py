@@ -1,6 +1,6 @@
 """Hugging Face directories: config.json, safetensors, tokenizer.json.
 
-What the keys and the tensors mean is the family's to say (``polyhead.families``).
+The families interpret keys and tensors (``polyhead.families``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def own_config(config: TransformerConfig) -> dict[str, Any]:
 
 
 def read_tokenizers(directory: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
-    """Of the texts that are read and of those that are written; None where there are none.
+    """Tokenizers of source and target texts; None where there are none.
 
     Raises:
         CheckpointError: a file is corrupt.
@@ -98,7 +98,7 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
 
 
 def _pooling(directory: Path) -> str:
-    """What the sentence-transformers library wrote beside the model: one of its modes is true."""
+    """The pooling that the sentence-transformers library's file sets: one of its modes is true."""
     path = directory / POOLING
     if not path.is_file():
         return "mean"

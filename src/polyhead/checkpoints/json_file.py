@@ -11,9 +11,10 @@ from polyhead.errors import CheckpointError, shortened
 from polyhead.reading import size_of
 
 _MOST_BYTES = 32 << 20
-"""The longest index of tensors has a tenth; as objects it takes some eight times as much."""
+"""Most bytes of a JSON file: ten times the longest known tensor index. Parsed, it takes about eight
+times as much."""
 _MOST_DIGITS = 1_000
-"""Digits of a number. Python's own limit is 4,300; real files have numbers of 31."""
+"""Most digits of a number. Python's own limit is 4,300; real files have up to 31."""
 
 
 def read_text(path: Path) -> str:

@@ -89,7 +89,7 @@ class Checkpoint:
 
     @property
     def target_tokenizer(self) -> Tokenizer:
-        """Of the texts that are written; ``tokenizer`` where both sides have the same.
+        """The tokenizer of target texts; ``tokenizer`` if both sides share one.
 
         Raises:
             CheckpointError: the checkpoint has none.
@@ -170,7 +170,7 @@ def _device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError) as error:  # torch's message for a missing one
+    except (RuntimeError, AssertionError, TypeError) as error:  # a missing device
         first = str(error).partition("\n")[0]
         raise ValueError(f"device {device!r} is not here: {first}") from error
     if found.type == "meta":
@@ -210,7 +210,7 @@ def build(
         with torch.device("meta"), _Unfilled():
             model = Transformer(parts.config)
     except (RuntimeError, OverflowError, TypeError) as error:
-        # torch's words for a size beyond its integers, and the stack of its code
+        # torch's message for a size beyond its integers, with a C++ stack trace
         words = str(error).partition("\n")[0]
         raise ConfigError(f"{where}: sizes that no tensor can have: {words}") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -235,7 +235,7 @@ def build(
     held: set[tuple[object, object]] = set()
 
     def own(name: str, tensor: Tensor) -> Tensor:
-        """For the parameter alone: a file may give several names to the same numbers."""
+        """A copy for this parameter: a file may use the same memory under several names."""
         found = tensor.to(device, tensor.dtype if name in buffers else dtype).contiguous()
         place = found.untyped_storage()._cdata, found.storage_offset()
         if place in held:
@@ -257,7 +257,7 @@ def build(
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves new parameters as they are: they are about to be replaced.
+    """Leaves new parameters uninitialised: they are about to be replaced.
 
     On the meta device there is nothing to fill anyway, but trying to costs a second of imports.
     """

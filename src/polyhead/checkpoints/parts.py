@@ -1,4 +1,4 @@
-"""What every reader of a file format hands over, before a model is built from it."""
+"""What every reader of a file format returns, before a model is built from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """The progress callback of a caller that does not watch."""
+    """The progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Blocks:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the numbers."""
+        """The matrix's shape."""
         return self.octets.shape[0], self.kind.row_numbers(self.octets.shape[1])
 
 
@@ -69,7 +69,7 @@ class Parts:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors."""
+        """The shape of every tensor."""
         of_blocks: dict[str, tuple[int, ...]] = {
             name: each.shape for name, each in self.blocks.items()
         }

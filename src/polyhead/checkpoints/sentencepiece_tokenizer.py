@@ -6,7 +6,7 @@
                                           Pegasus: 103 of its own first
     sentencepiece.bpe.model               mBART, NLLB: fairseq's order, then tokens of languages
 
-The package ``sentencepiece`` cuts texts into pieces; what is here is who has which id.
+The package ``sentencepiece`` splits texts into pieces; this file maps pieces to ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import sentencepiece
 
 _MOST_BYTES = 64 << 20
-"""The largest published model has a tenth."""
+"""Most bytes of a model: ten times the largest published one."""
 _SPACE = "▁"
 _FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 
@@ -109,7 +109,7 @@ class Pieces:
         self._parts = re.compile(f"({'|'.join(map(re.escape, words))})")
 
     def no_truncation(self) -> None:
-        """Nothing is ever cut."""
+        """Truncation is never on."""
 
     no_padding = no_truncation
 

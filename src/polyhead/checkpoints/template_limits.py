@@ -33,7 +33,7 @@ from jinja2.visitor import NodeTransformer
 _CHARACTERS_PER_UNIT = 8
 _UNITS = 500_000
 _UNITS_PER_WEIGHT = 100
-"""Of what the template is given: real templates look at a message some ten times."""
+"""Budget for each unit of input: real templates look at a message about ten times."""
 
 _AT_ONCE = frozenset(("attr", "count", "d", "default", "first", "last", "length", "random", "safe"))
 """Filters whose time does not depend on the size of a container."""
@@ -44,7 +44,7 @@ _SHALLOW = frozenset(
 """Filters that look at a container's entries and not into them."""
 
 _CALL = 5
-"""A call of a macro takes some five times as long as a step of a loop."""
+"""A macro call takes about five times as long as a step of a loop."""
 
 _MOST_BITS = 128
 _LONGEST_FORMAT = 10_000
@@ -79,7 +79,7 @@ class Budget:
             raise TooMuchWork
 
     def weight(self, value: Any) -> int:
-        """What there is in a value: characters, entries, entries of these."""
+        """The size of a value: characters, entries, entries of entries."""
         if isinstance(value, str | bytes):
             return 1 + len(value) // _CHARACTERS_PER_UNIT
         if isinstance(value, range):
@@ -101,7 +101,7 @@ class Budget:
         return 1 + len(value) if isinstance(value, list | tuple | dict) else self.weight(value)
 
     def factor(self, arguments: Iterable[Any]) -> int:
-        """By how much arguments may multiply a value."""
+        """The factor by which arguments may multiply a value."""
         return 1 + sum(
             1 + abs(value) // _CHARACTERS_PER_UNIT if isinstance(value, int) else self.weight(value)
             for value in arguments

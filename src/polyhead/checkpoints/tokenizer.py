@@ -121,7 +121,7 @@ class Tokenizer:
             write_json(directory / "generation_config.json", generation)
 
     def _save_vocabulary(self, directory: Path) -> dict[str, Any]:
-        """Writes what knows the tokens; what tokenizer_config.json is to say of it."""
+        """Writes the vocabulary; returns the keys that tokenizer_config.json needs."""
         self.backend.save(str(directory / "tokenizer.json"), pretty=False)
         if "src_lang" in self.declared:  # a class of its own puts tokens of languages in place
             return dict(self.declared)

@@ -1,7 +1,7 @@
 """Which source token each token of a translation reads: a table, JSON, or a picture.
 
-An encoder-decoder's text is looked at as it was written: the decoder reads the tokens that it wrote
-once more, under a probe, so that a translation without --align is not slowed down.
+The decoder reads the tokens that it wrote once more under a probe, so that a translation without
+--align is not slowed down.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Aligned:
         )
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """The alignment as data, for JSON."""
         found = self.found
         return {
             "source_tokens": self.source,
@@ -69,7 +69,7 @@ class Aligned:
         }
 
     def show(self) -> None:
-        """Prints a line for each new token, and the heads that say so."""
+        """Prints a line for each new token, and the heads that were used."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text

@@ -210,7 +210,7 @@ def _begun(
 
 
 def _resumed(out: Path, fixed: dict[str, Any]) -> Experiment:
-    """The comparison that ``out`` holds, and none of the options that it has settled."""
+    """The comparison in ``out``; options that it has fixed are refused."""
     from polyhead.comparison.experiment import Experiment
     from polyhead.errors import InputError
 
@@ -256,7 +256,7 @@ def _report(
     known = experiment.speeds()
     wanted = chosen if stage == "measure" else [each for each in chosen if each.name not in known]
     if wanted and stage in ("all", "measure"):
-        with progress("measuring") as advance:  # all of them: they take turns
+        with progress("measuring") as advance:  # all variants, measured in turns
             known |= speeds(chosen, experiment.sizes, experiment.schedule, advance=advance)
         experiment.keep_speeds(known)
     made = report.document(experiment, chosen, experiment.results(chosen, seeds), known)
@@ -283,7 +283,7 @@ def _task(counts: Sequence[int], seeds: int, steps: int, *, json: bool) -> None:
     from polyhead.comparison.heads import Namer, summary, sweep
 
     for count in counts:
-        Namer(count)  # refuses what does not divide before anything is trained
+        Namer(count)  # refuses sizes that do not divide, before training
     with progress("training") as advance:
         rows = summary(sweep(counts, seeds, steps=steps, advance=advance))
     if json:

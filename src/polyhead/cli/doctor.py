@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("polyhead", "torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface_hub")
 _PEERS = ("transformers", "triton")
-# What decides how fast attention can be: vector width, and matrix units in bfloat16.
+# Instruction sets that decide the speed of attention: vector width, and matrix units in bfloat16.
 _INSTRUCTIONS = (
     "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
     "asimd", "bf16", "i8mm", "sve", "sve2", "sme",
@@ -50,7 +50,7 @@ def examine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of every package that matters; None where it is not installed."""
+    """Versions of Python and of every package that matters; None if it is not installed."""
     import torch
 
     found: dict[str, str | None] = {"python": platform.python_version()}
@@ -59,7 +59,7 @@ def versions() -> dict[str, str | None]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
-    found["torch"] = torch.__version__  # says which build, as its package may not
+    found["torch"] = torch.__version__  # names the build, which the package may not
     return found
 
 
@@ -90,7 +90,7 @@ def machine() -> dict[str, Any]:
 
 
 def _triton_switched_off() -> dict[str, str]:
-    """Which of our Triton kernels fail their test here, of usual heads: the test of first use."""
+    """Which of our Triton kernels fail their first-use test here, for common head sizes."""
     import torch
 
     from polyhead.kernels import KERNELS
@@ -98,7 +98,7 @@ def _triton_switched_off() -> dict[str, str]:
 
     if KERNELS["triton"].unavailable() is None and torch.cuda.is_available():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is said there is shown
+            warnings.simplefilter("ignore")  # the reason is shown
             for dtype in (torch.bfloat16, torch.float32):
                 self_test.objection(torch.device("cuda:0"), dtype, 64, 64)
     return self_test.switched_off()

@@ -1,7 +1,7 @@
 """The signs of mathematics on a terminal or pipe whose encoding lacks them, such as ASCII.
 
 Streams are opened with the error handler ``polyhead``, which writes a sign by the characters of
-``_PLAIN``, so nothing that is printed needs to know. What is laid out in columns asks ``plain``
+``_PLAIN``, so nothing that is printed needs to know. Code that prints columns calls ``plain``
 first, because some signs become longer.
 """
 

@@ -69,7 +69,7 @@ def check(
     heads: Sequence[HeadsByLayer],
     layers: Sequence[int] | None,
 ) -> None:
-    """Says before the model runs, which may take minutes, what cannot be looked at.
+    """Refuses what cannot be looked at, before the model runs, which may take minutes.
 
     Raises:
         ContextLengthError: More tokens than the model's context.
@@ -180,7 +180,7 @@ def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: boo
 
 
 def _run(name: str, model: Model, tokens: TokenizedText, ablated: HeadsByLayer) -> Look:
-    """One run on the text, with what every head's rows sum up to."""
+    """One run on the text, with statistics of every head."""
     from polyhead.cli.terminal import progress
     from polyhead.pages.looks import look_at
 

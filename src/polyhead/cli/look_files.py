@@ -70,7 +70,7 @@ def write_page(out: Path, found: Found, language: str | None) -> None:
         try:
             write(data, out)
         except OSError as error:
-            # The name in the error is that of a draft beside the page.
+            # The error names the temporary file; report the file that the user asked for.
             raise OSError(error.errno, error.strerror or str(error), str(out)) from error
 
 

@@ -54,7 +54,7 @@ def as_data(found: Found, place: Path | None, refusal: str | None) -> dict[str, 
 
 
 def _number(value: float) -> float | None:
-    return value if value == value else None  # NaN, of a text of one token, is no JSON
+    return value if value == value else None  # a text of one token has NaN, which JSON lacks
 
 
 def show(found: Found, language: str = "en") -> None:

@@ -142,7 +142,7 @@ class Translation:
         try:
             write(data, out)
         except OSError as error:
-            # The name in the error is that of a draft beside the page.
+            # The error names the temporary file; report the file that the user asked for.
             raise OSError(error.errno, error.strerror or str(error), str(out)) from error
 
 

@@ -128,7 +128,7 @@ def number(value: float, form: str = ".3f") -> str:
 
 
 def _style(row: Sequence[float], column: int) -> str:
-    """How a weight is set: the largest of its row stands out, what is near 0 steps back."""
+    """The style of a weight: the largest of its row is bold, those near 0 are dim."""
     if row[column] == max(row) > 0:
         return _STRONG
     return _FAINT if row[column] < _FAINT_BELOW else ""

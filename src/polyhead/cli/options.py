@@ -1,4 +1,4 @@
-"""Options that several verbs take, so that they are the same everywhere."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-_TOKENS = 4096  # of the text that is read where none is given
+_TOKENS = 4096  # the default text is cut to so many
 
 
 def quantize(
@@ -72,7 +72,7 @@ def quantize(
 
 
 def _measured(path: Path, texts: list[str]) -> dict[str, Any]:
-    """Bytes of a file, and of a decoder its perplexity."""
+    """Bytes of a file, and the perplexity if it is a decoder."""
     from pydoc_data.topics import topics
 
     from polyhead.cli.terminal import progress

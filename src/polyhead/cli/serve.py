@@ -49,7 +49,7 @@ def serve(
 
 
 def _choices(models: Sequence[str]) -> list[str]:
-    """What is asked for, then the known models on this machine."""
+    """The model that was asked for, then the known models on this machine."""
     from polyhead.checkpoints.catalogue import available, find
 
     known = [state.model.name for state in available() if state.found]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from polyhead.training.run import Step
 
 _SMOOTH = 0.95
-"""Of the loss that the bar shows, the share that was there before."""
+"""Smoothing of the loss in the progress bar: the weight of earlier losses."""
 
 
 def train(
@@ -152,7 +152,7 @@ def _said(metric: str, value: float) -> str:
 
 
 def _report(job: Job) -> None:
-    """What the best weights do on all held-out pairs, beside what needs no training."""
+    """Results of the best weights on all held-out pairs, beside a baseline without training."""
     from polyhead.cli.terminal import console
     from polyhead.training.job import scored
 

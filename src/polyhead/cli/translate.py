@@ -177,7 +177,7 @@ def _timed(part: Segment | Word) -> dict[str, Any]:
 
 
 def _lines(text: str | None, file: Path | None) -> list[str]:
-    """One text of an argument, one a line of a file or of standard input.
+    """The texts: one argument, or the lines of a file or of standard input.
 
     Raises:
         InputError: a line without text, by its number.
@@ -207,7 +207,7 @@ def _load(name: str, dtype: str) -> TextToText:
 
 
 def _given(num_beams: int | None, max_new_tokens: int | None) -> dict[str, Any]:
-    """What the call says; the model's files say the rest."""
+    """The options given on the command line; the model's files have the others."""
     said = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -221,7 +221,7 @@ def _write(
     align: bool = False,
     out: Path | None = None,
 ) -> None:
-    """Writes what becomes of each text, in portions whose texts run side by side."""
+    """Writes the output of each text; texts run in batches."""
     from polyhead.cli.alignment import Aligned
     from polyhead.cli.terminal import print_json, progress, write_text
 

@@ -25,7 +25,7 @@ from polyhead.errors import InputError
 
 _END = "<end>"
 _SHARE = 0.1
-"""Of the bytes, for validation."""
+"""Share of the bytes for validation."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Text:
 
     @property
     def sha256(self) -> str:
-        """Of both parts; two comparisons with the same one saw the same text."""
+        """SHA-256 of both parts: equal if two comparisons used the same text."""
         whole = "\0\0".join("\0".join(part) for part in (self.train, self.validation))
         return hashlib.sha256(whole.encode()).hexdigest()
 
@@ -71,7 +71,7 @@ class Corpus:
 
 
 def read(files: Sequence[Path]) -> Text:
-    """The text of files, or of what is installed where none is given.
+    """The text of files; without files, of the installed documentation strings.
 
     Raises:
         InputError: A file that cannot be read, is not UTF-8 or empty.
@@ -163,7 +163,7 @@ def _documentation() -> Iterator[tuple[str, str]]:
                 continue
             try:
                 tree = ast.parse(file.read_bytes())
-            except (SyntaxError, ValueError, OSError):  # samples of broken files are among them
+            except (SyntaxError, ValueError, OSError):  # some are broken on purpose
                 continue
             kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
             nodes = (node for node in ast.walk(tree) if isinstance(node, kinds))

@@ -6,8 +6,8 @@
     speeds.json                 what was measured of each variant
     report.json, report.html, plot.svg
 
-A run is written when it is done. Whatever ends the process loses the run in progress at most, and
-``--resume`` goes on with the runs that are missing.
+A run is written when it is done. If the process ends early, at most the run in progress is lost,
+and ``--resume`` does the missing runs.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Experiment:
             raise CheckpointError(f"{folder} holds a damaged comparison: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``experiment.json`` says it."""
+        """The content of ``experiment.json``."""
         text = {
             name: getattr(self.corpus, name)
             for name in ("said", "sha256", "validation_bytes", "vocab_size")
@@ -123,7 +123,7 @@ class Experiment:
         finish: Finish | None = None,
         advance: Callable[[str, int, int], None] = lambda what, done, total: None,
     ) -> Iterator[dict[str, Any]]:
-        """Does the runs that are missing, and gives each when its file is written."""
+        """Does the missing runs, and yields each when its file is written."""
         waiting = self.missing(variants, seeds)
         steps = self.schedule.steps
         for index, (variant, seed) in enumerate(waiting):
@@ -145,7 +145,7 @@ class Experiment:
             yield made
 
     def results(self, variants: Sequence[Variant], seeds: int) -> dict[str, dict[int, Any]]:
-        """The runs that are there, by variant and seed."""
+        """The finished runs, by variant and seed."""
         return {
             each.name: {
                 seed: read_json(self.path(each, seed))
@@ -156,7 +156,7 @@ class Experiment:
         }
 
     def speeds(self) -> dict[str, Any]:
-        """What was measured of each variant; empty where nothing was."""
+        """The measurements of each variant; empty if there are none."""
         path = self.folder / "speeds.json"
         found: dict[str, Any] = read_json(path) if path.exists() else {}
         return found

@@ -1,8 +1,8 @@
 """How many heads? A task that needs several, and what heads of a trained decoder are worth.
 
 The task: name the tokens 1, 2, 3 and 4 places back, of random tokens. One layer, and the same
-parameters whatever the number of heads, since each is E / H features wide. One head has one
-distribution over the tokens before it, so it must mix the four that four heads read one by one.
+parameters whatever the number of heads, since each is E / H features wide. One head has a single
+distribution over earlier tokens, so it must mix the four tokens that four heads read separately.
 
 Shape letters: B batch, T tokens, E embed size, K offsets, V vocabulary size.
 """
@@ -35,7 +35,7 @@ from polyhead.models import Transformer
 HEADS = (1, 2, 4, 8, 16, 32)
 OFFSETS = (1, 2, 3, 4)
 IDLE = 0.005
-"""Nats a token: a head that costs less when it is missing is counted as idle."""
+"""Nats a token: a head whose removal costs less is counted as idle."""
 
 _EMBED, _HIDDEN, _VOCABULARY, _TOKENS, _BATCH = 64, 64, 32, 16, 32
 _STEPS, _RATE, _EXAMINED = 400, 5e-3, 512

@@ -1,8 +1,8 @@
 """What variants cost: training, prefill and decoding speed, cache bytes, memory.
 
 The models are those of the comparison with new weights; speed does not depend on them. Variants
-take turns in one process, so that whatever else the machine does falls on all of them, and a speed
-is the median of its turns.
+take turns in one process, so that other load on the machine affects all of them, and a speed is the
+median over turns.
 
 Shape letters: B batch, T tokens.
 """
@@ -34,7 +34,7 @@ LENGTHS = (1024, 8192)
 
 _DECODED = 16
 _MOST_STEPS = 256
-_CLEAR = Path("/proc/self/clear_refs")  # without it, memory at its peak is not known
+_CLEAR = Path("/proc/self/clear_refs")  # without it the peak memory is unknown
 
 
 class Contestant:

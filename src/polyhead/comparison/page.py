@@ -106,7 +106,7 @@ def _half(row: Mapping[str, Any]) -> float:
 
 
 def page(made: Mapping[str, Any]) -> str:
-    """An HTML page that loads nothing: warnings, table, picture, sentences, and the JSON itself."""
+    """A self-contained HTML page: warnings, table, picture, sentences, and the JSON itself."""
     rows = [cells(row) for row in made["variants"]]
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)

@@ -16,7 +16,7 @@ from polyhead.comparison.variants import REFERENCE, Variant, decoder, parameters
 from polyhead.planning.units import decimal
 
 FEW_TOKENS = 1_000_000
-"""Below so many, layouts were seen in another order than above."""
+"""In runs of fewer tokens the order of layouts differed from that in longer runs."""
 
 Results = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
@@ -139,7 +139,7 @@ def verdict(row: Mapping[str, Any], tokens: int) -> str:
 
 
 def sentences(made: Mapping[str, Any]) -> list[str]:
-    """What was compared, and what came out, without the table."""
+    """The setting and the findings in sentences, without the table."""
     sizes, schedule, text = made["sizes"], made["schedule"], made["text"]
     most = max(abs(row["parameters_more"]) for row in made["variants"])
     total = made["variants"][0]["parameters"]
@@ -205,13 +205,13 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _short(length: str) -> str:
-    """A length as headings say it: 8k for 8,192."""
+    """A length in headings: 8k for 8,192."""
     count = int(length)
     return length if count % 1024 else f"{count // 1024}k"
 
 
 def tables(made: Mapping[str, Any]) -> list[Table]:
-    """Losses, and where they are measured what variants cost."""
+    """A table of losses, and one of costs if they were measured."""
     rows = [cells(row) for row in made["variants"]]
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     cut = headings.index("training") if "training" in headings else len(headings)

@@ -70,7 +70,7 @@ class Schedule:
 
     @property
     def of_run(self) -> training.Schedule:
-        """That of the training loop; its seed is of dropout, which these models have not."""
+        """The training loop's schedule; its seed is for dropout, which these models do not have."""
         return training.Schedule(
             steps=self.steps,
             lr=self.rate,
@@ -178,14 +178,14 @@ def begin(config: TransformerConfig, seed: int) -> Transformer:
 
 
 def batches(tokens: Tensor, schedule: Schedule, seed: int) -> Batches:
-    """The blocks of a text, ``[B, T]`` each time, in an order that the seed draws anew."""
+    """Batches of blocks of a text, ``[B, T]``, shuffled anew in each epoch."""
     blocks = _blocks(tokens, schedule.context)
     of_whole_batches = list(blocks[: len(blocks) // schedule.batch * schedule.batch])
     return Batches(of_whole_batches, _batch, schedule.batch * schedule.context, seed)
 
 
 def repeated(model: Transformer, schedule: Schedule) -> Iterator[training.Step]:
-    """Training steps without end on one batch of random tokens, for what they cost."""
+    """Endless training steps on one batch of random tokens, to measure their cost."""
     shape = (schedule.batch, schedule.context)
     generator = torch.Generator().manual_seed(0)
     batch = _batch(torch.randint(model.config.vocab_size, shape, generator=generator))

@@ -20,12 +20,12 @@ from polyhead.checks import number, whole
 CONFIDENCE = 0.95
 POWER = 0.8
 MOST_PAIRS = 1000
-"""More than anyone trains; the search for a number of pairs ends there."""
+"""The search for a number of pairs ends there."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What pairs say of the difference of two variants.
+    """The difference of two variants over pairs.
 
     Attributes:
         mean: Of the differences.
@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return abs(self.mean) > self.half_width
 
 

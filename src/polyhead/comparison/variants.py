@@ -7,9 +7,9 @@
     window:W     mha, and a query sees the W tokens up to its own
     heads:H      mha with H heads, each E / H features wide
 
-Layouts differ in their parameters. What one has less than ``mha``, its feed-forward networks have
-more: their hidden features are chosen so that the parameters of the whole decoder are as near to
-those of ``mha`` as one feature in each layer allows.
+Layouts differ in their parameters. What a variant has less than ``mha``, its feed-forward networks
+have more: their hidden features are chosen so that the parameters of the whole decoder are as near
+to those of ``mha`` as one feature in each layer allows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from polyhead.config import (
 from polyhead.errors import ConfigError, InputError
 
 REFERENCE = "mha"
-"""What every other variant is compared with."""
+"""The variant that all others are compared with."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class QueryTemperatureConfig(Data):
 
 
 MOST_HEADS = 1 << 20
-"""A thousand times as many as any model has; what is computed of a number of heads stays quick."""
+"""Most heads: a thousand times as many as any model has, and few enough for quick computations."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return made + max(copies * Q, Q + copies * K if copies else 0, 2 * H * V + embed_dim)
 
     def _copies(self, half: bool) -> int:
-        """Times the size of projected q or k that norming and rotating it holds beside it."""
+        """Extra memory while q or k is normed and rotated, as a multiple of its size."""
         rotated = 0 if self.rope is None else ROTATED
         if self.qk_norm is None:
             return rotated

@@ -1,4 +1,4 @@
-"""What stands behind the last layer as plain data: transforms, and heads for tasks."""
+"""Transforms and task heads after the last layer, as plain data."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         projected = H * (self.qk_head_dim + self.qk_rope_head_dim) + self.latent_dim
         out = 2 * H * V + embed_dim
         if self.choose(batch, tokens, tokens) == "absorbed":
-            # Both products with parts of Wkv_b take their left side in another order: a copy of it.
+            # Both products with parts of Wkv_b copy their left side into another order.
             q = H * self.latent_dim
             return projected + max(H * R + max(H * N, q), q + max(2 * H * R + H * V, out))
         return projected + H * (N + V) + 2 * H * self.qk_head_dim + out

@@ -58,7 +58,7 @@ class LayerConfig(Data):
             )
 
     def has_norm(self, part: str) -> bool:
-        """Whether a part has a norm of its own beside the one over what it gives.
+        """Whether a part has a norm before it, besides the one over its output.
 
         Args:
             part: ``"attention"``, ``"cross_attention"`` or ``"feed_forward"``.

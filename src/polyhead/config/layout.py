@@ -1,8 +1,8 @@
 """A head layout: the interface by which every kind of attention describes itself.
 
-Caches, planner, layers and tools ask these questions and never which class they have before them.
-A new layout is one file in ``layers``: a subclass of ``HeadLayout``, the module that it builds, and
-its name in ``HeadLayout.where``.
+Caches, planner, layers and tools use these methods and never test for a class. A new layout is one
+file in ``layers``: a subclass of ``HeadLayout``, the module that it builds, and its name in
+``HeadLayout.where``.
 
 Letters: B batch, T queries, E embed size.
 """
@@ -58,7 +58,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class CallCost:
-    """What a call multiplies besides its projections.
+    """Operations of a call besides its projections.
 
     Attributes:
         per_pair: Multiply-adds of a query with a key that it sees and with its value, all heads.
@@ -138,7 +138,7 @@ class HeadLayout(OneOfSeveral, ABC):
 
     @abstractmethod
     def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
-        """Of a call with ``queries`` new tokens per row after ``cached`` ones."""
+        """The cost of a call with ``queries`` new tokens per row after ``cached`` ones."""
 
     @abstractmethod
     def alive_elements(
@@ -163,7 +163,7 @@ class HeadLayout(OneOfSeveral, ABC):
 
 @dataclass(frozen=True)
 class Network(OneOfSeveral, ABC):
-    """What stands in a layer beside its attention: a feed-forward network, of any kind."""
+    """A layer's feed-forward network, of any kind."""
 
     where: ClassVar[Mapping[str, str]] = {
         "plain": "polyhead.config.feed_forward",
@@ -180,16 +180,17 @@ class Network(OneOfSeveral, ABC):
 
     @abstractmethod
     def widths(self) -> Mapping[str, int]:
-        """Hidden features that ranks share, by the name of the field that says them."""
+        """Hidden sizes that ranks divide, by the name of their field."""
 
 
 NORMED_HALF = 5
-"""Times the size of what torch norms: in float32, normed in float32, and rounded."""
+"""Memory of torch's norm as a multiple of its input: input in float32, result in float32, result
+rounded."""
 
 ROTATED = 2
-"""Times the size of what torch rotates: x · cos, and x with its halves swapped."""
+"""Memory of torch's rotation as a multiple of its input: x · cos, and x with its halves swapped."""
 
 
 def shared(count: int, ranks: int) -> int:
-    """Units on the fullest of the ranks."""
+    """Most units on one rank."""
     return -(-count // ranks)

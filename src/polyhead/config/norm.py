@@ -40,5 +40,5 @@ class NormConfig(Data):
             )
 
     def parameters(self, features: int) -> int:
-        """Of the norm over so many features."""
+        """Parameters of the norm over so many features."""
         return features * (self.weight + self.bias)

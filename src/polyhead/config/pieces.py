@@ -41,18 +41,18 @@ class Piece:
 
     @property
     def active(self) -> int:
-        """Parameters that one token meets."""
+        """Parameters that are used for one token."""
         return self.count * self.visited // self.experts
 
     def on_rank(self, ranks: int) -> int:
-        """Parameters on the fullest of the ranks."""
+        """Most parameters on one rank."""
         return -(-self.units // ranks) * self.size
 
     def touched(self, ranks: int, batch: int) -> float:
         """Parameters that a decode step of ``batch`` tokens reads on a rank.
 
-        A mixture's tokens are taken to choose experts evenly and independently: n experts of which
-        each token visits k are met by b tokens in n · (1 − (1 − k/n)^b) on average.
+        Tokens are assumed to choose experts evenly and independently: of n experts, b tokens that
+        visit k each use n · (1 − (1 − k/n)^b) on average.
         """
         if self.looked_up:
             return batch * self.on_rank(ranks) / self.units

@@ -12,7 +12,7 @@ from polyhead.errors import ConfigError, shortened
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "explicit"]
 
 
-# What each scaling type must have, and what it may have besides; theta and dim belong to all.
+# Required and optional fields of each scaling type; all have theta and dim.
 _ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -37,8 +37,8 @@ class RopeConfig(Data):
     ``dim`` is the number of rotated features of a head (None: all of them). ``frequencies`` of the
     type ``"explicit"`` are radians per position, one for each rotated pair; ``theta`` is then not
     read. The other fields belong to the scaling types that read them; see
-    ``polyhead.layers.frequencies``. A field that the type does not read is refused: a
-    scaling that is half applied loads cleanly and is wrong.
+    ``polyhead.layers.frequencies``. A field that the type does not read is refused: a model with
+    half of its scaling would load without error and be wrong.
 
     Raises:
         ConfigError: An unknown type, a field that is missing, or one that the type does not read.
