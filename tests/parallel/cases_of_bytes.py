@@ -14,7 +14,6 @@ from cases_of_models import W, made
 from torch.distributed.tensor.debug import CommDebugMode
 
 from polyhead import parallel
-from polyhead.parallel import exchanges
 from polyhead.planning.mesh import mesh_plan
 
 T = 20
@@ -39,23 +38,22 @@ def counted() -> Iterator[dict[str, int]]:
     def p2p(op: Any, x: torch.Tensor, *_: Any) -> int:
         return size(x) if op is dist.isend else 0
 
-    def traded(ranks: Any, sent: Any, shapes: Any) -> int:
-        return sum(
-            size(part) for to, parts in enumerate(sent) if to != ranks.rank for part in parts
-        )
+    def traded(_: Any, x: torch.Tensor, __: Any = None, leaving: Any = None) -> int:
+        if leaving is None:
+            return size(x) * (N - 1) // N
+        return size(x) * (len(x) - leaving[dist.get_rank()]) // len(x)
 
-    patches = [
-        (dist, "P2POp", p2p, "sent"),
-        (dist, "all_gather", lambda _, x: (N - 1) * size(x), "sent"),
-        (dist, "reduce_scatter", lambda x, _: (N - 1) * size(x), "sent"),
-        (exchanges, "_traded", traded, "sent"),
-        (dist, "all_reduce", lambda x: 2 * (N - 1) * size(x) // N, "summed"),
-    ]
-    with mock.patch.multiple(
-        dist, **{n: watched(getattr(h, n), c, s) for h, n, c, s in patches if h is dist}
-    ), mock.patch.object(
-        exchanges, "_traded", watched(exchanges._traded, traded, "sent")
-    ):  # fmt: skip
+    counts = {
+        "P2POp": (p2p, "sent"),
+        "all_gather": (lambda _, x: (N - 1) * size(x), "sent"),
+        "reduce_scatter": (lambda x, _: (N - 1) * size(x), "sent"),
+        "all_to_all_single": (traded, "sent"),
+        "all_reduce": (lambda x: 2 * (N - 1) * size(x) // N, "summed"),
+    }
+    patches = {
+        name: watched(getattr(dist, name), count, where) for name, (count, where) in counts.items()
+    }
+    with mock.patch.multiple(dist, **patches):
         yield sums
 
 
@@ -80,8 +78,7 @@ def as_planned(what: str) -> None:
         assert seen.get_comm_counts()[torch.ops.c10d.allreduce_] == 5  # embedding, two a layer
     with counted() as sums:
         logits.sum().backward()
-    if what != "heads":  # whose backward trades run inside torch
-        assert sums[name] == its.backward, f"{sums[name]} for {its.backward} backward"
+    assert sums[name] == its.backward, f"{sums[name]} for {its.backward} backward"
     shares = [x.to_local() if hasattr(x, "to_local") else x for x in model.parameters()]
     held = sum(x.numel() * x.element_size() for x in shares)
     most = torch.tensor(held)

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases_of_attention import mesh_of
-from cases_of_models import W, batch, made
+from cases_of_models import FAMILIES, W, batch, made, mesh_named
 from torch.distributed.device_mesh import DeviceMesh
 
 import polyhead as ph
 from polyhead import parallel
+from polyhead.generation.batch import continued
+from polyhead.generation.options import GenerationOptions
 from polyhead.parallel.experts import check_experts
 from polyhead.parallel.ranks import Ranks
 
@@ -39,6 +41,8 @@ def decoded(dimension: str, family: str, kind: str) -> None:
         runs = [_tokens(m, c, ids, 6) for m, c in zip((one, model), caches, strict=True)]
         for cache in caches:
             cache.reorder([1, 0, 1])
+            if kind != "auto":  # a window takes no token back
+                cache.rollback([0, 3, 1])
         more = torch.randint(W, (3, 2), generator=torch.Generator().manual_seed(1))
         forks = [cache.fork() for cache in caches]
         runs[0].append(one(more, cache=caches[0]))
@@ -56,6 +60,53 @@ def decoded(dimension: str, family: str, kind: str) -> None:
         assert held < total
 
 
+class _Numbers:
+    """A tokenizer whose texts are the numbers of the tokens."""
+
+    def stream(self) -> _Numbers:
+        return self
+
+    def push(self, token: int) -> str:
+        return f"{token} "
+
+    def flush(self) -> str:
+        return ""
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "prompts of two lengths": {},
+    "beams": {"num_beams": 3},
+    "drawn, in pages": {"temperature": 1.0, "seed": 3},
+}
+
+
+def generated(mesh: str, families: list[str], ways: list[str]) -> None:
+    """What ``generate`` writes is token for token what one process writes."""
+    for family in families:
+        one, model = (made(family, torch.float64).eval() for _ in range(2))
+        parallel.parallelize(model, mesh_named(mesh), training=False)
+        for way in ways:
+            wanted, found = (_written(each, family, way) for each in (one, model))
+            assert found == wanted, f"{family} on {mesh}, {way}: {found} for {wanted}"
+            assert len(wanted[0]) == 8
+
+
+def _written(model: ph.Transformer, family: str, way: str) -> list[tuple[int, ...]]:
+    ids, _, more = batch(family)
+    prompts: Any = ids[:, :9].tolist()
+    sources = more["encoder_ids"].tolist() if more else None
+    if sources is not None:
+        prompts = [[0]] * len(sources)
+    if way == "prompts of two lengths":
+        of_two = prompts if sources is None else sources
+        of_two[1] = of_two[1][:-3]
+    options = GenerationOptions(max_new_tokens=8, **WAYS[way])
+    cache = {"kind": "paged"} if way == "drawn, in pages" else {}
+    found = continued(model, _Numbers(), prompts, options, frozenset(), (), cache, sources)  # type: ignore[arg-type]
+    return [each.ids for each in found]
+
+
 def refused(what: str) -> None:
     """What a mesh cannot do with a model, before anything is changed."""
     if what == "heads":
@@ -70,6 +121,25 @@ def refused(what: str) -> None:
     elif what == "another model":
         family = "Llama" if dist.get_rank() == 0 else "Falcon"
         parallel.parallelize(made(family, torch.float64), mesh_of("context"))
+    elif what == "other weights":
+        torch.manual_seed(dist.get_rank())
+        parallel.parallelize(ph.Transformer(FAMILIES["Llama"]()), mesh_of("tensor"))
+    elif what == "an argument":
+        order = "zigzag" if dist.get_rank() == 0 else "striped"
+        parallel.parallelize(made("Llama", torch.float64), mesh_of("context"), order=order)  # type: ignore[arg-type]
+    elif what == "on one rank":
+        exchange = "ring" if dist.get_rank() == 0 else "rings"
+        parallel.parallelize(made("Llama", torch.float64), mesh_of("context"), exchange=exchange)  # type: ignore[arg-type]
+    elif what in ("a length", "other tokens"):
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("tensor"))
+        length = 10 + dist.get_rank() * (what == "a length")
+        model(torch.full((1, length), 3 + dist.get_rank()))
+    elif what == "tokens that were drawn":
+        model = parallel.parallelize(made("Llama", torch.float64), mesh_of("context"))
+        with torch.inference_mode():
+            cache = model.new_cache()
+            model(torch.zeros(1, 5, dtype=torch.int64), cache=cache)
+            model(torch.full((1, 1), dist.get_rank()), cache=cache)
     elif what == "a name":
         parallel.parallelize(made("Llama", torch.float64), mesh_of("tp"))
     elif what == "tokens":

@@ -184,7 +184,7 @@ def equal(
     """Loss, logits and every gradient."""
     dtype = getattr(torch, dtype_name)
     bound = 1e-12 if dtype == torch.float64 else 1e-5
-    mesh = _mesh(mesh_name)
+    mesh = mesh_named(mesh_name)
     mine, copies = _rows(mesh)
     one = made(family, dtype)
     ids, labels, more = batch(family, max(B, copies))
@@ -252,7 +252,8 @@ def _compare(what: str, ours: Tensor, theirs: Tensor, bound: float) -> None:
     assert apart <= bound * scale, f"{what} differs by {apart:.1e} of {scale:.1e}"
 
 
-def _mesh(name: str) -> Any:
+def mesh_named(name: str) -> Any:
+    """One of ``MESHES``, over all processes."""
     names, sizes = MESHES[name]
     if sizes is not None:
         rest = dist.get_world_size()

@@ -138,6 +138,39 @@ def test_a_process_that_dies_is_named_within_seconds() -> None:
             assert "rank 1 is gone" in text, text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dimension", "family"),
+    [("tensor", "Llama"), ("shard", "Llama"), ("context", "Llama"), ("expert", "Mixtral")],
+)
+def test_a_process_that_dies_between_two_passes_is_named(dimension: str, family: str) -> None:
+    with World(2) as world:
+        began = time.monotonic()
+        answers = world.tell("cases_of_refusals:dies_in_a_step", dimension, family, 1)
+        assert time.monotonic() - began < 20
+        kind, text = answers[0]
+        assert kind == "RankError", text
+        assert "rank 1 is gone" in text, text
+
+
+@pytest.mark.slow
+def test_what_one_rank_of_two_dimensions_does_otherwise_all_refuse() -> None:
+    with World(4) as world:
+        for what, words in (
+            ("argument", "'rings'"),
+            ("id", "ids must be 0 to 46"),
+            ("length", "T, the tokens of ids,"),
+            ("tokens", "checksum"),
+        ):
+            for number in (0, 2):
+                began = time.monotonic()
+                answers = world.tell("cases_of_refusals:differs_on_a_mesh", what, number)
+                assert time.monotonic() - began < 20
+                for kind, text in answers:
+                    assert kind != "ok", (what, number)
+                    assert words in text, text
+
+
 def test_the_page_lists_every_feature_that_is_compared() -> None:
     page = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+?) \| equal \| equal \| equal \|$", page, re.M)

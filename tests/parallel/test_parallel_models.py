@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases_of_decoding import WAYS
 from cases_of_models import FAMILIES, MESHES
 from worlds import World
 
@@ -117,11 +118,36 @@ def test_decoding_equals_one_process(two: World, dimension: str, family: str, ki
     two.run("cases_of_decoding:decoded", dimension, family, kind)
 
 
+def test_generate_writes_what_one_process_writes(two: World) -> None:
+    for mesh, family, ways in (
+        ("context", "T5", ["beams", "prompts of two lengths"]),
+        ("tensor", "T5", ["beams"]),  # whose rows share an encoder's output
+        ("context", "gpt-oss", ["prompts of two lengths", "drawn, in pages"]),
+    ):
+        two.run("cases_of_decoding:generated", mesh, [family], ways)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh", ["tensor", "context", "tensor + context", "shard + tensor", "shard + context"]
+)
+def test_generate_on_four_ranks_writes_what_one_process_writes(mesh: str) -> None:
+    families = ["Llama", "Falcon", "Gemma 2", "gpt-oss", "Bloom", "DeepSeek", "T5"]
+    with World(4, timeout=280) as world:
+        world.run("cases_of_decoding:generated", mesh, families, [*WAYS])
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
         ("heads", "H = 3 query heads and G = 3 kv heads on 2 ranks"),
         ("another model", "the model's configuration must be the same on all ranks of 'context'"),
+        ("other weights", "the weights (a checksum of some) must be the same on all ranks of 't"),
+        ("an argument", "the arguments (exchange, order, training, loss_parallel, sequence_para"),
+        ("on one rank", "'rings'"),
+        ("a length", "T, the tokens of ids, must be the same on all ranks of 'tensor': got 10 on"),
+        ("other tokens", "the tokens (a checksum of ids) must be the same on all ranks of 'tens"),
+        ("tokens that were drawn", "; give ranks that draw tokens one seed"),
         ("a name", "may be data, shard, context, tensor, expert: got tp"),
         ("tokens", "holds 9 tokens of ids and should hold 11 of 21"),
         ("an id", "must be 0 to 46 (vocab_size=47): got 47"),

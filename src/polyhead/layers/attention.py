@@ -243,9 +243,9 @@ class MultiHeadAttention(Hooked):
                     f"without bias and positions: got {x.shape[0]} rows"
                 )
             folded = x.reshape(len(cache.lengths), -1, self.embed_dim)
-            y = self(folded, context, mask=mask, cache=cache, kernel=kernel)
-            shared: Tensor = y.reshape(x.shape)
-            return shared
+            # Not ``self(...)``: hooks, and what ranks share, are about the whole call.
+            y = type(self).forward(self, folded, context, mask=mask, cache=cache, kernel=kernel)
+            return y.reshape(x.shape)
         if context is None:
             if context_positions is not None:
                 raise ValueError("context_positions need a context: got none")

@@ -9,6 +9,7 @@ Shape letters: B batch, H query heads, G kv heads, T new tokens, N ranks, D key 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,10 +20,13 @@ from torch import Tensor
 
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.functional import run
+from polyhead.parallel.blocks import Job
+from polyhead.parallel.order import Spread
 from polyhead.parallel.ranks import Ranks, unsupported
-from polyhead.semantics import KeyValueSource, State, merge_states
+from polyhead.semantics import KeyValueSource, Specification, State, merge_states
 from polyhead.semantics.arguments import call_of
 from polyhead.semantics.scores import accumulation_dtype
+from polyhead.semantics.sources import are_first_features
 from polyhead.semantics.tokens import Tokens
 
 
@@ -35,12 +39,14 @@ class HeldByRanks:
         ranks: Those that hold the rest.
         value_dim: V.
         tokens: All tokens held, as far as their number is asked.
+        keys: Of an encoder's tokens, where those of all ranks stand.
     """
 
     part: KeyValueSource | None
     ranks: Ranks
     value_dim: int
     tokens: Tokens
+    keys: Spread | None = None
 
     def attend(self, q: Tensor, kernel: str, dropout_p: float, **call: Any) -> State:
         """The state of q over all keys, the same on all ranks.
@@ -49,7 +55,7 @@ class HeldByRanks:
             UnsupportedError: Masks by place or index, dropout and gradients, by name.
         """
         mask, ranks = call["mask"], self.ranks
-        for part in () if mask is None else mask.walk():
+        for part in () if mask is None or self.keys is not None else mask.walk():
             if part.compares != "positions":
                 raise unsupported(f"mask={part!r} beside a cache that is spread over ranks")
         if dropout_p or (torch.is_grad_enabled() and q.requires_grad):
@@ -58,13 +64,8 @@ class HeldByRanks:
         mine = q.new_zeros(*q.shape[:3], self.value_dim + 1, dtype=precise)
         mine[..., -1] = -torch.inf
         if self.part is not None:
-            made = run(
-                call_of(
-                    q, self.part, None, mask, call["bias"], call["scale"], call["softcap"], None,
-                    call["q_positions"], None, None, 0.0, True,
-                ),
-                kernel,
-            )  # fmt: skip
+            of_part = self._of_a_run if self.keys is None else self._of_an_encoder
+            made = of_part(q, self.part, kernel, call)
             assert made.lse is not None
             mine[..., :-1], mine[..., -1] = made.out, made.lse
         found = [torch.empty_like(mine) for _ in range(ranks.size)]
@@ -72,6 +73,40 @@ class HeldByRanks:
             dist.all_gather(found, mine, group=ranks.group)
         out, lse = merge_states([x[..., :-1] for x in found], [x[..., -1] for x in found])
         return State(out.to(q.dtype), lse)
+
+    def _of_a_run(
+        self, q: Tensor, part: KeyValueSource, kernel: str, call: Mapping[str, Any]
+    ) -> State:
+        """The state of q over this rank's tokens, whose positions say what is visible."""
+        return run(
+            call_of(
+                q, part, None, call["mask"], call["bias"], call["scale"], call["softcap"], None,
+                call["q_positions"], None, None, 0.0, True,
+            ),
+            kernel,
+        )  # fmt: skip
+
+    def _of_an_encoder(
+        self, q: Tensor, part: KeyValueSource, kernel: str, call: Mapping[str, Any]
+    ) -> State:
+        """The state of q over this rank's slice; masks and biases are those of all tokens."""
+        assert self.keys is not None
+        k, v = part.gather()
+        spec = Specification(
+            call["scale"], call["mask"], call["bias"], call["softcap"], None, 0.0, None,
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        B, T = q.shape[0], q.shape[2]
+        for each in (spec.mask, spec.bias):
+            if each is not None:
+                each.check(B, q.shape[1], T, self.keys.total)
+        job = Job(
+            spec, Spread("contiguous", T, 1), self.keys, 0, kernel, self.value_dim, False,
+            (B, k.shape[1], k.shape[3]), True,
+        )  # fmt: skip
+        state = job.empty_state(q)
+        job.attend(state, q, k, v, job.columns(self.ranks.rank))
+        return state
 
 
 class SpreadCache(KeyValueCache):
@@ -90,15 +125,30 @@ class SpreadCache(KeyValueCache):
     def append(  # type: ignore[override]
         self, k: Tensor, v: Tensor, positions: Tensor | None = None
     ) -> HeldByRanks:
-        before = self.length
-        places = torch.arange(before, before + k.shape[2], device=k.device)
-        if positions is not None and not torch.equal(positions.expand(1, -1)[0], places):
-            raise unsupported("rows of different lengths in a cache that is spread over ranks")
-        mine = places[places % self.ranks.size == self.ranks.rank]
-        if len(mine):
-            rows = mine - before
-            self.part.append(k[:, :, rows], v[:, :, rows], mine)
-        self._lengths = [before + k.shape[2]] * len(k)
+        B, T = len(k), k.shape[2]
+        before = torch.tensor(self._lengths or [0] * B)[:, None]
+        if len(before) != B:
+            raise ValueError(f"k must have batch {len(before)}, as the cache: got {B}")
+        where = before + torch.arange(T)
+        if positions is not None:
+            where = positions.detach().cpu().expand(B, T)
+        real = where >= 0
+        if not torch.equal(where[real], (before + real.cumsum(dim=1) - 1)[real]):
+            raise unsupported("positions that leave some out, in a cache spread over ranks")
+        mine = real & (where % self.ranks.size == self.ranks.rank)
+        most = int(mine.sum(dim=1).max())
+        if most:
+            # A row's own tokens first; behind those of shorter rows padding, which no cache keeps.
+            columns = (~mine).byte().argsort(dim=1, stable=True)[:, :most]
+            at = where.masked_fill(~mine, -1).gather(1, columns).to(k.device)
+            columns = columns.to(k.device)[:, None, :, None]
+            own_k, own_v = (
+                x.gather(2, columns.expand(-1, x.shape[1], -1, x.shape[3])) for x in (k, v)
+            )
+            if are_first_features(v, k):
+                own_v = own_k[..., : v.shape[3]]
+            self.part.append(own_k, own_v, at[0] if bool((at == at[0]).all()) else at)
+        self._lengths = (before[:, 0] + real.sum(dim=1)).tolist()
         self._value_dim = v.shape[-1]
         return self._all()
 
@@ -130,33 +180,33 @@ class SpreadCache(KeyValueCache):
     @property
     def max_rollback(self) -> int:
         kept = self.part.max_rollback
-        return self.length if kept >= self.part.length else kept
+        whole = kept >= min(self.part.lengths, default=0)
+        return min(self._lengths, default=0) if whole else kept
 
     def check_rollback(self, count: Counts) -> list[int]:
-        counts = per_row("count", count, len(self._lengths))
-        if len(set(counts)) > 1:
-            raise unsupported("rows of different lengths in a cache that is spread over ranks")
-        if counts and counts[0] > self.length:
-            raise ValueError(f"count must be at most the {self.length} tokens held: got {counts}")
-        if counts:
-            self.part.check_rollback(self._of_part(counts[0]))
+        counts = per_row("rollback count", count, len(self._lengths or [0]))
+        for back, length in zip(counts, self._lengths or [0], strict=True):
+            if back > length:
+                raise ValueError(f"rollback count must be 0 to length={length} tokens: got {back}")
+        if self.part.lengths:
+            self.part.check_rollback(self._of_part(counts))
         return counts
 
-    def _of_part(self, count: int) -> int:
-        """How many of the last so many tokens this rank holds."""
-        kept = len(range(self.ranks.rank, self.length - count, self.ranks.size))
-        return self.part.length - kept
+    def _of_part(self, counts: Sequence[int]) -> list[int]:
+        """How many of the last so many tokens of each row this rank holds."""
+        rank, ranks = self.ranks.rank, self.ranks.size
+        rows = zip(self.part.lengths, self._lengths, counts, strict=True)
+        return [held - len(range(rank, length - back, ranks)) for held, length, back in rows]
 
     def rollback(self, count: Counts) -> None:
         counts = self.check_rollback(count)
-        if counts:
-            if self.part.lengths:
-                self.part.rollback(self._of_part(counts[0]))
-            self._lengths = [length - counts[0] for length in self._lengths]
+        if self.part.lengths:
+            self.part.rollback(self._of_part(counts))
+        self._lengths = [n - back for n, back in zip(self._lengths, counts, strict=False)]
 
     def fork(self) -> Self:
-        other = type(self)(self.part.fork(), self.ranks)
-        other._lengths, other._value_dim = [*self._lengths], self._value_dim
+        other = copy.copy(self)
+        other.part, other._lengths = self.part.fork(), [*self._lengths]
         return other
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
@@ -180,3 +230,30 @@ class SpreadCache(KeyValueCache):
         self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], device: torch.device
     ) -> None:
         raise unsupported("loading a cache that is spread over ranks")
+
+
+class CrossCache(SpreadCache):
+    """Keys and values of one cross-attention: of an encoder's tokens each rank has its slice.
+
+    Args:
+        part: An empty cache for them.
+        ranks: Those of ``context``.
+        spreads: Where the tokens of each stack stand, as ``Context`` knows when it is filled.
+    """
+
+    def __init__(self, part: KeyValueCache, ranks: Ranks, spreads: Mapping[str, Spread]) -> None:
+        super().__init__(part, ranks)
+        self._spreads = spreads
+        self._keys: Spread | None = None
+
+    def append(  # type: ignore[override]
+        self, k: Tensor, v: Tensor, positions: Tensor | None = None
+    ) -> HeldByRanks:
+        self.part.append(k, v, positions)
+        self._keys, self._value_dim = self._spreads["encoder"], v.shape[-1]
+        self._lengths = self.part.lengths
+        return self.source()
+
+    def source(self) -> HeldByRanks:  # type: ignore[override]
+        part = self.part.source()
+        return HeldByRanks(part, self.ranks, self._value_dim, part.tokens, self._keys)

@@ -6,14 +6,13 @@ this one's stand at; each attention then asks here where its queries and keys st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyhead.caches import ModelCache
 from polyhead.errors import ContextLengthError, UnsupportedError
 from polyhead.functional import run
 from polyhead.layers import MultiHeadLatentAttention
@@ -21,12 +20,20 @@ from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer
 from polyhead.models.inputs import check_ids, check_positions
 from polyhead.parallel.attention import Meaning, attend, check_kernel, explicit_positions
-from polyhead.parallel.cache import HeldByRanks, SpreadCache
+from polyhead.parallel.cache import HeldByRanks
+from polyhead.parallel.calls import NAMES, check_alike, facts_of
 from polyhead.parallel.collectives import entered
 from polyhead.parallel.exchanges import Exchange
 from polyhead.parallel.latents import Unexpanded
 from polyhead.parallel.order import Order, Spread
-from polyhead.parallel.ranks import Ranks, check_same, check_spread, fingerprint, unsupported
+from polyhead.parallel.ranks import (
+    Check,
+    Ranks,
+    agreed,
+    check_same,
+    check_spread,
+    unsupported,
+)
 from polyhead.semantics import Bias, KeyValueSource, Mask, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.biases import TensorBias
@@ -40,6 +47,7 @@ class Context:
         ranks: Those of ``context``.
         exchange: How keys get to queries.
         order: Which rank holds which tokens.
+        tensor: Those of ``tensor``, which hold the same tokens, or None.
         spreads: Of the tokens that a stack of layers reads, by its name.
         latents: The latent attentions of a stack.
     """
@@ -47,8 +55,14 @@ class Context:
     ranks: Ranks
     exchange: Exchange
     order: Order
+    tensor: Ranks | None = None
     spreads: dict[str, Spread] = field(default_factory=dict)
     latents: dict[str, list[MultiHeadLatentAttention]] = field(default_factory=dict)
+
+    @property
+    def _alike(self) -> list[tuple[Ranks, Check]]:
+        """The dimension over which all calls are the same."""
+        return [] if self.tensor is None else [(self.tensor, partial(check_alike, self.tensor))]
 
     def place(
         self,
@@ -73,12 +87,18 @@ class Context:
             RankError: A rank makes another call, or holds other tokens than its order gives it.
         """
         refused = _refused(ids, positions, sizes, kernel)
-        T = 0 if refused else ids.shape[1]
-        B = 0 if refused else ids.shape[0]
-        facts = [T, B, fingerprint(stack, positions is None, kernel, *told)]
-        lengths, rows, calls = zip(*self.ranks.agree(facts, refused), strict=True)
-        check_same(self.ranks, "B, the batch rows of ids,", rows)
-        check_same(self.ranks, "the call (mask, kernel, positions)", calls)
+        facts = [0] * len(NAMES)
+        if refused is None:
+            facts = facts_of(ids, positions, stack, kernel, *told)
+        found: list[Sequence[int]] = []
+
+        def check(facts: Sequence[Sequence[int]]) -> None:
+            found.extend(zip(*facts, strict=True))
+            check_same(self.ranks, "B, the batch rows of ids,", found[0])
+            check_same(self.ranks, "the call (mask, kernel, positions)", found[2])
+
+        agreed([*self._alike, (self.ranks, check)], facts, refused)
+        rows, lengths = found[:2]
         if positions is None and sum(lengths) > sizes[1]:
             raise ContextLengthError(
                 f"the model's context is {sizes[1]} tokens: got {sum(lengths)} on all ranks"
@@ -91,9 +111,7 @@ class Context:
         else:
             spread = explicit_positions(self.ranks, spread, positions)
         self.spreads[stack] = spread
-        for module in self.latents.get(
-            stack, ()
-        ):  # by numbers that all ranks know: all choose alike
+        for module in self.latents.get(stack, ()):  # by numbers that all ranks know
             module.preferred = module.config.choose(rows[0], spread.longest, spread.total)
         return positions
 
@@ -208,122 +226,6 @@ class LayerAttention:
         return state.out
 
 
-@dataclass(eq=False)
-class _HiddenStates:
-    """``Transformer.hidden_states`` of a slice of the tokens."""
-
-    model: Transformer
-    context: Context
-
-    def __call__(
-        self,
-        ids: Tensor,
-        *,
-        positions: Tensor | None = None,
-        mask: Mask | None = None,
-        encoder_ids: Tensor | None = None,
-        encoder_hidden: Tensor | None = None,
-        encoder_mask: Mask | None = None,
-        cache: ModelCache | None = None,
-        kernel: str = "auto",
-        **call: Any,
-    ) -> Tensor:
-        model, context = self.model, self.context
-        if cache is not None:
-            return self._decoded(ids, positions, mask, cache, kernel, call)
-        if call.get("last") is not None:
-            raise unsupported("last= where tokens are spread over ranks")
-        if encoder_ids is not None and encoder_hidden is None:
-            encoder_hidden = model.encode(encoder_ids, mask=encoder_mask, kernel=kernel)
-        elif encoder_hidden is not None and "encoder" not in context.spreads:
-            raise unsupported("encoder_hidden that this model's encode did not make")
-        sizes = model.config.vocab_size, model.config.max_positions
-        positions = context.place(
-            "tokens", ids, positions, sizes, mask, encoder_mask, kernel=kernel
-        )
-        made: Tensor = type(model).hidden_states(
-            model, ids, positions=positions, mask=mask, encoder_hidden=encoder_hidden,
-            encoder_mask=encoder_mask, kernel=kernel, **call,
-        )  # fmt: skip
-        return made
-
-    def _decoded(
-        self,
-        ids: Tensor,
-        positions: Tensor | None,
-        mask: Mask | None,
-        cache: ModelCache,
-        kernel: str,
-        call: dict[str, Any],
-    ) -> Tensor:
-        """The same tokens on all ranks, their keys spread."""
-        if not all(isinstance(each, SpreadCache) for each in cache.layers):
-            raise ValueError(
-                "cache must be of this model's new_cache() after parallelize: it was not spread"
-            )
-        if positions is None:
-            positions = torch.arange(cache.length, cache.length + ids.shape[1], device=ids.device)
-        for module in self.context.latents.get("tokens", ()):
-            module.preferred = "absorbed"  # what the cache holds
-        model = self.model
-        made: Tensor = type(model).hidden_states(
-            model, ids, positions=positions, mask=mask, cache=cache, kernel=kernel, **call
-        )
-        return made
-
-
-@dataclass(eq=False)
-class _NewCache:
-    """``Transformer.new_cache`` whose layers are spread."""
-
-    model: Transformer
-    context: Context
-
-    def __call__(self, capacity: int = 0, **options: Any) -> ModelCache:
-        model, ranks = self.model, self.context.ranks
-        if model.encoder_layers:
-            raise unsupported("a cache of an encoder-decoder that is spread over ranks")
-        cache = type(model).new_cache(model, -(-capacity // ranks.size), **options)
-        cache.layers = tuple(SpreadCache(each, ranks) for each in cache.layers)
-        return cache
-
-
-@dataclass(eq=False)
-class _Encode:
-    """``Transformer.encode`` of a slice of the tokens."""
-
-    model: Transformer
-    context: Context
-
-    def __call__(
-        self,
-        ids: Tensor,
-        *,
-        positions: Tensor | None = None,
-        segments: Tensor | None = None,
-        mask: Mask | None = None,
-        kernel: str = "auto",
-    ) -> Tensor:
-        model = self.model
-        if model.encoder_layers:
-            config, own = model.config, model.config.encoder
-            sizes = (
-                own.vocab_size or config.vocab_size,
-                own.max_positions or config.max_positions,
-            )
-            positions = self.context.place("encoder", ids, positions, sizes, mask, kernel=kernel)
-        return type(model).encode(
-            model, ids, positions=positions, segments=segments, mask=mask, kernel=kernel
-        )
-
-
-def spread_tokens(model: Transformer, context: Context) -> None:
-    """From now on ``model`` reads a slice of the tokens on each rank of the context."""
-    model.hidden_states = _HiddenStates(model, context)  # type: ignore[method-assign]
-    model.encode = _Encode(model, context)  # type: ignore[method-assign]
-    model.new_cache = _NewCache(model, context)  # type: ignore[method-assign]
-
-
 def install(
     model: Transformer, tensor: Ranks | None, heads: dict[Hooked, tuple[range, int]],
     context: Context | None,
@@ -364,14 +266,3 @@ def check_context(model: Transformer) -> None:
             )
         if getattr(layer.feed_forward, "capacity", None) is not None:
             raise unsupported("experts with a capacity per sequence on the dimension 'context'")
-
-
-def same_on_all(ranks: Ranks, config: str, parameters: int) -> None:
-    """Raises on every rank where one was given another model.
-
-    Raises:
-        RankError: Names the rank.
-    """
-    configs, counts = zip(*ranks.agree([fingerprint(config), parameters]), strict=True)
-    check_same(ranks, "the model's configuration", configs)
-    check_same(ranks, "the number of parameters", counts)

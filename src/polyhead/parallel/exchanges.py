@@ -19,12 +19,12 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from polyhead.functional import run
 from polyhead.parallel.blocks import Job, Saved
+from polyhead.parallel.collectives import traded
 from polyhead.parallel.ranks import Ranks, unsupported
 from polyhead.semantics import Call, DenseSource, State
 from polyhead.semantics.call import decisive
@@ -257,13 +257,8 @@ def _traded(
     """What every rank sent to this one, of these shapes; differentiable."""
     leaving = [sum(part.numel() for part in parts) for parts in sent]
     sizes = [[torch.Size(shape).numel() for shape in each] for each in shapes]
-    with ranks.watched("a trade of heads"):
-        flat = funcol.all_to_all_single_autograd(
-            torch.cat([part.reshape(-1) for parts in sent for part in parts]),
-            [sum(each) for each in sizes],
-            leaving,
-            ranks.group,
-        )
+    numbers = torch.cat([part.reshape(-1) for parts in sent for part in parts])
+    flat = traded(numbers, leaving, [sum(each) for each in sizes], ranks)
     pieces = torch.split(flat, [size for each in sizes for size in each])
     found = iter(pieces)
     return [[next(found).view(shape) for shape in each] for each in shapes]

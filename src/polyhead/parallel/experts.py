@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 from polyhead.layers.experts import Experts
+from polyhead.parallel.collectives import traded
 from polyhead.parallel.ranks import Ranks, unsupported
 
 
@@ -57,18 +57,12 @@ class Travels:
         told = told.view(N, X // N)
         leaving, coming = counts.view(N, -1).sum(dim=1).tolist(), told.sum(dim=1).tolist()
         sent = flat[rows]
-        there = self._traded(sent * weight.to(flat.dtype) if into else sent, leaving, coming)
+        there = traded(sent * weight.to(flat.dtype) if into else sent, leaving, coming, self.ranks)
         made = self._made(there, told)
-        back = self._traded(made, coming, leaving)
+        back = traded(made, coming, leaving, self.ranks)
         if not into:
             back = back * weight
         return torch.zeros_like(flat).index_add(0, rows, back.to(flat.dtype))
-
-    def _traded(self, x: Tensor, leaving: list[int], coming: list[int]) -> Tensor:
-        with self.ranks.watched("a trade of tokens"):
-            return funcol.all_to_all_single_autograd(
-                x.contiguous(), coming, leaving, self.ranks.group
-            )
 
     def _made(self, x: Tensor, told: Tensor) -> Tensor:
         """What this rank's experts give, ``told[rank, expert]`` rows of each rank for each."""

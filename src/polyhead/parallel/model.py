@@ -19,21 +19,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from polyhead.checks import flag, one_of
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
-from polyhead.parallel.context import Context, check_context, install, same_on_all, spread_tokens
+from polyhead.parallel.calls import same_on_all, tell_calls
+from polyhead.parallel.context import Context, check_context, install
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, head_shares
 from polyhead.parallel.experts import check_experts, mixtures, own_experts, share_experts
 from polyhead.parallel.order import ORDERS, Order
 from polyhead.parallel.ranks import AVERAGED, Ranks, check_mesh, unsupported
 from polyhead.parallel.regions import planned, share_heads, share_vocabulary
 from polyhead.parallel.sequence import Shares, check_sequence
+from polyhead.parallel.shards import watch_shares
+from polyhead.parallel.slices import spread_tokens
 
 
 def parallelize(
@@ -72,26 +76,30 @@ def parallelize(
 
     Raises:
         UnsupportedError: A part that the mesh cannot share, by name; nothing was changed.
-        RankError: Ranks were given different models; names the rank.
+        RankError: Ranks were given different models, weights or arguments, or another rank refused;
+            names the rank.
         TypeError: Not a Transformer, or not a mesh.
         ValueError: Dimensions that are not named as above, or an unknown exchange or order.
     """
     check_mesh(mesh)
-    one_of("exchange", exchange, EXCHANGES)
-    one_of("order", order, ORDERS)
-    flag("training", training)
     names = mesh.mesh_dim_names or ()
-    for name, asked in (
-        ("loss_parallel", loss_parallel), ("sequence_parallel", sequence_parallel),
-    ):  # fmt: skip
-        if flag(name, asked) and "tensor" not in names:
-            raise ValueError(f"{name} needs a dimension 'tensor': got {', '.join(names)}")
-    tensor, ranks, expert = check_model(model, mesh, exchange)
-    if sequence_parallel:
-        check_sequence(model)
-    for name in names:
-        count = sum(parameter.numel() for parameter in model.parameters())
-        same_on_all(Ranks.of(mesh, name), model.config.to_json(), count)
+    tensor = ranks = expert = refused = None
+    try:
+        one_of("exchange", exchange, EXCHANGES)
+        one_of("order", order, ORDERS)
+        flag("training", training)
+        for name, asked in (
+            ("loss_parallel", loss_parallel), ("sequence_parallel", sequence_parallel),
+        ):  # fmt: skip
+            if flag(name, asked) and "tensor" not in names:
+                raise ValueError(f"{name} needs a dimension 'tensor': got {', '.join(names)}")
+        tensor, ranks, expert = check_model(model, mesh, exchange)
+        if sequence_parallel:
+            check_sequence(model)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        refused = error
+    told = exchange, order, training, loss_parallel, sequence_parallel
+    same_on_all([Ranks.of(mesh, name) for name in names], model, told, refused)
     if expert is not None:
         share_experts(model, expert, averaged=training)
     heads: dict[Hooked, tuple[range, int]] = {}
@@ -102,11 +110,13 @@ def parallelize(
         shares = Shares(tensor) if sequence_parallel else None
         share_heads(model, tensor, mesh["tensor"], shares)
         share_vocabulary(model, tensor, mesh["tensor"], gathered=not loss_parallel)
-    context = None if ranks is None else Context(ranks, exchange, order)
+    context = None if ranks is None else Context(ranks, exchange, order, tensor)
     if tensor is not None or context is not None:
         install(model, tensor, heads, context)
     if context is not None:
         spread_tokens(model, context)
+    elif tensor is not None:
+        tell_calls(model, tensor)
     _average(model, mesh, training, options)
     return model
 
@@ -173,6 +183,27 @@ def _average(model: Transformer, mesh: DeviceMesh, training: bool, options: dict
     for each in (*model.encoder_layers, *model.layers, model):
         _averaged(each, mesh, names, options)
 
+    def first(*_: object) -> None:
+        handle.remove()
+        _allocate(model)
+
+    handle = model.register_forward_pre_hook(first, prepend=True)
+
+
+def _allocate(model: Transformer) -> None:
+    """Gathers all parameters once if the first call is made under ``torch.inference_mode``.
+
+    torch allocates what they are gathered into at the first call: under inference mode it would
+    make tensors of which no later call can take gradients.
+    """
+    if not torch.is_inference_mode_enabled():
+        return
+    with torch.inference_mode(False):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
+                module.reshard()
+
 
 def _averaged(
     module: nn.Module, mesh: DeviceMesh, names: list[str], options: dict[str, Any]
@@ -182,7 +213,9 @@ def _averaged(
         used = _flat(mesh, cut)
         if "data" in names:
             used = mesh["data", "_".join(cut)]
-        fully_shard(module, mesh=used, **options)
+        sharded = fully_shard(module, mesh=used, **options)
+        if mesh.device_type == "cpu":
+            watch_shares(sharded, _flat(mesh, cut).get_group(), "shard")
     else:
         from torch.distributed._composable.replicate_with_fsdp import replicate
 

@@ -11,12 +11,13 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from polyhead.checks import shown
@@ -76,13 +77,14 @@ class Ranks:
             raise ValueError(
                 f"mesh must have a dimension named {name!r}: got {list(names) or 'no names'}"
             )
-        group = mesh.get_group(name)
+        return cls.of_group(mesh.get_group(name), name, mesh.device_type)
+
+    @classmethod
+    def of_group(cls, group: dist.ProcessGroup, name: str, kind: str) -> Ranks:
+        """The processes of a group on devices of a kind, by a name for messages."""
         numbers = tuple(dist.get_process_group_ranks(group))
-        kind = mesh.device_type
         device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else kind
-        return cls(
-            name, group, len(numbers), mesh.get_local_rank(name), numbers, torch.device(device)
-        )
+        return cls(name, group, len(numbers), dist.get_rank(group), numbers, torch.device(device))
 
     def global_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this dimension."""
@@ -100,7 +102,10 @@ class Ranks:
             Exception: ``refused`` itself, on the rank that gave it.
         """
         who = [zlib.crc32(socket.gethostname().encode()), os.getpid()]
-        said = str(refused).encode()[:_WORDS] if refused is not None else b""
+        words = str(refused)
+        if refused is not None and not isinstance(refused, RankError):  # which names a rank already
+            words = f"rank {self.global_rank(self.rank)} refused: {words}"
+        said = words.encode()[:_WORDS] if refused is not None else b""
         numbers = [len(said) if refused is not None else -1, *who, *facts]
         note = torch.zeros(8 * len(numbers) + _WORDS, dtype=torch.uint8)
         note[: 8 * len(numbers)] = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
@@ -119,10 +124,8 @@ class Ranks:
             raise refused
         for rank, (length, *_) in enumerate(found):
             if length >= 0:
-                words = bytes(read[rank][8 * len(numbers) :][:length].tolist())
-                raise RankError(
-                    f"rank {self.global_rank(rank)} refused: {words.decode(errors='replace')}"
-                )
+                said = bytes(read[rank][8 * len(numbers) :][:length].tolist())
+                raise RankError(said.decode(errors="replace"))
         return [rest for _, _, _, *rest in found]
 
     @contextmanager
@@ -161,6 +164,37 @@ def _runs(process: int) -> bool:
         return not os.path.isdir("/proc/self")
     except OSError:
         return True
+
+
+Check = Callable[[Sequence[Sequence[int]]], None]
+"""Raises where the facts of the ranks of a dimension do not go together."""
+
+
+def agreed(
+    checks: Sequence[tuple[Ranks, Check]], facts: Sequence[int], refused: Exception | None = None
+) -> None:
+    """Tells facts over several dimensions; what one rank of the mesh refuses, all refuse.
+
+    One dimension after the other: what a rank hears over one it refuses over the next, so that no
+    rank goes on alone.
+
+    Args:
+        checks: Dimensions and what is asked of the facts of each one's ranks. Facts that may differ
+            over a dimension come after those that must be alike over the others.
+        facts: As of ``Ranks.agree``.
+        refused: What this rank will not do.
+
+    Raises:
+        RankError: Another rank refused, or facts do not go together; names the rank.
+        Exception: ``refused`` itself, on the rank that gave it.
+    """
+    for ranks, check in checks:
+        try:
+            check(ranks.agree(facts, refused))
+        except Exception as error:
+            refused = error
+    if refused is not None:
+        raise refused
 
 
 def check_mesh(mesh: object) -> None:
@@ -221,6 +255,13 @@ def check_spread(ranks: Ranks, name: str, lengths: Sequence[int], wanted: Sequen
 def fingerprint(*values: object) -> int:
     """A number that differs where values differ, as their ``repr`` says."""
     return zlib.crc32(repr(values).encode())
+
+
+def content(x: Tensor | None) -> int:
+    """A number that differs where whole numbers differ; of other tensors, where shapes do."""
+    if x is None or x.is_floating_point():
+        return fingerprint(None if x is None else (list(x.shape), x.dtype))
+    return zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes())
 
 
 def unsupported(feature: str) -> UnsupportedError:

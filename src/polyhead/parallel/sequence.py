@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -48,17 +47,13 @@ class Shares:
 
     def gathered(self, x: Tensor) -> Tensor:
         """All tokens; their gradients are summed."""
-        with self.ranks.watched("a gathering of tokens"):
-            found: Tensor = funcol.all_gather_tensor_autograd(x.contiguous(), 1, self.ranks.group)
-        return found[:, : self.length]
+        y: Tensor = _Gathered.apply(x, self)  # type: ignore[no-untyped-call]
+        return y
 
     def summed(self, x: Tensor) -> Tensor:
         """Own tokens of the sum over the ranks; gradients are gathered."""
-        with self.ranks.watched("a sum of tokens"):
-            own: Tensor = funcol.reduce_scatter_tensor_autograd(
-                self.filled(x).contiguous(), "sum", 1, self.ranks.group
-            )
-        return own
+        y: Tensor = _Summed.apply(x, self)  # type: ignore[no-untyped-call]
+        return y
 
     def own(self, x: Tensor) -> Tensor:
         """Own tokens of what is the same on all ranks."""
@@ -83,6 +78,36 @@ class Shares:
         with self.ranks.watched("a gathering of tokens"):
             dist.all_gather(parts, x, group=self.ranks.group)
         return torch.cat(parts, dim=1)[:, : self.length]
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """Own tokens of the sum of all ranks' x."""
+        parts = [part.contiguous() for part in self.filled(x).chunk(self.ranks.size, dim=1)]
+        own = torch.empty_like(parts[0])
+        with self.ranks.watched("a sum of tokens"):
+            dist.reduce_scatter(own, parts, group=self.ranks.group)
+        return own
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
+        ctx.shares = shares
+        return shares.joined(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.shares.scattered(grads[0]), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
+        ctx.shares = shares
+        return shares.scattered(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.shares.joined(grads[0]), None
 
 
 class _Own(torch.autograd.Function):
