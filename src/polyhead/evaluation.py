@@ -203,7 +203,7 @@ def token_rows(model: nn.Module, texts: Texts) -> tuple[list[Tensor], int | None
 
 
 def _first_bytes(spans: Sequence[tuple[int, int]], text: str) -> int:
-    """Of the first token, which is not predicted; 0 of one that stands for no text, as bos does."""
+    """Bytes of the first token, which is not predicted; 0 if it stands for no text, like bos."""
     return len(text[: spans[0][1]].encode()) if spans else 0
 
 

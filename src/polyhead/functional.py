@@ -286,7 +286,7 @@ def explain(
 
 
 def _in_order(call: Call) -> Iterable[Kernel[Any]]:
-    """Best first; behind all others those that would copy a past to read it."""
+    """The kernels in order of preference; those that would copy cached keys come last."""
     if not call.source.gather_bytes or call.source.tokens.length <= call.q.shape[2]:
         return KERNELS.values()
     return sorted(KERNELS.values(), key=lambda kernel: kernel.gathers)

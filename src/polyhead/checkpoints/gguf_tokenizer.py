@@ -100,8 +100,7 @@ def _sentencepiece(keys: Keys) -> tokenizers.Tokenizer:
 
 
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece stores no merges: two tokens merge if together they are a token, best score
-    first."""
+    """Merges, which SentencePiece does not store: pairs of tokens that are a token, best first."""
     rank = {token: i for i, token in enumerate(tokens)}
     if len(longest := max(tokens, key=len, default="")) > _LONGEST_TOKEN:  # quadratic
         raise ValueError(

@@ -19,7 +19,8 @@ from polyhead.conversion.calibration import Moments
 from polyhead.conversion.draft import Draft
 
 _RIDGE = 1e-3
-"""Of the mean of a metric's diagonal: directions that calibration never saw cost a little too."""
+"""Added to a metric's diagonal, as a share of its mean: directions that calibration never saw also
+cost a little."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class LayerRows:
         )
 
     def part(self, heads: range) -> LayerRows:
-        """Some kv heads alone."""
+        """The same functions for some kv heads."""
         which = torch.zeros(self.G, dtype=torch.bool)
         which[list(heads)] = True
         V, D = self.v.shape[1], self.D
@@ -169,7 +170,7 @@ class LayerRows:
         return down
 
     def price(self, made: Tensor) -> float:
-        """Of ``made [GD + GV, F]`` in the place of keys and values."""
+        """The price of ``made [GD + GV, F]`` in place of keys and values."""
         lost = self.rows - made
         K = self.G * self.D
         keep = [*range(K), *range(2 * K, len(self.metric))]

@@ -1,4 +1,4 @@
-"""What a lossy step needs to know of a model: which inputs come, and which errors matter.
+"""What a lossy step needs to know: second moments of a model's inputs, and of its gradients.
 
 For each layer, over some windows of calibration text:
 
@@ -45,7 +45,7 @@ _RUN = 32
 
 @dataclass(frozen=True)
 class Moments:
-    """Of one layer.
+    """Moments of one layer.
 
     Attributes:
         inputs: C, ``[E + 1, E + 1]`` float64.
@@ -59,7 +59,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was read, and what was found.
+    """The result of calibration.
 
     Attributes:
         tokens: Read.
@@ -248,7 +248,7 @@ def _gradient(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _watched(model: Transformer, sums: Sequence[_Sums]) -> Iterator[None]:
-    """Projections are noted and gradients reach them; no parameter collects any."""
+    """Records projections so that gradients reach them; parameters collect no gradients."""
     needed = [(p, p.requires_grad) for p in model.parameters()]
     with ExitStack() as stack:
         for parameter, before in needed:

@@ -38,14 +38,14 @@ _HELD_OUT = 4
 
 @dataclass(frozen=True)
 class _Target:
-    """What was asked for, checked against the model."""
+    """The requested target, checked against the model."""
 
     kv_heads: int | None
     latent: tuple[int, int] | None
     cache: float | None
 
     def check(self, draft: Draft) -> bool:
-        """Whether it can be had by exact steps alone.
+        """Whether exact steps alone reach it.
 
         Raises:
             InputError: A target that is larger than the source, or does not divide.
@@ -236,7 +236,7 @@ def _calibration_rows(
     draft: Draft,
     target: _Target,
 ) -> list[Tensor]:
-    """Windows to calibrate on; some become a domain where none was given."""
+    """Windows to calibrate on; some are kept for evaluation if no other texts were given."""
     if texts is None:
         raise InputError("this target loses something: give calibration texts to choose what")
     whole("calibration_tokens", tokens, least=2, error=InputError)
@@ -287,7 +287,7 @@ def _all_latent(draft: Draft) -> None:
 
 
 def _proof_of_alignment(draft: Draft, target: _Target) -> tuple[Step, ...]:
-    """That on this model pairs may be turned as lossy steps turn them, shown on a copy."""
+    """Proves on a copy of this model that pairs may be turned as lossy steps turn them."""
     proof = Proof(draft.copy())
 
     def turned(changed: Draft) -> None:

@@ -39,19 +39,19 @@ from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
 
 RATES = (3e-4, 1e-4, 3e-5)
-"""Of Adam, tried from the greatest; a rate that makes things worse costs a few steps."""
+"""Learning rates of Adam, tried from the greatest; a rate that is too large costs a few steps."""
 
 _TRIAL = 0.04
 """Share of the time that each trial of a rate takes."""
 
 _WORSE = 1.02
-"""A validation above the best by this factor is gone back on."""
+"""If a validation is above the best by this factor, training returns to the best state."""
 
 _VALIDATED = 8
 """Windows that are validated on, at most: each validation takes time from training."""
 
 _CHECKS = 12
-"""Validations on the way."""
+"""Validations during training."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def heal(
     healing = replace(run.heal(), hash=tokens_hash(trained))
     try:
         healing = replace(healing, domains=measure(student, known, judged, progress))
-    except KeyboardInterrupt:  # what is healed is kept, without its figures
+    except KeyboardInterrupt:  # the healed model is kept, without figures
         healing = replace(healing, interrupted=True)
     healed = student.to(next(new.parameters()).dtype)
     for parameter in healed.parameters():
@@ -205,7 +205,7 @@ def _judged(
     tokens: int,
     rows: Sequence[Tensor],
 ) -> dict[str, tuple[bool, list[Tensor]]]:
-    """The domains that figures are wanted of, none of which is healed on."""
+    """The domains to evaluate; raises if one of them is trained on."""
     domains = domains_of(model, evaluation, unseen, tokens)
     refuse_overlap([("healing", rows), *((name, each) for name, (_, each) in domains.items())])
     return domains
@@ -222,7 +222,7 @@ def changed(student: Transformer, teacher: Transformer) -> list[nn.Parameter]:
         theirs = dict(cast(TransformerLayer, teacher.layers[index]).attention.named_parameters())
         for name, parameter in cast(TransformerLayer, layer).attention.named_parameters():
             other = theirs.get(name, parameter.new_empty(0)).to(parameter.dtype)
-            if not torch.equal(other, parameter):  # those of other shapes are not
+            if not torch.equal(other, parameter):  # also if shapes differ
                 found.append(parameter)
     if not found:
         raise InputError("there is nothing to heal: no projection of the model was converted")
@@ -298,7 +298,7 @@ class _Run:
         return min(tried)[1]
 
     def train(self, rate: float) -> None:
-        """Until the time is up, the rate falling to a tenth."""
+        """Trains until the time is over; the rate falls to a tenth."""
         optimizer = _optimizer(self.parameters, rate)
         for check in range(_CHECKS):
             left = self.seconds - self.spent
@@ -314,7 +314,7 @@ class _Run:
     def run(
         self, optimizer: torch.optim.Optimizer, rate: float, until: float, *, decay: bool
     ) -> None:
-        """Steps until a moment; at least one."""
+        """Trains until a point in time, at least one step."""
         first = True
         while first or self.spent < until:
             first = False
@@ -339,7 +339,7 @@ class _Run:
         self.steps += 1
 
     def draw(self) -> list[Tensor]:
-        """The windows of a step; all have been read before any is read again."""
+        """The windows of a step; none is repeated before all were used."""
         found = []
         for _ in range(self.batch):
             if not self.queue:

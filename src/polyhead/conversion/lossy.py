@@ -62,7 +62,7 @@ def merge_kv_heads(
         )
     whole = LayerRows.of(draft, layer, config, moments)
     if config.rope is None:
-        whole = replace(whole, n=0)  # any mixture of features will do
+        whole = replace(whole, n=0)  # any mixture of features is allowed
     r, rows, columns = G // kv_heads, [], []
     price = 0.0
     queries = torch.zeros(H, D, whole.q.shape[-1], dtype=torch.float64)
@@ -117,7 +117,7 @@ class Latents:
 
     @classmethod
     def of(cls, draft: Draft, index: int, moments: Moments) -> Latents:
-        """Of a layer.
+        """The latents of a layer of a draft.
 
         Raises:
             UnsupportedError: What latent attention has no place for, by name.
@@ -167,7 +167,7 @@ class Latents:
         return torch.cat((still.flatten(0, 1), layer.v.flatten(0, 1)))
 
     def energy(self, rows: Tensor) -> Tensor:
-        """Of ``rows x`` in the metric, a symmetric matrix."""
+        """Second moments of ``rows x`` in the metric, a symmetric matrix."""
         root = self.roots[0]
         return root @ rows @ self.layer.inputs @ rows.T @ root
 

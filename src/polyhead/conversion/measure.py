@@ -25,7 +25,7 @@ _ROWS = 128
 
 @dataclass(frozen=True)
 class DomainFigures:
-    """Of one set of texts.
+    """Figures of one set of texts.
 
     Attributes:
         name: Of the domain.
@@ -50,13 +50,13 @@ class DomainFigures:
 
     @property
     def ratio(self) -> float:
-        """Of the perplexities."""
+        """The ratio of the perplexities."""
         return self.after / self.before
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one model on one thread count, measured.
+    """Measured speed of one model with one number of threads.
 
     Attributes:
         prefill: Tokens read per second.

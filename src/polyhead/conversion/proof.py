@@ -14,10 +14,10 @@ from polyhead.errors import DisagreementError
 from polyhead.models import Transformer
 
 TOLERANCE = 1e-11
-"""Greatest difference of float64 logits; in proportion where they are greater than 1."""
+"""Greatest difference of float64 logits; relative if they are greater than 1."""
 
 LOUD = 1e-6
-"""By which a step that was broken on purpose must be seen."""
+"""Least difference that a step broken on purpose must cause."""
 
 _TOKENS = 48
 

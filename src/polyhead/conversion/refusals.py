@@ -8,7 +8,7 @@ from polyhead.errors import UnsupportedError
 
 
 def refuse_latent(draft: Draft, layer: int) -> None:
-    """Raises UnsupportedError for what latent attention has no place for."""
+    """Raises UnsupportedError for features that latent attention cannot express."""
     config = draft.heads(layer, "latent attention")
     refuse_linear(config, layer, "latent attention")
     lacks = {

@@ -12,14 +12,14 @@ from polyhead.conversion.proof import Step
 from polyhead.notebook import lines, panel
 
 _SUSPICIOUS = 2.0
-"""KL on unseen texts beyond this many times that on calibrated ones is warned about."""
+"""Warn if KL on unseen texts is more than this many times that on calibrated ones."""
 
 _SLOWER = 0.97
 
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """Of one layer.
+    """What a step did to one layer.
 
     Attributes:
         layer: Its number.
@@ -38,7 +38,7 @@ class LayerFigures:
 
 @dataclass(frozen=True)
 class Report:
-    """Of a conversion; print it.
+    """The report of a conversion; print it.
 
     Attributes:
         source: What was converted.
@@ -93,7 +93,7 @@ class Report:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can say it."""
+        """The report as JSON's types."""
         return asdict(self) | {"warnings": self.warnings}
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ class Report:
 
 
 def domain_table(domains: Sequence[DomainFigures]) -> list[str]:
-    """Lines of a table."""
+    """The lines of the table."""
     rows = [["texts", "", "tokens", "perplexity", "ratio", "KL", "by quarter of a window", "top-1"]]
     rows += [
         [

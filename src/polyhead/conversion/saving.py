@@ -1,4 +1,4 @@
-"""Converted models as directories: in a Hugging Face family's words where one can say them.
+"""Converted models as directories, in the form of a Hugging Face family if one can express them.
 
 Latent attention without a norm is none that DeepSeek's files know, but a norm of numbers that are
 far smaller than its ε only multiplies: n(c) = c / √(mean(c²) + ε) → c / √ε. So latents
@@ -26,7 +26,7 @@ from polyhead.models import Transformer
 Form = Literal["auto", "hugging-face", "polyhead"]
 
 _EPS = 1e-6
-"""Of DeepSeek's norms of latents, whatever the file says."""
+"""The ε of DeepSeek's norms of latents; config.json does not change it."""
 
 _SMALLER = 1e-8
 

@@ -37,7 +37,7 @@ __all__ = [
     "write_config",
 ]
 
-# Of families that say the same in the same words these are written first.
+# If several families can write a configuration, these are tried first.
 _FIRST = ("llama", "bert")
 
 

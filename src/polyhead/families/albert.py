@@ -25,7 +25,7 @@ from polyhead.families.common.reading import read_activation, read_layer_norm, r
 from polyhead.families.common.tasks import MASKED, Heads, read_head, write_head
 from polyhead.families.common.tensors import Rule, Tensors, under
 
-# Written by transformers of 2019 and 2020, where they did nothing.
+# Written by transformers of 2019 and 2020, without effect.
 _OLD = (
     "down_scale_factor",
     "gap_size",
@@ -43,7 +43,7 @@ def owners(num_layers: int, groups: int, inner: int) -> tuple[int, ...]:
     numbers: list[int] = []
     for i in range(num_layers):
         for j in range(inner):
-            # As transformers divides, in floating point.
+            # In floating point, as in transformers.
             group = int(i / (num_layers / groups))
             numbers.append(first.setdefault((group, j), len(numbers)))
     return tuple(numbers)

@@ -105,7 +105,7 @@ def read(
         embedding=replace(embedding, norm_of="tokens", scale=1.0) if small else embedding,
         head_bias=head_bias,
         encoder_layers=tuple(encoder),
-        # Without ties transformers gives either stack tokens of its own.
+        # Without tied weights, each stack has its own token table in transformers.
         encoder=EncoderConfig(embedding, own_tokens=not keys.flag("tie_word_embeddings")),
     )
 

@@ -1,4 +1,4 @@
-"""CLIP's text encoder (Radford et al. 2021): an encoder whose tokens see none ahead of them.
+"""CLIP's text encoder (Radford et al. 2021): an encoder with a causal mask.
 
 ``CLIPTextModelWithProjection`` gives a vector for each text: the state of the token that ends it,
 projected.
@@ -28,7 +28,7 @@ from polyhead.families.common.tasks import ending
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 _PROJECTED = "ModelWithProjection"
-_OLD_END = 2  # stood in all files before 2023; the vocabulary's last token was meant
+_OLD_END = 2  # all files before 2023 have this value; it means the vocabulary's last token
 
 
 def read(keys: Keys) -> TransformerConfig:

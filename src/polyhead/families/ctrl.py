@@ -25,7 +25,7 @@ def read(keys: Keys) -> TransformerConfig:
     layer = LayerConfig(
         sizes.attention(qkv_bias=True, out_bias=True),
         FeedForwardConfig(keys.whole("intermediate_size"), "relu", gated=False, bias=True),
-        NormConfig("layernorm", eps=1e-6, bias=True),  # the class gives layers no other
+        NormConfig("layernorm", eps=1e-6, bias=True),  # the class has no other option
         dropout=keys.number("hidden_dropout_prob"),
     )
     return read_decoder(

@@ -71,7 +71,7 @@ def read(keys: Keys) -> TransformerConfig:
     dropout = keys.number("resid_pdrop")
     norm = NormConfig("layernorm", eps=1e-5)
     layer = LayerConfig(attention, _mixture(keys, embed_dim), norm, dropout=dropout)
-    keys.take("num_key_value_heads", None)  # says what attn_config says
+    keys.take("num_key_value_heads", None)  # repeats attn_config
     return read_decoder(keys, [layer] * count, max_positions=reach(rope, max_positions), norm=norm)
 
 

@@ -81,7 +81,7 @@ V3_DEFAULTS: Mapping[str, Any] = {
 }
 """What absent keys mean; V3's are those of the published model."""
 
-# Of the mixture; a file without sparse layers may have them too.
+# Keys of the mixture, also in files without sparse layers.
 _MIXTURE_KEYS = (
     "moe_intermediate_size",
     "n_routed_experts",
@@ -93,7 +93,7 @@ _MIXTURE_KEYS = (
     "norm_topk_prob",
     "routed_scaling_factor",
 )
-# Of training and of how a cluster shares the experts.
+# Keys about training and about experts on a cluster.
 _HARMLESS = frozenset(("aux_loss_alpha", "ep_size", "router_aux_loss_coef", "seq_aux"))
 _MIXTURE = "layers.{i}.feed_forward."
 EXPERTS = (
@@ -186,7 +186,7 @@ def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfi
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    """What only this family says; nothing where the layers are not DeepSeek's."""
+    """Keys of this family alone; empty if the layers are not DeepSeek's."""
     attention: Any = config.layers[0].attention
     networks: list[Any] = [layer.feed_forward for layer in config.layers]
     mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
@@ -260,7 +260,7 @@ def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
         rope=read_rope(keys, rotated, max_positions),
         dropout=keys.number("attention_dropout"),
     )
-    # Keys that say again what follows from the others; a file in which they differ is broken.
+    # Keys that repeat others; a file where they differ is broken.
     keys.expect("num_key_value_heads", num_heads, None)
     keys.expect("head_dim", rotated, None)
     keys.expect("qk_head_dim", attention.qk_head_dim, None)

@@ -123,7 +123,7 @@ FAMILIES = (
         },
         write=write,
         with_head=MASKED,
-        # How a new model's positions are drawn; dropouts of heads.
+        # Initial positions of a new model; dropouts of heads.
         harmless=frozenset(("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout")),
     ),
 )

@@ -102,7 +102,7 @@ FAMILIES = (
         write=write,
         with_head=MASKED,
         not_supported=ONLY_ENCODER,
-        # Of the multiple-choice class, which is not built.
+        # Keys of the multiple-choice class, which is not built.
         harmless=frozenset(
             ("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
         ),

@@ -103,7 +103,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 
 def gguf_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The format leaves the architecture to the reader."""
+    """GGUF files do not state the architecture's variant."""
     new = values["num_key_value_heads"] > 1
     return {
         "new_decoder_architecture": new,
@@ -138,7 +138,7 @@ FAMILIES = (
             "pad_token_id": None,
         },
         write=write,
-        harmless=frozenset(("ff_factor",)),  # ffn_hidden_size says it
+        harmless=frozenset(("ff_factor",)),  # follows from ffn_hidden_size
         aliases={
             "num_key_value_heads": "num_kv_heads",
             "intermediate_size": "ffn_hidden_size",

@@ -218,7 +218,8 @@ FAMILIES = (
                 "sparse_pred_ignore_index",
                 "reference_compile",
                 "repad_logits_with_grad",
-                # Of the first version's files, where norm_eps counted and positions were rotary.
+                # Without effect in the first version's files: norm_eps counted and positions were
+                # rotary.
                 "layer_norm_eps",
                 "position_embedding_type",
             )

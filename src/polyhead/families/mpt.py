@@ -121,7 +121,7 @@ FAMILIES = (
                 "embedding_fraction",
                 "init_config",
                 "init_device",
-                "learned_pos_emb",  # where there is ALiBi the model's own code has none either
+                "learned_pos_emb",  # the model's own code ignores it with ALiBi
                 "tokenizer_name",
                 "verbose",
             )

@@ -161,7 +161,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _has_windows(metadata: Mapping[str, Any]) -> bool:
-    """Both come under one architecture."""
+    """Two families share one GGUF architecture."""
     return "olmo2.attention.sliding_window" in metadata
 
 

@@ -53,7 +53,7 @@ def read(keys: Keys) -> TransformerConfig:
 
 
 def write_partial(config: TransformerConfig) -> dict[str, Any]:
-    """What the families say that rotate a part of every head unless told otherwise."""
+    """Keys of families that rotate a part of every head by default."""
     attention: Any = config.layers[0].attention
     return {
         "qk_layernorm": attention.qk_norm is not None,

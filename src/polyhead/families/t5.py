@@ -138,7 +138,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 
 def observed(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A head that stands in the file and differs from the tokens is its own, another is theirs."""
+    """Settings from tensors: a head in the file that differs from the tokens is untied."""
     head = tensors.get("lm_head.weight")
     tokens = next((tensors[name] for name in _TOKENS if name in tensors), None)
     own = head is not None and tokens is not None and not torch.equal(head, tokens)

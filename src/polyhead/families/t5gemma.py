@@ -24,7 +24,7 @@ _GEMMA_2 = next(family for family in gemma.FAMILIES if family.model_type == "gem
 _IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_ids"} | {
     "pad_token_id": "pad_token_id"
 }
-# Those that both stacks have from the whole, or from their place in it.
+# Keys that both stacks take from the whole model, or from their position in it.
 _OF_A_STACK = frozenset(("model_type", "dropout_rate", "is_decoder", "cross_attention_hidden_size"))
 
 

@@ -124,7 +124,7 @@ FAMILIES = (
         },
         write=write,
         with_head=_CLASSES,
-        # Of the pooler and of masked images, which are not built.
+        # Keys of the pooler and of masked images, which are not built.
         harmless=frozenset(("pooler_output_size", "pooler_act", "encoder_stride")),
     ),
 )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyhead.generation.language_model import LanguageModel
 
 _SHARE = 4
-"""An answer finds room for at least a quarter of the context, or for ``max_new_tokens``."""
+"""Room that is kept for an answer: a quarter of the context, or ``max_new_tokens``."""
 
 
 class Conversation:
@@ -50,8 +50,8 @@ class Conversation:
         self._options = model.options.with_(**options)
         self._options.check_stream()
         self._cache = model.new_cache()
-        self._held: list[int] = []  # what the cache holds, and perhaps what it would hold next
-        self._prompt([{"role": "user", "content": "?"}])  # refuses a model that does not converse
+        self._held: list[int] = []  # tokens in the cache, and perhaps those after them
+        self._prompt([{"role": "user", "content": "?"}])  # refuses a model without a chat template
 
     def say(self, text: str) -> Generator[str]:
         """The answer, piece by piece. If you stop early, what was generated so far is kept.
@@ -98,7 +98,7 @@ class Conversation:
             self.messages = [*said, {"role": "assistant", "content": answer}]
 
     def _remember(self, ids: list[int]) -> None:
-        """Leaves in the cache what ``ids`` begin with, and at least one of them to read."""
+        """Crops the cache to the longest prefix of ``ids`` that leaves a token to read."""
         pairs = zip(self._held, ids[:-1], strict=False)
         same = next(
             (place for place, (held, wanted) in enumerate(pairs) if held != wanted),
@@ -112,7 +112,7 @@ class Conversation:
             self._cache.reset()
 
     def _fitting(self, said: list[dict[str, str]]) -> list[int]:
-        """Tokens of the conversation, without as many of its oldest exchanges as must go."""
+        """Tokens of the conversation, without the oldest exchanges if there is no room for them."""
         context = self.model.config.max_positions
         wanted = min(room(self._options, 0, context)[0], context // _SHARE)
         for self.left_out in range(0, len(said), 2):

@@ -279,7 +279,7 @@ class TextEncoder(nn.Module):
         return [found[i] for i in range(len(encodings))]
 
     def _batch(self, encodings: Sequence[Any]) -> dict[str, Any]:
-        """Arguments of the model: padded ids and what says where padding is."""
+        """Arguments of the model: padded ids and their mask."""
         device = self.transformer.embedding.like.device
         lengths = torch.tensor([len(each.ids) for each in encodings], device=device)
         shape = len(encodings), int(lengths.max())
@@ -295,7 +295,7 @@ class TextEncoder(nn.Module):
         return made
 
     def _vectors(self, ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:
-        """``[B, E]`` float32, of the tokens that are there."""
+        """``[B, E]`` float32, padding left out."""
         if self._gives_vectors:
             vectors: Tensor = self.transformer(ids, **options)
             return vectors.float()

@@ -1,4 +1,4 @@
-"""What models that write have in common: a Transformer, the tokenizer of its texts, its options."""
+"""The base of models that generate text: a Transformer, its tokenizer, its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GenerativeModel(nn.Module):
-    """A Transformer that writes texts.
+    """A Transformer that generates text.
 
     Args:
         transformer: of the class's ``kind``.
@@ -35,7 +35,7 @@ class GenerativeModel(nn.Module):
 
     kind: ClassVar[str]
     max_new_tokens: ClassVar[int]
-    """Where neither the model's files nor the caller say how long a text may be."""
+    """New tokens if neither the caller nor the model's files set a limit."""
 
     def __init__(
         self,

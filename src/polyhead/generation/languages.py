@@ -1,4 +1,4 @@
-"""Which languages an encoder-decoder reads and writes, and where its name is written.
+"""Which languages an encoder-decoder reads and writes, and where their tokens belong.
 
 A multilingual model has a token for each language. Families put it in different places:
 
@@ -97,7 +97,7 @@ class Languages:
 
 
 def near(code: str, known: Sequence[str]) -> str:
-    """Which of ``known`` are like ``code``, in a sentence."""
+    """A sentence with those of ``known`` that are similar to ``code``."""
     begin = [each for each in known if each.lower().startswith(code.lower()[:2]) and code]
     like = difflib.get_close_matches(code, known, 5, 0.4)
     best = sorted(dict.fromkeys([*begin, *like]), key=lambda each: -_likeness(code, each))[:5]
@@ -110,7 +110,7 @@ def _likeness(code: str, other: str) -> float:
 
 
 def _codes(tokens: Mapping[str, int], spelling: re.Pattern[str]) -> dict[str, int]:
-    """Codes to token ids, of those tokens that are spelled so."""
+    """Codes to token ids, for language tokens of this spelling."""
     found = {}
     for token, index in tokens.items():
         match = spelling.fullmatch(token)

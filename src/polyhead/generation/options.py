@@ -17,7 +17,7 @@ _WHOLE = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", 
 _TOKEN = ("forced_bos_token_id", "decoder_start_token_id", "pad_token_id")
 _FACTOR = ("repetition_penalty", "encoder_repetition_penalty")
 
-# Keys of generation_config.json that choose nothing, or that are read elsewhere.
+# Keys of generation_config.json without effect on the text, or read elsewhere.
 _HARMLESS = frozenset(
     (
         "_from_model_config", "transformers_version", "bos_token_id", "use_cache",
@@ -40,10 +40,10 @@ _OTHER_NAMES = {
     "max_tokens": "max_new_tokens",
     "n": "num_return_sequences",
 }
-"""What callers of other libraries write."""
+"""Names of options in other libraries."""
 
 _MOST_ROWS = 1 << 16
-"""Beams or texts of one prompt: more than anyone wants, and few enough to begin at all."""
+"""Most beams or texts of one prompt."""
 
 _THEIRS = {"eos_token_id": "eos_token_ids", "forced_eos_token_id": "forced_eos_token_ids"}
 """Keys of generation_config.json that have another name here."""
@@ -63,7 +63,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "stop_strings": (None,),
     "token_healing": (None, False),
 }
-"""Options that are not built, with the values that ask for nothing."""
+"""Options that are not supported, with the values that have no effect."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class GenerationOptions:
             whole(name, getattr(self, name), least=1, most=_MOST_ROWS, error=ValueError)
         for name in _FACTOR:
             number(name, getattr(self, name), above=0, error=ValueError)
-        # Any context's length to such a power is a number.
+        # A context's length to this power is finite.
         number("length_penalty", self.length_penalty, least=-32, most=32, error=ValueError)
         for name in ("remove_invalid_values", "renormalize_logits"):
             flag(name, getattr(self, name), error=ValueError)
@@ -211,7 +211,7 @@ class GenerationOptions:
         """
         known = {field.name for field in fields(self)}
         if changes.get("max_length") is not None and "max_new_tokens" not in changes:
-            changes["max_new_tokens"] = None  # which would come first
+            changes["max_new_tokens"] = None  # it would take precedence
         for name, value in changes.items():
             if name in _REFUSED:
                 refuse(name, value, _REFUSED[name])
@@ -274,7 +274,7 @@ class GenerationOptions:
 
 
 def refuse(name: str, value: Any, nothing: Sequence[Any], where: object = "") -> None:
-    """Raises unless the value of an option that is not built asks for nothing."""
+    """Raises unless an unsupported option has a value without effect."""
     if value not in nothing:
         before = f"{where}: " if where else ""
         raise UnsupportedError(f"{before}{name} is not supported: got {shown(value)}")

@@ -104,7 +104,7 @@ def _within(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tensor
 
 
 def _no_repeats(size: int, *, of_source: bool) -> Rule:
-    """No n-gram of a row (or of its source) a second time."""
+    """Forbids an n-gram that a row (or its source) already has."""
 
     def rule(rows: Rows, scores: Tensor) -> Tensor:
         scores = scores.clone()
@@ -122,7 +122,7 @@ def _no_repeats(size: int, *, of_source: bool) -> Rule:
 
 
 def _without_words(words: Sequence[Sequence[int]]) -> Rule:
-    """Never the last token of a word whose other tokens are there."""
+    """Forbids the last token of a word whose other tokens are there."""
 
     def rule(rows: Rows, scores: Tensor) -> Tensor:
         scores = scores.clone()
@@ -137,7 +137,7 @@ def _without_words(words: Sequence[Sequence[int]]) -> Rule:
 
 
 def _not_before(stops: Sequence[int], length: int, new_tokens: int) -> Rule:
-    """No stop token in a row shorter than ``length`` or with fewer than ``new_tokens`` new ones."""
+    """Forbids stop tokens before ``length`` tokens, or ``new_tokens`` new ones."""
 
     def rule(rows: Rows, scores: Tensor) -> Tensor:
         short = [len(ids) < length or rows.new < new_tokens for ids in rows.ids]
@@ -152,12 +152,12 @@ def _not_before(stops: Sequence[int], length: int, new_tokens: int) -> Rule:
 
 
 def _forced_first(token: int) -> Rule:
-    """The token after the first of a row (a decoder's start token)."""
+    """Forces the second token of a row, after a decoder's start token."""
     return lambda rows, scores: _only_in(scores, [len(ids) == 1 for ids in rows.ids], [token])
 
 
 def _forced_last(tokens: Sequence[int], most: int) -> Rule:
-    """The last token that there is room for."""
+    """Forces the last token that there is room for."""
     return lambda rows, scores: _only(scores, tokens) if rows.new == most - 1 else scores
 
 
@@ -203,7 +203,7 @@ def _suppressed(tokens: Sequence[int]) -> Rule:
 
 
 def _suppressed_first(tokens: Sequence[int], forced_first: int | None) -> Rule:
-    """None of ``tokens`` as the first new token; after a forced first one, as the second."""
+    """Forbids ``tokens`` as the first new token; after a forced first token, as the second."""
 
     def rule(rows: Rows, scores: Tensor) -> Tensor:
         first = 0 if forced_first is None else 1

@@ -25,7 +25,7 @@ from polyhead.generation.sampling import NO_TOKEN, Sampler
 
 
 class Steps(Protocol):
-    """A model that goes on from what it remembers."""
+    """A model with a cache, as the search uses it."""
 
     def start(self) -> Tensor:
         """Logits ``[B, V]`` after the prompts."""
@@ -111,7 +111,7 @@ class BeamSearch:
             # One for each sentence, so that its text does not depend on its neighbours.
             least = 1 + len(self.stop_ids)
             samplers = [Sampler(sampling, first.device, least=least) for _ in prompts]
-        alone = torch.full((K,), -1e9)  # only one of K equal beams may go on
+        alone = torch.full((K,), -1e9)  # at first the K beams are equal: only one may continue
         alone[0] = 0.0
         running = [_Sentence(b, [()] * K, alone) for b in range(len(prompts))]
         done: list[_Sentence] = []

@@ -37,7 +37,7 @@ _TYPES = {
     (_FLOAT, 32): torch.float32,
     (_FLOAT, 64): torch.float64,
 }
-_RATES = 1_000, 384_000  # beyond, a file is damaged and would become many times its size
+_RATES = 1_000, 384_000  # a damaged file may claim more and become many times its size
 _MOST = 100.0  # loud recordings are a little beyond 1; whole numbers of 16 bits are far beyond
 _EDGE = 0.1  # seconds of silence, so that the ends of a recording do not meet when it is resampled
 

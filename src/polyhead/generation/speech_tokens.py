@@ -26,7 +26,7 @@ _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
 @dataclass(frozen=True)
 class SpeechTokens:
-    """What a tokenizer has of these tokens.
+    """The ids of these tokens in a tokenizer.
 
     Attributes:
         languages: Codes to tokens; none where the model knows one language.

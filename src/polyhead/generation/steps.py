@@ -1,4 +1,4 @@
-"""A model that goes on from what it remembers: what the search for texts drives."""
+"""A model with its cache, as the search for texts drives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode loop: one prefill, then a token at a time, given out as whole characters.
+"""The decode loop: one prefill, then a token at a time, yielded as whole characters.
 
 The loop does nothing per token but run the model on one id, draw from the last row of logits and
 decode; everything is settled before it starts. Nothing of it runs before text is asked for.
@@ -166,7 +166,7 @@ class TextStream(Iterator[str]):
             self._model.train(training)
 
     def _tokens(self) -> Iterator[int]:
-        """Draws tokens up to a stop token, which is counted but not given out."""
+        """Draws tokens up to a stop token, which is counted but not yielded."""
         if self._room < 1:
             self._stop_reason = self._ends_by
             return

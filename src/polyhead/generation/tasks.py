@@ -1,4 +1,4 @@
-"""What encoders with a head are asked: classes of texts and tokens, masked tokens, answers.
+"""Tasks of encoders with a head: classes of texts and tokens, masked tokens, answers.
 
 The numbers are those of transformers' pipelines of the same tasks. Words and spans are places in
 the text as it was given, counted in characters.

@@ -20,7 +20,7 @@ from polyhead.inspection.tables import aligned, run_ids
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """A text of which it is known where some of its tokens belong.
+    """A text and, for some of its tokens, the keys that they should look at.
 
     Attributes:
         ids: ``[T]`` the tokens.

@@ -1,4 +1,4 @@
-"""What a probe has seen, in and out of one safetensors file (never a pickle).
+"""A probe's views in one safetensors file (never a pickle).
 
 The tensors are the file's tensors; everything else (which mask, which scale, whose heads) is JSON
 in its header, in which a tensor stands as ``{"tensor": name}`` and a mask, a bias or another part
@@ -87,7 +87,7 @@ _KINDS |= {
 
 
 def write(path: str | os.PathLike[str], content: Any) -> None:
-    """Writes lists, dicts, numbers, tensors and parts of an attention's meaning, whole or not.
+    """Writes lists, dicts, numbers, tensors, masks and biases to a file, whole or not at all.
 
     Raises:
         UnsupportedError: A mask or bias of a class that is not polyhead's.
@@ -99,7 +99,7 @@ def write(path: str | os.PathLike[str], content: Any) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-    """What ``write`` was given; of parts the kinds of their arguments are checked.
+    """Reads what ``write`` wrote; arguments of masks and biases must have the right types.
 
     Raises:
         CheckpointError: Not a file of a probe, truncated or of another version.
@@ -173,7 +173,7 @@ def _unpacked(value: Any, tensors: dict[str, Tensor], named: set[str]) -> Any:
         raise ValueError(f"{kind} must have {len(types)} arguments: got {shown(given)}")
     arguments = [_unpacked(entry, tensors, named) for entry in given]
     for argument, (name, wanted) in zip(arguments, types.items(), strict=True):
-        # True and False are numbers to Python alone.
+        # In Python bool is a subclass of int.
         if not isinstance(argument, wanted) or (isinstance(argument, bool) and wanted is not bool):
             raise TypeError(f"{name} of {kind} cannot be {_short(argument)}")
     return make(**dict(zip(types, arguments, strict=True)))

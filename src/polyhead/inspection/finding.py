@@ -191,7 +191,7 @@ def score_heads(
     config = _config(model)
     seen = run_ids(model, repeated_tokens(config.vocab_size, min(_HALF, _context(config) // 2)))
     for label in ("induction", "duplicate"):
-        # Of the second half: in the first, no token has an earlier copy.
+        # Means over the second half: in the first, no token has an earlier copy.
         measured = [view.measure([label])[label] for view in seen]
         rows = [values[..., values.shape[-1] // 2 :].mean(dim=(0, 2)) for values in measured]
         by_text[label].append(aligned(rows))
@@ -247,7 +247,7 @@ def _text_scores(seen: Probe) -> dict[str, Tensor]:
 def _at_one_distance(view: AttentionView) -> Tensor:
     """``[H]`` the share of queries whose largest weight lies at the most frequent distance.
 
-    The first two queries have hardly a choice, and what rests on the first token keeps no distance.
+    The first two queries have few keys, and a weight on the first token is at no fixed distance.
     """
     queries, keys = view.max_key.shape[-1], view.call.k_tokens.length
     apart = torch.arange(keys - queries, keys, device=view.lse.device) - view.max_key

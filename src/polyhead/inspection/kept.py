@@ -97,7 +97,7 @@ class KeptCall:
         )
 
     def owned(self) -> Self:
-        """The same call in memory of its own: a cache would overwrite what lies in it."""
+        """The same call in its own memory, because a cache would overwrite its keys."""
         return replace(self, q=_own(self.q), k=_own(self.k), lse=_own(self.lse))
 
     @property

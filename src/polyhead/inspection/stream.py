@@ -26,7 +26,7 @@ from polyhead.models import Transformer
 from polyhead.models.parts import layer_of
 
 MOST_BYTES = 64 << 20
-"""Of the stream that is kept; of a longer text the last tokens are."""
+"""Bytes of the stream that are kept; of a longer text only the last tokens are kept."""
 
 PARTS = ("attention", "cross_attention", "feed_forward")
 """What a layer adds, in order; ``sizes`` has those that the layers have."""

@@ -67,7 +67,7 @@ class AttentionView(Statistics):
             self.lse = call.lse.clone()
 
     def state(self) -> dict[str, Any]:
-        """All that is kept, for ``from_state``."""
+        """Everything kept, for ``from_state``."""
         names = ("heads", "top_k", "kv_heads", "lse", "_q_tokens", "_measured", "_call")
         return {name: getattr(self, name) for name in names}
 

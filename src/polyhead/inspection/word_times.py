@@ -1,4 +1,4 @@
-"""When each word of a transcript is spoken, by the heads that follow the sound.
+"""When each word of a transcript is spoken, from the heads that follow the sound.
 
 found = model.transcribe("talk.wav")
 for word in ph.word_times(model, "talk.wav", found):

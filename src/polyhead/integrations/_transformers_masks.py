@@ -53,11 +53,11 @@ class TypedMask:
         return len(self.shape)
 
     def to(self, *args: Any, **kwargs: Any) -> TypedMask:
-        """Itself: nothing here is bound to a device that a kernel could not move."""
+        """Returns itself: it holds nothing that must move to a device."""
         return self
 
     def contiguous(self) -> TypedMask:
-        """Itself: generation with static caches asks for it."""
+        """Returns itself: generation with static caches calls it."""
         return self
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -234,7 +234,7 @@ def _closure(predicate: Any) -> dict[str, Any]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def translates() -> bool:
-    """Whether the predicates of the transformers that is installed mean what is read from them.
+    """Whether the installed transformers' predicates mean what is read from them.
 
     Checked once, against the masks that transformers draws itself; where a release has changed
     something, every mask is drawn by transformers. Ask before anything is traced.

@@ -1,4 +1,4 @@
-"""Which classes of transformers ask its attention interface, read off their source.
+"""Which classes of transformers use its attention interface, read off their source.
 
 A model that computes attention itself would ignore ``attn_implementation="polyhead"`` in silence,
 and nothing that transformers tells about a model says so. Some look their attention class up by
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from polyhead.errors import UnsupportedError
 
 NAME = "polyhead"
-"""Under which attention and mask function are registered unless the caller says otherwise."""
+"""The default name under which attention and mask function are registered."""
 
 
 def _modeling_module(config_class: type) -> ModuleType | None:
@@ -47,7 +47,7 @@ _watched = False
 
 
 def watch_construction(names: set[str]) -> None:
-    """Lets every model that asks for one of ``names`` look whether it can have it.
+    """Makes every model that is given one of ``names`` check that it can use it.
 
     transformers calls this method of each model before its layers are built, and has no place for
     such a question of a registered function.
@@ -82,7 +82,7 @@ def _refuse_in_tables(model_class: type, name: str) -> None:
 
 
 class _Refusal:
-    """Stands for an attention class that cannot be had."""
+    """Raises the reason where an attention class is constructed."""
 
     def __init__(self, why: str) -> None:
         self._why = why

@@ -70,7 +70,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             self.register_forward_hook(_nothing)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """What ``torch.jit.script`` calls first."""
+        """Called by ``torch.jit.script`` first."""
         raise UnsupportedError(_NO_SCRIPT)
 
     def _reset_parameters(self) -> None:

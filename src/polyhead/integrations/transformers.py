@@ -105,7 +105,7 @@ def register(
 
     _names.add(name)
     watch_construction(_names)
-    translates()  # now, because a compiler that traces a model could not find it out
+    translates()  # checked now, because a compiler that traces a model cannot
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
     return name
@@ -264,7 +264,7 @@ def _mask_of(
 
 
 def _has_gradient(tensor: Tensor) -> bool:
-    """Whether a tensor must be kept although it may be zero, or its values may not be known."""
+    """Whether a tensor must be kept: it needs a gradient, or its values cannot be read."""
     return is_traced(tensor) or (torch.is_grad_enabled() and tensor.requires_grad)
 
 
@@ -281,12 +281,12 @@ def _documents(cu_q: Tensor | None, cu_k: Tensor | None, query: Tensor, key: Ten
 
 
 _names: set[str] = set()
-"""Under which polyhead is registered."""
+"""The names under which polyhead is registered."""
 
 
 @foreign.recognise
 def _is_ours(module: nn.Module) -> bool:
-    """Whether a module's attention comes here."""
+    """Whether polyhead computes a module's attention."""
     name = getattr(getattr(module, "config", None), "_attn_implementation", None)
     kind: type = type(module)
     return name in _names and asks_interface(kind)

@@ -1,7 +1,6 @@
 """Changing heads while a model runs: ablation, and patching from another text.
 
-A head is what it writes, so taking it out means another output in the place of its own, before the
-output projection; the kernels stay as they are.
+A head is ablated by replacing its output before the output projection; kernels do not change.
 
     zero       nothing: the same as zeroing the head's columns of o_proj
     mean       the head's mean output over a reference (Wang et al. 2023)

@@ -1,4 +1,4 @@
-"""What a kernel is: something that decides once what it would run, or what it cannot do."""
+"""The interface of kernels: each decides once what it would run, or names what it cannot do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyhead.errors import PolyheadError
 from polyhead.semantics import Call, State
 
 Plan = TypeVar("Plan")
-"""What a kernel has worked out of a call: ranges of the mask, numbers of the bias."""
+"""What a kernel has prepared for a call: ranges of the mask, numbers of the bias."""
 
 
 class Refusal(NamedTuple):
@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
 
 
 class SwitchedOffError(PolyheadError, RuntimeError):
-    """A kernel found while it ran that it cannot compute here; it asks not to be chosen again."""
+    """A kernel found while it ran that it cannot compute here; it is not chosen again."""
 
 
 class Kernel(ABC, Generic[Plan]):
@@ -34,7 +34,7 @@ class Kernel(ABC, Generic[Plan]):
     """Whether it takes all keys and values in one piece each, so that some sources are copied."""
 
     checks_storage: ClassVar[bool] = False
-    """Whether it looks itself whether storage holds what it reads."""
+    """Whether the kernel itself checks that storage is large enough for what it reads."""
 
     def unavailable(self) -> str | None:
         """Why this kernel cannot run here and the command that would change it, or None."""

@@ -1,4 +1,4 @@
-"""What compiled kernels are handed of a call: pieces of keys and values, and what joins them.
+"""A call's arguments for compiled kernels: pieces of keys and values, and the features beside them.
 
 Keys and values are read where they lie, in one piece or in the few of a ring. A mask becomes, for
 every query, the range of key positions that it may see, which costs O(T) memory; an explicit tensor
@@ -36,7 +36,7 @@ def pieces_of(call: Call) -> list[Piece]:
 
 
 def extras_of(call: Call) -> Extras | Refusal:
-    """What joins the plain softmax(Q Kᵀ · scale) V, or what of it would need a T×S tensor."""
+    """Features beside plain softmax(Q Kᵀ · scale) V, or the one that would need a T×S tensor."""
     spec, q = call.spec, call.q
     if spec.mask is None and spec.bias is None and spec.softcap is None and not spec.dropout_p:
         return NO_EXTRAS
@@ -53,7 +53,7 @@ def extras_of(call: Call) -> Extras | Refusal:
     if spec.bias is not None:
         if not torch.compiler.is_compiling():
             for x in spec.bias.tensors:
-                check_storage("bias", x)  # it may be copied below
+                check_storage("bias", x)  # copied below if need be
         found_numbers = spec.bias.numbers()
         if found_numbers is None:
             return Refusal(f"bias={spec.bias!r} (it would need a T×S tensor)")
@@ -71,7 +71,7 @@ def dense(x: Tensor) -> Tensor:
     # Under torch.compile this cannot be known; the operator itself checks the tensors at run time.
     if x.stride(-1) == 1 and (torch.compiler.is_compiling() or not x.is_neg()):
         return x
-    check_storage("a tensor that must be copied", x)  # torch would copy what was given back
+    check_storage("a tensor that must be copied", x)  # the copy would read freed memory
     return x.resolve_neg().contiguous()
 
 

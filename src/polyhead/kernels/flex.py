@@ -165,7 +165,7 @@ def _options(device_type: str) -> dict[str, Any]:
 
 
 def _structure(call: Call) -> Hashable:
-    """What makes a function of its own of a call: all that is no number or tensor in it."""
+    """The key of a compiled function: everything in a call that is not a number or a tensor."""
     spec = call.spec
     return (
         tuple(type(part) for part in spec.mask.walk()) if spec.mask is not None else None,
@@ -187,7 +187,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tens
             mask_mod=_mask_mod(spec.mask.rule(of)),
             seq_lengths=(call.q_tokens.length, call.source.tokens.length),
         )
-    # Shapes that cannot be dynamic are compiled one by one: this is no recompilation storm.
+    # Shapes that cannot be dynamic are compiled one by one, so many recompilations are expected.
     with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
         out, more = _flex(q.device.type, _structure(call))(
             q, k, v, _score_mod(spec.softcap, bias), blocks, spec.scale, call.groups > 1,

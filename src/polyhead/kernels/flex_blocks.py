@@ -68,7 +68,7 @@ def blocks_of(mask: Mask, q: Tokens, k: Tokens, device: torch.device) -> Blocks:
             ref() is x and version == x._version
             for (ref, version), x in zip(found.tensors, tensors, strict=True)
         ):
-            with torch.inference_mode(False):  # a later call may be one that learns
+            with torch.inference_mode(False):  # a later call may need gradients
                 blocks = _built(mask, q, k, device)
             found = _Kept(blocks, [(weakref.ref(x), x._version) for x in tensors])
         _kept[key] = found

@@ -37,7 +37,7 @@ class NativeKernel(Kernel[Extras]):
         return extras_of(call)
 
     def _refused(self, call: Call) -> str | None:
-        """What needs no look at the mask to be known."""
+        """What refuses a call whatever its mask."""
         source, q = call.source, call.q
         if q.dtype not in DTYPES:
             return str(q.dtype).removeprefix("torch.")
@@ -77,7 +77,7 @@ class NativeKernel(Kernel[Extras]):
             (piece,) = pieces
             return differentiable(_OPERATORS, piece, call.q, spec.scale, plan)
         code = _code()
-        with suppress(NotPlainError):  # gaps in a last dimension: too rare to be looked for first
+        with suppress(NotPlainError):  # gaps in a last dimension are too rare to check first
             return State(*code.attend(call.q, pieces, spec.scale, plan, lse=call.needs_lse))
         pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
         return State(*code.attend(dense(call.q), pieces, spec.scale, plan, lse=call.needs_lse))

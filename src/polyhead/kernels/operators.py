@@ -18,7 +18,7 @@ from polyhead.native.dropout import Dropout
 from polyhead.semantics import State
 
 _KINDS = {1: "slopes", 2: "by_distance", 4: "bias"}
-"""What a bias of so many dimensions is in ``Extras``."""
+"""The kind of bias in ``Extras`` by its number of dimensions."""
 
 
 class Code(Protocol):
@@ -64,7 +64,7 @@ def differentiable(
 
 
 def operators(name: str, code: Callable[[], Code], device_types: str | None = None) -> Operators:
-    """Tells torch of a code.
+    """Registers a code's operators with torch.
 
     Args:
         name: ``polyhead::name`` will be the operator.

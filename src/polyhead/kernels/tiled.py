@@ -202,8 +202,8 @@ def _first_derivatives_only(
 ) -> Callable[..., tuple[Tensor | None, ...]]:
     """For a backward pass that cannot be differentiated: a second derivative is an error.
 
-    As torch's ``once_differentiable``, which however lets gradients that are constants of the loss,
-    such as those of a sum, through as if they depended on nothing.
+    Unlike torch's ``once_differentiable``, it also raises if the incoming gradient is constant,
+    such as that of a sum.
     """
 
     @wraps(backward)
@@ -284,8 +284,8 @@ def _backward(
     grad_bias = [torch.zeros_like(x, dtype=precise) for x in learned]
     for rows in q_tokens.split(row_size):
         lse_rows, out_rows = _rows_of(lse, rows), _rows_of(out, rows)
-        # A row takes and gives nothing if it saw nothing, or saw content that is not finite (then
-        # out is NaN but lse, of quarantined keys, is not), whatever its query and gradient hold.
+        # A row has no gradients if it saw nothing, or saw content that is not finite (then out is
+        # NaN but lse, of quarantined keys, is not), whatever its query and gradient hold.
         silent = lse_rows.isneginf() | (out_rows.isnan().any(dim=-1) & lse_rows.isfinite())
         lse_rows = lse_rows.masked_fill(silent, torch.inf)
         out_rows = out_rows.masked_fill(silent[..., None], 0.0)

@@ -278,7 +278,7 @@ class MultiHeadAttention(Hooked):
         return linear(joined, self._modules["o_proj"])
 
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
-        """What other layouts do with the heads' outputs ``[B, H, T, V]`` before ``o_proj``."""
+        """The heads' outputs ``[B, H, T, V]`` before ``o_proj``; other layouts change them here."""
         return heads
 
     def _self_attention(

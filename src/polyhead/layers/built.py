@@ -1,6 +1,6 @@
 """Which module each configuration of attention or of a feed-forward network builds.
 
-The file of a module says so with ``builds``; nothing else asks which class a configuration has.
+The module's file registers it with ``builds``; nothing else tests the class of a configuration.
 """
 
 from __future__ import annotations

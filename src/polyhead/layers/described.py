@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _HEADS, _LATENT = Exactly(MultiHeadAttention), Exactly(MultiHeadLatentAttention)
 ROPE = Exactly(RoPE, "apply")
 
-# Of a layer's own configuration: its parts are asked for one by one.
+# Known fields of a layer's own configuration; its parts are checked one by one.
 _KNOWN_AROUND = KnownFields(
     reading.KNOWN_NORM
     | {
@@ -87,7 +87,7 @@ def last_part(config: LayerConfig) -> int:
 
 
 def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer | None:
-    """What the layer computes with in the dtype of x; None if it is not what native code knows."""
+    """The layer's description for the dtype of x; None if native code does not know the layer."""
     parts, config = layer._modules, layer.config
     attention = parts["attention"]
     last = last_part(config)
@@ -123,7 +123,7 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
         absorbed_from = fewest
     else:
         window = attention.config.window
-    # Of parts that could be read but for a hook, too: it may be taken away.
+    # Also for parts that could be described without a hook: it may be removed later.
     names = [f"{part}{norm}" for part in _PARTS[:last] for norm in ("", "_norm", "_out_norm")]
     found = [module for name in names if (module := parts.get(name)) is not None]
     seen = [module for part in found for module in modules_of(part, visited=read == NETWORK)]
@@ -253,7 +253,7 @@ def _rotated(rope: RoPE | None, head_dim: int) -> int:
 
 
 def _cross(parts: Parts, x: Tensor) -> Cross:
-    """What makes queries for the context, and what follows; its keys and values are held."""
+    """The weights of queries to the context and of what follows; its keys and values are cached."""
     attention = parts["cross_attention"]
     if not _HEADS.is_unwatched(attention) or attention._alibi is not None:
         raise CannotBeReadError

@@ -2,8 +2,8 @@
 
 A fast path computes what modules would compute, without calling them. It may do so for exactly the
 classes and configurations that it was written for: a subclass, a method that was replaced on one
-object or on the class, a hook, or a configuration with a field that the path does not know of is
-obeyed by taking the modules.
+object or on the class, a hook, or a configuration with a field that the path does not know of means
+that the modules run.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ Fact = tuple[object, str | None, object]
 def facts_of(modules: Iterable[nn.Module]) -> tuple[Fact, ...]:
     """Facts about modules that a fast path found, valid until something changes them.
 
-    As long as they and their classes hold the same objects no one has replaced a parameter, a part
-    or a method, added a hook, or changed the mode. ``Code.step`` looks at all of it in every call,
-    and at where the parameters lie in memory.
+    While they and their classes hold the same objects, no parameter, part or method was replaced,
+    no hook added and no mode changed. ``Code.step`` looks at all of it in every call, and at where
+    the parameters lie in memory.
 
     Args:
         modules: All that were described.
@@ -88,14 +88,14 @@ def facts_of(modules: Iterable[nn.Module]) -> tuple[Fact, ...]:
 
 
 UNSEEN = frozenset[Any]()
-"""The value of a field that a fast path does not look into; it knows that from elsewhere."""
+"""Stands for a field whose value a fast path checks elsewhere."""
 
 
 class KnownFields:
     """The fields of configurations that a fast path was written for.
 
-    A field that is not listed must have its default, so a field that is added later takes the
-    modules until it is listed.
+    A field that is not listed must have its default, so with a field that is added later the
+    modules run until it is listed.
 
     Args:
         fields: By class of configuration the names of the fields, each with the values that are

@@ -5,7 +5,7 @@
     out = scale · Σ_chosen w_e expert_e(x) + shared(x),     w = s, or s / Σ_chosen s
 
 Shazeer et al. 2017; Mixtral (2024); DeepSeek-V2 (2024), §2.2; DeepSeek-V3 (2024), §2.1.2: the bias
-decides who is visited and never how much it counts.
+decides which experts are visited, never their weight.
 
 Shape letters: B batch, T tokens, E embed size, M all tokens of the batch, X experts, K visited.
 """
@@ -26,7 +26,7 @@ from polyhead.native.arguments import SCORINGS, Routing
 
 
 class Experts(nn.Module):
-    """In place of a ``FeedForward``.
+    """A mixture of experts in place of a ``FeedForward``.
 
     Args:
         embed_dim: E.
@@ -92,7 +92,7 @@ class Experts(nn.Module):
         return out
 
     def _of_one(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The same of one token, without looking for its rows: what decoding does."""
+        """The same for one token, for decoding: no rows need to be collected."""
         out = torch.zeros_like(x)
         visits = zip(chosen[0].tolist(), weights[0].unbind(), strict=True)
         for number, weight in sorted(visits, key=lambda visit: visit[0]):

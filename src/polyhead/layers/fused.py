@@ -1,4 +1,4 @@
-"""What layers compute where gradients are recorded, in one pass where torch takes several.
+"""Parts of layers in training, in one pass where torch needs several.
 
     x / √(mean(x²) + ε) · (w + offset)      rotary positions      activation(gate) · up
     plus + dropout(x)                       [x W0ᵀ + b0, x W1ᵀ + b1, …]
@@ -6,8 +6,8 @@
 Native code computes the first four and their derivatives, and each keeps for them only what it was
 given (dropout its seed). Every function returns None where torch's own operations are to be used:
 without gradients, without native code, and under anything that watches or transforms (compilation,
-dispatch modes, torch.func, forward-mode derivatives). Whoever differentiates twice gets torch's
-operations in the backward pass.
+dispatch modes, torch.func, forward-mode derivatives). For second derivatives the backward pass uses
+torch's operations.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def dropped(x: Tensor, p: float, plus: Tensor | None = None) -> Tensor:
     """
     mixes = plus is None or (plus.shape == x.shape and plus.dtype in (x.dtype, torch.float32))
     others = () if plus is None else (plus,)
-    # Not only where gradients are recorded: checkpoints compute first without and then with them.
+    # Also without gradients: checkpoints compute first without and then with them.
     if not p > 0.0 or not mixes or native.code_with_autograd(x, *others) is None:
         y = F.dropout(x, p)
         return y if plus is None else plus + y
-    # Drawn where torch would draw, so that what repeats a computation repeats its dropout.
+    # Drawn where torch would draw, so that a repeated computation repeats its dropout.
     return _run(_Dropped, x, plus, p, torch.randint(1 << 31, (1,)))
 
 
@@ -171,7 +171,7 @@ class _Rotation(torch.autograd.Function):
         (grad,) = grads
         if grad.stride(-1) != 1 or grad.is_neg():
             grad = grad.resolve_neg().contiguous()
-        # Turned back: both halves of a table hold the same angles.
+        # The inverse rotation: both halves of a table hold the same angles.
         return _run(_Rotation, grad, cos, -sin), None, None
 
 

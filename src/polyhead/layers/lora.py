@@ -2,8 +2,8 @@
 
     y = W x + b + s · B A x,     A [R, in], B [out, R]
 
-Hu et al. 2022. It is no ``nn.Linear`` on purpose: fast paths and tools that read weights take
-exactly that class, so none of them can leave the change out in silence.
+Hu et al. 2022. It is deliberately no ``nn.Linear``: fast paths and tools that read weights accept
+exactly that class, so none can miss the change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Not to be had: it would lack the change.
+        """Raises: the base's weight lacks the change.
 
         Raises:
             UnsupportedError: Always.

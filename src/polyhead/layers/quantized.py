@@ -51,7 +51,7 @@ class QuantizedMatrix(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """All numbers, unpacked anew each time: to be read; what is written there is lost."""
+        """All numbers, unpacked anew at each access; changes to them are lost."""
         return unpack(self.blocks, self.kind, self.like.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -87,7 +87,7 @@ class QuantizedMatrix(nn.Module):
 
 
 class QuantizedLinear(QuantizedMatrix):
-    """In the place of an ``nn.Linear``.
+    """A linear module with a quantised weight, in place of an ``nn.Linear``.
 
     Args:
         blocks: As in ``QuantizedMatrix``.
@@ -114,7 +114,7 @@ class QuantizedLinear(QuantizedMatrix):
 
 
 class QuantizedEmbedding(QuantizedMatrix):
-    """In the place of an ``nn.Embedding``: ids to rows."""
+    """A table with quantised rows, in place of an ``nn.Embedding``."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """``[...]`` whole numbers to ``[..., in_features]``."""
@@ -125,7 +125,7 @@ QUANTIZED_LINEAR = Exactly(QuantizedLinear)
 
 
 def native_weight(matrix: QuantizedMatrix, x: Tensor, bias: Tensor | None) -> Weight | None:
-    """What native code reads beside x, or None where it does not."""
+    """The arguments of native code, or None if it cannot be used."""
     code, blocks = native.code(), matrix._buffers["blocks"]
     if (
         code is None

@@ -16,7 +16,8 @@ from polyhead.semantics import Bias, Mask, Tokens
 class AttentionRecord:
     """One call of ``attention`` by a layer, and its result.
 
-    The weight of query i on key j is exp(score_ij − lse_i), with the score of DESIGN's formula.
+    The weight of query i on key j is exp(score_ij − lse_i), with the score of
+    ``semantics/reference.py``.
 
     Attributes:
         layer: The module that made the call.

@@ -1,4 +1,4 @@
-"""Which rows native code multiplies by weights: up to 8, which decoding has."""
+"""Inputs that native code multiplies by weights: up to 8 rows, as in decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyhead.native.code import Code
 
 def code_for_rows(x: Tensor) -> Code | None:
     """Native code, if x is a few rows that it may compute on and there are no global hooks."""
-    code = native.code_for(x)  # asked first: under tracing, a comparison would fix the length
+    code = native.code_for(x)  # checked first: under tracing, a comparison would fix the length
     if code is None or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return None
     return code if 0 < x.numel() <= MOST_ROWS * x.shape[-1] else None

@@ -1,10 +1,10 @@
 """One token through a layer by native code: what decoding does once per token and layer.
 
-A layer of a small model takes less time to compute than Python takes to ask for its ten operations.
-Here they are one call, with the bits of the layer's own path. What that call cannot do (prompts,
-gradients, hooks, other masks, other caches than dense rows and rings) takes the modules, one by
-one. A layer is described to native code once (``described.py``), and again when anything about its
-modules changed, which every call finds out.
+Computing a layer of a small model takes less time than calling its ten operations from Python. Here
+they are one call, with the bits of the layer's own path. In other cases (prompts, gradients, hooks,
+other masks, caches other than dense rows and rings) the modules run one by one. A layer is
+described to native code once (``described.py``), and again when anything about its modules changed,
+which every call finds out.
 
 Shape letters: B batch, E embed size.
 """
@@ -33,10 +33,7 @@ _CACHES = {
 
 
 class Remembered:
-    """What ``step`` found out about a layer.
-
-    A copy of a layer is another layer: it starts without.
-    """
+    """The description of a layer that ``step`` keeps; a copy of the layer starts without one."""
 
     __slots__ = ("layer",)
 
@@ -48,7 +45,7 @@ class Remembered:
 
 
 class Surroundings(NamedTuple):
-    """What a layer was called with, beside x.
+    """A layer's arguments besides x.
 
     Attributes:
         mask: Who may look at whom.
@@ -120,7 +117,7 @@ def _in_rows(cache: KeyValueCache | None) -> TypeGuard[StoredCache]:
 def _memory(
     cross: MultiHeadAttention, x: Tensor, given: Surroundings
 ) -> tuple[Tensor, Tensor, int, int] | None:
-    """Where the keys and values of the context lie; None where the modules must look at it."""
+    """The memory of the context's keys and values; None if the modules must run."""
     cache, context = given.context_cache, given.context
     if (
         cross.is_shown
@@ -155,7 +152,7 @@ def _computed(
         return None
     position, rotation, by_distance, window = cache.length, None, None, known.window
     if window is not None and position >= window and type(cache.layout) is not Ring:
-        return None  # whose tiles begin elsewhere: the sums would round differently
+        return None  # tiles begin elsewhere there, and sums would round differently
     if position < known.least_past:
         return None  # keys and values of few tokens are made, and no queries for the latent
     heads = known.heads

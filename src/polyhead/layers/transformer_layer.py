@@ -252,19 +252,19 @@ class TransformerLayer(nn.Module):
         return _LAYER.is_class_of(self)
 
     def _beside(self, x: Tensor, normed: Tensor) -> Tensor:
-        """What the feed-forward network gives that reads what the attention reads."""
+        """The output of a feed-forward network that runs parallel to attention."""
         if self.config.parallel == "two norms":
             normed = self.feed_forward_norm(x)
         made: Tensor = self.feed_forward(normed)
         return made
 
     def _entered(self, x: Tensor, norm: str) -> Tensor:
-        """What a part reads, as the placement says."""
+        """The input of a part, by the placement of norms."""
         module = self._modules[norm] if self._norms_in else None
         return x if module is None else module(x)
 
     def _joined(self, x: Tensor, h: Tensor, part: str) -> Tensor:
-        """The residual path ``x`` and what a part made of it, as the placement says."""
+        """Adds a part's output to the residual path ``x``, by the placement of norms."""
         if self._norms_out:
             h = getattr(self, f"{part}_out_norm")(h)
         p = self.config.dropout if self.training else 0.0

@@ -151,7 +151,7 @@ def write_config(
         try:
             values = _written(config, family)
             again = read_config(family, values, f"as {family.model_type}")
-        except Exception as error:  # a writer may stumble over foreign layers in any way
+        except Exception as error:  # foreign layers may break a family's writer
             failed[family.model_type] = [str(error)]
             continue
         if again == config:
@@ -160,7 +160,7 @@ def write_config(
                 values[family.initial_key] = wanted.scale
             return values
         losses[family.model_type] = _differences(config.to_dict(), again.to_dict())
-    # A family that could write something down is nearer than one that could not.
+    # Families that could not write it are named only if none could.
     losses = losses or failed
     nearest = min(losses, key=lambda name: len(losses[name]))
     raise ConfigError(

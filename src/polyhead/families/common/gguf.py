@@ -52,7 +52,7 @@ _HARMLESS = frozenset(
 )
 
 
-# What a layer may have otherwise than its neighbours.
+# Settings that may differ between layers.
 _BY_LAYER = frozenset(("attention.head_count", "attention.head_count_kv", "feed_forward_length"))
 EXPERTS = tuple(
     Rule(
@@ -62,7 +62,8 @@ EXPERTS = tuple(
     )
     for name in ("gate", "up", "down")
 )
-"""For families whose Hugging Face files fuse gate and up, or lie otherwise."""
+"""Names of experts for families whose Hugging Face files fuse gate and up, or order them
+differently."""
 EXPERT_BY_EXPERT = tuple(
     Rule(
         f"blk.{{i}}.ffn_{name}.{{j}}",
@@ -70,7 +71,7 @@ EXPERT_BY_EXPERT = tuple(
     )
     for name in ("gate", "up", "down")
 )
-"""Of files of 2023 and early 2024, where experts were not stacked."""
+"""Names in files of 2023 and early 2024, whose experts are not stacked."""
 PAIRS: Mapping[str, tuple[Step | Each, ...]] = {
     f"layers.{{i}}.self_attn.{name}_proj": (RotaryPairs(),) for name in "qk"
 }
@@ -115,7 +116,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class _PlusToWeights(Plus):
-    """Of norms: their biases stay."""
+    """Adds to the weights of norms; their biases stay."""
 
     def changed(self, tensor: Tensor, at: At) -> Tensor:
         return tensor if at.name.endswith(".bias") else super().changed(tensor, at)
@@ -264,7 +265,7 @@ def read_settings(
                 by_layer[key], value = value, value[0]
             values[key], shown[key] = value, f"{gguf.arch}.{setting}"
     keys.expect("attention.causal", gguf.causal)
-    if not values.get("num_experts", True):  # 0 experts are none
+    if not values.get("num_experts", True):  # 0 means none
         del values["num_experts"]
         values.pop("num_experts_per_tok", None)
     for key in ("max_position_embeddings", "hidden_size", "num_attention_heads"):

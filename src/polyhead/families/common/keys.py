@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _MISSING: Any = object()
 _MOST_LAYERS = 10_000
 _MOST_WHOLE = 2**63 - 1
-"""What torch's integers hold."""
+"""Largest integer of torch."""
 
 
 class Keys:
@@ -52,7 +52,7 @@ class Keys:
         self._taken: set[str] = set()
 
     def has(self, key: str) -> bool:
-        """Whether the file says it, in either spelling."""
+        """Whether the file has the key, in either spelling."""
         return self._prefix + key in self._values or self._name(key) in self._values
 
     def named(self, key: str) -> str:
@@ -124,7 +124,7 @@ class Keys:
         value = self._typed(key, default, (int, float), "a number")
         if value is None:
             return None
-        if not -MOST_NUMBER <= value <= MOST_NUMBER:  # NaN is not
+        if not -MOST_NUMBER <= value <= MOST_NUMBER:  # false for NaN
             raise self._wrong(key, value, f"a number up to {MOST_NUMBER:g}")
         return float(value)
 
@@ -198,7 +198,7 @@ class Keys:
                 )
 
     def misspelt(self) -> str:
-        """What to say of a key that was not taken and is nearly one that was looked for."""
+        """A hint if a key that was not taken is similar to one that was looked for."""
         absent = [name for name in self._taken if name not in self._values]
         for name in self.untaken():
             near = difflib.get_close_matches(name, absent, 1, 0.85)

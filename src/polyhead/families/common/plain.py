@@ -39,7 +39,7 @@ PLAIN_DEFAULTS: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-"""What most of them take for granted."""
+"""Defaults of most of them."""
 
 
 class Plain:

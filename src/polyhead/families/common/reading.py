@@ -36,7 +36,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 
-# What a class is called that has the head of a language model.
+# Endings of class names with a language model's head.
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 
 
@@ -82,7 +82,7 @@ def read_sizes(keys: Keys, *, own_head_dim: bool = True, max_positions: int | No
 
 
 def read_mha_sizes(keys: Keys, *, max_positions: int | None = None) -> Sizes:
-    """Of families with a key for every head: neither ``num_key_value_heads`` nor ``head_dim``.
+    """Sizes of families with keys for every head: no ``num_key_value_heads`` or ``head_dim``.
 
     Args:
         keys: of config.json.

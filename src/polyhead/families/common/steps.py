@@ -115,7 +115,7 @@ class Transposed(OneToOne):
 
 @dataclass(frozen=True)
 class Plus(OneToOne):
-    """A number is added: a file that stores a norm's weight without the one it is near to."""
+    """Adds a number: for files that store a norm's weight minus 1."""
 
     number: float
 

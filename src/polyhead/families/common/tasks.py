@@ -1,4 +1,4 @@
-"""What encoders have behind the last layer, by the class that ``architectures`` names.
+"""Output heads of encoders, by the class that ``architectures`` names.
 
 The same body comes as ``...Model``, ``...ForMaskedLM``, ``...ForSequenceClassification``,
 ``...ForTokenClassification`` and ``...ForQuestionAnswering``; only the class says which.

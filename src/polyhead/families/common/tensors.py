@@ -168,12 +168,12 @@ class Tensors:
         return written
 
     def is_dropped(self, name: str) -> bool:
-        """Whether no output depends on it."""
+        """Whether it can be dropped, because no output depends on it."""
         bare = name.removeprefix(self.prefix)
         return any(pattern.fullmatch(bare) for pattern in self._dropped)
 
     def moves_rows(self, name: str) -> bool:
-        """Whether a tensor's rows only change places, so that they may be no numbers yet."""
+        """Whether the steps only reorder rows, so that they also work on rows of packed bytes."""
         found = self._find(name.removeprefix(self.prefix), self._by_theirs)
         return found is not None and all(step.moves_rows for step in found.rule.steps)
 

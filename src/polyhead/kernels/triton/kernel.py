@@ -38,7 +38,7 @@ class TritonKernel(Kernel[Extras]):
         if q.device.type != "cuda":
             return "on a CPU it is interpreted"
         if self.unavailable() is not None or q.dtype not in _DTYPES:
-            return None  # that is said elsewhere
+            return None  # ``unavailable`` says it
         if not blocks.fits(blocks.parts_of(source.key_dim, source.value_dim), q.itemsize):
             return "such heads are not known to fit the registers in this dtype"
         return self_test.objection(q.device, q.dtype, source.key_dim, source.value_dim)
@@ -69,7 +69,7 @@ class TritonKernel(Kernel[Extras]):
 
 
 def _refused(call: Call) -> str | None:
-    """What needs no look at the mask to be known."""
+    """What refuses a call whatever its mask."""
     source, q = call.source, call.q
     if q.dtype not in _DTYPES:
         return str(q.dtype).removeprefix("torch.")

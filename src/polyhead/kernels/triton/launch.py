@@ -87,7 +87,7 @@ def gradients(
     B, H, T, D = q.shape
     G, S, V = piece.k.shape[1], piece.k.shape[2], piece.value_dim
     (out, lse), (grad_out, grad_lse) = result, grads
-    # A row takes and gives nothing if it saw nothing, or saw content that is not finite.
+    # A row has no gradients if it saw nothing, or saw content that is not finite.
     silent = lse.isneginf()
     if extras.bounds is not None or extras.keep is not None:
         silent = silent | out.isnan().any(dim=-1)
@@ -131,7 +131,7 @@ def gradients(
 def _arguments(
     q: Tensor, piece: Piece, extras: Extras, column: int, parts: blocks.Parts, scale: float
 ) -> dict[str, Any]:
-    """What forward and backward passes are told alike, by name.
+    """Arguments that forward and backward passes share, by name.
 
     Args:
         q: The queries.

@@ -99,7 +99,7 @@ def _note(asked: _Asked, wrong: str) -> None:
 def _tried(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) -> str | None:
     try:
         return disagreement(device, dtype, parts)
-    except Exception as error:  # whatever a compiler or driver raises: others can compute
+    except Exception as error:  # whatever a compiler or driver raises: other kernels can compute
         return f"{type(error).__name__}: {str(error)[:200]}"
 
 
