@@ -24,7 +24,7 @@ void run_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from,
     else many_rows<T>(c, p, rows, from, to, state, arena);
 }
 
-// Adds what another part of the keys gave to rows of the same block.
+// Merges the state of other keys into that of the same rows.
 inline void merge(State& into, const State& part, int64_t rows, int64_t width, float scale) {
     for (int64_t i = 0; i < rows; ++i) {
         const float peak = part.peak[i] > into.peak[i] ? part.peak[i] : into.peak[i];
@@ -71,7 +71,7 @@ inline int64_t state_bytes(const Plan& p) {
     return up_to(p.rows * 4, 64) * 2 + up_to(p.rows, 64) + up_to(p.rows * p.width * 4, 64);
 }
 
-// Of `items`, each a share of a block, the first that a run of them has: runs read as many keys each.
+// The first of `items` (shares of blocks) in a run of them; all runs read equally many keys.
 inline int64_t first_of_run(const Attention& c, const Plan& p, int64_t items, int64_t run, int64_t runs) {
     if (runs == items) return run;
     const int64_t from = p.blocks * c.keys * run / runs;  // of the keys of all blocks, one after another

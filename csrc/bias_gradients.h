@@ -1,8 +1,8 @@
 // The gradient of the bias: P ∘ (dP − Δ), that of the scores behind the softcap, summed over what the
 // bias was broadcast to. Of slopes it is that times −|query − key|.
 //
-// A tensor with a number for every query and key is summed where it lies: tasks that share numbers of
-// it take turns, in one order. Of anything smaller every task has a sum of its own.
+// The gradient of a tensor with a number for every query and key is summed in place: tasks that share numbers
+// of it run in a fixed order. For anything smaller every task has its own sum.
 
 // Where a task adds up: element (head of the group, query, key) is at these strides; or null.
 struct BiasSum {

@@ -56,9 +56,9 @@ inline Vec broadcast(const Pair* p) { return (Vec)splat_int((int32_t)p->bits); }
 inline Vec load_elements(const float* p) { return load_any<Vec>(p); }
 inline Vec load_elements(const Pair* p) { return load_any<Vec>(p); }
 
-// Rows in memory that will be needed after the block at hand, asked for one line at every step of its
-// products, so that memory and arithmetic go on side by side: in bursts they wait for each other. To ask
-// for what lies behind the last row does no harm.
+// Prefetches rows for the next block, one cache line at every step of the current block's products, so that
+// memory and arithmetic overlap; requested in bursts they would wait for each other. Prefetching behind the
+// last row is harmless.
 class NextBlock {
   public:
     // `rows` of `bytes` each, `stride` bytes apart.
@@ -82,7 +82,7 @@ class NextBlock {
     int64_t stride_, rows_, lines_, asked_ = 0;
 };
 
-// For products whose next block is at hand already.
+// For products whose next block is in the cache already.
 struct Nothing {
     struct Lines { void ask(int64_t) const {} };
     Lines next(int64_t) const { return {}; }

@@ -1,9 +1,9 @@
 // The same products in whole numbers, where the processor multiplies bytes and adds them up in fours.
 //
 // A factor x of a code (a query times a scale, or a weight times a scale) becomes n = round(x / step),
-// |n| ≤ 127 · 257, of two digits: n = 256 · high + low, both of them signed bytes. What is added up is
-// exact; the step, of 2⁻¹⁵ of the greatest factor, is far below the rounding of 16-bit queries, which
-// are the only ones that come this way.
+// |n| ≤ 127 · 257, of two digits: n = 256 · high + low, both of them signed bytes. Sums are exact; the step,
+// 2⁻¹⁵ of the greatest factor, is far below the rounding of 16-bit queries, the only ones that are computed
+// this way.
 
 #if defined(__AVX512VNNI__) && PH_WIDTH == 16
 #define PH_BYTES 1
@@ -95,7 +95,7 @@ inline void factors_of(const Unit& unit, const float* q, int64_t D, float* scale
     }
 }
 
-// What will be needed a block later, beside the keys that are read at hand.
+// What to prefetch for the next block while the keys of this one are read.
 struct Later {
     const uint8_t *k, *v;
     int64_t v_bytes;        // of a token
@@ -194,7 +194,7 @@ inline void interleave(const Attention& c, const Coding& g, const CodedBlock& bl
                     j += 4;
                     continue;
                 }
-                // Four tokens that do not lie after each other: what is missing has weight 0.
+                // Four tokens that are not adjacent: missing ones have weight 0.
                 for (int64_t d = 0; d < V; d += kColumns)
                     store_any(room.loose + (at + j) % 4 * V + d, columns_of(codes + j * V + d));
                 put((const Byte*)room.loose, at + j++);
@@ -225,7 +225,7 @@ inline void weights_of(const float* s, const float* scale, const float* zero, in
             factors[j / W] = weight * load(scale + j);
             most = larger(factors[j / W], most);
         }
-        // Of the factors, not of the scales: a token that no row may see may have any.
+        // Checks the factors, not the scales: those of a hidden token may have any value.
         const float peak = largest(most), steps = steps_of_greatest(peak);
         for (Vec& factor : factors) factor *= steps;
         split_digits(factors, to.digits[m][0], to.digits[m][1]);

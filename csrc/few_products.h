@@ -4,18 +4,18 @@
 // where M does not divide W, as many keys as fit.
 template <int M> constexpr int kKeysAtOnce = W / M > 8 ? 8 : W / M;
 
-// So few rows that memory is what they wait for, and that there are registers for twice the columns.
+// So few rows that memory limits the speed and registers suffice for twice the columns.
 template <int M> constexpr bool kWide = PH_WIDTH == 16 && M <= 2;
 
 // Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
 template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 
-// A row that will be needed soon. One line for each that is read at hand, so that memory and
-// arithmetic go on side by side: in bursts they wait for each other.
+// A row to prefetch: one cache line for each line that is read now, so that memory and arithmetic overlap;
+// requested in bursts they would wait for each other.
 inline void ahead(const void* row) { __builtin_prefetch(row, 0, 2); }
 
-// Which keys of a block a pass over it asks the successors of, a bit for each: where several passes read
-// the same block, each asks for its share of the next one.
+// Keys whose successors a pass prefetches, a bit for each: if several passes read the same block, each
+// prefetches its share of the next one.
 constexpr uint64_t kAskAll = ~(uint64_t)0;
 inline uint64_t share_to_ask(int64_t pass, int64_t passes) {
     uint64_t asked = 0;
@@ -24,9 +24,9 @@ inline uint64_t share_to_ask(int64_t pass, int64_t passes) {
 }
 inline int64_t distance_to_ask(uint64_t asked, int64_t j, int64_t token) { return asked >> (j & 63) & 1 ? kFewKeys * token : 0; }
 
-// For one or two rows, where memory is all there is to wait for, every key is read to its end before the
-// next one: several side by side are several streams, which the processor fetches worse. For more, the
-// numbers of a row are kept for several keys.
+// For one or two rows, where memory limits the speed, every key is read to its end before the next one:
+// several at once are several streams, which the processor prefetches less well. For more, the numbers of a
+// row are kept for several keys.
 template <int M, class T>
 inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
                  float* s, int64_t s_stride, uint64_t asked) {
@@ -181,7 +181,7 @@ void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v,
 #endif
 
 // Calls `step` with the first of up to four rows and their number as a constant, until there are no more.
-// Runs are alike: four and one would read the block a second time for the one.
+// Runs are equally long: with four and one, the block would be read a second time for the one.
 template <class Step> inline void four_at_a_time(int64_t rows, Step&& step) {
     int64_t i = 0;
     for (int64_t runs = (rows + 3) / 4; runs; --runs) {

@@ -7,7 +7,7 @@ void few_step(const Attention& c, const Rows& rows, int64_t i, const Keys& keys,
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
     const uint64_t asked = share_to_ask((i + 3) / 4, (rows.count + 3) / 4);
     dots_of_block<M, T>(q, c.key_dim, from.k, from.k_token, keys.length, s, kFewKeys, asked);
-    const uint64_t asked_of_values = (const void*)from.v == (const void*)from.k ? 0 : asked;  // a latent is asked for once
+    const uint64_t asked_of_values = (const void*)from.v == (const void*)from.k ? 0 : asked;  // a latent is prefetched once
     float factors[M];
     for (int m = 0; m < M; ++m)
         factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kFewKeys, padded, state);

@@ -1,9 +1,9 @@
-// The gate: what a tensor must be to be read by address, and what is then known of it. Nothing else in
-// this module asks a tensor for its address.
+// The gate: checks that a tensor may be read by address, and describes it. No other file of this module
+// reads a tensor's address.
 //
 // A tensor is plain if it is exactly a Tensor or a Parameter, on the CPU, of a dtype in kKinds, strided,
-// no negated view (a conjugated one is complex), and if its storage holds all that its shape and strides
-// reach. Subclasses (DTensor, FakeTensor, wrappers) have no memory or other values in it.
+// not a negated view (a conjugated one is complex), and if its storage is large enough for its shape and
+// strides. Subclasses (DTensor, FakeTensor, wrappers) have no memory or other values in it.
 #pragma once
 
 #define Py_LIMITED_API 0x030b0000
@@ -97,7 +97,7 @@ inline int64_t whole(PyObject* found) {
     return n;
 }
 
-// Why a tensor has no memory that is its value: what it is, put into `words`, or null where it has.
+// Why a tensor's memory is not its value: the kind of tensor, written to `words`, or null if it is plain.
 inline const char* strangeness(PyObject* x, char* words, size_t room) {
     if ((PyObject*)Py_TYPE(x) != torch_.tensor && (PyObject*)Py_TYPE(x) != torch_.parameter) {
         PyObject* name = PyType_GetName(Py_TYPE(x));
@@ -122,7 +122,7 @@ inline bool sizes_of(PyObject* tuple, int dims, int64_t* to) {
     return true;
 }
 
-// What a tensor's storage must hold for its shape and strides, in elements; −1 where none can.
+// Elements that a tensor's storage needs for its shape and strides; −1 if no storage can hold them.
 inline int64_t reach_of(const View& v, int64_t offset) {
     int64_t last = offset, part;
     for (int d = 0; d < v.dims; ++d) {

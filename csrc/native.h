@@ -21,7 +21,7 @@ struct Watch {
 
 enum Dtype { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// Weights in blocks of GGUF files that are read as they lie: name, type number, numbers of a block, its bytes.
+// Block types of GGUF files that are read without unpacking: name, type number, numbers and bytes of a block.
 #define PH_BLOCKS(BLOCK) \
     BLOCK(Q4_0, 2, 32, 18) BLOCK(Q4_1, 3, 32, 20) BLOCK(Q5_0, 6, 32, 22) BLOCK(Q5_1, 7, 32, 24) BLOCK(Q8_0, 8, 32, 34) \
     BLOCK(Q2_K, 10, 256, 84) BLOCK(Q3_K, 11, 256, 110) BLOCK(Q4_K, 12, 256, 144) BLOCK(Q5_K, 13, 256, 176) \

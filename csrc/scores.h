@@ -1,4 +1,4 @@
-// One row of scores: what is done to them between the two products, whatever computed them.
+// One row of scores between the two products, however they were computed.
 //
 //     scale → softcap → bias → mask → online softmax → dropout
 //
@@ -32,7 +32,7 @@ inline Keys keys_at(const Piece& piece, int64_t batch, int64_t start, int64_t le
             p ? p + batch * piece.positions_batch + start : nullptr, piece.position + start};
 }
 
-// What rows of a call see of a block of keys, without looking at single pairs where bounds tell.
+// What rows of a call see of a block of keys; single pairs are checked only if bounds do not decide.
 inline Visible visible_of(const Attention& c, const Rows& rows, const Keys& keys) {
     Visible found = Visible::all;
     if (c.low) {
@@ -152,7 +152,7 @@ struct Columns { int64_t near, far, column; };
 
 inline Columns columns_of(const Attention& c, int64_t query, const Keys& keys) {
     const int64_t apart = difference(keys.first, query), beyond = c.farthest + keys.length;
-    // Farther away than the table and the block are long, one place is as another.
+    // Beyond the lengths of table and block together, all places are equal.
     const int64_t column = (apart < -beyond ? -beyond : apart > beyond ? beyond : apart) + c.farthest;
     return {held(-column, keys.length), held(2 * c.farthest + 1 - column, keys.length), column};
 }
@@ -198,8 +198,8 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
     }
 }
 
-// What scores are still to be multiplied with after `score`: where nothing is added to them, the scale, or
-// the softcap behind a tanh, is left to the exponentials.
+// The factor of scores after `score`: if nothing is added to them, the exponentials apply the scale (or the
+// softcap after its tanh).
 inline float late_scale(const Attention& c) {
     if (c.slopes || c.by_distance || c.bias) return 1.0f;
     return c.softcap > 0 ? c.softcap : c.scale > 0 ? c.scale : 1.0f;
@@ -264,7 +264,7 @@ inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& 
     float peak = largest(most);
     peak = peak > before ? peak : before;
     if (peak == kMinusInfinity) {
-        // NaN compares false everywhere: a NaN among the scores must still come out.
+        // Comparisons with NaN are false; a NaN among the scores must reach the result.
         for (int64_t j = 0; j < padded; j += W) store_any(s + j, exponential(load(s + j)));
         Vec all{};
         for (int64_t j = 0; j < padded; j += W) all += load(s + j);

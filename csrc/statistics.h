@@ -14,7 +14,7 @@ inline void put(float weight, int64_t key, float* top, int64_t* keys, int64_t co
     if (place < count) top[place] = weight, keys[place] = key;
 }
 
-// The keys of a row that belong among its largest. Most runs of keys hold none.
+// Adds a row's keys that are among its largest weights. Most runs of keys have none.
 inline void put_all(const float* weights, int64_t columns, int64_t first, float* top, int64_t* keys,
                     int64_t count) {
     constexpr int64_t run = 4 * W;

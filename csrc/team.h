@@ -1,6 +1,6 @@
-// A team of threads that run the same code, asked of the OpenMP runtime by its own functions and not by
-// pragmas: that runtime is torch's (libgomp), while pragmas compiled by clang would start one of clang's
-// beside it. libomp has the same functions.
+// A team of threads that run the same code, started by functions of the OpenMP runtime instead of pragmas:
+// the runtime is torch's (libgomp), but pragmas compiled by clang would start clang's own beside it. libomp
+// has the same functions.
 #pragma once
 
 extern "C" {

@@ -8,8 +8,8 @@ constexpr int64_t kTile = 16;        // rows, pairs and columns
 constexpr int64_t kTileSteps = 64;   // pairs of a left factor that are turned round at a time
 
 #if defined(PH_TILE_MODEL)
-// What the instructions do, in plain code, to test on processors that lack them. A register without rows
-// does not exist.
+// The instructions in plain code, for tests on processors without them. A register without rows does not
+// exist.
 struct TileRegister { uint32_t lanes[kTile][kTile]; int rows; };
 inline thread_local TileRegister tile_registers[8];
 
@@ -87,7 +87,7 @@ inline void set_tile_rows(int64_t rows) {
     tile_rows = rows;
 }
 
-// Lives as long as a thread works on tiles: others find the registers as they were.
+// Exists while a thread works on tiles; afterwards the registers are released.
 struct TilesInUse {
     TilesInUse() { tile_rows = 0; }
     ~TilesInUse() {

@@ -1,4 +1,4 @@
-// What layers compute element by element in training, in one pass where torch takes several.
+// Elementwise parts of layers in training, in one pass where torch needs several.
 
 template <class T> inline Vec load_some(const T* p, int64_t n) {
     if (n >= W) return load(p);
@@ -32,7 +32,7 @@ inline Activated activated(Vec x, Activation kind) {
         const VecInt none = (VecInt)(x <= splat(0.0f));  // false for NaN
         return {choose(none, Vec{}, x), choose(none, Vec{}, splat(1.0f))};
     }
-    // So far from 0 nothing changes any more, however far.
+    // This far from 0 the result no longer changes.
     const Vec least = splat(kind == kSilu ? -87.0f : -10.0f), near = smaller(-least, larger(least, x));
     if (kind == kSilu) {
         const Vec share = 1.0f / (1.0f + exponential(-near));
