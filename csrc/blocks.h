@@ -28,7 +28,6 @@ template <int H> inline Vec fold(const Vec* v) {
 // Two neighbouring bfloat16 columns as one 32-bit element; their products are added in float32.
 struct Pair { uint32_t bits; };
 
-inline Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
 #if defined(__AVX512BF16__) && PH_WIDTH == 16
 #define PH_PAIRS 1
 inline Vec multiply_add_pairs(Vec sum, Vec a, Vec b) {

@@ -15,6 +15,7 @@ namespace PH_NAMESPACE {
 #include "vector.h"
 #include "blocks.h"
 #include "products.h"
+#include "many_products.h"
 #include "scores.h"
 #include "attend.h"
 #include "bias_gradients.h"
@@ -26,6 +27,14 @@ void product(const Product& p, int threads) {
         if (p.dtype == kFloat32) product_of<float>(p, thread, team);
         else if (p.dtype == kBFloat16) product_of<BFloat16>(p, thread, team);
         else product_of<Half>(p, thread, team);
+    });
+}
+
+void many_product(const ManyProduct& p, int threads) {
+    in_team(threads, [&](int thread, int team) {
+        if (p.dtype == kFloat32) many_product_of<float>(p, thread, team);
+        else if (p.dtype == kBFloat16) many_product_of<BFloat16>(p, thread, team);
+        else many_product_of<Half>(p, thread, team);
     });
 }
 
@@ -120,7 +129,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 }  // namespace PH_NAMESPACE
 
 extern const Code PH_CODE;
-const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
+const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::many_product, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
                       PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
                       PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step, PH_NAMESPACE::route,
                       PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients};

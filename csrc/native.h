@@ -59,6 +59,40 @@ struct Product {
     int64_t y_stride;
 };
 
+// The same for more than kMostRows rows, each with the bits that it has among few.
+struct ManyProduct {
+    Dtype dtype;            // of x, weights, biases and y
+    const void* x;          // rows `x_stride` apart
+    int64_t x_stride, rows, in_features;
+    Factor factors[kMostFactors];
+    int count;
+    void* y;
+    int64_t y_stride;
+    char* room;             // many_bytes(product, threads) to work in
+};
+
+// Room for the widest vectors: rows of x that are packed at a time; of each thread, rows of W widened and sums.
+constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
+inline int64_t panel_row(int64_t in_features) { return (in_features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
+inline int64_t packed_bytes(const ManyProduct& p) {
+    return (p.rows < kBlockRows ? p.rows : kBlockRows) * panel_row(p.in_features) * (int64_t)sizeof(float);
+}
+constexpr int64_t kSumsBytes = 2 * kMostTileRows * kMostPanel * kMostWidth * sizeof(float);
+inline int64_t thread_bytes(const ManyProduct& p) {
+    bool as_they_lie = p.dtype == kFloat32;
+    for (int i = 0; i < p.count; ++i) as_they_lie = as_they_lie && !p.factors[i].type;
+    return kSumsBytes + (as_they_lie ? 0 : kMostPanel * panel_row(p.in_features) * (int64_t)sizeof(float));
+}
+inline int64_t many_bytes(const ManyProduct& p, int threads) { return packed_bytes(p) + threads * thread_bytes(p); }
+
+struct ManyRoom {
+    float *x, *sums, *panel;
+    ManyRoom(const ManyProduct& p, int thread) : x((float*)p.room) {
+        char* own = p.room + packed_bytes(p) + thread * thread_bytes(p);
+        sums = (float*)own, panel = (float*)(own + kSumsBytes);
+    }
+};
+
 // y = the numbers of rows of blocks.
 struct Unpacked {
     Dtype dtype;                        // of y
@@ -244,6 +278,7 @@ struct Code {
     const char* name;
     bool (*runs_here)();
     void (*product)(const Product&, int threads);
+    void (*many_product)(const ManyProduct&, int threads);
     void (*unpack)(const Unpacked&, int threads);
     void (*feed_forward)(const FeedForward&, int threads);
     void (*norm)(const Norm&, int threads);

@@ -26,18 +26,18 @@ inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, floa
         for (int s = 0; s < S; ++s) {
             const Vec column = load(w + k + s * W);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) acc[s][m] += column * load(x + m * stride + k + s * W);
+            for (int m = 0; m < M; ++m) acc[s][m] = multiply_add(acc[s][m], column, load(x + m * stride + k + s * W));
         }
     }
     for (; k + W <= K; k += W) {
         const Vec column = load(w + k);
-        for (int m = 0; m < M; ++m) acc[0][m] += column * load(x + m * stride + k);
+        for (int m = 0; m < M; ++m) acc[0][m] = multiply_add(acc[0][m], column, load(x + m * stride + k));
     }
     for (int m = 0; m < M; ++m) {
         Vec all = acc[0][m];
         for (int s = 1; s < S; ++s) all += acc[s][m];
         float total = sum(all);
-        for (int64_t rest = k; rest < K; ++rest) total += to_float(w[rest]) * x[m * stride + rest];
+        for (int64_t rest = k; rest < K; ++rest) total = multiply_add(total, to_float(w[rest]), x[m * stride + rest]);
         found[m] = total;
     }
 }

@@ -42,7 +42,7 @@ template <int M> void dot_runs(int type, const float* x, int64_t stride, const u
             for (int s = 0; s < S; ++s) {
                 const Vec column = load(run + k + s * W);
 #pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) acc[s][m] += column * load(at + m * stride + k + s * W);
+                for (int m = 0; m < M; ++m) acc[s][m] = multiply_add(acc[s][m], column, load(at + m * stride + k + s * W));
             }
     }
     for (int m = 0; m < M; ++m) {
@@ -63,7 +63,7 @@ template <class B> float dot_blocks(const float* x, const uint8_t* w, int64_t K)
             Vec numbers[kVectors];
             block.unit(j, numbers);
 #pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) acc[v % kSums] += numbers[v] * load(x + k + j * kUnit + v * W);
+            for (int v = 0; v < kVectors; ++v) acc[v % kSums] = multiply_add(acc[v % kSums], numbers[v], load(x + k + j * kUnit + v * W));
         }
     }
     for (int s = 1; s < kSums; ++s) acc[0] += acc[s];

@@ -25,6 +25,19 @@ inline VecInt counted() {
     for (int i = 0; i < W; ++i) found[i] = i;
     return found;
 }
+// sum + a · b, rounded once where the processor can: everywhere alike, whatever surrounds it.
+#if defined(__AVX512F__) && PH_WIDTH == 16
+inline Vec multiply_add(Vec sum, Vec a, Vec b) { return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum); }
+#elif defined(__FMA__) && PH_WIDTH == 8
+inline Vec multiply_add(Vec sum, Vec a, Vec b) { return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum); }
+#else
+inline Vec multiply_add(Vec sum, Vec a, Vec b) { return sum + a * b; }
+#endif
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+inline float multiply_add(float sum, float a, float b) { return __builtin_fmaf(a, b, sum); }
+#else
+inline float multiply_add(float sum, float a, float b) { return sum + a * b; }
+#endif
 inline Vec choose(VecInt where, Vec yes, Vec no) {
     return (Vec)((where & (VecInt)yes) | (~where & (VecInt)no));
 }

@@ -512,8 +512,8 @@ MUTATIONS = [
             (
                 "quantized_products.h",
                 "sums in the order of float32",
-                "acc[v % kSums] +=",
-                "acc[0] +=",
+                "acc[v % kSums] = multiply_add(acc[v % kSums]",
+                "acc[0] = multiply_add(acc[0]",
             ),
             (
                 "module.cpp",
@@ -644,6 +644,28 @@ MUTATIONS = [
         "const int64_t first = unit * run;",
         "const int64_t first = 0;",
         "tests/layers/test_linear.py",
+    ),
+    *(
+        Mutation(feature, "csrc/many_products.h", line, instead, "tests/layers/test_linear.py")
+        for feature, line, instead in (
+            (
+                "many rows: the end of a row",
+                "for (int64_t k = K / W * W; k < K; ++k)\n        for",
+                "for (int64_t k = K; k < K; ++k)\n        for",
+            ),
+            ("many rows: runs", "from ? held[r * C + c] : Vec{};", "Vec{};"),
+            (
+                "many rows: a second weight",
+                "(T*)p.y + (block + row) * p.y_stride + column + n",
+                "(T*)p.y + (block + row) * p.y_stride + n",
+            ),
+            ("many rows: uneven tiles", "(i < rows % count ? i : rows % count)", "0"),
+            (
+                "many rows: blocks",
+                "(const T*)p.x + (block + row) * p.x_stride",
+                "(const T*)p.x + row * p.x_stride",
+            ),
+        )
     ),
     _m("0 · −∞", STATISTICS_CPP, "larger(log, splat(kLeastLog))", "log"),
     _m("sums of keys", STATISTICS_CPP, "load(received + j) + weight", "weight"),

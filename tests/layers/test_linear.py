@@ -16,19 +16,22 @@ from polyhead import native
 from polyhead.layers import FeedForward, MultiHeadAttention, RMSNorm
 from polyhead.layers import linear as few_rows
 from polyhead.layers.linear import by_heads, linear, side_by_side
-from polyhead.native.arguments import ACTIVATIONS, Weight
+from polyhead.native.arguments import ACTIVATIONS, Network, Weight
 from polyhead.native.code import Code
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def _no_grad():
+    threads = torch.get_num_threads()
     with torch.no_grad():
         yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=native.all_codes(), ids=lambda code: code.name)
@@ -59,6 +62,48 @@ def test_every_number_of_rows_and_any_width(code, rows, inputs):
     module, x = nn.Linear(inputs, 5), torch.randn(rows, inputs)
     exact = x.double() @ module.weight.double().mT + module.bias.double()
     torch.testing.assert_close(linear(x, module).double(), exact, atol=1e-5, rtol=1e-5)
+
+
+def few_at_a_time(code, x, weights):
+    return torch.cat([code.product(rows, weights) for rows in x.split(5)])
+
+
+ROWS = [pytest.param((9, 13, 40), id="some"), pytest.param(range(9, 41), id="all", marks=SLOW)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_many_rows_have_the_bits_of_few(code, dtype, rows):
+    torch.manual_seed(0)
+    for inputs, outputs in ((1, 5), (37, 3), (131, 113), (2640, 25)):
+        weight, other = torch.randn(outputs, inputs).to(dtype), torch.randn(7, inputs).to(dtype)
+        weights = [Weight(weight, torch.randn(outputs).to(dtype)), Weight(other, None)]
+        for count in rows:
+            x = torch.randn(count, inputs + 5).to(dtype)[:, 2:-3]
+            y = code.product(x, weights)
+            assert torch.equal(y, few_at_a_time(code, x, weights)), (inputs, count)
+        exact = torch.cat((x.double() @ weight.double().mT, x.double() @ other.double().mT), dim=-1)
+        exact[:, :outputs] += weights[0].bias.double()
+        size = torch.cat((weight, other)).double().abs()
+        bound = inputs * 2.0**-24 * (x.double().abs() @ size.mT + 4)
+        bound += torch.finfo(dtype).eps * exact.abs() if dtype is not torch.float32 else 2.0**-23
+        assert ((y.double() - exact).abs() <= bound).all(), (inputs, count)
+
+
+def test_threads_and_blocks_of_many_rows_change_no_bits(code):
+    """Threads share rows and columns; more than 768 rows are packed block by block."""
+    weights = [Weight(torch.randn(101, 35), torch.randn(101)), Weight(torch.randn(4, 35), None)]
+    for count in (29, 800):
+        x, wanted = torch.randn(count, 35), None
+        for threads in range(1, 6):
+            torch.set_num_threads(threads)
+            y = code.product(x, weights)
+            wanted = few_at_a_time(code, x, weights) if wanted is None else wanted
+            assert torch.equal(y, wanted), (count, threads)
+    assert code.product(torch.randn(9, 0), [Weight(torch.randn(3, 0), None)]).eq(0).all()
+    assert code.product(torch.randn(9, 4), [Weight(torch.randn(0, 4), None)]).shape == (9, 0)
+    with pytest.raises(ValueError, match="and rows"):
+        code.product(torch.randn(0, 4), [Weight(torch.randn(2, 4), None)])
 
 
 def test_some_may_have_a_bias_and_others_none():
@@ -101,9 +146,8 @@ def test_strided_inputs_are_read_rightly():
 def test_feed_forward_equals_float64(code, dtype, activation, gated, bias):
     network = FeedForward(48, 100, activation, gated, bias).to(dtype)
     x = torch.randn(2, 3, 48).to(dtype)
-    found = few_rows.feed_forward(
-        x, network.gate_proj, network.up_proj, network.down_proj, activation
-    )
+    form = ACTIVATIONS[activation], math.inf, 0.0
+    found = few_rows.feed_forward(x, network.gate_proj, network.up_proj, network.down_proj, form)
     exact = copy.deepcopy(network).double()(x.double())
     close = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     torch.testing.assert_close(found.double(), exact, atol=close, rtol=close)
@@ -187,11 +231,18 @@ def test_modules_that_are_more_than_a_product_are_left_to_themselves(change):
     assert side_by_side(x.to(linears[0].weight.dtype), *linears) is None
 
 
-def test_long_inputs_are_left_to_torch():
-    linears = projections()
-    assert side_by_side(torch.randn(8, 40), *linears) is not None
-    assert side_by_side(torch.randn(9, 40), *linears) is None
-    assert side_by_side(torch.randn(0, 40), *linears) is None
+def test_long_inputs_are_left_to_torch_where_that_is_faster():
+    """Wide vectors keep up with torch in float32; the bits are those of few rows."""
+    linears, x = projections(), torch.randn(9, 40)
+    for code in native.all_codes():
+        with native.using(code):
+            found = side_by_side(x, *linears)
+            assert (found is not None) == code.name.startswith("avx512")
+            few = torch.cat([side_by_side(rows, *linears) for rows in x.split(4)])
+            assert found is None or torch.equal(found, few)
+            half = copy.deepcopy(linears[0]).bfloat16()
+            assert side_by_side(x.bfloat16(), half) is None
+    assert side_by_side(x[:0], *linears) is None
 
 
 def test_gradients_are_left_to_autograd():
@@ -256,4 +307,5 @@ def test_silu_far_below_zero_is_zero(code: Code) -> None:
     one = torch.ones(1, 1)
     for gate in (-88.0, -90.0, -130.0, -1e4, -1e30):
         far = Weight(one * gate, None)
-        assert abs(code.feed_forward(one, far, Weight(one, None), Weight(one, None), "silu")) < 1e-6
+        network = Network(far, Weight(one, None), Weight(one, None), ACTIVATIONS["silu"])
+        assert abs(code.feed_forward(one, network)) < 1e-6

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyhead import native
-from polyhead.native.arguments import Weight
+from polyhead.native.arguments import ACTIVATIONS, Network, Weight
 from polyhead.native.code import Code
 from polyhead.quantization import block_type, block_types, readable, unpack, unpacking
 from random_blocks import by_package, random_blocks
@@ -45,6 +45,14 @@ def test_native_code_reads_what_the_package_unpacks(code: Code, name: str) -> No
             y = code.product(x, [Weight(blocks, bias, kind.number), Weight(wanted, None)])
             plain = code.product(x, [Weight(wanted, bias), Weight(wanted, None)])
             assert torch.equal(y, plain), (count, rows)
+        x = torch.randn(11, numbers)  # unpacked once for all
+        weights = [Weight(blocks, bias, kind.number), Weight(wanted, None)]
+        for many in (x, x.bfloat16()):
+            fitting = [Weight(blocks, bias.to(many.dtype), kind.number)]
+            y = code.product(many, fitting)
+            assert torch.equal(y[:8], code.product(many[:8], fitting)), (count, many.dtype)
+        few = torch.cat([code.product(rows, weights) for rows in x.split(4)])
+        assert torch.equal(code.product(x, weights), few), count
 
 
 @needs_native
@@ -68,8 +76,11 @@ def test_a_feed_forward_network_of_blocks_has_the_bits_of_float32(code: Code) ->
     plain = [Weight(by_package(b, kind), None) for b, kind in zip(blocks, kinds, strict=True)]
     for rows in (1, 3):
         x = torch.randn(rows, 256)
-        y = code.feed_forward(x, packed[1], packed[0], packed[2], "silu")
-        assert torch.equal(y, code.feed_forward(x, plain[1], plain[0], plain[2], "silu"))
+        y, wanted = (
+            code.feed_forward(x, Network(gate, up, down, ACTIVATIONS["silu"]))
+            for up, gate, down in (packed, plain)
+        )
+        assert torch.equal(y, wanted)
 
 
 @needs_native

@@ -173,7 +173,7 @@ def _as_given(
     positions, low, high, keep, q_positions, seed = extras
     first, *of_dropout = places
     bounds = None if low is None or high is None else (low, high)
-    learned = {} if bias is None else {_KINDS[bias.ndim]: bias}
+    learned: dict[str, Any] = {} if bias is None else {_KINDS[bias.ndim]: bias}
     piece = Piece(dense(k), dense(v), first, positions)
     dropout = None if seed is None else Dropout(dropout_p, seed, *of_dropout)
     return piece, Extras(softcap, bounds, keep, q_positions, dropout=dropout, **learned)

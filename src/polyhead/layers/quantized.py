@@ -1,8 +1,9 @@
 """Weights that stay as a GGUF file holds them: blocks of a few bits for each number.
 
-Native code reads the blocks in place for up to 8 rows. For more, and where there is no native code,
-a panel of rows of the weight is unpacked at a time and multiplied as any weight is. Inputs are
-never rounded to fewer bits: results are those of the unpacked weights, within the rounding of sums.
+Native code reads the blocks in place for up to 8 rows, and for any number of rows in float32: then
+it unpacks each once for all of them. Otherwise a panel of rows of the weight is unpacked at a time
+and multiplied as any weight is. Inputs are never rounded to fewer bits: results are those of the
+unpacked weights, within the rounding of sums.
 
 Gradients of inputs are those of the unpacked weights. What changes weights (training, conversion,
 adapters) is refused by name, with the way out: a dtype given to ``load``.
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.layers.exact import Exactly
-from polyhead.layers.rows import as_rows, code_for_rows
+from polyhead.layers.rows import as_rows, code_for_blocks
 from polyhead.native import gate
 from polyhead.native.arguments import Weight
 from polyhead.quantization import BlockType, readable, unpack
@@ -58,9 +59,9 @@ class QuantizedMatrix(nn.Module):
         """``x Wᵀ + b`` for x ``[..., in_features]``, in the dtype of x."""
         if not (x.requires_grad or (bias is not None and bias.requires_grad)):
             with torch.no_grad():
-                few = self._few(x, bias)
-            if few is not None:
-                return few
+                y = self._natively(x, bias)
+            if y is not None:
+                return y
         rows = max(1, _PANEL // self.in_features)
         parts = [
             F.linear(
@@ -72,9 +73,9 @@ class QuantizedMatrix(nn.Module):
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def _few(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+    def _natively(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """By native code, or None."""
-        code = code_for_rows(x)
+        code = code_for_blocks(x)
         if code is None or x.shape[-1] != self.in_features:
             return None
         weight = native_weight(self, x, bias)

@@ -41,10 +41,11 @@ class Code:
 
     Attributes:
         block_sizes: Of the types of blocks that it reads, by number: numbers of a block, bytes.
+        is_wide: Vectors of 16 numbers, with which products of many rows are as fast as torch's.
     """
 
     def __init__(self, module: ModuleType, index: int, name: str) -> None:
-        self.name = name
+        self.name, self.is_wide = name, name.startswith("avx512")
         self._index = index
         self._product, self._attend = module.product, module.attend
         self._unpack = module.unpack
@@ -60,8 +61,10 @@ class Code:
     def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
 
+        Each row has the same bits whatever rows are beside it, and however many.
+
         Args:
-            x: ``[rows, in]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            x: ``[rows, in]``, the last dimension dense.
             weights: At most ``MOST_WEIGHTS``, dense, in the dtype of x or in blocks.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))

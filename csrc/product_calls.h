@@ -1,0 +1,59 @@
+// Products with weights, and weights unpacked: part of module.cpp.
+
+// A product whose rows are few, with room for them in float32.
+void few_product(const Code& code, const ManyProduct& p, int threads) {
+    float* wide = (float*)p.room;
+    code.widen(p.dtype, p.x, p.x_stride, p.rows, p.in_features, wide);
+    Product few{p.dtype, wide, p.rows, p.in_features, {}, p.count, p.y, p.y_stride};
+    for (int i = 0; i < p.count; ++i) few.factors[i] = p.factors[i];
+    code.product(few, threads);
+}
+
+PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_product;
+    const Arguments<A> a("product", args, count);
+    View x;
+    if (!a.code || !rows_of(a[A::x], x)) return nullptr;
+    PyObject* weights = a[A::weights];
+    const Py_ssize_t number = PySequence_Size(weights);
+    if (x.size[0] < 1 || number < 1 || number > kMostFactors) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "product takes 1 to %d weights, and rows", kMostFactors);
+        return nullptr;
+    }
+    ManyProduct p{};
+    p.dtype = (Dtype)x.kind, p.x = x.at, p.x_stride = x.stride[0], p.rows = x.size[0], p.in_features = x.size[1];
+    for (; p.count < number; ++p.count) {
+        PyObject* pair = PySequence_GetItem(weights, p.count);
+        const bool good = factor_from(pair, "a weight", x.kind, p.in_features, p.factors[p.count]);
+        Py_XDECREF(pair);  // the caller's sequence holds it
+        if (!good) return nullptr;
+        p.y_stride += p.factors[p.count].out_features;
+    }
+    p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const bool few = p.rows <= kMostRows;
+    const Room<char> room(few ? p.rows * p.in_features * (int64_t)sizeof(float) : many_bytes(p, a.threads));
+    if (!room.get()) return PyErr_NoMemory();
+    p.room = room.get();
+    const Unlocked unlocked;
+    if (few) few_product(*a.code, p, a.threads);
+    else a.code->many_product(p, a.threads);
+    Py_RETURN_NONE;
+}
+
+// The numbers of rows of blocks, in the dtype of y.
+PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_unpack;
+    const Arguments<A> a("unpack", args, count);
+    View blocks, y;
+    if (!a.code || !view_of(a[A::blocks], "blocks", blocks) || !view_of(a[A::y], "y", y)) return nullptr;
+    const int64_t type = a.whole(A::type);
+    if (PyErr_Occurred()) return nullptr;
+    if (blocks.dims != 2 || y.dims != 2 || blocks.kind != kOfUint8 || y.kind > kOfFloat16 || !blocks.is_dense_from(1) ||
+        !y.is_dense_from(0) || !blocks.is(0, y.size[0]) || !blocks.is(1, bytes_of_row(type, y.size[1])))
+        return wrong("blocks must be bytes [rows, n] of whole blocks of a known type, and y [rows, their numbers], without gaps");
+    const Unpacked u{(Dtype)y.kind, (int)type, (const uint8_t*)blocks.at, blocks.stride[0], blocks.size[0], y.size[1], y.at};
+    const Unlocked unlocked;
+    a.code->unpack(u, a.threads);
+    Py_RETURN_NONE;
+}
