@@ -294,7 +294,8 @@ def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
         painted = page.evaluate(
             """async () => {
                 while (!polyhead.look) await new Promise((done) => setTimeout(done, 5));
-                const ran = performance.now();
+                const answers = performance.getEntriesByType("resource");
+                const ran = answers.find(({ name }) => name.endsWith("/look")).responseEnd;
                 const until = async (done) => {
                     while (!done()) await new Promise((again) => requestAnimationFrame(again));
                     return performance.now() - ran;
@@ -304,7 +305,9 @@ def test_4096_tokens_of_all_heads_are_painted_and_opened_in_time(
                     (head) => head.getBoundingClientRect().top < innerHeight);
                 const drawn = ({ dataset }) =>
                     polyhead.isDrawn(Number(dataset.layer), Number(dataset.head));
-                const screen_drawn = await until(() => seen.every(drawn));
+                await until(() => seen.every(drawn));
+                await new Promise((again) => requestAnimationFrame(again));
+                const screen_drawn = performance.now() - ran;
                 await polyhead.painted;
                 return { grid_shown, screen_drawn, all_drawn: performance.now() - ran };
             }"""

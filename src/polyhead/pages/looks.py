@@ -143,13 +143,17 @@ class Look:
         lines = min(pixels, queries)
         cell = -(-keys // min(pixels, keys))
         chosen = [round(i * (queries - 1) / max(1, lines - 1)) for i in range(lines)]
-        rows = torch.stack([call.row(query)[0] for query in chosen], dim=1)
-        if not first:
-            rows[..., 0] = 0.0
-            rest = rows.sum(dim=-1, keepdim=True)
-            rows = torch.where(rest > 0, rows / rest, 0.0)
-        rows = torch.nn.functional.pad(rows, (0, -keys % cell))
-        small = rows.view(*rows.shape[:2], -1, cell).amax(dim=-1)
+
+        def line(query: int) -> torch.Tensor:
+            row = call.row(query)[0]
+            if not first:
+                row[..., 0] = 0.0
+                rest = row.sum(dim=-1, keepdim=True)
+                row = torch.where(rest > 0, row / rest, 0.0)
+            padded = torch.nn.functional.pad(row, (0, -keys % cell))
+            return padded.view(len(row), -1, cell).amax(dim=-1)
+
+        small = torch.stack([line(query) for query in chosen], dim=1)
         return (small.sqrt() * 255).round().to(torch.uint8).numpy()
 
     def region(
