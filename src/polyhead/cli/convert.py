@@ -10,54 +10,66 @@ import typer
 
 from polyhead.cli.options import duration
 
+_Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
+    ),
+]
+_Out = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder for the new model; must not exist.")
+]
+_KvHeads = Annotated[int | None, typer.Option(help="Key/value heads of each layer; 1 is MQA.")]
+_Latent = Annotated[
+    str | None,
+    typer.Option(metavar="P,R", help="Latent attention: P rotated features, a latent of R."),
+]
+_Cache = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="Latent attention within this share of the cache."),
+]
+_Calibration = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Text to calibrate on; may be given more than once."),
+]
+_Evaluation = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Other text of a domain that was calibrated on."),
+]
+_Unseen = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Text of a domain that was not calibrated on."),
+]
+_Heal = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Time for healing, such as 10m or 90s; Ctrl-C ends it."),
+]
+_Healing = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Text to heal on; default: the text of --calibration."),
+]
+_Tokens = Annotated[int, typer.Option(help="Of calibration, at most.")]
+_Form = Annotated[
+    str, typer.Option(help="hugging-face, polyhead, or auto: the first that can represent it.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
+
 
 def convert(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for the new model; must not exist.")
-    ],
-    kv_heads: Annotated[
-        int | None, typer.Option(help="Key/value heads of each layer; 1 is MQA.")
-    ] = None,
-    latent: Annotated[
-        str | None,
-        typer.Option(metavar="P,R", help="Latent attention: P rotated features, a latent of R."),
-    ] = None,
-    cache: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Latent attention within this share of the cache."),
-    ] = None,
-    calibration: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Text to calibrate on; may be given more than once."),
-    ] = None,
-    evaluation: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Other text of a domain that was calibrated on."),
-    ] = None,
-    unseen: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Text of a domain that was not calibrated on."),
-    ] = None,
-    heal: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Time for healing, such as 10m or 90s; Ctrl-C ends it."),
-    ] = None,
-    healing: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Text to heal on; default: the text of --calibration."),
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Of calibration, at most.")] = 8192,
-    form: Annotated[
-        str, typer.Option(help="hugging-face, polyhead, or auto: the first that can represent it.")
-    ] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+    model: _Model,
+    out: _Out,
+    kv_heads: _KvHeads = None,
+    latent: _Latent = None,
+    cache: _Cache = None,
+    calibration: _Calibration = None,
+    evaluation: _Evaluation = None,
+    unseen: _Unseen = None,
+    heal: _Heal = None,
+    healing: _Healing = None,
+    tokens: _Tokens = 8192,
+    form: _Form = "auto",
+    json: _Json = False,
 ) -> None:
     """Convert a model to another head layout, and report what is lost.
 

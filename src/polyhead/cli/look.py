@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from polyhead.cli.options import Language
 from polyhead.errors import InputError, shortened
 
 if TYPE_CHECKING:
-    from polyhead.cli.look_examine import Found
+    from polyhead.cli.look_examine import Found, Model
     from polyhead.models.parts import HeadsByLayer
 
 _CONTINUATION = 24
@@ -26,97 +27,134 @@ _CONTINUATION = 24
 _LAYER = re.compile(r"[0-9]{1,4}")
 
 
+_Text = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
+    ),
+]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A known name, a Hugging Face directory, a .gguf file or a hub id; smollm2 where "
+        "none is given, several with --serve.",
+    ),
+]
+_TextFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")
+]
+_Query = Annotated[str | None, typer.Option(help="The word that looks (its last occurrence).")]
+_Key = Annotated[str | None, typer.Option(help="The word that is looked at.")]
+_Pair = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="QUERY KEY", help="Both at once: --pair it animal."),
+]
+_Find = Annotated[
+    bool, typer.Option("--find", help="Label the heads: induction, previous-token, sink, …")
+]
+_Texts = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --find: use the texts of this file, one per line."),
+]
+_Ablate = Annotated[
+    str | None, typer.Option(metavar="HEADS", help="Ablate these heads: 3.1,7.4 (layer.head).")
+]
+_Draw = Annotated[
+    str | None,
+    typer.Option(metavar="HEADS", help="Draw these heads, 18.6,17.3, as the SVG file --out."),
+]
+_Serve = Annotated[bool, typer.Option("--serve", help="Open a local page for texts of any length.")]
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port for --serve; 0: any free port.")]
+_Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="Where the page is written, polyhead-look.html, or with --draw the picture.",
+    ),
+]
+_Page = Annotated[bool, typer.Option("--page/--no-page", help="Write the page.")]
+_Layers = Annotated[str | None, typer.Option(help="Only these layers in the table, such as 0-3,7.")]
+_NewTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new-tokens",
+        "-n",
+        help="Tokens of continuation (24), 0 for none; or of a translation.",
+    ),
+]
+_Source = Annotated[
+    str | None,
+    typer.Option(
+        "--from", metavar="CODE", help="For an encoder-decoder: the language of the text."
+    ),
+]
+_Target = Annotated[
+    str | None,
+    typer.Option("--to", metavar="CODE", help="For an encoder-decoder: the language to write."),
+]
+_Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+_Json = Annotated[bool, typer.Option("--json", help="Everything as JSON.")]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the options ask for.
+
+    Attributes:
+        pair: Query word and key word; None: they are found.
+        ablated: Heads to ablate, by layer.
+        drawn: Heads of the picture, by layer; none: there is no picture.
+        layers: Of the table; None: all.
+        out: The file of the page or the picture.
+        page: Whether the page is written.
+        languages: Of the terminal and of the page, where None is the browser's.
+        json: Whether everything is printed as JSON.
+    """
+
+    pair: tuple[str, str] | None
+    ablated: HeadsByLayer
+    drawn: HeadsByLayer
+    layers: list[int] | None
+    out: Path
+    page: bool
+    languages: tuple[str, str | None]
+    json: bool
+
+
 def look(
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
-        ),
-    ] = None,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="MODEL",
-            help="A known name, a Hugging Face directory, a .gguf file or a hub id; smollm2 where "
-            "none is given, several with --serve.",
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")
-    ] = None,
-    query: Annotated[
-        str | None, typer.Option(help="The word that looks (its last occurrence).")
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="The word that is looked at.")] = None,
-    pair: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="QUERY KEY", help="Both at once: --pair it animal."),
-    ] = None,
-    find: Annotated[
-        bool, typer.Option("--find", help="Label the heads: induction, previous-token, sink, …")
-    ] = False,
-    texts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --find: use the texts of this file, one per line."),
-    ] = None,
-    ablate: Annotated[
-        str | None,
-        typer.Option(metavar="HEADS", help="Ablate these heads: 3.1,7.4 (layer.head)."),
-    ] = None,
-    draw: Annotated[
-        str | None,
-        typer.Option(metavar="HEADS", help="Draw these heads, 18.6,17.3, as the SVG file --out."),
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Open a local page for texts of any length.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port for --serve; 0: any free port.")
-    ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Where the page is written, polyhead-look.html, or with --draw the picture.",
-        ),
-    ] = None,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Write the page.")] = True,
-    layers: Annotated[
-        str | None, typer.Option(help="Only these layers in the table, such as 0-3,7.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "-n",
-            help="Tokens of continuation (24), 0 for none; or of a translation.",
-        ),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="CODE", help="For an encoder-decoder: the language of the text."
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option("--to", metavar="CODE", help="For an encoder-decoder: the language to write."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    text: _Text = None,
+    models: _Models = None,
+    file: _TextFile = None,
+    query: _Query = None,
+    key: _Key = None,
+    pair: _Pair = None,
+    find: _Find = False,
+    texts: _Texts = None,
+    ablate: _Ablate = None,
+    draw: _Draw = None,
+    serve: _Serve = False,
+    port: _Port = 0,
+    out: _Out = None,
+    page: _Page = True,
+    layers: _Layers = None,
+    max_new_tokens: _NewTokens = None,
+    source: _Source = None,
+    target: _Target = None,
+    dtype: _Dtype = "float32",
     lang: Language = None,
-    json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    json: _Json = False,
 ) -> None:
     """See every head of a real model on TEXT.
 
     Prints the continuation that the model writes, then the heads that look most strongly from one
     word to another, and writes a page with all heads that opens in any browser.
     """
-    from polyhead.cli.look_examine import check, examine
-    from polyhead.cli.look_files import check_writable, reason_against_page
+    from polyhead.cli.look_files import check_writable
     from polyhead.cli.look_translation import look_at_translation
     from polyhead.cli.models import load_any
     from polyhead.cli.terminal import read_text
@@ -132,17 +170,23 @@ def look(
         begin = "" if text is None and file is None else read_text(text, file)
         serve_page(begin, models or [], dtype, port, None if lang is None else language)
         return
-    model = _one_of(models)
-    chosen = None if layers is None else _layers_of(layers)
-    ablated, drawn = _heads_of(ablate), _heads_of(draw)
+    model, drawn = _one_of(models), _heads_of(draw)
+    wanted = _Wanted(
+        pair=pair,
+        ablated=_heads_of(ablate),
+        drawn=drawn,
+        layers=None if layers is None else _layers_of(layers),
+        out=out or Path("polyhead-look.svg" if drawn else "polyhead-look.html"),
+        page=page,
+        languages=(language, lang),
+        json=json,
+    )
     many = [] if texts is None else _lines_of(texts)
     content = many[0] if many and text is None and file is None else read_text(text, file)
-    out = out or Path("polyhead-look.svg" if drawn else "polyhead-look.html")
     if page or drawn:
-        check_writable(out)
+        check_writable(wanted.out)
     loaded = load_any(model, dtype)
     from polyhead.generation import TextToText
-    from polyhead.inspection.heads import TokenizedText
 
     if isinstance(loaded, TextToText):
         given = {"--pair": pair, "--find": find, "--ablate": ablate, "--draw": draw,
@@ -150,43 +194,45 @@ def look(
         _refuse_options(model, given)
         arguments = {"source_language": source, "target_language": target,
                      "max_new_tokens": max_new_tokens}  # fmt: skip
+        place = wanted.out if page else None
         look_at_translation(
-            model,
-            loaded,
-            content,
-            arguments,
-            out if page else None,
-            languages=(language, lang),
-            json=json,
+            model, loaded, content, arguments, place, languages=wanted.languages, json=json
         )
         return
     if source is not None or target is not None:
         raise InputError(f"--from and --to are for models that translate: {model} does not")
-    tokens = TokenizedText.of(loaded.tokenizer, content)
-    check(loaded, tokens, pair=pair, heads=(ablated, drawn), layers=chosen)
-    refusal = reason_against_page(loaded, len(tokens.ids)) if page and not drawn else None
-    if refusal is not None and not json:
+    count = _CONTINUATION if max_new_tokens is None else max_new_tokens
+    _look_at_heads(model, loaded, content, (many or [content]) if find else [], count, wanted)
+
+
+def _look_at_heads(
+    name: str, model: Model, text: str, labelled: list[str], max_new_tokens: int, wanted: _Wanted
+) -> None:
+    """Looks at a decoder or an encoder; ``labelled`` are the texts on which heads are labelled."""
+    from polyhead.cli.look_examine import check, examine
+    from polyhead.cli.look_files import reason_against_page
+    from polyhead.inspection.heads import TokenizedText
+
+    tokens = TokenizedText.of(model.tokenizer, text)
+    heads = wanted.ablated, wanted.drawn
+    check(model, tokens, pair=wanted.pair, heads=heads, layers=wanted.layers)
+    refusal = None
+    if wanted.page and not wanted.drawn:
+        refusal = reason_against_page(model, len(tokens.ids))
+    if refusal is not None and not wanted.json:
         print(f"No page is written: {refusal}; --serve opens one for texts of any length\n")
     found = examine(
+        name,
         model,
-        loaded,
         tokens,
-        pair=pair,
-        ablated=ablated,
-        layers=chosen,
-        labelled=(many or [content]) if find else [],
-        max_new_tokens=_CONTINUATION if max_new_tokens is None else max_new_tokens,
-        echo=not json,
+        pair=wanted.pair,
+        ablated=wanted.ablated,
+        layers=wanted.layers,
+        labelled=labelled,
+        max_new_tokens=max_new_tokens,
+        echo=not wanted.json,
     )
-    _present(
-        found,
-        out,
-        drawn,
-        page=page and refusal is None,
-        refusal=refusal,
-        languages=(language, lang),
-        json=json,
-    )
+    _present(found, wanted, refusal)
 
 
 def _refuse_options(model: str, given: Mapping[str, object]) -> None:
@@ -195,37 +241,26 @@ def _refuse_options(model: str, given: Mapping[str, object]) -> None:
         raise InputError(f"{others[0]} is for decoders and encoders: {model} is neither")
 
 
-def _present(
-    found: Found,
-    out: Path,
-    drawn: HeadsByLayer,
-    *,
-    page: bool,
-    refusal: str | None,
-    languages: tuple[str, str | None],
-    json: bool,
-) -> None:
-    """Writes the picture or the page, and says what was found as JSON or in the terminal.
-
-    ``languages`` are those of the terminal and of the page, where None is the browser's.
-    """
+def _present(found: Found, wanted: _Wanted, refusal: str | None) -> None:
+    """Writes the picture or the page, and says what was found as JSON or in the terminal."""
     from polyhead.cli.look_files import write_page, write_picture
     from polyhead.cli.look_table import as_data, show
     from polyhead.cli.terminal import print_json
     from polyhead.texts import Texts
 
-    if drawn:
-        write_picture(out, found, drawn)
+    page = wanted.page and refusal is None
+    if wanted.drawn:
+        write_picture(wanted.out, found, wanted.drawn)
     elif page:
-        write_page(out, found, languages[1])
-    place = out.resolve() if drawn or page else None
-    if json:
+        write_page(wanted.out, found, wanted.languages[1])
+    place = wanted.out.resolve() if wanted.drawn or page else None
+    if wanted.json:
         print_json(as_data(found, place, refusal))
         return
-    show(found, languages[0])
+    show(found, wanted.languages[0])
     if place is not None:
-        said = Texts(languages[0], "look")
-        print("\n" + said("picture" if drawn else "page", place=place))
+        said = Texts(wanted.languages[0], "look")
+        print("\n" + said("picture" if wanted.drawn else "page", place=place))
 
 
 def _pair_of(

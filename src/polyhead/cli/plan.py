@@ -26,62 +26,74 @@ def _presets(incomplete: str) -> list[str]:
     return [name for name in presets() if name.startswith(incomplete)]
 
 
+_Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG_OR_NAME",
+        help="A config.json, its directory, or a preset such as llama-3-8b.",
+        show_default=False,
+        autocompletion=_presets,
+    ),
+]
+_Tokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COUNT",
+        help="Context of each sequence, such as 8192 or 128k (k is 1,024, m 1,024²); default: "
+        "all that the model was made for.",
+    ),
+]
+_Batch = Annotated[int, typer.Option(help="Sequences.")]
+_Dtype = Annotated[
+    str, typer.Option(help="Dtype of weights: float32, bfloat16, float16, float8, int8, int4.")
+]
+_KvDtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Dtype of the cache: float32, bfloat16, float16, int8, int4; default: dtype."
+    ),
+]
+_Page = Annotated[int | None, typer.Option(help="Tokens per page; default: no pages.")]
+_TensorParallel = Annotated[int, typer.Option(help="Ranks that share heads and hidden features.")]
+_Memory = Annotated[
+    str | None, typer.Option(help="Memory of one rank, such as 24GiB: shows what fits.")
+]
+_Bandwidth = Annotated[
+    str | None, typer.Option(help="Memory bandwidth of one rank, such as 3.35TB/s.")
+]
+_Flops = Annotated[str | None, typer.Option(help="Compute rate of one rank, such as 989TFLOP/s.")]
+_Mesh = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZES",
+        help="A mesh, such as tensor=8,context=4: shows what a rank holds and sends.",
+    ),
+]
+_Link = Annotated[
+    str | None, typer.Option(help="Bandwidth from one rank to the next, such as 50GB/s.")
+]
+_Presets = Annotated[
+    bool,
+    typer.Option("--presets", help="List the presets and exit; with --json, their sources."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
+
+
 def plan(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG_OR_NAME",
-            help="A config.json, its directory, or a preset such as llama-3-8b.",
-            show_default=False,
-            autocompletion=_presets,
-        ),
-    ] = "",
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COUNT",
-            help="Context of each sequence, such as 8192 or 128k (k is 1,024, m 1,024²); default: "
-            "all that the model was made for.",
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    dtype: Annotated[
-        str, typer.Option(help="Dtype of weights: float32, bfloat16, float16, float8, int8, int4.")
-    ] = "bfloat16",
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Dtype of the cache: float32, bfloat16, float16, int8, int4; default: dtype."
-        ),
-    ] = None,
-    page: Annotated[int | None, typer.Option(help="Tokens per page; default: no pages.")] = None,
-    tensor_parallel: Annotated[
-        int, typer.Option(help="Ranks that share heads and hidden features.")
-    ] = 1,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory of one rank, such as 24GiB: shows what fits.")
-    ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Memory bandwidth of one rank, such as 3.35TB/s.")
-    ] = None,
-    flops: Annotated[
-        str | None, typer.Option(help="Compute rate of one rank, such as 989TFLOP/s.")
-    ] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZES",
-            help="A mesh, such as tensor=8,context=4: shows what a rank holds and sends.",
-        ),
-    ] = None,
-    link: Annotated[
-        str | None, typer.Option(help="Bandwidth from one rank to the next, such as 50GB/s.")
-    ] = None,
-    presets: Annotated[
-        bool,
-        typer.Option("--presets", help="List the presets and exit; with --json, their sources."),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    config: _Config = "",
+    tokens: _Tokens = None,
+    batch: _Batch = 1,
+    dtype: _Dtype = "bfloat16",
+    kv_dtype: _KvDtype = None,
+    page: _Page = None,
+    tensor_parallel: _TensorParallel = 1,
+    memory: _Memory = None,
+    bandwidth: _Bandwidth = None,
+    flops: _Flops = None,
+    mesh: _Mesh = None,
+    link: _Link = None,
+    presets: _Presets = False,
+    json: _Json = False,
 ) -> None:
     """Plan a model: parameters, FLOPs, cache bytes, what fits.
 

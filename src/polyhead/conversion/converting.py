@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.checks import number, whole
+from polyhead.config import TransformerConfig
 from polyhead.conversion import calibration as calibrating
 from polyhead.conversion.budget import Offer, cheapest, offers
 from polyhead.conversion.calibration import (
@@ -154,10 +155,7 @@ def convert(
     made = draft.build(like.dtype, like.device)
     seconds = time.monotonic() - started
     if not domains:
-        drawn = torch.Generator().manual_seed(1)
-        length = min(calibrating.WINDOW, draft.config.max_positions)
-        ids = torch.randint(draft.config.vocab_size, (length,), generator=drawn)
-        domains = {"random tokens": (True, [ids])}
+        domains = {"random tokens": (True, [_random_window(draft.config)])}
     teacher, sample = Teacher(transformer), next(iter(domains.values()))[1][0][:_ALONE_TOKENS]
     each = together = None
     if alone and not exact:
@@ -198,6 +196,13 @@ def _layers(
         )
         for i, (was, now) in enumerate(pairs)
     )
+
+
+def _random_window(config: TransformerConfig) -> Tensor:
+    """``[T]`` random tokens, always the same draw."""
+    length = min(calibrating.WINDOW, config.max_positions)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(config.vocab_size, (length,), generator=generator)
 
 
 def _elements(model: Transformer) -> int:

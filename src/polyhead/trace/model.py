@@ -8,7 +8,7 @@ can be compared with what the layer returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,21 +79,7 @@ def trace_model(
         "Q": record.q[0, head].double(),
         "K": record.k[0, kv_head].double(),
     }
-    how = _placement(module)
-    if how:
-        moved = said("and").join(said(function) for function in how)
-        steps += [
-            Step(
-                f"head{head}.{letter}_placed",
-                titled(said, head, said("placed", what=said(letter), how=moved)),
-                f"{letter}{subscript(head)} ← "
-                + "".join(f"{function}(" for function in reversed(how))
-                + f"{letter}{subscript(head)}"
-                + ")" * len(how),
-                placed[letter],
-            )
-            for letter in ("Q", "K")
-        ]
+    steps += _placed_steps(_placement(module), head, placed, said)
     steps.append(_projection(module, "V", "v_proj", head, kv_head, x, said))
     exact_scale = math.isclose(record.scale, 1 / math.sqrt(module.head_dim), rel_tol=1e-12)
     steps += head_steps(
@@ -178,6 +164,24 @@ def _placement(module: MultiHeadAttention) -> list[str]:
     if qk_norm is not None:
         parts.insert(len(parts) if qk_norm.place == "after_rope" else 0, "norm")
     return parts
+
+
+def _placed_steps(
+    how: Sequence[str], head: int, placed: Mapping[str, Tensor], said: Texts
+) -> list[Step]:
+    """Queries and keys after the functions ``how``; no steps if there are none."""
+    moved = said("and").join(said(function) for function in how)
+    before, after = "".join(f"{function}(" for function in reversed(how)), ")" * len(how)
+    return [
+        Step(
+            f"head{head}.{letter}_placed",
+            titled(said, head, said("placed", what=said(letter), how=moved)),
+            f"{letter}{subscript(head)} ← {before}{letter}{subscript(head)}{after}",
+            values,
+        )
+        for letter, values in placed.items()
+        if how
+    ]
 
 
 def _visible(record: AttentionRecord, head: int) -> Tensor | None:
