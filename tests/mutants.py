@@ -314,6 +314,22 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("codes: dense scales", "or x.stride(3) != 1", ""),
         ],
     },
+    "same_bits.py": {
+        "tests/test_same_bits.py": [
+            ("native code without the mode", "with by_row.asked(), _OneOrder():", "with _OneOrder():"),
+            ("functions in whole vectors", "room = -count % _VECTORS", "room = 0"),
+            ("functions in one thread", "if count + room > _PIECE:", "if False:"),
+            ("sums that depend on length alone", "found = _halved(wide.permute(*rest, *chosen).reshape(*(x.shape[d] for d in rest), -1))", "found = wide.sum([*chosen])"),
+            ("products by native code", '"mm": _mm,', '"mm": _as_it_is,'),
+            ("products with a bias", '"addmm": _addmm,', '"addmm": _as_it_is,'),
+            ("products of heads", '"bmm": _bmm,', '"bmm": _as_it_is,'),
+            ("softmax", '"_softmax": _softmax,', '"_softmax": _as_it_is,'),
+            ("another alpha", 'if kwargs.get("alpha", 1) == 1:\n        return func', "if True:\n        return func"),
+            ("what is not known", "if any(isinstance(x, Tensor) and x.is_floating_point() for x in given):", "if False:"),
+            ("the mean of a norm", "centred = wide - mean", "centred = wide"),
+            ("no native code", "if (why := native.unavailable()) is not None:", "if False:"),
+        ],
+    },
     "layers": {
         "tests/parallel/test_parallel_models.py": [
             ("a call is one call for its hooks", "type(self).forward(self, folded,", "self(folded,"),

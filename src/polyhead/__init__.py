@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
+    from polyhead.same_bits import reproducible
     from polyhead.semantics import (
         FIRE,
         ALiBi,
@@ -115,6 +116,7 @@ _HOMES = {
     ),
     "polyhead.models": ("Transformer",),
     "polyhead.planning": ("Plan", "plan"),
+    "polyhead.same_bits": ("reproducible",),
     "polyhead.semantics": (
         "ALiBi",
         "Bias",
@@ -203,6 +205,7 @@ __all__ = [
     "plan",
     "probe",
     "prune",
+    "reproducible",
     "word_times",
 ]
 

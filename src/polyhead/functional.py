@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel, Refusal, SwitchedOffError
+from polyhead.native import by_row
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.foreign import refuse
@@ -294,6 +295,13 @@ def _in_order(call: Call) -> Iterable[Kernel[Any]]:
 
 def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
     """The kernel named, or the first that can do all of the call, with its plan."""
+    if by_row.is_asked():
+        if name not in ("auto", "native"):
+            raise UnsupportedError(f"reproducible() needs kernel='native' or 'auto': got {name!r}")
+        by_rows = KERNELS["native"]
+        if isinstance(plan := by_rows.plan(call), Refusal):
+            raise UnsupportedError(f"reproducible() cannot keep the bits of {plan.feature}")
+        return by_rows, plan
     if name == "auto":
         for kernel in _in_order(call):
             if kernel.unasked(call) is None and kernel.unavailable() is None:

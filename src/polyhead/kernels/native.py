@@ -16,6 +16,7 @@ from polyhead.errors import NotPlainError
 from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.extras import dense, extras_of, pieces_of
 from polyhead.kernels.operators import differentiable, operators
+from polyhead.native import by_row
 from polyhead.native.arguments import DTYPES, Extras
 from polyhead.native.code import Code
 from polyhead.native.gate import is_fake, stranger
@@ -34,7 +35,10 @@ class NativeKernel(Kernel[Extras]):
     def plan(self, call: Call) -> Extras | Refusal:
         if (feature := self._refused(call)) is not None:
             return Refusal(feature)
-        return extras_of(call)
+        found = extras_of(call)
+        if isinstance(found, Refusal) or not by_row.is_asked():
+            return found
+        return found._replace(by_row=True)
 
     def _refused(self, call: Call) -> str | None:
         """What refuses a call whatever its mask."""
@@ -55,6 +59,13 @@ class NativeKernel(Kernel[Extras]):
             return "torch.func"
         if not source.in_place:
             return "keys and values that would be copied to be read"
+        if by_row.is_asked():
+            if call.requires_grad:
+                return "gradients within reproducible()"
+            if source.tokens.positions is None and source.tokens.places.low:
+                return (
+                    "a ring within reproducible(): its keys begin at any place; use a dense cache"
+                )
         if not (q.shape[0] and q.shape[2] and source.tokens.length):
             return "no batch rows, no queries or no keys"
         if call.spec.dropout_p:

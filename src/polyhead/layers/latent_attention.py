@@ -34,6 +34,7 @@ from polyhead.layers.latent_cost import LatentExplanation, explain_choice
 from polyhead.layers.linear import by_heads, linear, side_by_side
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
+from polyhead.native import by_row
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
 from polyhead.semantics.foreign import other_names, refuse
 
@@ -192,6 +193,8 @@ class MultiHeadLatentAttention(Hooked):
             source = cache.append(latent, latent[..., :R], positions)
         B, T, _ = x.shape
         way = forced or self.preferred or self.config.choose(B, T, source.tokens.length)
+        if by_row.is_asked():
+            way = forced or "absorbed"  # what decoding takes, for every number of tokens
         if way == "absorbed":
             q = torch.cat((self._to_latent(n), p), dim=-1)
         else:

@@ -17,7 +17,7 @@ from polyhead import native
 from polyhead.layers.exact import Exactly
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
 from polyhead.layers.rows import as_rows, code_for_products, code_for_rows
-from polyhead.native import gate
+from polyhead.native import by_row, gate
 from polyhead.native.arguments import MOST_ROWS, MOST_WEIGHTS, Network, Weight
 
 PLAIN_LINEAR = Exactly(nn.Linear)
@@ -85,7 +85,8 @@ def by_heads(x: Tensor, weight: Tensor, *, summed: bool) -> Tensor | None:
     code = native.code_for(x)
     if (
         code is None
-        or not 0 < B * T <= MOST_ROWS
+        or not B * T > 0
+        or (B * T > MOST_ROWS and not by_row.is_asked())
         or not x.numel()
         or weight.dtype is not x.dtype
         or not gate.is_plain(weight)

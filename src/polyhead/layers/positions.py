@@ -24,6 +24,7 @@ from polyhead.config import RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.layers import fused
 from polyhead.layers.frequencies import inverse_frequencies, regime
+from polyhead.native import by_row
 from polyhead.semantics.tokens import is_traced, nothing_lasts
 
 
@@ -58,7 +59,7 @@ class RoPE:
         TypeError: A field that ``RopeConfig`` does not have.
     """
 
-    _tables: dict[tuple[int, int, torch.dtype, torch.device], _Rotation]
+    _tables: dict[tuple[int, int, torch.dtype, torch.device, bool], _Rotation]
     _last: tuple[tuple[Any, ...], _Rotation] | None
 
     def __init__(
@@ -113,12 +114,15 @@ class RoPE:
         if dim is None or dim == head_dim:
             rotation = self._rotation(x, positions, x.shape[3 - head_axis], head_axis, head_dim)
             half = head_dim // 2
-            if head_axis == 2 and not isinstance(positions, Tensor) and x.stride(-1) == 1:
-                code = native.code_for(x)
-                if code is not None:
-                    return code.rotate(x, rotation.cos, rotation.sin)
-                if (rotated := fused.rotate(x, rotation.cos, rotation.sin)) is not None:
-                    return rotated
+            code = native.code_for(x) if head_axis == 2 and x.stride(-1) == 1 else None
+            if code is not None:
+                own = isinstance(positions, Tensor) and positions.ndim == 2  # of every batch row
+                tokens = x.reshape(1, -1, *x.shape[2:]) if own else x
+                return code.rotate(tokens, rotation.cos, rotation.sin).view(x.shape)
+            plain = head_axis == 2 and not isinstance(positions, Tensor) and x.stride(-1) == 1
+            rotated = fused.rotate(x, rotation.cos, rotation.sin) if plain else None
+            if rotated is not None:
+                return rotated
             return (x * rotation.cos).addcmul_(torch.roll(x, half, -1), rotation.sin)
         self._rotated_dim(head_dim)
         rotated = self.apply(x[..., :dim], positions, head_axis=head_axis)
@@ -146,7 +150,15 @@ class RoPE:
             head_dim: D, all of which is rotated.
         """
         last = self._last  # all layers of a model ask for the same token one after another
-        if last is not None and last[0] == (position, 1, 2, head_dim, x.dtype, x.device):
+        if last is not None and last[0] == (
+            position,
+            1,
+            2,
+            head_dim,
+            x.dtype,
+            x.device,
+            by_row.is_asked(),
+        ):
             return last[1]
         return self._rotation(x, position, 1, 2, head_dim)
 
@@ -161,7 +173,7 @@ class RoPE:
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
             return rotation.with_heads(head_axis - 1)
         # All layers of a model ask for the same tokens one after another.
-        key = (positions, length, head_axis, dim, x.dtype, x.device)
+        key = (positions, length, head_axis, dim, x.dtype, x.device, by_row.is_asked())
         last = self._last
         if last is None or last[0] != key:
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
@@ -190,7 +202,7 @@ class RoPE:
         if own_frequencies or nothing_lasts():
             # A table would never be read again, or would fix the length that is being traced.
             return self._computed_span(first, length, dim, length, dtype, device)
-        key = (regime_, dim, dtype, device)
+        key = (regime_, dim, dtype, device, by_row.is_asked())
         table = self._tables.get(key)
         if table is None or table.cos.shape[0] < length:
             capacity = max(length, 256, 2 * table.cos.shape[0] if table is not None else 0)

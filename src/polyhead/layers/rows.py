@@ -2,7 +2,7 @@
 
 Up to 8, as in decoding, of every dtype: decoding waits for weights to be read. More in float32,
 where the native product is as fast as torch's or faster (vectors of 16), and gives each row the
-same bits as among few.
+same bits as among few. All of every dtype, where each must have the bits that it has alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch import Tensor, float32
 from torch.nn.modules import module as torch_module
 
 from polyhead import native
+from polyhead.native import by_row
 from polyhead.native.arguments import MOST_ROWS
 from polyhead.native.code import Code
 
@@ -40,7 +41,7 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def _are_few(x: Tensor) -> bool:
-    return x.numel() <= MOST_ROWS * x.shape[-1]
+    return by_row.is_asked() or x.numel() <= MOST_ROWS * x.shape[-1]
 
 
 def _code_for(x: Tensor) -> Code | None:

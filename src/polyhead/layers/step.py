@@ -22,6 +22,7 @@ from polyhead.layers.described import ROPE, DescribedLayer, describe
 from polyhead.layers.exact import Exactly
 from polyhead.layers.rows import code_for_rows
 from polyhead.native import Code, is_plain
+from polyhead.native.arguments import MOST_ROWS
 from polyhead.semantics import Bias, Causal, Mask, RelativeBias
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tenso
         code is None
         or len(shape) != 3
         or shape[1] != 1
+        or shape[0] > MOST_ROWS
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
         or not (mask is None or type(mask) is Causal)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from polyhead.caches import ModelCache
+from polyhead.config import TransformerConfig
 from polyhead.errors import ContextLengthError, InputError
 from polyhead.semantics.tokens import is_traced
 
@@ -86,4 +87,45 @@ def check_positions(
         raise ContextLengthError(
             f"the model's context is {max_positions} tokens, positions 0 to {max_positions - 1}: "
             f"got position {high}"
+        )
+
+
+NO_CACHE = "an encoder sees all tokens at once: it takes no cache"
+
+
+def check_call(
+    config: TransformerConfig,
+    ids: Tensor,
+    positions: Tensor | None,
+    start: int,
+    cache: ModelCache | None,
+    last: int | None,
+) -> None:
+    """Checks the arguments of a model's call that do not concern an encoder.
+
+    Args:
+        config: The model's.
+        ids: The tokens, or what the embedding's frontend reads.
+        positions: As given.
+        start: Tokens in the cache.
+        cache: As given.
+        last: As given.
+
+    Raises:
+        InputError: No tokens, or an id outside the vocabulary.
+        ContextLengthError: More tokens than the model's context holds.
+        ValueError: A cache for another kind of model or number of layers, or no last token.
+    """
+    if config.embedding.frontend is None:
+        check_ids("ids", ids, config.vocab_size)
+        check_positions(positions, start, ids, config.max_positions, cache is not None)
+    if last is not None and last < 1:
+        raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
+    if cache is None:
+        return
+    if config.kind == "encoder":
+        raise ValueError(NO_CACHE)
+    if len(cache.layers) != len(config.layers):
+        raise ValueError(
+            f"the cache was made for {len(cache.layers)} layers, the model has {len(config.layers)}"
         )

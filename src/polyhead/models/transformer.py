@@ -31,9 +31,10 @@ from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
 from polyhead.models.initial import draw_weights
-from polyhead.models.inputs import check_cache, check_ids, check_positions
+from polyhead.models.inputs import NO_CACHE, check_cache, check_call, check_ids, check_positions
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import biases, relative_table, stack
+from polyhead.native import by_row
 from polyhead.semantics import Causal, Mask
 
 
@@ -189,7 +190,9 @@ class Transformer(nn.Module):
             start, before = cache.length, cache.lengths
             if positions is None:
                 positions = ragged_positions(cache.layers[0], ids)
-        self._check(ids, positions, start, cache, last)
+        check_call(self.config, ids, positions, start, cache, last)
+        if cache is not None:
+            cache.check_owner(self._config_json)
         context, context_mask = self._context(
             ids, cache, encoder_ids, encoder_hidden, encoder_mask, kernel
         )
@@ -334,7 +337,9 @@ class Transformer(nn.Module):
             ValueError: An encoder, which has nothing to remember, or a number that cannot be.
         """
         if self.config.kind == "encoder":
-            raise ValueError("an encoder sees all tokens at once: it takes no cache")
+            raise ValueError(NO_CACHE)
+        if by_row.is_asked() and kind == "auto":
+            kind = "dense"  # keys of a ring begin at any place
         return ModelCache.for_config(
             self.config,
             capacity=capacity,
@@ -355,30 +360,6 @@ class Transformer(nn.Module):
     def parameter_counts(self) -> ParameterCounts:
         """Parameters per part and in all; a tied head counts once, as embedding."""
         return count_parameters(self)
-
-    def _check(
-        self,
-        ids: Tensor,
-        positions: Tensor | None,
-        start: int,
-        cache: ModelCache | None,
-        last: int | None,
-    ) -> None:
-        if self.embedding.tokens is not None:
-            check_ids("ids", ids, self.config.vocab_size)
-            check_positions(positions, start, ids, self.config.max_positions, cache is not None)
-        if last is not None and last < 1:
-            raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
-        if cache is None:
-            return
-        if self.config.kind == "encoder":
-            raise ValueError("an encoder sees all tokens at once: it takes no cache")
-        if len(cache.layers) != len(self.layers):
-            raise ValueError(
-                f"the cache was made for {len(cache.layers)} layers, the model has "
-                f"{len(self.layers)}"
-            )
-        cache.check_owner(self._config_json)
 
     def _context(
         self,

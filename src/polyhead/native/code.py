@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.native.arguments import (
     ACTIVATIONS,
+    MOST_ROWS,
     NO_EXTRAS,
     Extras,
     LayerForm,
@@ -95,7 +96,9 @@ class Code:
             network: Its weights dense, in the dtype of x or in blocks.
         """
         y = x.new_empty(x.shape[0], network.down.weight.shape[0])
-        self._feed_forward(self._index, threads(), x, network, y)
+        for first in range(0, len(x), MOST_ROWS):
+            rows = slice(first, first + MOST_ROWS)
+            self._feed_forward(self._index, threads(), x[rows], network, y[rows])
         return y
 
     def route(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -112,7 +115,9 @@ class Code:
         more = 0 if routing.shared_gate is None else 1
         weights = torch.empty(len(x), routing.visited + more)
         chosen = torch.empty(len(x), routing.visited, dtype=torch.int64)
-        self._route(self._index, threads(), x, routing, weights, chosen)
+        for first in range(0, len(x), MOST_ROWS):
+            rows = slice(first, first + MOST_ROWS)
+            self._route(self._index, threads(), x[rows], routing, weights[rows], chosen[rows])
         return weights, chosen
 
     def norm(self, x: Tensor, by: NormWeight) -> Tensor:
@@ -245,7 +250,9 @@ class Code:
             ``[rows, H, out]``.
         """
         y = x.new_empty(x.shape[0], x.shape[1], weight.shape[2 if summed else 1])
-        self._head_product(self._index, threads(), x, weight, int(summed), y)
+        for first in range(0, len(x), MOST_ROWS):
+            rows = slice(first, first + MOST_ROWS)
+            self._head_product(self._index, threads(), x[rows], weight, int(summed), y[rows])
         return y
 
     def layer(self, weights: LayerWeights, form: LayerForm, facts: tuple[Any, ...]) -> Layer:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from polyhead.native import by_row
 from polyhead.native.interface import differences
 
 try:
@@ -48,4 +49,4 @@ def is_plain(x: Tensor) -> bool:
 
 def is_fake(tensors: Iterable[Tensor]) -> bool:
     """Whether operators would see no numbers: fake tensors, or a mode that watches operators."""
-    return torch._C._len_torch_dispatch_stack() > 0 or any(type(x) is FakeTensor for x in tensors)
+    return by_row.is_watched() or any(type(x) is FakeTensor for x in tensors)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyhead.native import gate
+from polyhead.native import by_row, gate
 from polyhead.native.arguments import DTYPES
 from polyhead.native.code import Code
 from polyhead.native.self_test import disagreement
@@ -71,7 +71,7 @@ def code_for(x: Tensor) -> Code | None:
         or not x.is_cpu
         or x.dtype not in DTYPES
         or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
+        or by_row.is_watched()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.is_autocast_enabled("cpu")
         or not gate.is_plain(x)
@@ -88,7 +88,7 @@ def code_with_autograd(*tensors: Tensor) -> Code | None:
     if (
         torch.compiler.is_compiling()
         or any(x.dtype not in DTYPES for x in tensors)
-        or torch._C._len_torch_dispatch_stack()
+        or by_row.is_watched()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or gate.MODULE is None

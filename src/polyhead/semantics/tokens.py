@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from polyhead.native import by_row
+
 
 class Span(NamedTuple):
     """The least and the greatest of some whole numbers; ``None`` where they are not known."""
@@ -127,7 +129,7 @@ def is_traced(tensor: Tensor) -> bool:
 
 def nothing_lasts() -> bool:
     """Whether tensors made here belong to a graph or a mode, so that they must not be cached."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return torch.compiler.is_compiling() or by_row.is_watched()
 
 
 def is_transformed() -> bool:

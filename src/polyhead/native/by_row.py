@@ -1,0 +1,40 @@
+"""Whether results must have the bits that each row has alone: what ``polyhead.reproducible`` sets.
+
+It holds for the thread that entered it, as modes of torch's dispatcher do, of which it is one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class _State(threading.local):
+    modes = 0
+
+
+_state = _State()
+
+
+def is_asked() -> bool:
+    """Whether this thread is inside ``polyhead.reproducible()``."""
+    return _state.modes > 0
+
+
+def is_watched() -> bool:
+    """Whether a dispatch mode watches torch's operations here, other than that one."""
+    modes = torch._C._len_torch_dispatch_stack()
+    return modes > 0 and modes > _state.modes
+
+
+@contextmanager
+def asked() -> Iterator[None]:
+    """Within the block, which enters one dispatch mode, rows have the bits that they have alone."""
+    _state.modes += 1
+    try:
+        yield
+    finally:
+        _state.modes -= 1
