@@ -343,8 +343,22 @@ def _baddbmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _OWN: dict[str, _Way] = {
-    "add": _added, "sub": _added, "rsub": _added, "sum": _sum, "mean": _mean,
-    "linalg_vector_norm": _vector_norm, "_softmax": _softmax, "_log_softmax": _log_softmax,
-    "index_add": _index_added, "native_layer_norm": _layer_norm, "cumsum": _along,
-    "mm": _mm, "mv": _mv, "dot": _dot, "linear": _linear, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm,
-}  # fmt: skip
+    "add": _added,
+    "addmm": _addmm,
+    "baddbmm": _baddbmm,
+    "bmm": _bmm,
+    "cumsum": _along,
+    "dot": _dot,
+    "index_add": _index_added,
+    "linalg_vector_norm": _vector_norm,
+    "linear": _linear,
+    "mean": _mean,
+    "mm": _mm,
+    "mv": _mv,
+    "native_layer_norm": _layer_norm,
+    "rsub": _added,
+    "sub": _added,
+    "sum": _sum,
+    "_log_softmax": _log_softmax,
+    "_softmax": _softmax,
+}

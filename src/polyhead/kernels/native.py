@@ -59,13 +59,10 @@ class NativeKernel(Kernel[Extras]):
             return "torch.func"
         if not source.in_place:
             return "keys and values that would be copied to be read"
-        if by_row.is_asked():
-            if call.requires_grad:
-                return "gradients within reproducible()"
-            if source.tokens.positions is None and source.tokens.places.low:
-                return (
-                    "a ring within reproducible(): its keys begin at any place; use a dense cache"
-                )
+        if by_row.is_asked() and call.requires_grad:
+            return "gradients within reproducible()"
+        if by_row.is_asked() and source.tokens.positions is None and source.tokens.places.low:
+            return "a ring within reproducible(): its keys begin at any place; use a dense cache"
         if not (q.shape[0] and q.shape[2] and source.tokens.length):
             return "no batch rows, no queries or no keys"
         if call.spec.dropout_p:
