@@ -129,3 +129,11 @@ def check_call(
         raise ValueError(
             f"the cache was made for {len(cache.layers)} layers, the model has {len(config.layers)}"
         )
+
+
+def check_encoder_call(config: TransformerConfig, ids: Tensor, positions: Tensor | None) -> None:
+    """The same of what an encoder-decoder's encoder reads."""
+    encoder = config.encoder
+    if (encoder.embedding or config.embedding).frontend is None:
+        check_ids("encoder_ids", ids, encoder.vocab_size or config.vocab_size)
+        check_positions(positions, 0, ids, encoder.max_positions or config.max_positions)

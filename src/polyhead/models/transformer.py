@@ -31,7 +31,7 @@ from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
 from polyhead.models.initial import draw_weights
-from polyhead.models.inputs import NO_CACHE, check_cache, check_call, check_ids, check_positions
+from polyhead.models.inputs import NO_CACHE, check_cache, check_call, check_encoder_call
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import biases, relative_table, stack
 from polyhead.native import by_row
@@ -300,12 +300,9 @@ class Transformer(nn.Module):
             )
         if not self.encoder_layers:
             raise ValueError("a decoder has no encoder: encode needs an encoder or encoder-decoder")
-        config, encoder = self.config, self.config.encoder
-        embedding = self.embedding if encoder.embedding is None else self.encoder_embedding
-        if embedding.tokens is not None:
-            check_ids("encoder_ids", ids, encoder.vocab_size or config.vocab_size)
-            most = encoder.max_positions or config.max_positions
-            check_positions(positions, 0, ids, most)
+        own = self.config.encoder.embedding is not None
+        embedding = self.encoder_embedding if own else self.embedding
+        check_encoder_call(self.config, ids, positions)
         x: Tensor = embedding(ids, 0 if positions is None else positions, segments)
         tables = biases(self.encoder_relative_bias, len(self.encoder_layers))
         for layer, bias in zip(self.encoder_layers, tables, strict=True):
