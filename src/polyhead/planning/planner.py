@@ -109,13 +109,9 @@ def plan(
         ModelNotFoundError: No preset and no path of that name.
     """
     found = subject(config)
-    sizes = None if mesh is None else checked_mesh(mesh)
-    if sizes is not None:
-        if tensor_parallel != 1:
-            raise ConfigError("tensor_parallel is the mesh's tensor: give one of them")
-        tensor_parallel = sizes.get("tensor", 1)
-    model, ranks = found.config, tensor_parallel
+    model = found.config
     tokens = model.max_positions if tokens is None else tokens
+    sizes, ranks = _ranks(mesh, tensor_parallel)
     for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", ranks)):
         whole(name, value, least=1, error=ConfigError)
     if page is not None:
@@ -178,6 +174,18 @@ def plan(
             flops=None if flops is None else quantity("flops", flops, unit="FLOP/s"),
         ),
     )
+
+
+def _ranks(
+    mesh: Mapping[str, int] | None, tensor_parallel: int
+) -> tuple[dict[str, int] | None, int]:
+    """The sizes of a mesh if there is one, and the ranks of tensor parallelism."""
+    if mesh is None:
+        return None, tensor_parallel
+    if tensor_parallel != 1:
+        raise ConfigError("tensor_parallel is the mesh's tensor: give one of them")
+    sizes = checked_mesh(mesh)
+    return sizes, sizes.get("tensor", 1)
 
 
 def _cache_dtype(kv_dtype: str | None, dtype: str) -> str:
