@@ -21,7 +21,7 @@ _STYLE = (
 
 
 def panel(title: str, *parts: str) -> str:
-    """One output: a title over parts that the functions below make.
+    """One output: a title and parts made by the functions below.
 
     Args:
         title: Any text.

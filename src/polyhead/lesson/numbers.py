@@ -1,6 +1,6 @@
 """The numbers of the lesson, computed by polyhead when the page is made.
 
-Scripts on the page compute again what a reader changes; tests compare them with these functions.
+Scripts on the page recompute what a reader changes; tests compare them with these functions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STACK = {"layers": 4, "width": 64, "heads": 4, "hidden": 256, "vocabulary": 100
 
 
 def lesson_numbers() -> dict[str, Any]:
-    """All of them, as plain data."""
+    """All numbers of the lesson, as plain data."""
     heads = (resources.files(__package__) / "heads.json").read_text(encoding="utf-8")
     return {
         "example": example(),
@@ -194,7 +194,7 @@ def layers() -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Transformer(config).double().eval()
-        for module in model.modules():  # as torch draws them, so that layers do something
+        for module in model.modules():  # torch's default size, so that layers have visible effects
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.reset_parameters()
         ids = torch.randint(_STACK["vocabulary"], (1, _STACK["tokens"]))
@@ -225,7 +225,7 @@ def layers() -> dict[str, Any]:
 
 
 def _layer(x: Tensor, attention: Tensor, out: Tensor) -> dict[str, Any]:
-    """What one layer did to ``x [T, E]``."""
+    """The changes that one layer made to ``x [T, E]``."""
     return {
         "values": _rounded(out),
         "mean": float(out.mean()),

@@ -43,11 +43,11 @@ _PARTS = {
     "head": "head",
     "task": "head",
 }
-"""The part of what stands outside the layers, by the first place of its name."""
+"""The part of a parameter outside the layers, by the first word of its name."""
 
 
 def count_parameters(model: nn.Module) -> ParameterCounts:
-    """Sorts the parameters of a Transformer by the name of the part they stand in."""
+    """Counts the parameters of a Transformer by the part that their names begin with."""
     counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
     quantized = {
         f"{name}.blocks": module.out_features * module.in_features

@@ -49,7 +49,7 @@ class Embedding(nn.Module):
         elif tokens is None:
             self.tokens = nn.Embedding(vocab_size, dim)
         else:
-            self.__dict__["tokens"] = tokens  # not a submodule: it belongs to another
+            self.__dict__["tokens"] = tokens  # not a submodule: it belongs to another embedding
         summed = dim if projection is not None and projection.of == "sum" else embed_dim
         self.projection = (
             None if projection is None else nn.Linear(dim, embed_dim, bias=projection.bias)
@@ -90,7 +90,7 @@ class Embedding(nn.Module):
         return self.tokens
 
     def share(self, old: nn.Module, new: nn.Module) -> None:
-        """Takes ``new`` for tokens where these were ``old``, which belongs to another embedding."""
+        """Uses ``new`` for tokens if it used ``old``, the shared table of another embedding."""
         if self.__dict__.get("tokens") is old:
             self.__dict__["tokens"] = new
 

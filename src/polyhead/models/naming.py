@@ -1,8 +1,8 @@
-"""What the attentions of a model are called, and how often each has run.
+"""Names of a model's attentions, and of the calls of one that runs repeatedly.
 
-A number means a self-attention, in the order in which the model holds them. A module that one run
-of the model calls again and again (ALBERT's twelve layers are one) is ``path``, ``path#1``, … and
-each of its calls has a number, in the order in which they come.
+A number means a self-attention, in the model's order. A module that one run of the model calls
+several times (ALBERT's twelve layers are one) is ``path``, ``path#1``, …, and each of its calls has
+a number, in their order.
 """
 
 from __future__ import annotations

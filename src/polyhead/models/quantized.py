@@ -10,7 +10,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.quantization import BlockType
 
 _READ_AS_NUMBERS = ("kv_b_proj", "router")
-"""Linear modules that are never called: their weights are read."""
+"""Linear modules that are never called, because only their weights are read."""
 
 
 def quantizable(model: Transformer, name: str) -> bool:
@@ -57,7 +57,7 @@ def put_blocks(model: Transformer, name: str, blocks: Tensor, kind: BlockType) -
     path = name.removesuffix(".weight")
     owner = model.get_submodule(path)
     if isinstance(owner, Head):
-        del owner.weight  # a parameter makes no room for a module
+        del owner.weight  # a module cannot replace a parameter of the same name
         owner.weight = QuantizedMatrix(blocks, kind)
         return f"{name}.blocks"
     made = (

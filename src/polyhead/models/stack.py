@@ -49,8 +49,8 @@ def stack(
 def _share(layers: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
     """Gives layers the weights of others; a state dict then holds those of the owners alone.
 
-    Modules stay apart, so that every layer can be watched by itself; what they share are the
-    projections and norms in them, which stay shared whatever happens to parameters later.
+    Layers stay separate modules, so that each can be hooked; they share the projections and norms
+    inside, also if parameters are replaced later.
     """
     owners = {i: owner for i, owner in enumerate(weights_of) if owner != i}
     for index, owner in owners.items():

@@ -183,7 +183,7 @@ class Transformer(nn.Module):
         last: int | None = None,
         kernel: str = "auto",
     ) -> Tensor:
-        """What ``logits`` is applied to, ``[B, T or last, E]``; takes the arguments of a call."""
+        """What ``logits`` needs, ``[B, T or last, E]``; takes the arguments of a call."""
         start, before = 0, []
         if cache is not None:
             check_cache(cache)
@@ -235,7 +235,7 @@ class Transformer(nn.Module):
         return x
 
     def _through(self, layer: nn.Module, *states: Tensor | None, **call: Any) -> Tensor:
-        """A layer's output; with ``recompute`` made again for its gradients, not remembered."""
+        """A layer's output; with ``recompute`` computed again for gradients, not stored."""
         if self.recompute and torch.is_grad_enabled() and call.get("cache") is None:
             again: Tensor = checkpoint(layer, *states, use_reentrant=False, **call)
             return again

@@ -2,8 +2,8 @@
 
 ``code()`` is the compiled code for this processor, chosen at first use among those compiled: the
 first whose instruction set is here and whose results agree with float64. One that disagrees is
-switched off with a warning. Without a compiler at installation there is none, and everything that
-could use it does without.
+switched off with a warning. If there was no compiler at installation, torch's operations are used
+instead.
 """
 
 from polyhead.native.arguments import Heads, LayerForm, LayerWeights, NormWeight, TileSums

@@ -1,4 +1,4 @@
-"""What native code is handed: tensors with what they mean.
+"""Arguments of native code: tensors with their meaning.
 
 The tuples here are those of csrc/interface.h; ``interface.py`` compares them when the module loads.
 
@@ -83,7 +83,7 @@ class Piece(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What joins the plain softmax(Q Kᵀ · scale) V.
+    """Features beside plain softmax(Q Kᵀ · scale) V.
 
     Attributes:
         softcap: c of c · tanh(score / c); 0 is none.
@@ -111,7 +111,7 @@ class Extras(NamedTuple):
 
     @property
     def learned(self) -> Tensor | None:
-        """The bias of whatever kind: what a gradient may be asked for."""
+        """The bias, of whatever kind, that a gradient may be requested of."""
         kinds = self.slopes, self.by_distance, self.bias
         return next((kind for kind in kinds if kind is not None), None)
 
@@ -130,7 +130,7 @@ class NormWeight(NamedTuple):
 
 
 class Latent(NamedTuple):
-    """Latent attention, absorbed: what it has that other attention has not.
+    """What absorbed latent attention has besides other attention.
 
     Attributes:
         rank: R, features of the latent.
@@ -273,7 +273,7 @@ class Heads(NamedTuple):
 
 
 class Cross(NamedTuple):
-    """Attention to a context whose keys and values are held: what comes before and behind it."""
+    """Attention to a context whose keys and values are cached: its weights and norms."""
 
     heads: Heads
     norm: NormWeight | None

@@ -36,9 +36,9 @@ Layer = NewType("Layer", object)
 class Code:
     """One instruction set's code.
 
-    The module checks what it is given: dtypes, shapes, strides, and that tensors are plain. What
-    does not go together is a ValueError, what is not plain (or has gaps where none may be) a
-    ``polyhead.errors.NotPlainError``, too little memory a MemoryError.
+    The module checks what it is given: dtypes, shapes, strides, and that tensors are plain.
+    Arguments that do not fit together raise a ValueError, tensors that are not plain (or have gaps
+    where none are allowed) a ``polyhead.errors.NotPlainError``, too little memory a MemoryError.
 
     Attributes:
         block_sizes: Of the types of blocks that it reads, by number: numbers of a block, bytes.

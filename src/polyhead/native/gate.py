@@ -1,7 +1,8 @@
 """Which tensors native code may be given: those whose memory is their value.
 
 The gate itself is csrc/gate.h: every tensor that native code is handed passes it, and one that is
-not plain raises ``NotPlainError``. What is here asks it beforehand, to choose another way.
+not plain raises ``NotPlainError``. These functions test tensors beforehand, so that callers can
+choose another way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ try:
 except ImportError:
     _native = None
 DIFFERENCES: list[str] = [] if _native is None else differences(_native)
-"""Why a compiled module that is there is not used: it was compiled from other sources."""
+"""Why an existing compiled module is not used: it was compiled from other sources."""
 MODULE: ModuleType | None = None if DIFFERENCES else _native
 """The compiled code that reads what these files give it, or None."""
 

@@ -1,4 +1,4 @@
-"""Compares what crosses into the compiled module with what it reads: csrc/interface.h."""
+"""Compares the arguments that Python passes to the compiled module with csrc/interface.h."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def differences(module: ModuleType) -> list[str]:
 
 
 def _fields(group: type[Any]) -> dict[str, str]:
-    """Names and types as they are written, in their order."""
+    """Names and types as written in the class, in order."""
     kinds = group.__annotations__.items()
     return {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in kinds}
 

@@ -1,4 +1,4 @@
-"""Queries over codes, and what attention over them is, for the test of native code at first use.
+"""Queries, codes and the expected attention, for the first-use test of native code.
 
 Shape letters: B batch, H query heads, G kv heads, T queries, u units, D key size, V value size.
 """

@@ -61,10 +61,10 @@ def switched_off() -> dict[str, str]:
 
 
 def code_for(x: Tensor) -> Code | None:
-    """The code in use, if it may stand in for torch's operations on x.
+    """The code in use, if it may replace torch's operations on x.
 
-    Only if nothing records gradients, watches or transforms the operations: autocast, dispatch
-    modes, functorch, compilation."""
+    Not while gradients are recorded, nor under autocast, dispatch modes, functorch or compilation.
+    """
     if (
         torch.is_grad_enabled()
         or type(x) is not Tensor
@@ -114,7 +114,7 @@ def using(chosen: Code) -> Iterator[None]:
 
 
 def _why_not_compiled() -> str:
-    """What ``setup.py`` wrote down where it could not compile."""
+    """The error that ``setup.py`` recorded when it could not compile."""
     try:
         return Path(__file__).with_name("not_compiled.txt").read_text(encoding="utf-8").strip()
     except OSError:
@@ -122,7 +122,7 @@ def _why_not_compiled() -> str:
 
 
 def unavailable() -> str | None:
-    """Why there is no native code here and what would bring it, or None."""
+    """Why there is no native code here and how to get it, or None."""
     if code() is not None:
         return None
     if gate.DIFFERENCES:

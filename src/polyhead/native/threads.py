@@ -1,8 +1,8 @@
 """How many threads native code computes on: as many as torch, and one in a forked child.
 
 The threads of OpenMP do not survive a fork, and the runtime (GNU's, which torch brings) waits
-for them forever. torch's own operations hang in such a child likewise; processes that are
-spawned, or a child that calls ``torch.set_num_threads(1)`` first, have no such trouble."""
+for them forever. torch's own operations hang in such a child too; spawned processes, or a child
+that calls ``torch.set_num_threads(1)`` first, are not affected."""
 
 from __future__ import annotations
 

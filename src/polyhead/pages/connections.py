@@ -1,7 +1,7 @@
 """How long connections of the local server may last, and how many there may be.
 
-Any process of this machine can open the port, whether it knows the page's address or not: a
-connection that sends nothing, or half a request, is closed, and so is one too many.
+Any process of this machine can open the port, even without knowing the page's address. So
+connections that send nothing or half a request are closed, and those above a limit too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 64
-"""Open at a time; a browser keeps six for a page."""
+"""Most connections at a time; a browser keeps six for a page."""
 MOST_HEADER_BYTES = 16 << 10
 HEADER_SECONDS, BODY_SECONDS = 10.0, 30.0
-"""In which the headers of a request, and then its body, must arrive."""
+"""Seconds in which the headers of a request, and then its body, must arrive."""
 _LOOK_AGAIN = 1.0
 
 
@@ -56,7 +56,7 @@ class Impatient(H11Protocol):
 
 
 def configuration(application: Any, log_level: str = "warning") -> uvicorn.Config:
-    """How the local server runs an application."""
+    """The configuration of the local server for an application."""
     return uvicorn.Config(
         application,
         log_level=log_level,

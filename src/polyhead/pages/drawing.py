@@ -154,6 +154,6 @@ def _labels(queries: Sequence[str], keys: Sequence[str], cell: float, size: floa
 
 
 def _length(piece: str) -> int:
-    """Of a label in letters; Chinese ones are as wide as two."""
+    """Width of a label in letters; Chinese characters count as two."""
     shown = label(piece)[:_MOST_LETTERS]
     return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in shown)

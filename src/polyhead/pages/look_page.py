@@ -14,7 +14,7 @@ from polyhead.pages.packing import Vectors
 from polyhead.pages.page import PageData
 
 GUESS_WORK = 4e10
-"""Multiplications that guesses may take; of a longer text the last tokens have some."""
+"""Most multiplications for guesses; of a longer text only the last tokens have guesses."""
 
 
 def page_data(

@@ -1,9 +1,8 @@
-"""One model on one text, kept for whoever asks: a page, a notebook, a file.
+"""One model on one text, kept for a page, a notebook or a file.
 
-A look keeps q, k and lse of every layer and nothing of the T×T matrices: pictures, rows and
-statistics are made when they are asked for. All tokens of a look stand in one row, of a
-translation the source and then the text that was written; the queries of a layer are a run of
-them, and its keys are one.
+A look keeps q, k and lse of every layer, and no T×T matrix: pictures, rows and statistics are
+computed on demand. All tokens of a look stand in one row, of a translation first the source and
+then the output; the queries of a layer are a run of these tokens, and so are its keys.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ class SeenLayer:
 
     @property
     def kv_heads(self) -> int:
-        """How many there are."""
+        """The number of kv heads."""
         return max(self.view.kv_heads) + 1
 
     def statistics(self) -> dict[str, list[float | None]]:
-        """Each statistic of its heads that it can have; None where there is no number."""
+        """Each statistic of its heads, if it applies to them; None for NaN."""
         return {
             name: [x if x == x else None for x in means.tolist()]
             for name, means in self.view.summary().means.items()
@@ -238,12 +237,12 @@ class Look:
 
     @property
     def own_tokens(self) -> range:
-        """The tokens that the model's own layers read: of a translation those that were written."""
+        """The tokens that the model's own layers read: of a translation those of the output."""
         start = max((layer.queries[0] for layer in self.layers), default=0)
         return range(start, len(self.ids))
 
     def say(self, token: int) -> str:
-        """A token by its id, with signs for all that cannot be seen."""
+        """A token by its id, with signs for invisible characters."""
         if token not in self._said:
             self._said[token] = visible(self.tokenizer.pieces([token])[0])
         return self._said[token]
@@ -253,7 +252,7 @@ class Look:
         return None if self.next_token is None else self.next_token.as_json(self.tokenizer.pieces)
 
     def header(self) -> dict[str, Any]:
-        """What a page needs to know of a look at once."""
+        """What a page needs of a look at the start."""
         return {
             "look": self.number,
             "model": self.model,
@@ -282,7 +281,7 @@ class Look:
 
 
 def labelled(pieces: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
-    """Tokens as pages show them: as they are, with signs for what cannot be seen, and for axes."""
+    """Tokens as pages show them: as they are, with signs for invisible characters, and for axes."""
     return {
         "tokens": list(pieces),
         "shown": [visible(piece) for piece in pieces],

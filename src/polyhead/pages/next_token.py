@@ -2,8 +2,8 @@
 
     p_i(t) = exp(logit_i / t − Z(t))         Z(t) = ln Σ exp(logit / t)
 
-The likeliest tokens are the same at every temperature, so a page needs their logits, and Z once for
-each temperature that it offers; of the whole vocabulary it needs nothing else, and is exact.
+The likeliest tokens are the same at every temperature. So a page is exact with their logits and one
+Z for each temperature that it offers, without the rest of the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from polyhead.texts.labels import visible
 
 TEMPERATURES = tuple(step / 10 for step in range(1, 21))
-"""Those that a page offers, 0.1 to 2."""
+"""Temperatures that a page offers, 0.1 to 2."""
 
 LISTED = 64
 """Tokens that are kept: the most that a page's top-k can be."""
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
-"""What tokens say, as ``Tokenizer.pieces``."""
+"""Ids to texts, as ``Tokenizer.pieces``."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class NextToken:
 
     @classmethod
     def of(cls, logits: Tensor) -> Self:
-        """What is kept of ``logits [W]``."""
+        """The likeliest tokens of ``logits [W]``."""
         exact = logits.detach().double().cpu()
         top = exact.topk(min(LISTED, len(exact)))
         tokens = tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Which heads do something known on one text: what a page tells its reader to look at first."""
+"""Heads with a known function on one text: what a page suggests to look at first."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from polyhead.inspection.reading import SourceAlignment
 
 _NAMED = 3
-"""Heads that are named of each kind."""
+"""Most heads that are named of each kind."""
 
 _REPEATS = 3
-"""Tokens that must have come before, so that a share of them says something."""
+"""Least number of repeated tokens for a meaningful mean over them."""
 
 
 def notable_heads(seen: Probe, ids: Sequence[int]) -> dict[str, Any]:

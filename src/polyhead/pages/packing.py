@@ -27,7 +27,7 @@ FLOAT32_BYTES = 24_000_000
 """Weights that take more bytes than this as float32 are stored as float16."""
 
 FLOAT16_BYTES = 64_000_000
-"""Weights that take more bytes than this as float16 are refused: browsers choke on them."""
+"""Weights that take more bytes than this as float16 are refused: browsers cannot show them."""
 
 VECTOR_BYTES = 12_000_000
 """Queries and keys that take more bytes than this are left out, and the page says so."""
@@ -35,7 +35,7 @@ VECTOR_BYTES = 12_000_000
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """What scores a layer's weights came from.
+    """Queries, keys and lse of a layer.
 
     Attributes:
         q: float32 ``[H, T, D]`` as the scores used them.
@@ -105,7 +105,7 @@ def count_of(shape: tuple[int, ...], triangle: bool) -> int:
 
 
 def packed(content: bytes) -> str:
-    """Bytes as text that stands in a page."""
+    """Bytes compressed as text for a page."""
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode("ascii")
 
 

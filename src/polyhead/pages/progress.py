@@ -1,4 +1,4 @@
-"""How far a run of a model is, and how it is stopped."""
+"""The progress of a run of a model, and a way to stop it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Cancelled(InputError):
-    """A run was stopped because its client is gone."""
+    """A run was stopped because its client has disconnected."""
 
 
 class Run:

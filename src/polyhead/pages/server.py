@@ -1,8 +1,8 @@
 """The studio as a local web page: Starlette behind an address that only this user knows.
 
     /TOKEN/                                      the page
-    /TOKEN/look           POST text              runs the model, answers with the tokens; whoever
-                                                 closes the connection cancels the run
+    /TOKEN/look           POST text              runs the model, answers with the tokens; closing
+                                                 the connection cancels the run
     /TOKEN/progress                              layers done of the latest run
     /TOKEN/thumbnails/LOOK/LAYER                 bytes [H, P, P], 255 √weight
     /TOKEN/statistics/LOOK/LAYER                 a number per head and statistic
@@ -17,8 +17,8 @@
     /TOKEN/write/LOOK     POST options           what a decoder writes behind the text
     /TOKEN/page/LOOK                             the self-contained page
 
-Whoever does not know the token gets 404 everywhere; whoever comes by another host name than the
-loopback's (a page that rebinds its name) gets 400. The page may load nothing from anywhere else.
+Requests without the token get 404 everywhere; requests for another host name than the loopback's
+(DNS rebinding) get 400. The page may load nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from polyhead.pages.studio import Studio
 _Made = TypeVar("_Made")
 
 MOST_BYTES = 32 << 20
-"""Longest request: a text of 10 MB, escaped."""
+"""Longest request: a text of 10 MB as JSON."""
 
 _ASK_AGAIN = 0.2
 """Seconds after which the server asks whether a look's client is still there."""
 
 _ABOVE_THE_PAGE = "frame-ancestors 'none'"
-"""What a page cannot say of itself."""
+"""The directive that only a header can set."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -144,7 +144,7 @@ class _Handlers:
         return Response(html, media_type="text/html", headers=headers)
 
     async def look(self, request: Request) -> Response:
-        """Runs the model; whoever goes away stops it."""
+        """Runs the model; a client that disconnects stops the run."""
         asked = await _json_of(request)
         run = Run()
         arguments = _text_of(asked, "text"), _text_of(asked, "model"), _heads_of(asked), run
@@ -164,7 +164,7 @@ class _Handlers:
         return JSONResponse({"next": said}, headers=_HEADERS)
 
     async def write(self, request: Request) -> Response:
-        """Continues a text; whoever goes away stops it."""
+        """Continues a text; a client that disconnects stops it."""
         asked = await _json_of(request)
         heads, run = _heads_of(asked), Run()
         options = {name: value for name, value in asked.items() if name != "heads"}
@@ -181,7 +181,7 @@ class _Handlers:
         return _binary(self._look(request).thumbnails(layer, pixels, first))
 
     async def statistics(self, request: Request) -> Response:
-        # All heads are measured while a person looks at some, and those come first.
+        # Measuring all heads runs with low priority beside requests for single heads.
         work = partial(self._look(request).statistics, request.path_params["layer"])
         found = await asyncio.get_running_loop().run_in_executor(self.patient, work)
         return JSONResponse(found, headers=_HEADERS)
@@ -243,7 +243,7 @@ class _Handlers:
 
 
 async def _unless_gone(request: Request, run: Run, work: Callable[[], _Made]) -> _Made:
-    """What a thread makes; whoever goes away stops it."""
+    """The result of work in a thread; a client that disconnects stops it."""
     making = asyncio.create_task(run_in_threadpool(work))
     try:
         while not (await asyncio.wait([making], timeout=_ASK_AGAIN))[0]:
@@ -313,13 +313,13 @@ def _binary(values: npt.NDArray[Any], shape: tuple[int, ...] | None = None) -> R
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """What was wrong with a request, as a sentence."""
+    """The error of a request, as a sentence."""
     return JSONResponse({"error": str(error)}, status_code=400, headers=_HEADERS)
 
 
 def _give_way() -> None:
-    """This thread, and those it starts, run when no others want to."""
-    if sys.platform == "linux":  # elsewhere a priority is the whole process's
+    """Gives this thread, and those it starts, low priority."""
+    if sys.platform == "linux":  # elsewhere priorities are per process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
 
 

@@ -1,4 +1,4 @@
-"""Models by name and the latest looks, kept for whoever asks: the served page, a notebook.
+"""Models by name and the latest looks, for the served page or a notebook.
 
 The last few looks are kept, so that two can stand side by side.
 """
@@ -30,7 +30,7 @@ MOST_WRITTEN = 512
 """Tokens that a page may ask for at once."""
 
 _CHARACTERS_PER_TOKEN = 16
-"""Texts have 3 to 5: so much of a long one shows that it is too long."""
+"""Texts have 3 to 5; a beginning of this many for each token of the context is enough to tell."""
 
 
 class Studio:
@@ -112,7 +112,7 @@ class Studio:
     def write(
         self, number: int, heads: HeadsByLayer, options: Mapping[str, Any], run: Run | None = None
     ) -> str:
-        """What a decoder writes behind a look's text.
+        """A decoder's continuation of a look's text.
 
         Args:
             number: The look.
@@ -173,7 +173,7 @@ def _writing(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_length(model: Model, text: str) -> None:
-    """Refuses a text that is far too long by its beginning: all of 10 MB takes minutes to split.
+    """Refuses a text that is far too long by its beginning: splitting 10 MB takes minutes.
 
     Raises:
         ContextLengthError: More tokens than the model's context.
