@@ -124,10 +124,9 @@ class Pages(Memory):
         stop, page = start + count, self.pool.page
         if count:
             self._own(touched, start, stop)
-            unit = torch.arange(start, stop)
-            first = start // page
-            pages = torch.tensor([self.table[row][first:] for row in touched])
-            where = pages[:, unit // page - first].to(self.device), (unit % page).to(self.device)
+            unit = torch.arange(start, stop, device=self.device)
+            index = self._page_index() if rows is None else self._page_index()[list(rows)]
+            where = index[:, unit // page], unit % page
             for tensor, record in zip(self.tensors, records, strict=True):
                 tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
         for row in touched:
@@ -169,7 +168,10 @@ class Pages(Memory):
         if self._index is None:
             longest = max(map(len, self.table), default=0)
             rows = [row + [0] * (longest - len(row)) for row in self.table]
-            self._index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+            index = torch.tensor(rows, dtype=torch.int64, device="cpu")
+            if self.device.type == "cuda":
+                index = index.pin_memory()  # else the copy would wait for the device
+            self._index = index.to(self.device, non_blocking=True)
         return self._index
 
     def runs(self, first: int, stop: int) -> list[Run]:
