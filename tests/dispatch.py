@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "key lengths": {"mask": ph.KeyLengths([4000, 96])},
     "complement": {"mask": ~ph.KeyLengths([4000, 96])},
     "an explicit tensor": {"mask": lambda: ph.Keep(torch.ones(LENGTH, LENGTH) > 0)},
-    "block-sparse": {"mask": ph.BlockSparse(torch.eye(32, dtype=torch.bool), 128)},
+    "block-sparse": {"mask": lambda: ph.BlockSparse(torch.eye(32, dtype=torch.bool), 128)},
     "softcap": {"mask": ph.Causal(), "softcap": 50.0},
     "ALiBi": {"mask": ph.Causal(), "bias": lambda: ph.ALiBi(_made(8))},
     "T5 bias": {"bias": lambda: ph.RelativeBias(_made(32, 8))},
@@ -76,7 +76,7 @@ def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str,
     return found
 
 
-def _extras_on_cpu(call: Call) -> Any:
+def _extras_on_cpu(call: Call, drawn: int) -> Any:
     """`extras_of` with all tensors on the CPU: without CUDA torch cannot cut fake ones there."""
 
     def moved(x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ def _extras_on_cpu(call: Call) -> Any:
     bias = call.spec.bias
     if bias is not None:
         bias = bias.with_tensors([moved(x) for x in bias.tensors])
-    return extras_of(replace(call, q=moved(call.q), spec=replace(call.spec, bias=bias)))
+    return extras_of(replace(call, q=moved(call.q), spec=replace(call.spec, bias=bias)), drawn)
 
 
 def _decided(case: dict[str, Any], learns: bool) -> str:

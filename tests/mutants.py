@@ -639,7 +639,11 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
     },
     "kernels/triton": {
         "tests/kernels/test_triton.py": [
-            ("the last key", "key < keys\n    row = key_places(key, k_there, k,", "key < keys - 1\n    row = key_places(key, k_there, k,"),
+            ("the last key", "key < keys\n    k_head = load_keys_or_values(", "key < keys - 1\n    k_head = load_keys_or_values("),
+            ("halves of a unit", "codes & 15, codes >> 4)", "codes & 15, codes & 15)"),
+            ("scales of values", "row += token * (ROW // SHARE)", "pass"),
+            ("scales of keys", "row = place * tensor[6] + head * tensor[7] + unit * tensor[8]", "row = place * tensor[6] + head * tensor[7] + unit * 0"),
+            ("pages of units", "unit = unit % pages[2]", "unit = unit * 0"),
             ("the tail of a head", "z += product(q_tail, tl.trans(k_tail), WIDE)\n    if (BOUNDS", "z += 0.0\n    if (BOUNDS"),
             ("rows of a group", "return there, row // GROUP, row % GROUP", "return there, row // GROUP, row * 0"),
             ("softcap", "return cap * tanh, 1.0 - tanh * tanh", "return z, 1.0 - tanh * tanh"),

@@ -17,8 +17,10 @@ pytest.importorskip("triton")
 import axes
 import matrix
 import polyhead as ph
+from polyhead.caches import Latent, Paged, Ring
 from polyhead.kernels import KERNELS
 from polyhead.kernels.triton import blocks, kernel, self_test
+from polyhead.semantics import RoundedALiBi
 
 if (_why := KERNELS["triton"].unavailable()) is not None:
     pytest.skip(_why, allow_module_level=True)
@@ -224,30 +226,105 @@ def test_a_query_that_sees_nothing_gives_nothing_whatever_it_holds():
         torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
 
 
+_BLOCKS = torch.eye(6, dtype=torch.bool).repeat(4, 1, 1) | (torch.rand(4, 6, 6) < 0.2)
+DRAWN = {
+    "complement": {"mask": ~(ph.Causal() & ph.Window(7))},
+    "blocks": {"mask": ph.BlockSparse(_BLOCKS, 8) & ph.Causal(), "softcap": 5.0},
+    "rounded ALiBi": {"mask": ~ph.KeyLengths([3, 30]), "bias": RoundedALiBi(4)},
+}
+
+
+@pytest.mark.parametrize("case", DRAWN)
+def test_masks_and_biases_without_ranges_are_drawn_where_they_are_small(case):
+    results = []
+    for name in ("triton", "reference"):
+        leaves = [x.requires_grad_() for x in heads(4, 2, 40, 45, 16, B=2)]
+        out, lse = ph.attention(*leaves, **DRAWN[case], return_lse=True, kernel=name)
+        total = out.sin().sum() + lse.clamp(min=-9).sum()
+        results.append((out.detach(), lse.detach(), *torch.autograd.grad(total, leaves)))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=5e-5, rtol=1e-4)
+
+
+def test_a_drawn_mask_bounds_the_tiles_that_are_read():
+    blocks = torch.eye(4, dtype=torch.bool)
+    q, k, v = heads(2, 2, 64, 64, 16)
+    call_of = []
+    plan = type(KERNELS["triton"]).plan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(KERNELS["triton"]),
+            "plan",
+            lambda self, call: call_of.append(plan(self, call)) or call_of[-1],
+        )
+        ph.attention(q, k, v, mask=ph.BlockSparse(blocks, 16), kernel="triton")
+    low, high = call_of[0].bounds
+    wanted = torch.arange(64, device=DEVICE)[None] // 16 * 16
+    assert torch.equal(low, wanted)
+    assert torch.equal(high, wanted + 16)
+
+
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
         ("float64", {"dtype": torch.float64}),
-        ("it would need a T×S tensor", {"mask": ~ph.Causal()}),
-        ("it would need a T×S tensor", {"mask": ph.BlockSparse(torch.eye(8) > 0, 8)}),
+        ("mask=~.* a T×S tensor", {"mask": ~ph.Causal(), "T": 41, "drawn": 41 * 41 - 1}),
+        ("mask=~.* a T×S tensor", {"mask": ~ph.KeyLengths([9] * 3), "B": 3, "drawn": 9 * 41}),
+        ("bias=.* a T×S tensor", {"bias": RoundedALiBi(4), "drawn": 4 * 4 * 41}),
         ("a head size of 1200", {"D": 1200}),
         ("no batch rows", {"T": 0}),
         ("gradients of a head size of 300", {"D": 300, "learns": True}),
     ],
 )
-def test_what_it_cannot_do_is_named(words, asked):
-    T, D, dtype = asked.pop("T", 9), asked.pop("D", 16), asked.pop("dtype", torch.float32)
-    q, k, v = heads(4, 2, T, 41, D, dtype=dtype)
-    q.requires_grad_(asked.pop("learns", False))
+def test_what_it_cannot_do_is_named(words, asked, monkeypatch):
+    asked = {"T": 9, "D": 16, "dtype": torch.float32, "learns": False, "B": 1} | asked
+    T, D, dtype, learns, B = (asked.pop(name) for name in ("T", "D", "dtype", "learns", "B"))
+    monkeypatch.setattr(kernel, "_DRAWN", asked.pop("drawn", kernel._DRAWN))
+    q, k, v = heads(4, 2, T, 41, D, dtype=dtype, B=B)
+    q.requires_grad_(learns)
     with pytest.raises(ph.UnsupportedError, match=rf"'triton' cannot do .*{words}.*can: .*tiled"):
         ph.attention(q, k, v, kernel="triton", **asked)
 
 
-def test_codes_of_a_quantised_cache_are_refused_by_name():
-    q, k, v = heads(4, 2, 1, 32, 32)
-    source = ph.QuantizedCache(group=8, recent=8).append(k, v)
-    with pytest.raises(ph.UnsupportedError, match="keys and values in codes"):
-        ph.attention(q, source, kernel="triton")
+CODED = {
+    "8 bits, dense": (2, 32, 16, {"k_bits": 8, "v_bits": 8, "group": 8}),
+    "4 bits, pages": (2, 32, 16, {"k_bits": 4, "v_bits": 4, "group": 8, "layout": Paged(16)}),
+    "8 and 4 bits, ring": (1, 20, 20, {"v_bits": 4, "group": 6, "layout": Ring(40)}),
+    "4 and 8 bits, odd sizes": (2, 33, 9, {"k_bits": 4, "group": 10}),
+    "latent": (1, 36, 32, {"k_bits": 4, "group": 8, "latent": Latent(32, 4)}),
+    "latent, an odd rank": (1, 24, 20, {"k_bits": 8, "group": 8, "latent": Latent(20, 4)}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cache", CODED)
+def test_codes_of_a_quantised_cache_are_read_where_they_lie(cache, dtype, monkeypatch):
+    G, D, V, options = CODED[cache]
+    q, k, v = heads(4, G, 2, 75, D, V, dtype=dtype, B=2)
+    v = k[..., :V] if "latent" in cache else v
+    store = ph.QuantizedCache(**options, recent=8)
+    for part in (slice(0, 41), slice(41, 60), slice(60, 75)):
+        source = store.append(k[:, :, part], v[:, :, part])
+    assert any(strip.coding is not None for strip in source.strips())
+    asked = {"mask": ph.Causal() & ph.Window(50), "bias": ph.ALiBi(4), "return_lse": True}
+    theirs = ph.attention(q, source, kernel="reference", **asked)
+    monkeypatch.setattr(type(source), "gather", None)
+    mine = ph.attention(q, source, kernel="triton", **asked)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=CLOSE[dtype], rtol=CLOSE[dtype])
+
+
+def test_a_group_of_codes_that_is_not_finite_spoils_the_rows_that_see_it():
+    q, k, v = heads(4, 2, 2, 64, 16)
+    k[:, 0, 20, 3], v[:, 1, 44, 5] = torch.inf, torch.nan
+    source = ph.QuantizedCache(group=8, recent=8, sinks=0).append(k, v)
+    results = [
+        ph.attention(q, source, mask=ph.Causal() & ph.Window(40), kernel=kernel)
+        for kernel in ("triton", "tiled")
+    ]
+    assert 0 < results[1].isnan().sum() < results[1].numel()
+    torch.testing.assert_close(*results, equal_nan=True, atol=2e-5, rtol=2e-5)
 
 
 def test_a_bias_that_learns_is_not_promised_bit_for_bit():
@@ -276,6 +353,15 @@ def test_the_test_at_first_use_passes_and_notices_what_is_wrong(monkeypatch):
     attend = launch.attend
     monkeypatch.setattr(launch, "attend", lambda *a, **o: [x * 1.001 for x in attend(*a, **o)])
     assert "attention in" in self_test.disagreement(device, torch.float32, parts)
+
+
+def test_the_test_at_first_use_of_codes_passes_and_notices_what_is_wrong(monkeypatch):
+    device, parts = torch.device(DEVICE), blocks.parts_of(36, 32)
+    for bits in ((8, 4), (4, 0)):
+        assert self_test._tried(device, torch.float16, parts, bits) is None
+    attend = launch.attend
+    monkeypatch.setattr(launch, "attend", lambda *a, **o: (attend(*a, **o)[0] * 1.02, None))
+    assert "over codes differs" in self_test._tried(device, torch.float16, parts, (8, 8))
 
 
 @pytest.mark.slow

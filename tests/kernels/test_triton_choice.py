@@ -1,5 +1,6 @@
 """When ``auto`` takes our Triton kernels, and what it does where they fail; needs no Triton."""
 
+import time
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import polyhead as ph
 from polyhead import functional
 from polyhead.kernels import KERNELS, SwitchedOffError
-from polyhead.kernels.triton import blocks, kernel, self_test
+from polyhead.kernels.triton import blocks, kernel, self_test, waiting
 
 CUDA = torch.device("cuda")
 
@@ -20,8 +21,8 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def objection(dtype=torch.bfloat16, size=128):
-    return self_test.objection(CUDA, dtype, size, size)
+def objection(dtype=torch.bfloat16, size=128, bits=None):
+    return self_test.objection(CUDA, dtype, blocks.parts_of(size, size), bits)
 
 
 def test_what_is_missing_is_named(monkeypatch):
@@ -42,11 +43,13 @@ def test_each_dtype_and_head_size_is_tested_once_before_it_is_used(monkeypatch):
         assert objection() is None
         assert objection(size=100) is None
         assert objection(torch.float32) is None
+        assert objection(bits=(8, 4)) is None
     sizes = blocks.parts_of(128, 128), blocks.parts_of(100, 100)
     assert tested == [
-        (CUDA, torch.bfloat16, sizes[0]),
-        (CUDA, torch.bfloat16, sizes[1]),
-        (CUDA, torch.float32, sizes[0]),
+        (CUDA, torch.bfloat16, sizes[0], None),
+        (CUDA, torch.bfloat16, sizes[1], None),
+        (CUDA, torch.float32, sizes[0], None),
+        (CUDA, torch.bfloat16, sizes[0], (8, 4)),
     ]
     assert not self_test.switched_off()
 
@@ -71,8 +74,8 @@ def test_old_devices_and_captured_graphs_are_left_alone(monkeypatch):
     monkeypatch.setattr(self_test, "_tried", lambda *asked: pytest.fail("tested"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert "captured graph" in objection()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    assert "compute capability 9.0" in objection()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "compute capability 7.5" in objection()
 
 
 def test_a_kernel_that_fails_to_compile_hands_the_call_to_the_next(monkeypatch):
@@ -100,6 +103,26 @@ def test_doctor_says_what_is_switched_off(monkeypatch):
     from polyhead.cli import doctor
 
     monkeypatch.setattr(
-        self_test, "_found", {("cuda:0", torch.float16, blocks.parts_of(64, 64)): "wrong"}
+        self_test, "_found", {("cuda:0", torch.float16, blocks.parts_of(64, 64), (8, 4)): "wrong"}
     )
-    assert doctor.machine()["triton_switched_off"] == {"cuda:0, float16, heads of 64": "wrong"}
+    said = {"cuda:0, float16, heads of 64 in codes of 8 and 4 bits": "wrong"}
+    assert doctor.machine()["triton_switched_off"] == said
+
+
+def test_a_first_call_says_what_it_waits_for_once_it_takes_a_moment(monkeypatch, caplog):
+    def tried(*asked):
+        with waiting.waiting("a kernel of the test"):
+            time.sleep(0.05)
+
+    monkeypatch.setattr(self_test, "_tried", tried)
+    assert objection() is None
+    assert not caplog.records
+    monkeypatch.setattr(waiting, "MOMENT", 0.01)
+    assert objection(size=64) is None
+    assert objection(size=64) is None
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"  # Python shows these on stderr unless told otherwise
+    words = (
+        "compiling and testing Triton kernels on cuda for bfloat16, heads of 64: this call waits"
+    )
+    assert words in said.getMessage()

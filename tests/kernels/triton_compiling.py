@@ -28,6 +28,7 @@ from triton.runtime.jit import create_function_from_signature
 from polyhead.kernels.triton import blocks, launch
 from polyhead.kernels.triton.device import backward, forward, merge
 from polyhead.native.arguments import Extras, Piece
+from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout
 
 
@@ -91,6 +92,23 @@ def extras_of(names: tuple[str, ...], B: int, H: int, T: int, S: int) -> Extras:
     return Extras(**made)
 
 
+def piece_of(k: torch.Tensor, v: torch.Tensor, bits: int) -> Piece:
+    """Keys and values, or codes of so many bits in their place; a latent's value is in its key."""
+    if not bits:
+        return Piece(k, v)
+    (B, G, S, D), V, latent = k.shape, v.shape[3], v.shape[3] < k.shape[3]
+
+    def codes(width: int, scales: int) -> tuple[torch.Tensor, ...]:
+        made = torch.zeros(B, G, S // 32, 32 * width * bits // 8, dtype=torch.uint8)
+        return made, *torch.zeros(2, B, G, S // 32, scales, dtype=torch.bfloat16)
+
+    k, *of_keys = codes(D, D)
+    v, *of_values = (k, None, None) if latent else codes(V, V)
+    return Piece(
+        k, v, coding=Coding(32, D, V, bits, 0 if latent else bits, 32, *of_keys, *of_values)
+    )
+
+
 def cases() -> Iterator[tuple[torch.dtype, int, int, int, tuple[str, ...], bool]]:
     """dtype, key size, value size, queries, extras, and whether gradients are asked for."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -101,8 +119,14 @@ def cases() -> Iterator[tuple[torch.dtype, int, int, int, tuple[str, ...], bool]
                 yield dtype, size, size, 512, EVERYTHING, True
                 yield dtype, size, size, 512, ("bounds", "slopes"), True
         yield dtype, 576, 512, 1, ("bounds",), False
+    for size in (64, 128, 256, 576):
+        for codes in ("codes of 8 bits", "codes of 4 bits"):
+            yield torch.bfloat16, size, min(size, 512), 1, ("bounds", codes), False
+        if size < 576:
+            yield torch.bfloat16, size, size, 512, ("bounds", "codes of 4 bits"), False
     for size in (80, 96, 192):
-        yield torch.bfloat16, size, 128 if size == 192 else size, 512, ("bounds",), True
+        extras = EVERYTHING if size == 96 else ("bounds",)
+        yield torch.bfloat16, size, 128 if size == 192 else size, 512, extras, True
 
 
 def main(capabilities: list[int], only: str) -> None:
@@ -113,13 +137,16 @@ def main(capabilities: list[int], only: str) -> None:
     own = [getattr(module, name) for module, name in kernels]
     for capability in capabilities:
         found: list[dict[str, Any]] = []
+        table = blocks.table_of(divmod(capability, 10))
+        launch._table = lambda device, table=table: table  # type: ignore[assignment]
         for (module, name), kernel in zip(kernels, own, strict=True):
             setattr(module, name, Compiling(kernel, capability, found))
         for dtype, D, V, T, names, learns in cases():
             case = f"{str(dtype).removeprefix('torch.')} {D}/{V} T={T} {'+'.join(names) or 'plain'}"
             if only not in case:
                 continue
-            fits = blocks.fits(blocks.parts_of(D, V), dtype.itemsize)
+            coded = any(name.startswith("codes") for name in names)
+            fits = blocks.fits(blocks.parts_of(D, V), dtype.itemsize, coded=coded)
             S, H, G = 4096, 8, 2
             if D == 576:
                 H, G = 128, 1
@@ -127,7 +154,8 @@ def main(capabilities: list[int], only: str) -> None:
             v = k[..., :V] if D == 576 else torch.zeros(1, G, S, V, dtype=dtype)
             extras = extras_of(names, 1, H, T, S)
             found.clear()
-            out, lse = launch.attend(q, [Piece(k, v)], 1.0, extras, lse=True)
+            bits = next((int(name[9]) for name in names if name.startswith("codes")), 0)
+            out, lse = launch.attend(q, [piece_of(k, v, bits)], 1.0, extras, lse=True)
             if learns:
                 grads = torch.zeros_like(out), torch.zeros_like(lse)
                 of_bias = extras.learned is not None

@@ -94,13 +94,13 @@ def _triton_switched_off() -> dict[str, str]:
     import torch
 
     from polyhead.kernels import KERNELS
-    from polyhead.kernels.triton import self_test
+    from polyhead.kernels.triton import blocks, self_test
 
     if KERNELS["triton"].unavailable() is None and torch.cuda.is_available():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the reason is shown
             for dtype in (torch.bfloat16, torch.float32):
-                self_test.objection(torch.device("cuda:0"), dtype, 64, 64)
+                self_test.objection(torch.device("cuda:0"), dtype, blocks.parts_of(64, 64), None)
     return self_test.switched_off()
 
 

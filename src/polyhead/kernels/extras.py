@@ -2,10 +2,14 @@
 
 Keys and values are read where they lie, in one piece or in the few of a ring. A mask becomes, for
 every query, the range of key positions that it may see, which costs O(T) memory; an explicit tensor
-is read as it is. A relative bias becomes a number for every distance and head.
+is read as it is. A relative bias becomes a number for every distance and head. Masks and biases
+that have no such form may be drawn for all pairs, up to a size that the kernel names.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,10 +17,11 @@ from torch import Tensor
 from polyhead.kernels.base import Refusal
 from polyhead.native.arguments import NO_EXTRAS, Extras, Piece
 from polyhead.semantics import Call
-from polyhead.semantics.biases import Numbers
-from polyhead.semantics.masks import Range
+from polyhead.semantics.biases import Bias, Numbers
+from polyhead.semantics.masks import Mask, Range
 from polyhead.semantics.scores import dropout_of
 from polyhead.semantics.storage import check_storage
+from polyhead.semantics.tokens import Tokens
 
 _NOWHERE = torch.iinfo(torch.int64)
 """The range of positions; a bound at either end hides nothing but the very last one."""
@@ -35,8 +40,13 @@ def pieces_of(call: Call) -> list[Piece]:
     return found
 
 
-def extras_of(call: Call) -> Extras | Refusal:
-    """Features beside plain softmax(Q Kᵀ · scale) V, or the one that would need a T×S tensor."""
+def extras_of(call: Call, drawn: int = 0) -> Extras | Refusal:
+    """Features beside plain softmax(Q Kᵀ · scale) V, or the one that would need a T×S tensor.
+
+    Args:
+        call: The call.
+        drawn: Bytes that such a T×S tensor may have; 0: none is drawn.
+    """
     spec, q = call.spec, call.q
     if spec.mask is None and spec.bias is None and spec.softcap is None and not spec.dropout_p:
         return NO_EXTRAS
@@ -44,6 +54,7 @@ def extras_of(call: Call) -> Extras | Refusal:
     numbers = Numbers()
     if spec.mask is not None:
         found = spec.mask.range(call.q_tokens, call.source.tokens, q.device)
+        found = _drawn_mask(call, spec.mask, drawn) if found is None else found
         if found is None:
             return Refusal(f"mask={spec.mask!r} (it would need a T×S tensor)")
         bounds = _bounds(found, q)
@@ -54,7 +65,7 @@ def extras_of(call: Call) -> Extras | Refusal:
         if not torch.compiler.is_compiling():
             for x in spec.bias.tensors:
                 check_storage("bias", x)  # copied below if need be
-        found_numbers = spec.bias.numbers()
+        found_numbers = spec.bias.numbers() or _drawn_bias(call, spec.bias, drawn)
         if found_numbers is None:
             return Refusal(f"bias={spec.bias!r} (it would need a T×S tensor)")
         numbers = found_numbers
@@ -64,6 +75,46 @@ def extras_of(call: Call) -> Extras | Refusal:
     dropout = dropout_of(spec, call.q_tokens, call.source.tokens) if spec.dropout_p else None
     bias = positions, slopes, by_distance, numbers.tensor
     return Extras(spec.softcap or 0.0, bounds, keep, *bias, dropout)
+
+
+def _drawn_mask(call: Call, mask: Mask, most: int) -> Range | None:
+    """A mask as an explicit tensor, and the range around what each query sees."""
+    k, device = call.source.tokens, call.q.device
+    keep = _drawn(call, lambda q: mask.visible(q, k, device), most)
+    if keep is None:
+        return None
+    if k.positions is not None or k.stride != 1:
+        return Range(None, None, keep)
+    seen = keep.any(dim=1).to(torch.uint8)  # [1 or B, T, S]
+    some = seen.amax(dim=-1) != 0
+    first, behind = seen.argmax(dim=-1), seen.flip(-1).argmax(dim=-1)
+    start = k.places.low
+    low = (start + first).where(some, start)
+    return Range(low, (start + k.length - behind).where(some, start), keep)
+
+
+def _drawn_bias(call: Call, bias: Bias, most: int) -> Numbers | None:
+    """A bias as a tensor, where no gradient flows to it."""
+    if any(x.requires_grad for x in bias.tensors):
+        return None
+    k, like = call.source.tokens, call.q.new_empty(0, dtype=torch.float32)
+    tensor = _drawn(call, lambda q: bias.tile(q, k, like), most // like.itemsize)
+    return None if tensor is None else Numbers(tensor=tensor)
+
+
+def _drawn(call: Call, draw: Callable[[Tokens], Tensor], most: int) -> Tensor | None:
+    """``[1 or B, 1 or H, T, S]`` of all queries, unless that has more than so many elements."""
+    q, T, S = call.q_tokens, call.q_tokens.length, call.source.tokens.length
+    if most < T * S:
+        return None
+    positions = None if q.positions is None else q.positions[..., :1]
+    one = draw(replace(q, length=1, positions=positions, span=None))
+    heads = one.shape[:-2].numel()
+    if heads * T * S > most:
+        return None
+    drawn = one if T == 1 else draw(q)
+    drawn = drawn[(None,) * (4 - drawn.ndim)]
+    return drawn.expand(*drawn.shape[:2], T, S)
 
 
 def dense(x: Tensor) -> Tensor:

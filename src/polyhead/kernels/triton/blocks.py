@@ -2,7 +2,7 @@
 
 A tile must fit into registers and shared memory, so it shrinks where heads and numbers are larger.
 ``tests/kernels/test_triton_compiled.py`` compiles each of these and looks for spilled registers: on
-compute capability 9.0 there are none where ``fits`` says so.
+the compute capabilities of ``KNOWN`` there are none where ``fits`` says so.
 """
 
 from __future__ import annotations
@@ -40,16 +40,80 @@ class Parts(NamedTuple):
     value: int
 
 
+KNOWN = frozenset({(8, 0), (8, 6), (8, 9), (9, 0)})
+"""Compute capabilities that the tiles are known to fit, so that ``auto`` may take them there."""
 LARGEST = 512
 """Features of a head's first part, and of a value."""
 LARGEST_LEARNT = 256
 """The same where gradients are asked for."""
 
-_FEW_ROWS = {64: Tiles(16, 64, 4, 3), 128: Tiles(16, 64, 4, 3), 256: Tiles(16, 32, 4, 2)}
-_MANY_ROWS = {64: Tiles(128, 64, 8, 3), 128: Tiles(128, 64, 8, 2), 256: Tiles(64, 16, 8, 2)}
+
+class Table(NamedTuple):
+    """Tiles of a generation of GPUs, by the size that ``_size`` says.
+
+    Attributes:
+        few: Of numbers of 16 bits, up to 16 rows.
+        many: More rows.
+        few_codes: As ``few``, of keys and values in codes, whose scales take registers too.
+        many_codes: More rows.
+        gradients: Of both backward passes.
+        busy_gradients: Where pairs have a bias or dropout: the pass over keys, that over queries.
+        latent: Of sizes above 256, by bytes of a number.
+        float32: Of all passes over float32.
+        tails: Whether gradients take a head in two parts, or in one as large as both.
+    """
+
+    few: dict[int, Tiles]
+    many: dict[int, Tiles]
+    few_codes: dict[int, Tiles]
+    many_codes: dict[int, Tiles]
+    gradients: dict[int, Tiles]
+    busy_gradients: dict[int, tuple[Tiles, Tiles]]
+    latent: dict[int, Tiles]
+    float32: dict[int, Tiles]
+    tails: bool
+
+
+_FEW = {64: Tiles(16, 64, 4, 3), 128: Tiles(16, 64, 4, 3), 256: Tiles(16, 32, 4, 2)}
+_FEW_CODES = {64: Tiles(16, 32, 4, 2), 128: Tiles(16, 32, 4, 2), 256: Tiles(16, 32, 8, 2)}
 _LATENT = {2: Tiles(16, 16, 8, 1), 4: Tiles(16, 16, 8, 1)}
-_GRADIENTS = {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 1), 256: Tiles(32, 32, 8, 1)}
 _FLOAT32 = {64: Tiles(32, 32, 4, 2), 128: Tiles(16, 16, 8, 1), 256: Tiles(16, 16, 8, 1)}
+_HOPPER = Table(
+    few=_FEW,
+    many={64: Tiles(128, 64, 8, 3), 128: Tiles(128, 64, 8, 2), 256: Tiles(64, 16, 8, 2)},
+    few_codes=_FEW_CODES,
+    many_codes={64: Tiles(128, 64, 8, 3), 128: Tiles(128, 32, 8, 2), 256: Tiles(32, 16, 8, 2)},
+    gradients={64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 1), 256: Tiles(32, 32, 8, 1)},
+    busy_gradients={
+        64: (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
+        128: (Tiles(32, 64, 8, 1), Tiles(64, 64, 8, 1)),
+        256: (Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
+    },
+    latent=_LATENT,
+    float32=_FLOAT32,
+    tails=True,
+)
+_AMPERE = Table(
+    few=_FEW,
+    many={64: Tiles(128, 32, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+    few_codes=_FEW_CODES,
+    many_codes={64: Tiles(128, 32, 8, 2), 128: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 2)},
+    gradients={64: Tiles(64, 32, 4, 2), 128: Tiles(64, 32, 8, 1), 256: Tiles(32, 32, 8, 1)},
+    busy_gradients={
+        64: (Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 2)),
+        128: (Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1)),
+        256: (Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
+    },
+    latent=_LATENT,
+    float32=_FLOAT32,
+    tails=False,
+)
+"""A program of compute capability 8.6 and 8.9 has at most 99 KiB of shared memory."""
+
+
+def table_of(capability: tuple[int, int]) -> Table:
+    """The tiles for devices of a compute capability; for newer ones than are known the last."""
+    return _AMPERE if capability < (9, 0) else _HOPPER
 
 
 def parts_of(key_dim: int, value_dim: int) -> Parts:
@@ -59,41 +123,53 @@ def parts_of(key_dim: int, value_dim: int) -> Parts:
     return Parts(head, tail, max(16, power_above(value_dim)))
 
 
-def forward_tiles(parts: Parts, itemsize: int, rows: int, *, busy: bool) -> Tiles:
+def forward_tiles(
+    table: Table, parts: Parts, itemsize: int, rows: int, *, busy: bool, coded: bool = False
+) -> Tiles:
     """For the forward pass over so many rows of a group.
 
     Args:
+        table: Of the device.
         parts: Of head and value.
-        itemsize: Bytes of a number.
+        itemsize: Bytes of a number of the query.
         rows: Tokens times query heads of a group.
         busy: Whether pairs have a bias or dropout, whose numbers take registers too.
+        coded: Whether keys and values are codes.
     """
-    size = _size(parts)
+    size, few = _size(parts), rows <= 16
     if size > 256:
-        tiles = _LATENT[itemsize]
+        tiles = table.latent[itemsize]
+    elif itemsize == 4:
+        tiles = table.float32[size]
+    elif few:
+        return (table.few_codes if coded else table.few)[size]
     else:
-        tiles = _FLOAT32[size] if itemsize == 4 else _MANY_ROWS[size]
-    if rows <= 16:
-        return _FEW_ROWS[size] if itemsize == 2 and size <= 256 else tiles._replace(rows=16)
+        tiles = (table.many_codes if coded else table.many)[size]
+    if few:
+        return tiles._replace(rows=16)
     return tiles._replace(keys=max(16, tiles.keys // 2)) if busy else tiles
 
 
-def gradient_tiles(parts: Parts, itemsize: int, *, busy: bool) -> tuple[Tiles, Tiles]:
+def gradient_parts(table: Table, parts: Parts) -> Parts:
+    """The parts of a head where gradients are computed."""
+    if table.tails or not parts.tail:
+        return parts
+    return Parts(power_above(parts.head + parts.tail), 0, parts.value)
+
+
+def gradient_tiles(table: Table, parts: Parts, itemsize: int, *, busy: bool) -> tuple[Tiles, Tiles]:
     """For the gradients: the pass over keys, and that over queries."""
     size = _size(parts)
     if itemsize == 4:
-        return _FLOAT32[size], _FLOAT32[size]
-    tiles = _GRADIENTS[size]
-    if not busy or size == 64:
-        return tiles, tiles
-    return tiles._replace(rows=32), tiles._replace(keys=16) if size == 256 else tiles
+        return table.float32[size], table.float32[size]
+    return table.busy_gradients[size] if busy else (table.gradients[size],) * 2
 
 
-def fits(parts: Parts, itemsize: int) -> bool:
+def fits(parts: Parts, itemsize: int, *, coded: bool = False) -> bool:
     """Whether such heads are known to compile without spilling registers, which ``auto`` asks."""
     if itemsize == 4:
         return _size(parts) <= 64
-    return _size(parts) <= 256 or parts == Parts(512, 64, 512)
+    return _size(parts) <= 256 or (parts == Parts(512, 64, 512) and not coded)
 
 
 def splits_of(programs: int, keys: int, tile: int, processors: int) -> tuple[int, int]:

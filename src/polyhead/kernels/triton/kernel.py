@@ -14,12 +14,14 @@ from polyhead.kernels.triton import blocks, self_test
 from polyhead.kernels.triton.interpreting import interpreting
 from polyhead.native.arguments import Extras
 from polyhead.native.gate import is_fake
-from polyhead.semantics import Call, DenseSource, State
+from polyhead.semantics import Call, DenseSource, KeyValueSource, State
 from polyhead.semantics.scores import is_distributed
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
 
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _MOST_PIECES = 16
+_DRAWN = 64 << 20
+"""Most bytes of a T×S tensor that is drawn for a mask or a bias which has no other form."""
 
 
 class TritonKernel(Kernel[Extras]):
@@ -39,14 +41,16 @@ class TritonKernel(Kernel[Extras]):
             return "on a CPU it is interpreted"
         if self.unavailable() is not None or q.dtype not in _DTYPES:
             return None  # ``unavailable`` says it
-        if not blocks.fits(blocks.parts_of(source.key_dim, source.value_dim), q.itemsize):
+        bits = _bits(source)
+        parts = blocks.parts_of(source.key_dim, source.value_dim)
+        if not blocks.fits(parts, q.itemsize, coded=bits is not None):
             return "such heads are not known to fit the registers in this dtype"
-        return self_test.objection(q.device, q.dtype, source.key_dim, source.value_dim)
+        return self_test.objection(q.device, q.dtype, parts, bits)
 
     def plan(self, call: Call) -> Extras | Refusal:
         if (feature := _refused(call)) is not None:
             return Refusal(feature)
-        plan = extras_of(call)
+        plan = extras_of(call, drawn=_DRAWN)
         if isinstance(plan, Refusal) or not call.requires_grad:
             return plan
         largest = max(call.source.key_dim, call.source.value_dim)
@@ -64,7 +68,8 @@ class TritonKernel(Kernel[Extras]):
             if not self_test.is_of_compiler(error):
                 raise
             q, source = call.q, call.source
-            self_test.switch_off(q.device, q.dtype, source.key_dim, source.value_dim, str(error))
+            parts = blocks.parts_of(source.key_dim, source.value_dim)
+            self_test.switch_off(q.device, q.dtype, parts, _bits(source), str(error))
             raise SwitchedOffError(f"kernel 'triton' does not compile here: {error}") from error
 
 
@@ -100,10 +105,15 @@ def _refused(call: Call) -> str | None:
         return "gradients beside keys and values that a cache holds"
     if compiling or is_fake((q,)):
         return "a graph that holds a cache"
-    strips = source.strips()
-    if any(strip.coding is not None for strip in strips):
-        return "keys and values in codes"
-    return "keys in too many pieces" if len(strips) > _MOST_PIECES else None
+    return "keys in too many pieces" if len(source.strips()) > _MOST_PIECES else None
+
+
+def _bits(source: KeyValueSource) -> self_test.Bits | None:
+    """Of keys and values in codes; None: they are numbers."""
+    if type(source) is DenseSource or not source.in_place:
+        return None
+    codings = (strip.coding for strip in source.strips())
+    return next(((each.k_bits, each.v_bits) for each in codings if each is not None), None)
 
 
 def _computed(call: Call, plan: Extras) -> State:

@@ -18,10 +18,12 @@ from polyhead.kernels.triton import blocks
 from polyhead.kernels.triton.device import backward, forward
 from polyhead.kernels.triton.device import merge as merging
 from polyhead.kernels.triton.interpreting import interpreting
+from polyhead.kernels.triton.waiting import waiting
 from polyhead.native.arguments import Extras, Piece
 from polyhead.semantics.sources import are_first_features
 
 _LOG2E = 1.4426950408889634
+_launched: set[tuple[Any, ...]] = set()
 
 
 def attend(
@@ -31,7 +33,10 @@ def attend(
     B, H, T, D = q.shape
     G, V = pieces[0].k.shape[1], pieces[0].value_dim
     parts = blocks.parts_of(D, V)
-    tiles = blocks.forward_tiles(parts, q.itemsize, T * (H // G), busy=_busy(extras))
+    coded = any(piece.coding is not None for piece in pieces)
+    tiles = blocks.forward_tiles(
+        _table(q.device), parts, q.itemsize, T * (H // G), busy=_busy(extras), coded=coded
+    )
     programs = -(-T * (H // G) // tiles.rows) * B * G
     cuts = [
         blocks.splits_of(programs, piece.length, tiles.keys, _processors(q.device))
@@ -49,23 +54,23 @@ def attend(
         for piece, (splits, share) in zip(pieces, cuts, strict=True):
             names = _arguments(q, piece, extras, column, parts, scale)
             names |= {
-                "q": _rows(q), "k": _rows(piece.k), "v": _rows(piece.v),
+                "q": _rows(q), **_keys_and_values(piece),
                 "pages": None if piece.pages is None
                 else (piece.pages, piece.pages.stride(0), piece.k.shape[2]),
                 "out": (outs[slot:], *outs.stride()[:4]),
                 "lse": (lses[slot:], *lses.stride()),
-                "split_keys": share, "skipped": piece.skipped,
+                "split_keys": share, "skipped": piece.skipped * piece.unit,
                 "PAGED": piece.pages is not None,
                 "SHARED": parts.head == parts.value == V and are_first_features(piece.v, piece.k),
             }  # fmt: skip
-            grid = (programs, splits)
-            forward.attend[grid](
-                **names, ROWS=tiles.rows, KEYS=tiles.keys,
+            _launch(
+                forward.attend, (programs, splits), q, **names, ROWS=tiles.rows, KEYS=tiles.keys,
                 num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
             slot, column = slot + splits, column + piece.length
         if slots > 1:
-            merging.merge[(B * H * T,)](
+            _launch(
+                merging.merge, (B * H * T,), q,
                 (outs, outs.stride(0), outs.stride(3)), (lses, lses.stride(0)), _rows(out),
                 (found, *found.stride()), H, T, slots,
                 SPLITS=blocks.power_above(slots), VALUE=parts.value, VALUE_DIM=V,
@@ -97,8 +102,9 @@ def gradients(
     d_q, d_k, d_v = (
         torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, piece.k, piece.v)
     )
-    parts = blocks.parts_of(D, V)
-    tiles, for_queries = blocks.gradient_tiles(parts, q.itemsize, busy=_busy(extras))
+    table = _table(q.device)
+    parts = blocks.gradient_parts(table, blocks.parts_of(D, V))
+    tiles, for_queries = blocks.gradient_tiles(table, parts, q.itemsize, busy=_busy(extras))
     names = _arguments(q, piece, extras, 0, parts, scale)
     masked = names["KEEP"] or names["BOUNDS"] != ""
     names |= {
@@ -115,17 +121,32 @@ def gradients(
     d_bias, sums = _bias_sums(extras, learned, lse)
     shared = extras.bias is not None and extras.bias.shape != (B, H, T, S)
     with _on(q.device):
-        backward.keys_pass[(-(-S // tiles.keys) * B * G,)](
-            **names, d_k=_rows(d_k), d_v=_rows(d_v), spans=spans, ROWS=tiles.rows, KEYS=tiles.keys
-        )
+        _launch(
+            backward.keys_pass, (-(-S // tiles.keys) * B * G,), q,
+            **names, d_k=_rows(d_k), d_v=_rows(d_v), spans=spans, ROWS=tiles.rows, KEYS=tiles.keys,
+        )  # fmt: skip
         programs = -(-T * (H // G) // for_queries.rows) * B * G
-        backward.queries_pass[(programs,)](
-            **names, d_q=_rows(d_q), d_bias=d_bias, LEARNS=learned is not None, SHARED=shared,
-            ROWS=for_queries.rows, KEYS=for_queries.keys,
+        _launch(
+            backward.queries_pass, (programs,), q, **names, d_q=_rows(d_q), d_bias=d_bias,
+            LEARNS=learned is not None, SHARED=shared, ROWS=for_queries.rows, KEYS=for_queries.keys,
         )  # fmt: skip
     if learned is None:
         return [d_q, d_k, d_v]
     return [d_q, d_k, d_v, _gradient_of_bias(extras, sums)]
+
+
+def _launch(
+    kernel: Any, grid: tuple[int, ...], like: Tensor, /, *arguments: Any, **named: Any
+) -> None:
+    """Launches a kernel; the first call of a variant says that it waits for the compiler."""
+    constants = (value for name, value in named.items() if name.isupper())
+    variant = id(kernel), like.device, like.dtype, *constants
+    if variant in _launched or interpreting():
+        kernel[grid](*arguments, **named)
+        return
+    with waiting(f"compiling a Triton kernel for {like.dtype} on {like.device}"):
+        kernel[grid](*arguments, **named)
+    _launched.add(variant)
 
 
 def _arguments(
@@ -170,6 +191,22 @@ def _arguments(
         "DROPOUT": dropout is not None, "POSITIONS": piece.positions is not None,
         "WIDE": interpreting() and q.dtype == torch.bfloat16,
     }  # fmt: skip
+
+
+def _keys_and_values(piece: Piece) -> dict[str, Any]:
+    """Keys and values of a piece by name, and what their codes stand for, if they are codes."""
+    coding = piece.coding
+    if coding is None:
+        plain = {"k": _rows(piece.k), "v": _rows(piece.v)}
+        return plain | {"K_CODES": None, "V_CODES": None}
+    coding.check(piece.k, piece.v)
+    of_keys = coding.k_bits, coding.group, 0, coding.key_dim
+    k = *_rows(piece.k), coding.k_scale, *_rows(coding.k_zero)
+    if coding.v_scale is None or coding.v_zero is None:
+        return {"k": k, "v": k, "K_CODES": of_keys, "V_CODES": of_keys}
+    v = *_rows(piece.v), coding.v_scale, *_rows(coding.v_zero)
+    of_values = coding.v_bits, coding.group, coding.value_group, coding.value_dim
+    return {"k": k, "v": v, "K_CODES": of_keys, "V_CODES": of_values}
 
 
 def _bounds(extras: Extras, piece: Piece) -> tuple[tuple[Tensor, Tensor, int] | None, str]:
@@ -257,6 +294,13 @@ def _processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def _table(device: torch.device) -> blocks.Table:
+    if device.type != "cuda":
+        return blocks.table_of((9, 0))
+    return blocks.table_of(torch.cuda.get_device_capability(device))
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

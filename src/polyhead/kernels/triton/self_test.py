@@ -6,7 +6,6 @@ before their first call; what disagrees or does not compile is switched off with
 
 from __future__ import annotations
 
-import logging
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -15,22 +14,30 @@ import torch
 from torch import Tensor
 
 from polyhead.kernels.triton import blocks
+from polyhead.kernels.triton.waiting import waiting
 from polyhead.native.arguments import Extras, Piece
+from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout, kept
 
-_Asked = tuple[str, torch.dtype, blocks.Parts]
+Bits = tuple[int, int]
+"""Bits of a key's and of a value's codes; 0: the value is part of the key."""
+_Asked = tuple[str, torch.dtype, blocks.Parts, Bits | None]
 _found: dict[_Asked, str | None] = {}
 _lock = threading.Lock()
-_OLDEST = (9, 0)
-"""The compute capability whose registers the tiles are known to fit; on 8.0 some spill."""
 
 
-def objection(device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int) -> str | None:
+_CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+def objection(
+    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None
+) -> str | None:
     """Why ``auto`` may not take the kernels for such heads on this device, or None."""
-    asked = _asked(device, dtype, key_dim, value_dim)
+    asked = str(device), dtype, parts, bits
     if asked not in _found:
-        if torch.cuda.get_device_capability(device) < _OLDEST:
-            return "its tiles are not known to fit the registers before compute capability 9.0"
+        if torch.cuda.get_device_capability(device) not in blocks.KNOWN:
+            major, minor = torch.cuda.get_device_capability(device)
+            return f"its tiles are not known to fit compute capability {major}.{minor}"
         if torch.cuda.is_current_stream_capturing():
             return "its test at first use waits for the device, which a captured graph must not"
         with _lock:
@@ -47,17 +54,17 @@ objection._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def switched_off() -> dict[str, str]:
     """What was found wrong, by device, dtype and head sizes."""
     return {
-        f"{device}, {str(dtype).removeprefix('torch.')}, heads of {parts.head + parts.tail}": wrong
-        for (device, dtype, parts), wrong in _found.items()
+        f"{device}, {_words(dtype, parts, bits)}": wrong
+        for (device, dtype, parts, bits), wrong in _found.items()
         if wrong is not None
     }
 
 
 def switch_off(
-    device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int, why: str
+    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None, why: str
 ) -> None:
     """Lets ``auto`` take other kernels from now on, and warns."""
-    _note(_asked(device, dtype, key_dim, value_dim), why)
+    _note((str(device), dtype, parts, bits), why)
 
 
 def is_of_compiler(error: Exception) -> bool:
@@ -69,19 +76,17 @@ def is_of_compiler(error: Exception) -> bool:
     return own or (type(error) is RuntimeError and "PassManager" in str(error))
 
 
-def _asked(device: torch.device, dtype: torch.dtype, key_dim: int, value_dim: int) -> _Asked:
-    return str(device), dtype, blocks.parts_of(key_dim, value_dim)
+def _words(dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None) -> str:
+    words = f"{str(dtype).removeprefix('torch.')}, heads of {parts.head + parts.tail}"
+    return words if bits is None else f"{words} in codes of {bits[0]} and {bits[1] or bits[0]} bits"
 
 
 def _test(asked: _Asked, device: torch.device) -> None:
-    _, dtype, parts = asked
-    logging.getLogger("polyhead").info(
-        "compiling and testing Triton kernels for %s on %s: some seconds, once per machine",
-        dtype, device,
-    )  # fmt: skip
+    _, dtype, parts, bits = asked
+    what = f"compiling and testing Triton kernels on {device} for {_words(dtype, parts, bits)}"
     # In a thread of its own: no transform, mode or autocast of the caller applies there.
-    with ThreadPoolExecutor(1) as elsewhere:
-        wrong = elsewhere.submit(_tried, device, dtype, parts).result()
+    with waiting(what), ThreadPoolExecutor(1) as elsewhere:
+        wrong = elsewhere.submit(_tried, device, dtype, parts, bits).result()
     if wrong is None:
         _found[asked] = None
     else:
@@ -90,14 +95,18 @@ def _test(asked: _Asked, device: torch.device) -> None:
 
 def _note(asked: _Asked, wrong: str) -> None:
     _found[asked] = wrong
-    device, dtype, _ = asked
+    device, dtype, *_ = asked
     warnings.warn(
         f"the Triton kernels for {dtype} on {device} are switched off: {wrong}", stacklevel=2
     )
 
 
-def _tried(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) -> str | None:
+def _tried(
+    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None
+) -> str | None:
     try:
+        if bits is not None:
+            return disagreement_of_codes(device, dtype, parts, bits)
         return disagreement(device, dtype, parts)
     except Exception as error:  # whatever a compiler or driver raises: other kernels can compute
         return f"{type(error).__name__}: {str(error)[:200]}"
@@ -114,7 +123,7 @@ def disagreement(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) 
     from polyhead.kernels.triton import launch
 
     generator = torch.Generator("cpu").manual_seed(0)
-    close = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
+    close = _CLOSE[dtype]
     D, V, S = parts.head + parts.tail, parts.value, 150
 
     def random(*shape: int) -> Tensor:
@@ -162,6 +171,55 @@ def disagreement(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) 
                 if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=4 * close):
                     return f"a gradient in {dtype} differs from float64"
     return None
+
+
+def disagreement_of_codes(
+    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits
+) -> str | None:
+    """What is computed wrongly over keys and values in codes, or None."""
+    from polyhead.kernels.triton import launch
+
+    generator = torch.Generator("cpu").manual_seed(0)
+    (k_bits, v_bits), close = bits, _CLOSE[dtype]
+    D, V, group = parts.head + parts.tail, parts.value, 32
+    k_codes, k_scale, k_zero, k = _codes(generator, D, k_bits, group, 0)
+    share = group if V % group == 0 else V
+    v_codes, v = k_codes, k[..., :V]
+    of_values: list[Tensor | None] = [None, None]
+    if v_bits:
+        v_codes, v_scale, v_zero, v = _codes(generator, V, v_bits, group, share)
+        of_values = [v_scale, v_zero]
+    scales = [k_scale, k_zero, *of_values]
+    tensors = [None if x is None else x.to(device) for x in scales]
+    coding = Coding(group, D, V, k_bits, v_bits, share, *tensors)  # type: ignore[arg-type]
+    k_codes = k_codes.to(device)
+    piece = Piece(k_codes, v_codes.to(device) if v_bits else k_codes, coding=coding)
+    k, v = (_heads(x.to(device, dtype)) for x in (k, v))
+    for queries in (1, 40):
+        q = torch.randn(1, 4, queries, D, generator=generator).to(device, dtype)
+        out, _ = launch.attend(q, [piece], D**-0.5, Extras(), lse=False)
+        exact = (q.double() @ k.mT * D**-0.5).softmax(dim=-1) @ v
+        if not torch.allclose(out.double(), exact, atol=close, rtol=close):
+            return f"attention in {dtype} over codes differs from float64"
+    return None
+
+
+def _codes(
+    generator: torch.Generator, size: int, bits: int, group: int, share: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes of two kv heads and five units, their scales and zeros, and the numbers meant."""
+    shape = (1, 2, 5, group, size // share) if share else (1, 2, 5, 1, size)
+    codes = torch.randint(1 << bits, (1, 2, 5, group, size), generator=generator)
+    scale, zero = (torch.rand(2, *shape, generator=generator) * 4 / (1 << bits)).bfloat16()
+    zero = zero - 2
+    wide = (x.float().repeat_interleave(share or 1, dim=-1) for x in (scale, zero))
+    factor, start = wide
+    packed = codes
+    if bits == 4:
+        low, high = codes.chunk(2, dim=3)
+        packed = low | high << 4
+    numbers = (start + codes * factor).flatten(2, 3)
+    return packed.to(torch.uint8).flatten(3), scale.flatten(3), zero.flatten(3), numbers
 
 
 def _heads(x: Tensor) -> Tensor:

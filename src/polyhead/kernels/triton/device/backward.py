@@ -16,12 +16,13 @@ import triton.language as tl
 from polyhead.kernels.triton.device.scores import (
     LOG2E,
     biased,
+    bounds_of,
     capped,
     columns_of,
     finite,
     kept,
-    key_places,
-    load_rows,
+    load_parts,
+    near_of,
     nearby,
     places_of_pairs,
     positions_of_keys,
@@ -38,13 +39,8 @@ def load_keys(
     VALUE_DIM: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Head and tail of the keys and the values of a tile, with nothing that is not finite."""
-    row = key_places(key, k_there, k, batch, kv_head, 0, 0, False)
-    k_head = load_rows(k[0], row, k_there, 0, HEAD, DIM)
-    k_tail = k_head
-    if TAIL > 0:
-        k_tail = load_rows(k[0], row, k_there, HEAD, TAIL, DIM)
-    row = key_places(key, k_there, v, batch, kv_head, 0, 0, False)
-    values = load_rows(v[0], row, k_there, 0, VALUE, VALUE_DIM)
+    k_head, k_tail = load_parts(k, batch, kv_head, key, k_there, HEAD, TAIL, DIM)
+    values = load_parts(v, batch, kv_head, key, k_there, VALUE, 0, VALUE_DIM)[0]
     if MASKED:
         k_head = tl.where(finite(k_head), k_head, 0.0)
         k_tail = tl.where(finite(k_tail), k_tail, 0.0)
@@ -121,24 +117,10 @@ def keys_pass(
         row = (batch * heads + head) * tokens + token
         row_lse = tl.load(lse + row)
         live = there & (row_lse < float("inf"))
-        low = token
-        high = token
-        if BOUNDS != "":
-            low = tl.load(bounds[0] + batch * bounds[2] + token)
-            high = tl.load(bounds[1] + batch * bounds[2] + token)
-        q_near = token
-        origin = batch
-        if BIAS == "slopes" or BIAS == "by_distance":
-            q_at = tl.load(q_positions[0] + batch * q_positions[1] + token)
-            origin = tl.min(q_at, 0)
-            q_near = nearby(q_at, origin)
-        at = batch * q[1] + head * q[2] + token.to(tl.int64) * q[3]
-        q_head = load_rows(q[0], at, live, 0, HEAD, DIM)
-        q_tail = q_head
-        if TAIL > 0:
-            q_tail = load_rows(q[0], at, live, HEAD, TAIL, DIM)
-        at = batch * grad[1] + head * grad[2] + token.to(tl.int64) * grad[3]
-        row_grad = load_rows(grad[0], at, live, 0, VALUE, VALUE_DIM)
+        low, high = bounds_of(bounds, batch, token, BOUNDS)
+        q_near, origin = near_of(q_positions, batch, token, BIAS)
+        q_head, q_tail = load_parts(q, batch, head, token, live, HEAD, TAIL, DIM)
+        row_grad = load_parts(grad, batch, head, token, live, VALUE, 0, VALUE_DIM)[0]
         shares, d_z, slope = gradient_of_scores(
             q_head, q_tail, k_head, k_tail, values, row_grad, row_lse, tl.load(delta + row), batch,
             head, token, live, key, k_there, q_near, origin, k_at, low, high, keep, bias, dropout,
@@ -187,27 +169,13 @@ def queries_pass(
     live = there & (row_lse < float("inf"))
     start = tokens * 0
     stop = keys
-    low = token
-    high = token
-    if BOUNDS != "":
-        low = tl.load(bounds[0] + batch * bounds[2] + token)
-        high = tl.load(bounds[1] + batch * bounds[2] + token)
+    low, high = bounds_of(bounds, batch, token, BOUNDS)
     if BOUNDS == "indexes":
         start = tl.min(low, 0) // KEYS * KEYS
         stop = tl.max(high, 0)
-    q_near = token
-    origin = batch
-    if BIAS == "slopes" or BIAS == "by_distance":
-        q_at = tl.load(q_positions[0] + batch * q_positions[1] + token)
-        origin = tl.min(q_at, 0)
-        q_near = nearby(q_at, origin)
-    at = batch * q[1] + head * q[2] + token.to(tl.int64) * q[3]
-    q_head = load_rows(q[0], at, live, 0, HEAD, DIM)
-    q_tail = q_head
-    if TAIL > 0:
-        q_tail = load_rows(q[0], at, live, HEAD, TAIL, DIM)
-    at = batch * grad[1] + head * grad[2] + token.to(tl.int64) * grad[3]
-    row_grad = load_rows(grad[0], at, live, 0, VALUE, VALUE_DIM)
+    q_near, origin = near_of(q_positions, batch, token, BIAS)
+    q_head, q_tail = load_parts(q, batch, head, token, live, HEAD, TAIL, DIM)
+    row_grad = load_parts(grad, batch, head, token, live, VALUE, 0, VALUE_DIM)[0]
     sum_head = tl.zeros([ROWS, HEAD], tl.float32)
     sum_tail = tl.zeros([ROWS, TAIL if TAIL > 0 else 1], tl.float32)
     of_first = tl.zeros([ROWS], tl.float32)

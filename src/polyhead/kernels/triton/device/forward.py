@@ -15,15 +15,17 @@ is the head of the key, and is read once (absorbed latent attention).
 import triton
 import triton.language as tl
 
+from polyhead.kernels.triton.device.codes import load_keys_or_values
 from polyhead.kernels.triton.device.scores import (
     LN2,
     LOG2E,
     biased,
+    bounds_of,
     capped,
     finite,
     kept,
-    key_places,
-    load_rows,
+    load_parts,
+    near_of,
     nearby,
     positions_of_keys,
     product,
@@ -40,7 +42,7 @@ def attend(
     VALUE: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, GROUP: tl.constexpr,
     BOUNDS: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
     DROPOUT: tl.constexpr, PAGED: tl.constexpr, POSITIONS: tl.constexpr, SHARED: tl.constexpr,
-    WIDE: tl.constexpr,
+    K_CODES: tl.constexpr, V_CODES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """out ``[splits, B, H, T, V]`` and lse ``[splits, B, H, T]``.
 
@@ -66,23 +68,9 @@ def attend(
     kv_head = group % kv_heads
     there, token, part = rows_of(block, tokens, ROWS, GROUP)
     head = kv_head * GROUP + part
-    q_row = batch * q[1] + head * q[2] + token.to(tl.int64) * q[3]
-    q_head = load_rows(q[0], q_row, there, 0, HEAD, DIM)
-    q_tail = q_head
-    if TAIL > 0:
-        q_tail = load_rows(q[0], q_row, there, HEAD, TAIL, DIM)
-    q_near = token
-    origin = batch
-    if BIAS == "slopes" or BIAS == "by_distance":
-        q_at = tl.load(q_positions[0] + batch * q_positions[1] + token)
-        origin = tl.min(q_at, 0)
-        q_near = nearby(q_at, origin)
-
-    low = token
-    high = token
-    if BOUNDS != "":
-        low = tl.load(bounds[0] + batch * bounds[2] + token)
-        high = tl.load(bounds[1] + batch * bounds[2] + token)
+    q_head, q_tail = load_parts(q, batch, head, token, there, HEAD, TAIL, DIM)
+    q_near, origin = near_of(q_positions, batch, token, BIAS)
+    low, high = bounds_of(bounds, batch, token, BOUNDS)
     start, stop, whole, whole_stop = share_of_keys(
         (split * split_keys).to(tl.int32), split_keys, keys, low, high, KEYS, BOUNDS, KEEP
     )
@@ -95,7 +83,7 @@ def attend(
             peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
             keep, k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped,
             first, scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP,
-            DROPOUT, PAGED, POSITIONS, SHARED, WIDE, False,
+            DROPOUT, PAGED, POSITIONS, SHARED, K_CODES, V_CODES, WIDE, False,
         )  # fmt: skip
     before = tl.cdiv(whole - start, KEYS)
     after = tl.maximum(tl.cdiv(stop - whole_stop, KEYS), 0)
@@ -105,7 +93,7 @@ def attend(
             peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
             keep, k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped,
             first, scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP,
-            DROPOUT, PAGED, POSITIONS, SHARED, WIDE, True,
+            DROPOUT, PAGED, POSITIONS, SHARED, K_CODES, V_CODES, WIDE, True,
         )  # fmt: skip
 
     some = tl.where(total == 0.0, 1.0, total)
@@ -155,20 +143,26 @@ def tile(
     KEYS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, VALUE: tl.constexpr,
     DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BOUNDS: tl.constexpr, KEEP: tl.constexpr,
     BIAS: tl.constexpr, CAP: tl.constexpr, DROPOUT: tl.constexpr, PAGED: tl.constexpr,
-    POSITIONS: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr, BORDER: tl.constexpr,
+    POSITIONS: tl.constexpr, SHARED: tl.constexpr, K_CODES: tl.constexpr, V_CODES: tl.constexpr,
+    WIDE: tl.constexpr, BORDER: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax, over the keys from ``at``; BORDER: not all of them seen."""
     key = at + tl.arange(0, KEYS)
     k_there = key < keys
-    row = key_places(key, k_there, k, batch, kv_head, pages, skipped, PAGED)
-    k_head = load_rows(k[0], row, k_there, 0, HEAD, DIM)
+    k_head = load_keys_or_values(
+        k, key, k_there, batch, kv_head, pages, skipped, q_head, 0, HEAD, DIM, PAGED, K_CODES
+    )
     k_tail = k_head
     if TAIL > 0:
-        k_tail = load_rows(k[0], row, k_there, HEAD, TAIL, DIM)
+        k_tail = load_keys_or_values(
+            k, key, k_there, batch, kv_head, pages, skipped, q_head, HEAD, TAIL, DIM, PAGED, K_CODES
+        )
     values = k_head
     if not SHARED:
-        row = key_places(key, k_there, v, batch, kv_head, pages, skipped, PAGED)
-        values = load_rows(v[0], row, k_there, 0, VALUE, VALUE_DIM)
+        values = load_keys_or_values(
+            v, key, k_there, batch, kv_head, pages, skipped, q_head, 0, VALUE, VALUE_DIM, PAGED,
+            V_CODES,
+        )  # fmt: skip
     k_at = positions_of_keys(key, k_there, batch, k_positions, first, POSITIONS)
     masked: tl.constexpr = BORDER and (BOUNDS != "" or KEEP)
     bad = tl.zeros([KEYS], tl.int32)

@@ -46,6 +46,43 @@ def load_rows(pointer, at, there, FIRST: tl.constexpr, WIDTH: tl.constexpr, SIZE
 
 
 @triton.jit
+def load_parts(
+    tensor, batch, head, token, there,
+    HEAD: tl.constexpr, TAIL: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Head and tail of rows that lie in order; without a TAIL the head again."""
+    at = batch * tensor[1] + head * tensor[2] + token.to(tl.int64) * tensor[3]
+    first = load_rows(tensor[0], at, there, 0, HEAD, SIZE)
+    rest = first
+    if TAIL > 0:
+        rest = load_rows(tensor[0], at, there, HEAD, TAIL, SIZE)
+    return first, rest
+
+
+@triton.jit
+def bounds_of(bounds, batch, token, BOUNDS: tl.constexpr):
+    """Low and high of the keys that some queries see; without BOUNDS anything."""
+    low = token
+    high = token
+    if BOUNDS != "":
+        low = tl.load(bounds[0] + batch * bounds[2] + token)
+        high = tl.load(bounds[1] + batch * bounds[2] + token)
+    return low, high
+
+
+@triton.jit
+def near_of(positions, batch, token, BIAS: tl.constexpr):
+    """The positions of some queries in 32 bits and their origin; without such a BIAS anything."""
+    near = token
+    origin = batch
+    if BIAS == "slopes" or BIAS == "by_distance":
+        at = tl.load(positions[0] + batch * positions[1] + token)
+        origin = tl.min(at, 0)
+        near = nearby(at, origin)
+    return near, origin
+
+
+@triton.jit
 def key_places(key, there, tensor, batch, head, pages, skipped, PAGED: tl.constexpr):
     """Where the rows of some keys lie behind a tensor's pointer: in order, or in pages."""
     if PAGED:
