@@ -1,4 +1,4 @@
-"""What lies under a path, asked before it is opened: pipes and devices have no end."""
+"""Checks a path before it is opened: reading a pipe or a device may never end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyhead.errors import CheckpointError, PolyheadError
 
 
 def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:
-    """What is there, links followed; None where there is nothing.
+    """The kind of thing that a path leads to, links followed; None if there is nothing.
 
     Raises:
         CheckpointError: It is forbidden to look.

@@ -1,4 +1,4 @@
-"""SVG files, in as many words as the pictures here need.
+"""Writes the SVG elements that the pictures here need.
 
 image((0, 0, 20, 10), element("path", d=squares([(0, 1)], 10), fill="#12408f"), title="...")
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 
 INK, PAPER, ACCENT, FRAME, QUIET = "#1c2330", "#ffffff", "#12408f", "#c9d1dd", "#e3e8f0"
-"""Words, ground, what is shown, frames, and what is not seen."""
+"""Colours of text, background, visible squares, frames and hidden squares."""
 
 _DARK = {INK: "#e6eaf2", PAPER: "#14181f", ACCENT: "#8fb8ff", FRAME: "#3d4656", QUIET: "#2a3140"}
 """The same for readers of dark pages."""

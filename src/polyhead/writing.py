@@ -62,5 +62,5 @@ def write_tensors(
     with replacing(path) as draft:
         try:
             save_file(dict(tensors), draft, metadata=dict(metadata))
-        except SafetensorError as error:  # how the library reports a full disk
+        except SafetensorError as error:  # the library's error for a full disk
             raise OSError(str(error)) from error

@@ -2,7 +2,7 @@
 
     out = parallel.attention(q, k, v, mesh, mask=ph.Causal() & ph.Window(4096))
 
-Every rank hands over its own tokens and gets the outputs of its own queries. The call means what
+Every rank passes its own tokens and gets the outputs of its own queries. The call means what
 ``polyhead.attention`` means for the whole sequence: masks and biases are those of one process.
 """
 
@@ -49,7 +49,7 @@ ANY_BLOCK = "auto", "tiled", "reference"
 
 @dataclass(eq=False)
 class Meaning:
-    """What is asked of an attention besides its tensors, as ``polyhead.attention`` takes it."""
+    """The arguments of ``polyhead.attention`` besides its tensors."""
 
     mask: Mask | None = None
     bias: Bias | Tensor | None = None
@@ -62,7 +62,7 @@ class Meaning:
     heads: tuple[int, int] | None = None
 
     def checked(self, q: Tensor, k: Tensor, v: Tensor) -> Specification:
-        """The specification without sinks and seed; raises for what no rank could do."""
+        """The specification without sinks and seed; raises for arguments that no rank supports."""
         for name, x in (("q", q), ("k", k), ("v", v)):
             if not isinstance(x, Tensor) or x.ndim != 4:
                 got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -105,7 +105,7 @@ class Meaning:
 
 
 def check_kernel(kernel: str) -> None:
-    """Raises for a kernel that might do what some ranks need and not what others need.
+    """Raises for a kernel that might compute the calls of some ranks and not those of others.
 
     Raises:
         UnsupportedError: Names it.

@@ -6,9 +6,9 @@ float64), and are rounded once, when all keys were seen (``semantics/state.py``)
 
     lse = log Σ exp(lse_i)        out = Σ w_i out_i        w_i = exp(lse_i − lse)
 
-Backward, a block is handed the merged result: with its lse the weights of a block are those of the
-whole, so nothing of a block was kept (``Kernel.gradients``). A kernel without a backward pass of
-its own computes the block once more and is handed its share of the gradient:
+The backward pass of a block gets the merged result: with its lse the weights of a block are those
+of the whole, so nothing of a block is kept (``Kernel.gradients``). A kernel without a backward pass
+of its own computes the block once more and gets its share of the gradient:
 
     dout_i = w_i dout             dlse_i = w_i (dout · (out_i − out) + dlse)
 
@@ -50,7 +50,7 @@ class Saved(NamedTuple):
     grad_lse: Tensor
 
     def of(self, rows: slice) -> Saved:
-        """Of some queries, in the precision of sums."""
+        """The same for some queries, in the precision of sums."""
         precise = accumulation_dtype(self.q.dtype)
         return Saved(*(x[:, :, rows].to(precise) for x in self))
 
@@ -86,7 +86,7 @@ class Job:
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
-        """What a gradient may flow to besides q, k and v: of the bias, and of an expansion."""
+        """Tensors besides q, k and v that may need a gradient: of the bias and of an expansion."""
         of_bias = () if self.spec.bias is None else self.spec.bias.tensors
         return of_bias if self.expansion is None else (*of_bias, self.expansion.weight)
 
@@ -104,7 +104,7 @@ class Job:
         return self.parts(message, self.keys.length(rank))
 
     def parts(self, message: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """As ``unpacked``, of so many keys."""
+        """The same as ``unpacked``, for this number of keys."""
         B, G, D = self.shape
         count = B * G * length * D
         k = message[:count].view(B, G, length, D)
@@ -117,7 +117,7 @@ class Job:
         return self.keys.all_held(PIECE) if owner is None else self.keys.held(owner, PIECE)
 
     def empty_state(self, q: Tensor) -> State:
-        """The state of queries that saw nothing, in the precision of sums."""
+        """The state of queries that have seen nothing, in the precision of sums."""
         precise = accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], self.value_dim, dtype=precise)
         return State(out, q.new_full(q.shape[:3], -torch.inf, dtype=precise))
@@ -125,7 +125,7 @@ class Job:
     def attend(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, columns: Iterable[Held]
     ) -> None:
-        """Adds to the state what these keys bring, in place."""
+        """Merges the state of these keys, in place."""
         if state.lse is None:
             raise ValueError("a state over ranks needs its lse")
         for keys in columns:
@@ -253,7 +253,7 @@ def _again(
 def _share(saved: Saved, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a block's own ``out`` and ``lse``."""
     _, merged, merged_lse, grad_out, grad_lse = saved
-    # A row that saw nothing, or content that is not finite, takes and gives nothing.
+    # A row that saw nothing, or content that is not finite, has no gradients.
     silent = merged_lse.isneginf() | lse.isneginf() | merged.isnan().any(dim=-1)
     weight = torch.exp(lse - merged_lse).masked_fill(silent, 0.0)
     apart = (out - merged).masked_fill(silent[..., None], 0.0)

@@ -5,7 +5,8 @@
     Traded    each rank sends each other one some numbers; gradients go back
 
 A region between the two computes some heads or features on each rank (Shoeybi et al. 2019, §3:
-f and g). Whatever it reads that is whole on every rank goes in by ``Entered``, parameters too.
+f and g). Everything that it reads and that is whole on every rank enters by ``Entered``, parameters
+too.
 """
 
 from __future__ import annotations

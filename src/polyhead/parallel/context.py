@@ -1,7 +1,7 @@
 """A Transformer whose tokens lie on the ranks of ``context``.
 
 ``hidden_states`` and ``encode`` learn first how many tokens each rank has, and so which positions
-this one's stand at; each attention then asks here where its queries and keys stand.
+this one's stand at; each attention then gets the positions of its queries and keys from here.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _refused(
 
 @dataclass(eq=False)
 class LayerAttention:
-    """What a layer computes its heads by, where heads or tokens are spread over ranks.
+    """Computes a layer's heads if heads or tokens are spread over ranks.
 
     Attributes:
         heads: Query heads of this rank and of all, where they are shared.
@@ -244,7 +244,7 @@ def install(
 
 
 def check_context(model: Transformer) -> None:
-    """Raises for what a model reads that a slice of the tokens does not tell.
+    """Raises for a model that needs more than a slice of the tokens.
 
     Raises:
         UnsupportedError: Names it.

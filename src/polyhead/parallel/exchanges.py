@@ -108,7 +108,7 @@ class _Message:
         )
 
     def wait(self) -> Tensor:
-        """What came; what was sent is let go of."""
+        """Returns the received block; the memory of the sent one is released."""
         for work in self._work:
             work.wait()
         self._work, self._kept = [], None
@@ -121,7 +121,7 @@ def _ring(
     held: Tensor,
     attend: Callable[[Tensor, Tensor, int], Tensor | None],
 ) -> Tensor | None:
-    """Every block passes by once; gradients follow their block and end where it came from.
+    """Every block visits each rank once; gradients travel with their block and end at its owner.
 
     A rank holds two blocks of keys, and behind them the gradient of one block and two on their way.
     """

@@ -1,4 +1,4 @@
-"""Latents that are expanded where they arrive: MLA whose tokens lie on many ranks.
+"""MLA whose tokens are on many ranks: latents are sent, and expanded by the receiver.
 
 What is sent is the latent, R + P numbers of a token. Absorbed, queries meet the latents themselves;
 expanded, a rank makes keys and values of its heads, a piece at a time, and of their gradients those
@@ -66,7 +66,7 @@ class Expansion:
 
 
 class Latents(DenseSource):
-    """Latents ``[B, 1, S, R + P]`` whose keys and values are made where they arrive.
+    """Latents ``[B, 1, S, R + P]`` whose keys and values are made by the receiver.
 
     Args:
         source: The latents.
@@ -82,7 +82,7 @@ class Latents(DenseSource):
 
 @dataclass(eq=False)
 class Unexpanded:
-    """``MultiHeadLatentAttention._expanded`` where tokens are spread: later, by who gets them."""
+    """``MultiHeadLatentAttention._expanded`` for spread tokens: the receiver expands them later."""
 
     module: MultiHeadLatentAttention
 

@@ -63,7 +63,7 @@ def _by_vocabulary(logits: DTensor, labels: Tensor, ignore_index: int) -> Tensor
 
 
 class _OfColumns(torch.autograd.Function):
-    """torch's ``loss_parallel``; its backward pass, which must come in its block, comes at once."""
+    """torch's ``loss_parallel``, whose backward pass must run inside its block: it runs at once."""
 
     @staticmethod
     def forward(

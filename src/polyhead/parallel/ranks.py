@@ -1,8 +1,8 @@
-"""The processes of one mesh dimension: who they are, whether they agree, which one is gone.
+"""The processes of one mesh dimension: whether they agree on a call, and which one has ended.
 
-Whatever one rank refuses, all refuse: before ranks exchange anything else they exchange a short
-note of what each is about to do, and each reads all of them. So a wrong shape on one rank is an
-error on all, within one exchange, and no rank waits for a message that never comes.
+If one rank refuses a call, all refuse it: before any other exchange, ranks exchange a short note of
+what each is about to do, and each reads all notes. So a wrong shape on one rank is an error on all,
+within one exchange, and no rank waits for a message that never comes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from polyhead.checks import shown
 from polyhead.errors import PolyheadError, UnsupportedError
 
 DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
-"""Names of mesh dimensions that are read, and what each is for."""
+"""Known names of mesh dimensions, and the use of each."""
 
 AVERAGED = ("data", "shard", "context", "expert")
 """Dimensions over which gradients are averaged."""
 
 _WORDS = 256
-"""Bytes of a refusal that other ranks read."""
+"""Most bytes of a refusal that are sent to other ranks."""
 
 
 _PROCESSES: dict[int, tuple[int, int]] = {}
-"""Machine and number of the process of each rank that has ever agreed with this one."""
+"""Machine and process number of each rank that has agreed with this one."""
 
 _PATIENCE = 10
-"""Tenths of a second until a process that ended its connection is seen to be gone."""
+"""Tenths of a second until a process that ended its connection counts as ended."""
 
 
 class RankError(PolyheadError, RuntimeError):
-    """Another process does something else, or is gone; the message names its rank."""
+    """Another process does something else, or has ended; the message names its rank."""
 
 
 @dataclass(eq=False)
@@ -130,7 +130,7 @@ class Ranks:
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
-        """Names the process that is gone where an exchange fails."""
+        """If an exchange fails, names the process that has ended."""
         try:
             yield
         except RuntimeError as error:
@@ -143,7 +143,7 @@ class Ranks:
             ) from error
 
     def _gone(self) -> str:
-        """Which processes of this machine are gone."""
+        """Processes of this machine that have ended."""
         here = zlib.crc32(socket.gethostname().encode())
         known = [(rank, *_PROCESSES[rank]) for rank in self.numbers if rank in _PROCESSES]
         for _ in range(_PATIENCE):  # a connection ends before its process has
@@ -265,5 +265,5 @@ def content(x: Tensor | None) -> int:
 
 
 def unsupported(feature: str) -> UnsupportedError:
-    """What parallel computation refuses, in one sentence."""
+    """The error for something that parallel computation does not support."""
     return UnsupportedError(f"polyhead.parallel cannot do {feature}")

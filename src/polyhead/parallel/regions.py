@@ -1,4 +1,4 @@
-"""Heads, hidden features and the vocabulary shared by the ranks of ``tensor``.
+"""Heads, hidden features and the vocabulary divided among the ranks of ``tensor``.
 
 A *region* is a module of which every rank computes a part: an attention some heads, a feed-forward
 network some hidden features. Its input is the same on all ranks, its output is summed: one exchange
@@ -37,7 +37,7 @@ Use = Literal["rows", "columns", "slice", "whole", "once"]
 
 
 class Part(NamedTuple):
-    """What of a parameter a rank uses.
+    """The part of a parameter that a rank uses.
 
     Attributes:
         use: As above.

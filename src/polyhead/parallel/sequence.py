@@ -7,7 +7,7 @@ would sum outputs: as many bytes as the sums that they replace.
 
     embedding → own tokens → [norm → all → region → own] … → all tokens → final norm → logits
 
-T tokens need not divide: the last shares are filled up with rows that nobody reads.
+T tokens need not divide: the last shares are padded with rows that are never read.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _All(torch.autograd.Function):
 
 @dataclass(eq=False)
 class _Entering:
-    """An embedding whose tokens are dealt out."""
+    """An embedding whose output tokens are divided among the ranks."""
 
     module: nn.Module
     shares: Shares

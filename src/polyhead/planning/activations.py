@@ -1,4 +1,4 @@
-"""Activations of a prefill in one piece: the most that is alive at a time, token by token.
+"""Activations of a prefill in one piece: the most elements per token that are alive at a time.
 
 Without gradients a layer's tensors live from where they are made to the end of the part that made
 them, so the peak is one layer's: the residual stream twice (what came in, what goes on), its norm,

@@ -36,7 +36,7 @@ class LayerCachePlan:
 
 @dataclass(frozen=True)
 class DecodeBound:
-    """The least that one decode step of one rank takes.
+    """The least time of one decode step on one rank.
 
     Attributes:
         memory_seconds: Bytes read at the bandwidth, or None where none was given.

@@ -5,7 +5,7 @@ tokens, S in all, see
 
     T · S − Δ(T − 1) − (Δ(S − w) − Δ(S₀ − w)),      Δ(n) = n(n + 1)/2 for n > 0, else 0
 
-pairs: half of T² for a prompt, and never the square that a mask then throws away. *Model* FLOPs
+pairs: half of T² for a prompt, not the whole square of which a mask discards half. *Model* FLOPs
 count those pairs. *Hardware* FLOPs count what a tiled kernel multiplies: every tile of ``TILE``
 queries × ``TILE`` keys that holds at least one visible pair, whole.
 
@@ -52,12 +52,12 @@ class Flops:
 
     @property
     def model(self) -> int:
-        """What the model's formula needs."""
+        """Operations of the model's formula."""
         return self.projections + self.scores + self.feed_forward + self.head
 
     @property
     def hardware(self) -> int:
-        """What a kernel that works in whole tiles does."""
+        """Operations of a kernel that computes whole tiles."""
         return self.model - self.scores + self.hardware_scores
 
 
@@ -198,7 +198,7 @@ def _add_cross(
 def _scores(
     shape: HeadLayout, queries: int, cached: int, batch: int, *, causal: bool
 ) -> tuple[int, int, int]:
-    """Over visible pairs, over pairs of tiles, and what making keys of the past takes besides."""
+    """Operations over visible pairs, over pairs of tiles, and for keys made of the past."""
     cost, reach = shape.call_cost(batch, queries, cached), shape.reach
     seen: Any = {"ahead": 0 if causal else reach.ahead, "chunk": reach.chunk}
     each = 2 * batch * cost.per_pair

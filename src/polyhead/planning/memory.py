@@ -52,7 +52,7 @@ class LayerCache:
     dtype: torch.dtype
 
     def bytes(self, tokens: int, batch: int) -> int:
-        """Allocated for ``tokens`` tokens in each of ``batch`` rows."""
+        """Bytes allocated for ``tokens`` tokens in each of ``batch`` rows."""
         return cache_bytes(
             self.layout,
             self.storage,
@@ -65,7 +65,7 @@ class LayerCache:
         )
 
     def read_bytes(self, tokens: int, batch: int) -> int:
-        """What a decode step at ``tokens`` tokens reads of it."""
+        """Bytes that a decode step at ``tokens`` tokens reads."""
         read = self.read_units(tokens)
         return batch * sum(read[store.name] * store.unit_bytes for store in self._stores())
 
@@ -86,7 +86,7 @@ class LayerCache:
 
     @property
     def token_bytes(self) -> float:
-        """Of one more token, while no window is full."""
+        """Bytes of one more token, while no window is full."""
         for store in self._stores():
             if store.name in ("tokens", "codes"):
                 return store.unit_bytes / store.tokens
@@ -125,14 +125,14 @@ def layer_cache(
     storage = storage_of(held, layout, None if bits is None else Quantized(bits, bits))
     heads = -(-held.kv_heads // ranks)
     made = LayerCache(layout, storage, heads, held.key_dim, held.value_dim, dtype)
-    made._stores()  # refuses what does not go together
+    made._stores()  # refuses options that contradict each other
     return made
 
 
 def caches(
     model: TransformerConfig, kv_dtype: str, page: int | None = None, ranks: int = 1
 ) -> tuple[LayerCache, ...]:
-    """One per decoder layer, then one per cross-attention; an encoder remembers nothing."""
+    """One cache per decoder layer, then one per cross-attention; an encoder has none."""
     if model.kind == "encoder":
         return ()
     shapes: list[HeadLayout] = [layer.attention for layer in model.layers]
@@ -141,7 +141,7 @@ def caches(
 
 
 def total_bytes(layers: Counter[LayerCache], tokens: int, batch: int) -> int:
-    """Of all layers on one rank."""
+    """Cache bytes of all layers on one rank."""
     return sum(times * layer.bytes(tokens, batch) for layer, times in layers.items())
 
 

@@ -202,7 +202,7 @@ def _sent(
 
 
 def _routed(model: TransformerConfig) -> list[tuple[int, int]]:
-    """Of each layer with experts, how many they are and how many a token visits."""
+    """For each layer with experts, their number and how many a token visits."""
     layers = (*model.layers, *model.encoder_layers)
     parts = [max((p.experts, p.visited) for p in x.feed_forward.pieces(1)) for x in layers]
     return [(experts, visited) for experts, visited in parts if experts > 1]
@@ -216,7 +216,7 @@ def _check_experts(model: TransformerConfig, expert: int) -> None:
 
 
 def _to_experts(model: TransformerConfig, number: int, expert: int) -> list[Sent]:
-    """Of tokens that go to all experts alike: K of them for each, there and back."""
+    """Exchanges of tokens that visit K experts each, chosen evenly, there and back."""
     if expert == 1:
         return []
     visits = sum(visited for _, visited in _routed(model))

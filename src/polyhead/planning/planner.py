@@ -2,9 +2,9 @@
 
     time of a decode step ≥ max(bytes read / bandwidth, operations / rate)
 
-Everything but that bound is a count, not an estimate: parameters, visible pairs and cache bytes are
-what the layers, masks and caches of this package make, and activations are the most that its layers
-hold at a time.
+Everything but that bound is counted, not estimated: parameters, visible pairs and cache bytes are
+those of this package's layers, masks and caches, and activations are the most that its layers hold
+at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models known by name, with the sources of their numbers, and where a description comes from.
 
 ``presets.json`` holds a config.json per model, as its authors published it or as their paper says
-it, and the number of parameters that is public. Models that no config.json can say are a
+it, and the number of parameters that is public. Models that config.json cannot describe are a
 ``TransformerConfig`` of equal layers, of which one is written.
 """
 
@@ -88,7 +88,7 @@ def presets() -> Mapping[str, Preset]:
 
 
 def subject(config: Any) -> Subject:
-    """Finds out what a caller means.
+    """Reads the ``config`` argument of ``plan``.
 
     Args:
         config: A ``TransformerConfig``, the object of a config.json (or

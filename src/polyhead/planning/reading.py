@@ -12,7 +12,7 @@ _NESTED = ("text_config", "llm_config", "language_config")
 
 
 def read_config(values: Mapping[str, Any], where: str) -> tuple[TransformerConfig, tuple[str, ...]]:
-    """What a config.json means, and a note where that is not all of it.
+    """The configuration of a config.json, and a note if parts of the model are not in it.
 
     Args:
         values: Its object; a model of several kinds of input keeps the text model's in

@@ -42,7 +42,7 @@ def _owners(layers: tuple[LayerConfig, ...], weights_of: tuple[int, ...]) -> lis
 
 
 def _around(config: TransformerConfig) -> Iterator[Piece]:
-    """What stands around the layers of a stack, the encoder's excepted."""
+    """Weights outside a stack's layers, without the encoder's."""
     E, W, tied = config.embed_dim, config.vocab_size, config.head == "tied"
     yield from config.embedding.pieces(W, E, config.max_positions, read_whole=tied)
     if config.final_norm is not None:

@@ -3,8 +3,8 @@
 The ``gguf`` package packs the types of 32 numbers. The K types are packed here: a block of 256 is
 cut into runs of 16 or 32, each run gets the scale (and minimum) that fits it best, and these become
 whole numbers of 4 to 8 bits times one scale of the block. Codes are chosen last, for the scales as
-they are stored. What a run's error counts is weighted by the size of its numbers, since large ones
-matter most (as llama.cpp does without an importance matrix).
+they are stored. Errors of a run are weighted by the size of its numbers, because large ones matter
+most (as in llama.cpp without an importance matrix).
 
 Shape letters: N blocks, R runs of a block, K numbers of a run.
 """

@@ -66,7 +66,7 @@ def _by_package(blocks: Tensor, kind: BlockType) -> Tensor:
 
 
 def _from_q8_1(octets: np.ndarray) -> Tensor:
-    """The package knows the size of this type and not its meaning: scale f32, sum f32, 32 codes."""
+    """A type of which the package knows only the size: scale f32, sum f32, 32 codes."""
     rows = octets.reshape(-1, 40)
     scales = rows[:, :4].copy().view(np.float32)
     return torch.from_numpy(scales * rows[:, 8:].copy().view(np.int8))

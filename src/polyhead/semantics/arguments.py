@@ -1,4 +1,4 @@
-"""Turns what a caller says into a call: every argument checked, every error naming its argument."""
+"""Turns a caller's arguments into a ``Call``; every argument is checked, and errors name it."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def _no_mask(mask: object) -> str:
 
 
 def _named(value: object) -> str:
-    """What came, by its type."""
+    """The argument's type, for messages."""
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype}"
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def with_source_mask(mask: Mask | None, source: KeyValueSource) -> Mask | None:
-    """A call's mask, and what hides the keys of a source that are no tokens of a batch row.
+    """A call's mask, and the source's own, which hides keys that are no tokens of a batch row.
 
     Raises:
         ValueError: A mask that counts places, of which such a source keeps no order.
@@ -123,7 +123,7 @@ def with_source_mask(mask: Mask | None, source: KeyValueSource) -> Mask | None:
             "hold (a padded or ragged batch), so its keys are in no order of place; use masks over "
             "positions: Causal, Window, Prefix"
         )
-    # Such keys stand later than any query: causal order hides them already.
+    # Such keys have positions after any query, so causal order hides them already.
     return mask if mask.never_ahead() else mask & source.mask
 
 

@@ -24,7 +24,7 @@ from polyhead.semantics.parts import Part, inherit_no_shortcut
 from polyhead.semantics.tokens import Tokens, distance
 
 FARTHEST = 1 << 14
-"""Most places of a bias by distance: a number for every one up to there is laid out."""
+"""Most distances of a bias by distance: there is a number for each."""
 
 
 class Numbers(NamedTuple):
@@ -141,7 +141,7 @@ class ALiBi(Bias, arguments={"slopes": Tensor}):
         return type(self)(self.slopes[list(heads)])
 
     def rule(self, of: Pairs) -> Value:
-        # In the precision of the scores: bfloat16 slopes must not round the distances.
+        # In the precision of scores: bfloat16 would round distances.
         slope, q, k = of.per_head(self.slopes), of.q_position, of.k_position
         return lambda pair: -slope(pair) * (q(pair) - k(pair)).abs()
 

@@ -95,7 +95,7 @@ class Call:
 
 
 def decisive(mask: Mask | None, queries: Tokens, keys: Tokens) -> tuple[Mask | None, Visibility]:
-    """What of a mask decides anything between these tokens, and what it leaves visible."""
+    """The parts of a mask that matter between these tokens, and the visibility that it leaves."""
     if mask is None:
         return None, Visibility.ALL
     visibility = mask.classify(queries, keys)

@@ -9,13 +9,13 @@ from polyhead.semantics.tokens import Tokens
 from polyhead.svg import ACCENT, PAPER, QUIET, element, image, squares
 
 MOST = 64
-"""Larger sides are thinned out to this many rows and columns."""
+"""Most rows and columns; larger masks are sampled."""
 
 _SIDE, _EDGE = 16, 4
 
 
 def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool = False) -> str:
-    """Draws who may look at whom; the last query lines up with the last key.
+    """Draws which queries see which keys; the last query lines up with the last key.
 
     Args:
         mask: A mask expression, or None: everything is visible.

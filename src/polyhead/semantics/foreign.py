@@ -1,4 +1,4 @@
-"""What polyhead calls the arguments that other libraries' attention takes."""
+"""polyhead's names for the arguments of other libraries' attention."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ _OTHER_OPTIONS = _OTHER_NAMES | {
     "sliding_window": "window",
     "window_size": "window, which counts the query itself",
 }
-"""Of constructors."""
+"""Arguments of constructors."""
 
 _P = ParamSpec("_P")
 
 
 def other_names(init: Callable[_P, None]) -> Callable[_P, None]:
-    """A constructor that says what polyhead calls the arguments that it does not have."""
+    """A constructor whose errors give polyhead's names for unknown arguments."""
     known = inspect.signature(init).parameters
 
     @wraps(init)

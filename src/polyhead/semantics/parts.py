@@ -1,4 +1,4 @@
-"""What masks and biases have in common: arguments that make them again, and one meaning."""
+"""The base of masks and biases: arguments that recreate them, and one meaning."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 class Part:
     """A part of an attention's meaning.
 
-    A class tells its constructor's arguments, ``class Window(Mask, arguments={"size": int, …})``,
-    with their types as ``isinstance`` takes them, and keeps each as an attribute of that name. They
-    are all of its value: files write them, and what a kernel worked out for one part serves another
-    that was made of the same. A class that does not tell them is in no file.
+    A class lists its constructor's arguments, ``class Window(Mask, arguments={"size": int, …})``,
+    with their types for ``isinstance``, and keeps each as an attribute of that name. They define
+    the object: files store them, and what a kernel computed for one object serves another with
+    equal arguments. A class without this list cannot be saved.
     """
 
     arguments: ClassVar[Mapping[str, Any] | None] = None
@@ -25,7 +25,7 @@ class Part:
 
 
 def inherit_no_shortcut(cls: type[Part], base: type[Part], drawn: str, *shortcuts: str) -> None:
-    """Takes back from a class that means another thing what it inherits of the old meaning.
+    """Removes inherited faster methods from a class that defines another rule.
 
     Args:
         cls: A class that was just defined.

@@ -34,7 +34,8 @@ def attend(call: Call) -> State:
     q_scaled, bad = q.to(precise) * spec.scale, None
     if spec.mask is not None:
         k, v, bad = quarantine(k, v)
-        # Nor is a query read that may see nothing: its NaN would reach the gradient of the keys.
+        # A query that sees nothing is not read either: its NaN would reach the gradient of the
+        # keys.
         seen = spec.mask.visible(call.q_tokens, call.source.tokens, q.device)
         q_scaled = q_scaled.where(seen.any(dim=-1, keepdim=True), 0.0)
 
@@ -55,7 +56,7 @@ def softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     if scores.shape[-1] == 0:
         return scores, scores.new_full(scores.shape[:-1], -torch.inf)
     empty = scores.isneginf().all(dim=-1, keepdim=True)
-    # Where a row is empty the softmax of zeros stands in, so that its gradient is 0 and not NaN.
+    # An empty row uses the softmax of zeros, so that its gradient is 0 and not NaN.
     scores = scores.masked_fill(empty, 0.0)
     lse = torch.logsumexp(scores, dim=-1, keepdim=True)
     weights = torch.exp(scores - lse).masked_fill(empty, 0.0)

@@ -80,7 +80,7 @@ def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
     What is masked must not reach arithmetic: 0 · NaN is NaN, so a masked key with garbage in it
     would poison rows that may not see it. Rows that may see it are made NaN by ``poisoned``, and
-    take no part in gradients. Without a mask nothing is hidden, and arithmetic takes its course.
+    take no part in gradients. Without a mask nothing is hidden, and nothing is replaced.
 
     Returns:
         k, v, and ``[B, G, S]`` True for keys with content that is not finite; None where all is.
@@ -98,7 +98,7 @@ def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def autocast_enabled(x: Tensor) -> bool:
     """Whether autocast is on for the device of ``x``."""
-    if x.is_cpu:  # the name of a device takes longer to read than the answer
+    if x.is_cpu:  # reading a device's name takes longer than this check
         return torch.is_autocast_enabled("cpu")
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
@@ -136,7 +136,7 @@ def beside(*tensors: Tensor | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes on one thread: sums that threads share round differently for each number."""
+    """Torch computes on one thread: sums divided among threads round by the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -164,7 +164,7 @@ def poisoned(visible: Tensor | None, bad_BGS: Tensor, num_heads: int) -> Tensor:
 
 
 def dropout_of(spec: Specification, q: Tokens, k: Tokens) -> Dropout:
-    """What dropout does to the weights of these queries and keys."""
+    """The dropout of the weights of these queries and keys."""
     if spec.seed is None:
         raise ValueError("dropout needs a seed")
     first = 0 if spec.heads is None else spec.heads[0]

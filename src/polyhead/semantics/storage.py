@@ -1,6 +1,6 @@
 """Whether a tensor's storage holds what its shape and strides reach: it may have been resized.
 
-torch's own operations do not look, and would read memory that was given back.
+torch's own operations do not check, and would read freed memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polyhead.semantics.tokens import is_traced
 
 
 def check_storage(name: str, x: Tensor) -> None:
-    """Raises NotPlainError where it does not; looks at plain tensors on the CPU alone."""
+    """Raises NotPlainError if it does not; checks only plain tensors on the CPU."""
     if type(x) not in (Tensor, torch.nn.Parameter) or not x.is_cpu or is_traced(x):
         return
     if x.layout is not torch.strided or not x.numel():

@@ -44,7 +44,7 @@ def log_weight_rows(
     q_scaled = q.to(precise).masked_fill(empty[..., None], 0.0) * spec.scale
     k, bad = k.to(precise), None
     if spec.mask is not None:
-        k, _, bad = quarantine(k, k[..., :0])  # weights ask nothing of the values
+        k, _, bad = quarantine(k, k[..., :0])  # weights do not depend on values
     with full_precision(q):
         scores, _, visible = tile_scores(q_scaled, k, spec, q_tokens, k_tokens)
     # A row that saw nothing has scores and lse of −∞, whose difference would be NaN.

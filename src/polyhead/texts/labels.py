@@ -13,7 +13,7 @@ _ISOLATE, _END = "\u2068", "\u2069"
 
 
 def visible(piece: str) -> str:
-    """A token with a sign for all that cannot be seen: ␣ for a space, ⏎ for a line's end.
+    """A token with signs for invisible characters: ␣ for a space, ⏎ for a line's end.
 
     Control characters, and those that turn the direction of writing, are shown by number; half a
     surrogate pair is U+FFFD, an accent without its letter gets a circle, no text is ∅.
@@ -29,7 +29,7 @@ def label(piece: str) -> str:
 
 
 def isolated(text: str) -> str:
-    """A label that does not turn the line around it, where it is written from right to left."""
+    """A label that, if written from right to left, does not reorder the line around it."""
     turns = any(unicodedata.bidirectional(character) in _RIGHT_TO_LEFT for character in text)
     return f"{_ISOLATE}{text}{_END}" if turns else text
 

@@ -88,7 +88,7 @@ def parse_trace_input(data: Any) -> AttentionInput:
 
 
 def _numbers(key: str, value: Any) -> Tensor:
-    """A nested list of finite numbers of even shape, float64, without an empty side."""
+    """A nested list of finite numbers as a float64 tensor; rows must have equal lengths above 0."""
     try:
         matrix = torch.tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,8 +1,8 @@
 """One head of a loaded model on a text, step by step, from the numbers the layer really used.
 
-The layer runs as it always does while hooks take down its input and its ``AttentionRecord``; the
-steps are then worked again in float64 from these, so that the last of them, the layer's output,
-can be compared with what the layer returned.
+The layer runs as usual while hooks record its input and its ``AttentionRecord``; the steps are then
+computed again in float64 from these, so that the last one, the layer's output, can be compared with
+what the layer returned.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     headᵢ = softmax(X W_Qⁱ (X W_Kⁱ)ᵀ / √d_k) · X W_Vⁱ
     output = Concat(head₁ … head_h) · W_O                      (Vaswani et al. 2017, section 3.2.2)
 
-A trace is made to be read, so it is computed in float64 with plain matrix products, softmax
-numerators and denominators apart. ``trace_attention`` works on given matrices,
+A trace is for reading, so it is computed in float64 with plain matrix products, and softmax
+numerators and denominators are separate steps. ``trace_attention`` works on given matrices,
 ``polyhead.trace.model`` on a layer and head of a loaded model.
 
 Letters: T tokens, E embed size, H query heads, G key/value heads, D head size.
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from polyhead.texts import Texts
 
-# Above this, exp() of a raw score stops being a number to read; softmax then shows exp(S − max S),
-# which has the same quotients.
+# Above this, exp() of a raw score is too long to read; softmax then shows exp(S − max S), which has
+# the same quotients.
 _LARGEST_READABLE_SCORE = 30.0
 
 

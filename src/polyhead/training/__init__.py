@@ -1,4 +1,4 @@
-"""Training: the loss, the loop, and models as Hugging Face's Trainer and Lightning call them."""
+"""Training: the loss, the loop, and models for Hugging Face's Trainer and Lightning."""
 
 from polyhead.training.losses import cross_entropy, loss
 from polyhead.training.run import Batch, Run, Step

@@ -3,7 +3,7 @@
     pairs       read and written, padded on the right; batches of similar length
     documents   packed into rows of one length, none of which sees or predicts another
 
-A batch is a function of its number: the same rows in the same order, whenever it is asked for.
+A batch is a function of its number: always the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from polyhead.errors import InputError
 from polyhead.training.losses import IGNORED
 
 _POOL = 50
-"""Batches whose rows are sorted by length together: similar lengths, and still by chance."""
+"""Batches whose rows are sorted by length together: lengths in a batch are similar, batches still
+random."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a model reads and what it is to write.
+    """A source and the target to learn.
 
     Attributes:
         read: Tokens of the source; of a decoder the text.

@@ -1,7 +1,7 @@
 """Initial weights that copy the source, for tasks whose output is nearly the input.
 
-Attention learns last where to look. Here it looks from the first step as an induction head does
-(Olsson et al. 2022), built by hand from parts of the residual stream that begin apart:
+Where to look is what attention learns last. Here it looks from the first step as an induction head
+does (Olsson et al. 2022), built by hand from parts of the residual stream that begin apart:
 
     features        hold at first
     2 · P           the fastest sinusoids of positions
@@ -38,7 +38,7 @@ _NEAR = 2.8
 _ALIKE = 1.5
 """Likewise where tokens are compared."""
 _OVER = 4.0
-"""How much more the copied token counts than the token written last."""
+"""The weight of the copied token relative to the token written last."""
 _USUAL = 48
 """Tokens of a usual text."""
 _PLACES = 8
@@ -132,7 +132,7 @@ def _speeds(E: int, P: int) -> Tensor:
 
 
 def _without_slow_sinusoids(table: Tensor, P: int, scale: float) -> None:
-    """Takes what slow sinusoids are on the average out of all tokens."""
+    """Subtracts the mean of slow sinusoids from all tokens."""
     E = table.shape[1]
     angles = torch.arange(_USUAL)[:, None] * _speeds(E, E // 2)
     for half, mean in ((0, angles.sin().mean(0)), (E // 2, angles.cos().mean(0))):

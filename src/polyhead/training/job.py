@@ -30,7 +30,7 @@ from polyhead.training.texts import documents_of, pairs_of_files, pairs_of_table
 from polyhead.training.vocabulary import make_tokenizer
 
 _LONGEST = 1.5
-"""A text that is written for a test is at most so many times as long as its source, and 20."""
+"""In tests an output has at most this many times its source's tokens, and 20 more."""
 
 
 class Job:
@@ -120,7 +120,7 @@ class Job:
         self.history.draw(self.out / "curves.svg", self.recipe.name)
 
     def translated(self, sources: Sequence[str]) -> list[str]:
-        """What the model writes for each source, greedily."""
+        """The model's greedy output for each source."""
         assert isinstance(self.model, TextToText)
         training = self.model.training
         self.model.eval()
@@ -134,7 +134,7 @@ class Job:
         return [each.text for each in found]
 
     def sample(self, text: str) -> str:
-        """What becomes of a text: its translation, or how it goes on."""
+        """The model's output for a text: its translation or continuation."""
         if isinstance(self.model, TextToText):
             return self.translated([text])[0]
         training = self.model.training

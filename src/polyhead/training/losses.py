@@ -24,7 +24,7 @@ from polyhead.semantics.tokens import is_traced
 Reduction = Literal["mean", "sum"]
 
 IGNORED = -100
-"""The label of tokens that are not learned, as everywhere in torch."""
+"""The label of tokens that are not learned, as in torch."""
 
 _CHUNK_BYTES = 64 << 20
 """Logits that are held at once."""
@@ -102,7 +102,7 @@ def cross_entropy(
     hidden, labels = hidden[learned], labels[learned]
     count = len(labels)
     if not count:
-        return hidden.float().sum() * 0.0  # a loss over no tokens that still has gradients
+        return hidden.float().sum() * 0.0  # a loss over no tokens, which still has gradients
     if labels.is_cpu and not 0 <= int(labels.min()) <= int(labels.max()) < config.vocab_size:
         wrong = labels[(labels < 0) | (labels >= config.vocab_size)][0]
         raise ValueError(

@@ -94,7 +94,7 @@ class DataRecipe(Data):
 
 @dataclass(frozen=True)
 class ReportRecipe(Data):
-    """What is shown on the way and at the end.
+    """What is printed during the run and at the end.
 
     Attributes:
         metric: ``"exact"`` texts, ``"bleu"`` (sacrebleu), or the ``"loss"`` alone.
@@ -188,11 +188,11 @@ class Recipe:
         return cls(path.stem, model, folder=folder, **made)
 
     def with_schedule(self, **changes: Any) -> Self:
-        """With other numbers in its schedule."""
+        """The recipe with other numbers in its schedule."""
         return replace(self, schedule=replace(self.schedule, **changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """What the run's state remembers of it; the budget and what is shown do not count."""
+        """What the run's state stores of it: everything but the budget and what is printed."""
         schedule = self.schedule.to_dict()
         for name in ("steps", "tokens", "minutes", "validate_every", "save_every"):
             del schedule[name]

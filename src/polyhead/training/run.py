@@ -244,7 +244,7 @@ class Run:
                 moved = self._moved(batch)
                 count += self._learned(moved)
                 self.model.eval()
-                inner.training = True  # it then makes no logits
+                inner.training = True  # then no logits are computed
                 with self._autocast():
                     total += float(inner(**moved, num_items_in_batch=1)["loss"])
         finally:
@@ -271,7 +271,7 @@ class Run:
         self._accelerator.wait_for_everyone()
 
     def resume(self) -> None:
-        """Goes on from the state in the folder.
+        """Continues from the state in the folder.
 
         Raises:
             CheckpointError: There is none, it is damaged, or of another model.
@@ -314,7 +314,7 @@ class Run:
         return {name: tensor.to(device) for name, tensor in batch.items()}
 
     def _summed(self, value: float) -> float:
-        """Over all processes."""
+        """The sum over all processes."""
         if self._accelerator.num_processes == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64, device=self._accelerator.device)

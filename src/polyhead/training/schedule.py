@@ -1,9 +1,9 @@
-"""How long a run is, and its learning rate on the way.
+"""The length of a run and its learning rate.
 
     share = the part of the budget that is used: of steps, tokens or minutes, whichever is most
     rate  = lr · warm-up · shape(share)
 
-A run that ends by the clock decays by the clock, too.
+If minutes limit a run, the rate decays by time, too.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def save_state(
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What was said of the state.
+    """The facts stored beside the tensors.
 
     Raises:
         CheckpointError: There is no such file, or it is another or damaged.
@@ -55,7 +55,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Puts a saved state into a model and an optimiser; returns what was said of it.
+    """Puts a saved state into a model and an optimiser; returns its facts.
 
     Raises:
         CheckpointError: As ``read_facts``, or tensors that are not those of this model. Nothing

@@ -1,4 +1,4 @@
-"""A model as Hugging Face's Trainer and Seq2SeqTrainer, accelerate and Lightning call one.
+"""A model with the interface that Hugging Face's Trainer, accelerate and Lightning expect.
 
     trainer = transformers.Trainer(ph.Trainable(model), arguments, train_dataset=data)
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Config(SimpleNamespace):
-    """What the tools read and write; nothing of it changes the model."""
+    """A configuration that tools read and write; it does not change the model."""
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -69,7 +69,7 @@ class Trainable(nn.Module):
         self.label_smoothing = label_smoothing
         self._transformer = [found]  # a list: it is registered once, as a part of ``model``
         settings = found.config
-        # By which a trainer counts the labels: the first of each row is not predicted.
+        # Used by trainers to count labels: the first of each row is not predicted.
         self.loss_type = "ForCausalLM" if settings.kind == "decoder" else None
         self.config = _Config(
             model_type="polyhead",
@@ -192,7 +192,7 @@ class Trainable(nn.Module):
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        """Layers are computed again for their gradients instead of being remembered.
+        """Layers are computed again for their gradients instead of being stored.
 
         Args:
             gradient_checkpointing_kwargs: Taken for trainers' sake; ``use_reentrant`` is False.
@@ -207,7 +207,7 @@ class Trainable(nn.Module):
         self.gradient_checkpointing_enable(activation_checkpointing_kwargs, **options)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Layers are remembered for their gradients."""
+        """Layers are stored for their gradients."""
         self.transformer.recompute = False
 
 

@@ -1,4 +1,4 @@
-"""Who may look at whom: typed mask expressions over absolute positions.
+"""Masks: typed expressions over absolute positions that say which queries see which keys.
 
 Causal() & Window(4096)                 a sliding window
 Prefix(10) | Causal()                   a prefix seen by everyone (prefix LM)

@@ -1,4 +1,4 @@
-"""The algebra of masks: what a mask answers, and how two become one.
+"""The interface of masks, and how two are combined.
 
     allowed(a & b) = allowed(a) ∧ allowed(b)     allowed(a | b) = allowed(a) ∨ allowed(b)     ~a
 
@@ -114,7 +114,7 @@ class Mask(Part):
 
         try:
             drawn = picture(draw(self, *(self.made_for() or (_DRAWN, _DRAWN)), svg=True))
-        except (ValueError, NotImplementedError):  # it says only in a call how large that must be
+        except (ValueError, NotImplementedError):  # its required size is known only in a call
             drawn = ""
         return panel(repr(self), drawn)
 
@@ -188,7 +188,7 @@ def _operand(other: object) -> Mask:
 
 
 def called(kind: type) -> str:
-    """What to write instead of a class where one of its objects is meant."""
+    """A hint for a mask's class in place of an object."""
     return f"call it: {kind.__name__}()"
 
 
@@ -347,7 +347,7 @@ class Not(Mask, arguments={"inner": Mask}):
 def _either(
     both: Callable[[Tensor, Tensor], Tensor], left: Tensor | None, right: Tensor | None
 ) -> Tensor | None:
-    """The bound that is there, or both made one."""
+    """The bound that is not None, or both combined."""
     if left is None or right is None:
         return left if right is None else right
     return both(left, right)

@@ -16,7 +16,7 @@ from polyhead.semantics.pairs import Pairs, Value
 from polyhead.semantics.tokens import Span, Tokens
 
 _NEVER = torch.iinfo(torch.int64).max
-"""Where documents end that a row does not have."""
+"""The end of documents that a row does not have."""
 
 
 class KeyLengths(Mask, arguments={"length": Tensor | list}):

@@ -12,7 +12,8 @@ from polyhead.checks import needed
 from polyhead.training.corpora.corpus import Corpus, Pair
 
 HELD_OUT = 20
-"""Every so many chapters one is held out, whole: neighbouring verses repeat each other."""
+"""One in this many chapters is held out as a whole, because neighbouring verses repeat each
+other."""
 
 RULES: tuple[tuple[str, str], ...] = (
     (r"\[|\]", ""),  # words that the translators of 1611 added
@@ -29,7 +30,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"\bhath\b", "has"),
     (r"\bart\b", "are"),
 )
-"""What a patient reader writes down in half an hour: pattern and replacement."""
+"""Rules written by hand, the baseline of half an hour's work: pattern and replacement."""
 _COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in RULES)
 
 
@@ -41,7 +42,7 @@ def by_rules(verse: str) -> str:
 
 
 def bible() -> Corpus:
-    """The verses that both have; one chapter of ``HELD_OUT`` is held out.
+    """The verses that both translations have; one chapter of ``HELD_OUT`` is held out.
 
     Raises:
         InputError: The packages are not installed.

@@ -1,4 +1,4 @@
-"""Numbers in German words and in English ones, which turn tens and ones around.
+"""Numbers in German and English words; German says the ones before the tens.
 
 siebenundachtzig    eighty-seven
 """
@@ -14,7 +14,7 @@ MOST = 1_000_000
 HELD_OUT = 300
 _TRAINING = 30_000
 _SMALL, _OFTEN = 100, 20
-"""There are few small numbers, and their words are in all others: they are seen so often."""
+"""Repetitions of small numbers: there are few of them, and their words are in all others."""
 
 
 def numbers(seed: int = 0) -> Corpus:
