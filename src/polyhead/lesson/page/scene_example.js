@@ -56,7 +56,7 @@ scene("example", (box) => {
       choose: (i, j) => {
         worked.cell = [i, j];
         paint();
-        shown.querySelector("td[tabindex='0']")?.focus();
+        $("td[tabindex='0']", shown)?.focus();
       },
     }));
     fill(shown,

@@ -13,8 +13,8 @@ scene("flash", (box) => {
   };
   function show(step) {
     moved.step = Math.min(visited.length - 1, Math.max(0, step));
-    time.querySelector("input").value = moved.step;
-    time.querySelector("output").textContent = `${moved.step + 1} / ${visited.length}`;
+    $("input", time).value = moved.step;
+    $("output", time).textContent = `${moved.step + 1} / ${visited.length}`;
     paint();
   }
   function paint() {
@@ -54,7 +54,7 @@ scene("flash", (box) => {
   function renewTiles() {
     stop();
     visited = tiles(moved);
-    time.querySelector("input").max = visited.length - 1;
+    $("input", time).max = visited.length - 1;
     show(0);
   }
   const number = (name, key, values) => slider(name, {

@@ -36,6 +36,14 @@ const counted = (x) => x.toLocaleString("en");
 
 // A matrix with its name, its shape and labels. `lit` says which rows, columns and cells are marked;
 // `chosen` and `choose` make the cells a grid that arrow keys walk through.
+/**
+ * @param {{
+ *   name: string, values: number[][], rows?: string[], columns?: string[], shade?: boolean,
+ *   lit?: (row: number, column: number) => string, chosen?: number[] | null,
+ *   choose?: ((row: number, column: number, byKey?: boolean) => void) | null,
+ *   change?: ((row: number, column: number, value: number) => void) | null,
+ * }} parts
+ */
 function matrix({ name, values, rows = [], columns = [], lit = () => "", chosen = null, choose = null, change = null, shade = false }) {
   const table = element("table", { classes: "matrix", ...(choose && { role: "grid" }), "aria-label": `${name} ${values.length} × ${values[0].length}` });
   table.append(element("caption", {}, [
@@ -51,12 +59,11 @@ function matrix({ name, values, rows = [], columns = [], lit = () => "", chosen 
     ...(rows.length ? [element("th", { scope: "row", text: rows[i] })] : []),
     ...row.map((x, j) => {
       const cell = element("td", { classes: lit(i, j) });
-      if (shade && x > 0) cell.style.setProperty("--share", x);
+      if (shade && x > 0) cell.style.setProperty("--share", String(x));
       if (change) {
         const field = element("input", {
           type: "number", step: "0.5", value: String(x), "aria-label": `${name} ${i + 1}, ${j + 1}`,
         });
-        field.value = x;
         field.addEventListener("input", () => change(i, j, Number(field.value) || 0));
         cell.append(field);
       } else cell.textContent = written(x);
@@ -100,10 +107,14 @@ function bars(entries, most = Math.max(...entries.map(({ value }) => value))) {
 let fields = 0;
 
 // A slider with its name and number; `say` writes the number.
+/**
+ * @param {string} name
+ * @param {{ least: number, most: number, step?: number, value: number, say?: (x: number) => string, changed: (x: number) => void, data?: string }} options
+ */
 function slider(name, { least, most, step = 1, value, say = String, changed, data }) {
   const id = `field-${++fields}`;
   const input = element("input", { type: "range", id, min: least, max: most, step, data });
-  input.value = value;
+  input.value = String(value);
   const output = element("output", { for: id, text: say(value) });
   input.addEventListener("input", () => {
     output.textContent = say(Number(input.value));

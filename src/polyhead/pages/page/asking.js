@@ -56,22 +56,24 @@ async function lookAtAll(heads = []) {
   $("#asking-note").textContent = "";
   if (!first) return;
   ablated.clear();
-  const made = [first, second].filter(Boolean).map((header) => new Look(header, new ServerSource(header)));
-  showLooks(...made);
+  const of = (header) => header && new Look(header, new ServerSource(header));
+  const made = { first: of(first), second: of(second) };
+  showLooks(made.first, made.second);
   drawAsked(heads);
-  polyhead.painted = made[0].source.read((layer) => arrivedLayer(made[0], layer));
-  await run(polyhead.painted.then(() => measureAll(made)));
+  polyhead.painted = made.first.source.read((layer) => arrivedLayer(made.first, layer));
+  await run(polyhead.painted.then(() => measureAll(made.first, made.second)));
 }
 
 // "smollm2: 30 tokens in 0.12 s"
 function drawAsked(heads = []) {
-  $("#asking-note").textContent = [look, beside].filter(Boolean).map(({ model, tokens, seconds }) =>
+  $("#asking-note").textContent = (beside ? [look, beside] : [look]).map(({ model, tokens, seconds = 0 }) =>
     t("ran", { model, tokens: tokens.length.toLocaleString("en"), seconds: seconds.toFixed(2) })).join(" · ") +
     (heads.length ? ` · ${t("without", { heads: heads.map((pair) => pair.join(".")).join(", ") })}` : "");
 }
 
 // The statistics of all heads, a layer after the other, then what is notable.
-async function measureAll([first, second]) {
+/** @param {Look} first @param {Look | null} second */
+async function measureAll(first, second) {
   const count = first.layers.length;
   for (let layer = 0; layer < count && first === look; layer++) {
     first.statistics[layer] = await first.source.statistics(layer);
@@ -129,7 +131,7 @@ async function savePage() {
 function startAsking() {
   if (!page.served) return;
   document.body.classList.add("is-served");
-  for (const node of document.querySelectorAll("[data-served]")) node.hidden = false;
+  for (const node of elements("[data-served]")) node.hidden = false;
   for (const pane of [0, 1]) {
     $(`#model-${pane}`).append(...page.models.map((name) => element("option", { text: name, value: name })));
   }

@@ -1,15 +1,39 @@
 // Making elements; text only ever enters through textContent.
 
-const $ = (selector) => document.querySelector(selector);
+// The element of the markup that every caller knows to be there, and what kind it is.
+/** @type {(selector: string, within?: ParentNode) => any} */
+const $ = (selector, within = document) => within.querySelector(selector);
 
+/**
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {{ text?: string, classes?: string, data?: string, [attribute: string]: unknown }} attributes `data` is a test's name
+ * @param {(Node | string)[]} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
 function element(tag, { text, classes, data, ...attributes } = {}, children = []) {
   const node = document.createElement(tag);
   if (text !== undefined) node.textContent = text;
   if (classes) node.className = classes;
   if (data) node.dataset.testid = data;
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
   node.append(...children);
   return node;
+}
+
+/** @type {(selector: string) => NodeListOf<any>} */
+const elements = (selector) => document.querySelectorAll(selector);
+
+// The focused element, if it is within `box`.
+function focusedIn(box) {
+  const node = document.activeElement;
+  return node instanceof HTMLElement && box.contains(node) ? node : null;
+}
+
+// Gives a cell of a table a bar as long as a share.
+function withBar(cell, share) {
+  cell.style.setProperty("--share", `${100 * Math.min(1, share)}%`);
+  return cell;
 }
 
 // Scrolls `box`, and nothing around it, until `child` is in view.

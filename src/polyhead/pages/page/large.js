@@ -7,20 +7,33 @@ const MIN_LABELLED = 12; // smallest cell, in CSS pixels, beside which a label c
 const MAP_CELLS = 256; // cells a side where a cell is several tokens
 const LEAST_TOKENS = 8; // shown when zoomed in
 
+/** @abstract */
 class LargeMap {
+  /** @param {HTMLElement} figure @param {boolean} second */
   constructor(figure, second) {
+    /** @type {(name: string) => any} */
     const part = (name) => figure.querySelector(`.${name}`);
-    Object.assign(this, {
-      figure, second, box: part("large-box"), room: part("large-room"), canvas: part("heatmap"), line: part("readout"),
-      cell: 0, left: 0, top: 0, // CSS pixels: side of a cell, room for the axes
-      picture: document.createElement("canvas"), pictureOf: "", window: null, of: "",
-      cursor: { query: -1, key: -1 }, // of the second map; the first one's is the page's
-    });
+    this.second = second;
+    this.box = part("large-box");
+    this.room = part("large-room");
+    this.canvas = part("heatmap");
+    this.line = part("readout");
+    this.cell = 0; // the side of one, in CSS pixels
+    this.left = this.top = 0; // room for the axes
+    this.picture = document.createElement("canvas");
+    this.pictureOf = ""; // what it shows
+    /** @type {Rectangle | null} */
+    this.pictureMap = null;
+    this.window = { q: 0, k: 0, size: 0 };
+    this.of = ""; // the look and layer whose window it is
+    this.sizedFor = "";
+    this.cursor = { query: -1, key: -1 }; // of the second map; the first one's is the page's
     this.watch();
   }
 
+  /** @returns {Look} */
   get look() {
-    return this.second ? beside : look;
+    return this.second ? /** @type {Look} */ (beside) : look;
   }
 
   get isShown() {
@@ -148,6 +161,10 @@ class LargeMap {
       ...Array.from({ length: rows }, (_, i) => label(queries[0] + q0, i)),
       ...Array.from({ length: columns }, (_, i) => label(keys[0] + k0, i)),
     ];
+  }
+
+  draw() {
+    throw new Error("how it is drawn stands in large_draw.js");
   }
 
   wait() {

@@ -21,7 +21,7 @@ function shortened(context, text, width) {
   return `${characters.join("")}…`;
 }
 
-Object.assign(LargeMap.prototype, {
+class DrawnMap extends LargeMap {
   draw() {
     if (!this.isShown || !this.cell) return;
     this.settle();
@@ -56,7 +56,7 @@ Object.assign(LargeMap.prototype, {
     context.textBaseline = "alphabetic";
     context.fillText(t("axis_key"), left - 8, 14);
     context.fillText(t("axis_query"), left - 8, 30);
-  },
+  }
 
   // One pixel for each cell; scaled up without smoothing when drawn.
   paintPicture(map) {
@@ -74,7 +74,7 @@ Object.assign(LargeMap.prototype, {
     const steps = shaded(coloured, { triangle: this.look.layers[state.layer].triangle, q0, k0, first: Number(state.hideFirst) });
     this.picture.width = columns;
     this.picture.height = rows;
-    const context = this.picture.getContext("2d");
+    const context = /** @type {CanvasRenderingContext2D} */ (this.picture.getContext("2d"));
     const image = context.createImageData(columns, rows);
     const words = new Uint32Array(image.data.buffer);
     const colours = shades();
@@ -82,21 +82,21 @@ Object.assign(LargeMap.prototype, {
       if (index >= 0) words[i] = colours[index].word;
     });
     context.putImageData(image, 0, 0);
-  },
+  }
 
   // The cell of a token along one side, counted in the map.
   cellOf(token, isKey) {
     const { queries, keys } = this.look.layers[state.layer];
     const { q0, k0 } = this.ends;
     return (token - (isKey ? keys[0] + k0 : queries[0] + q0)) / this.map.cell;
-  },
+  }
 
   // The token that rows and columns are lit for: the cell's, else the running text's, else the pair's.
   lit() {
     if (this.at.query >= 0) return this.at;
     if (!this.second && state.token >= 0) return { query: state.token, key: state.token };
     return this.pinned;
-  },
+  }
 
   // Thin lines along the lit row and column; a ring on the pinned pair and on the cursor's cell.
   drawBands(context, x0, y0, map) {
@@ -119,7 +119,7 @@ Object.assign(LargeMap.prototype, {
     }
     ring(this.pinned, cssColour("--in"), 1);
     if (this.at.query >= 0) ring(this.at, cssColour("--ink"), 0);
-  },
+  }
 
   // Token labels where they fit; otherwise every so many indexes, and the lit and pinned labels.
   drawAxis(context, start, end, isKey, map) {
@@ -167,8 +167,8 @@ Object.assign(LargeMap.prototype, {
     if (pinned !== focus && (all || Math.abs(middle(inside(pinned)) - middle(inside(focus))) >= 15)) {
       drawOne(inside(pinned), this.look.labels[pinned] ?? "", true);
     }
-  },
-});
+  }
+}
 
 function hatch(context, x, y, width, height) {
   context.save();
@@ -204,8 +204,8 @@ function drawSeams(context, x0, y0, { rows, columns }, cell) {
 
 // ---- the two maps ----
 
-const large = new LargeMap($("#large-a"), false);
-const largeBeside = new LargeMap($("#large-b"), true);
+const large = new DrawnMap($("#large-a"), false);
+const largeBeside = new DrawnMap($("#large-b"), true);
 const bothMaps = [large, largeBeside];
 
 function showMaps() {

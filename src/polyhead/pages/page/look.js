@@ -7,12 +7,23 @@ const MOST_KEPT = 60; // answers that are kept
 const LETTERS = { layer: "", encoder: "E", decoder: "D", cross: "C" };
 
 class Look {
+  /** @type {Numbers[]} */
+  statistics = []; // of each layer, once measured
+
+  /** @type {Map<string, any>} */
+  answers = new Map(); // undefined: refused
+
+  /** @param {LookHeader} header @param {Source} source */
   constructor(header, source) {
     const { way, statistics, ...known } = header; // asked of the source, a token and a layer at a time
-    Object.assign(this, known, { source, answers: new Map(), statistics: [] });
+    Object.assign(this, known);
+    this.source = source;
+    this.tokens = known.tokens;
+    this.layers = known.layers;
     this.statisticNames = statistics ? Object.keys(statistics) : null;
     this.length = this.tokens.length;
-    this.heads = this.layers.flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head })));
+    /** @type {Head[]} */
+    this.heads = this.layers.flatMap(({ heads }, layer) => Array.from({ length: heads }, (_, head) => ({ layer, head, index: 0 })));
     this.heads.forEach((head, index) => Object.assign(head, { index }));
     this.most = Math.max(...this.layers.map(({ heads }) => heads)); // heads of a layer
     this.firsts = this.layers.map((_, layer) => this.heads.findIndex((head) => head.layer === layer));
@@ -82,7 +93,7 @@ class Look {
     const made = make();
     if (made === null) return null;
     this.answers.set(name, made instanceof Promise ? null : made);
-    if (this.answers.size > MOST_KEPT) this.answers.delete(this.answers.keys().next().value);
+    if (this.answers.size > MOST_KEPT) this.answers.delete([...this.answers.keys()][0]);
     if (!(made instanceof Promise)) return made;
     awaited(made, kind).then((value) => this.answers.set(name, value), (error) => {
       this.answers.delete(name);
@@ -154,8 +165,8 @@ class Look {
   product(layer, head, query, key) {
     if (!this.isQuery(layer, query) || !this.isKey(layer, key) || !this.source.isThere(layer)) return null;
     const { queries, keys } = this.layers[layer];
-    const at = [layer, head, query - queries[0], key - keys[0]];
-    return this.answer("products", `product ${at}`, () => this.source.product(...at)) ?? null;
+    const [row, column] = [query - queries[0], key - keys[0]];
+    return this.answer("products", `product ${[layer, head, row, column]}`, () => this.source.product(layer, head, row, column)) ?? null;
   }
 
   way(token) {

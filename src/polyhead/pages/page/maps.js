@@ -25,7 +25,7 @@ const place = (cell) => ({ layer: Number(cell.dataset.layer), head: Number(cell.
 
 // Rows of maps. By layer, heads that share a kv head stand together under one line.
 function arrangeMaps() {
-  const focused = maps.box.contains(document.activeElement) ? document.activeElement : null;
+  const focused = focusedIn(maps.box);
   const rows = [];
   const row = (name, spoken, groups, shared) => rows.push(element("div", { classes: "layer", role: "row" }, [
     element("span", { classes: "layer-name", role: "rowheader", text: name, "aria-label": spoken }),

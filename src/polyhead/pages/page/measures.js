@@ -49,7 +49,7 @@ function shownHeads(measure = state.measure) {
 function sorted(heads, descending) {
   const sign = descending ? -1 : 1;
   return heads.sort((a, b) => {
-    if (a.value === null || b.value === null) return (a.value === null) - (b.value === null);
+    if (a.value === null || b.value === null) return Number(a.value === null) - Number(b.value === null);
     return sign * (a.value - b.value);
   });
 }

@@ -4,9 +4,11 @@
 
 const NEXT_SHOWN = 12;
 
+/** @type {{ temperature: number, topK: number, without: NextToken | null, drawn: string[] }} */
 const next = { temperature: 9, topK: 0, without: null, drawn: [] };
 
 // Probabilities of the listed tokens; tokens outside the top-k have none.
+/** @param {NextToken} given */
 function probabilities({ tokens, partitions }) {
   const heat = look.temperatures[next.temperature];
   if (!next.topK) return tokens.map(([, logit]) => Math.exp(logit / heat - partitions[next.temperature]));
@@ -28,18 +30,17 @@ function drawNext() {
   $("#top-k").setAttribute("aria-valuetext", next.topK ? String(next.topK) : t("top_k_all"));
   $("#top-k-said").textContent = next.topK ? String(next.topK) : t("top_k_all");
   const shares = probabilities(given);
-  const after = next.without && new Map(next.without.tokens.map(([token], i) => [token, probabilities(next.without)[i]]));
+  const { without } = next;
+  const after = without && new Map(without.tokens.map(([token], i) => [token, probabilities(without)[i]]));
+  /** @type {[string, number | null][]} */
   const listed = given.tokens.slice(0, NEXT_SHOWN).map(([token], i) => [token, shares[i]]);
-  const fresh = next.without
-    ? next.without.tokens.slice(0, NEXT_SHOWN / 2).map(([token]) => token).filter((token) => !listed.some(([name]) => name === token)) : [];
+  const fresh = without
+    ? without.tokens.slice(0, NEXT_SHOWN / 2).map(([token]) => token).filter((token) => !listed.some(([name]) => name === token)) : [];
   const all = new Map(given.tokens.map(([token], i) => [token, shares[i]]));
-  const rows = [...listed, ...fresh.map((token) => [token, all.get(token) ?? null])];
-  const bar = (share, data) => {
-    const cell = element("td", { classes: "sorted", text: share === null ? "" : share.toFixed(4), data });
-    cell.style.setProperty("--share", `${100 * (share ?? 0)}%`);
-    return cell;
-  };
-  $("#next").replaceChildren(...rows.map(([token, share], i) => element("tr", {}, [
+  for (const token of fresh) listed.push([token, all.get(token) ?? null]);
+  const bar = (share, data) =>
+    withBar(element("td", { classes: "sorted", text: share === null ? "" : share.toFixed(4), data }), share ?? 0);
+  $("#next").replaceChildren(...listed.map(([token, share], i) => element("tr", {}, [
     element("th", { scope: "row" }, [element("bdi", { text: token })]),
     bar(share, `next-${i}`),
     ...(after ? [bar(after.get(token) ?? null, `next-without-${i}`)] : []),
@@ -53,6 +54,7 @@ function drawNext() {
 // Draws a token as generation would; the tokens that are not listed count as one.
 function drawToken() {
   const from = next.without ?? look.next;
+  if (!from) return;
   const shares = probabilities(from);
   let left = Math.random();
   const found = shares.findIndex((share) => (left -= share) < 0);

@@ -98,7 +98,7 @@ function switchTheme() {
 }
 
 function bindRadios(name) {
-  for (const input of document.querySelectorAll(`input[name="${name}"]`)) {
+  for (const input of elements(`input[name="${name}"]`)) {
     input.checked = input.value === state[name];
     input.addEventListener("change", () => input.checked && set({ [name]: input.value }));
   }
@@ -109,6 +109,7 @@ let panelWidth = 0; // without its padding; asked for once, because asking lays 
 // Pictures are as wide as the panel.
 const pictureWidth = (most) => Math.max(280, Math.min(most, panelWidth || most));
 
+/** @type {ResizeObserverCallback} */
 function fitPictures([{ contentRect }]) {
   const width = Math.floor(contentRect.width);
   if (width === panelWidth || !look || !state.open) return;
@@ -150,12 +151,13 @@ function drawHeader() {
     return least === most ? String(most) : t("fact_range", { least, most });
   };
   const shared = look.layers.some((_, layer) => look.sharesKeys(layer));
+  /** @type {[string, string][]} */
   const facts = [
     [t("fact_tokens"), String(look.length)],
     [t("fact_shape"), `${look.layers.length} × ${range(look.layers.map(({ heads }) => heads))}`],
-    ...(shared ? [[t("fact_kv"), range(look.layers.map(({ kvHeads }) => kvHeads))]] : []),
-    ...(look.facts ?? []).map(([name, value]) => [told(`fact_${name}`, name), value]),
   ];
+  if (shared) facts.push([t("fact_kv"), range(look.layers.map(({ kvHeads }) => kvHeads))]);
+  for (const [name, value] of look.facts ?? []) facts.push([told(`fact_${name}`, name), value]);
   const fact = ([name, value]) => element("div", {}, [
     element("dt", { text: name }), element("dd", { text: value }),
   ]);
@@ -217,20 +219,19 @@ function arrivedLayer(of, layer) {
 
 // Reads the looks that stand in this file.
 async function readFile() {
-  const made = [look, beside].filter(Boolean);
   const progress = $("#progress");
   progress.max = look.layers.length;
   try {
-    for (const each of made) {
+    for (const each of beside ? [look, beside] : [look]) {
       await each.source.read((layer) => {
         progress.value = layer + 1;
-        each.statistics[layer] = each.source.statistics(layer);
+        each.statistics[layer] = /** @type {Numbers} */ (each.source.statistics(layer));
         arrivedLayer(each, layer);
       });
     }
   } catch (error) {
     progress.hidden = true;
-    say(error.message);
+    say(/** @type {Error} */ (error).message);
     throw error;
   }
   progress.hidden = true;
@@ -287,8 +288,10 @@ on(["view"], () => {
 
 // What tests may wait for and look at.
 const polyhead = {
-  ready: null, // what was asked for is shown
-  painted: null, // all small maps of a served look are drawn
+  /** @type {Promise<unknown>} */
+  ready: Promise.resolve(), // what was asked for is shown
+  /** @type {Promise<unknown>} */
+  painted: Promise.resolve(), // all small maps of a served look are drawn
   settled,
   // Whether a small map stands on the screen as the look has it.
   isDrawn(layer, head) { return !maps.stale.has(maps.cells.get(headName(layer, head))); },
@@ -311,7 +314,7 @@ window.polyhead = polyhead;
 start();
 if (!page.served) showLooks(...page.looks.map((header) => new Look(header, new FileSource(header))));
 polyhead.ready = new Promise((resolve) => {
-  if (document.readyState !== "loading") resolve();
-  else document.addEventListener("DOMContentLoaded", () => resolve(), { once: true });
+  if (document.readyState !== "loading") resolve(null);
+  else document.addEventListener("DOMContentLoaded", resolve, { once: true });
 }).then(() => (page.served ? (page.text ? lookAtAll() : undefined) : readFile()));
 polyhead.ready.catch(() => {}); // told on the page; whoever awaits `ready` still learns of it

@@ -93,9 +93,8 @@ function drawPairRow({ raw, scores, weights, here, first }) {
       element("th", { scope: "row" }, [element("bdi", { text: visible(first + i) })]),
       element("td", { text: short(raw[i]) }),
       element("td", { text: Number.isFinite(scores[i]) ? short(scores[i]) : "−∞" }),
-      element("td", { classes: "sorted", text: exact(weights[i]) }),
+      withBar(element("td", { classes: "sorted", text: exact(weights[i]) }), weights[i]),
     ]);
-    line.lastElementChild.style.setProperty("--share", `${100 * Math.min(1, weights[i])}%`);
     line.classList.toggle("chosen", i === here);
     return line;
   }));

@@ -1,6 +1,7 @@
 // From a weight to a colour: a single-hue ramp that is even in lightness (OKLCH), and three scales.
 
 // Lightness runs straight from `from` to `to`; chroma is a parabola through start, rise and fall.
+/** @type {Record<string, { from: number, to: number, chroma: [number, number, number], hue: [number, number] }>} */
 const RAMPS = {
   light: { from: 0.972, to: 0.3, chroma: [0.008, 0.45, 0.335], hue: [246, 266] },
   dark: { from: 0.262, to: 0.955, chroma: [0.022, 0.45, 0.425], hue: [266, 236] },

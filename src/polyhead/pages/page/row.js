@@ -13,8 +13,7 @@ function rowWeights() {
 }
 
 function drawRowHead() {
-  const focused = $("#row-head").contains(document.activeElement)
-    ? document.activeElement.dataset.testid : null;
+  const focused = focusedIn($("#row-head"))?.dataset.testid;
   const columns = ["key", "token", "weight"].map((name) => [name, told(`column_${name}`, name)]);
   $("#row-head").replaceChildren(...columns.map(([name, title]) => {
     if (name === "token") return element("th", { scope: "col", text: title });
@@ -52,9 +51,8 @@ function drawRow() {
     const cells = element("tr", { data: `exact-${key}` }, [
       element("td", { text: String(key) }),
       element("td", {}, [element("bdi", { text: visible(key) })]),
-      element("td", { classes: "sorted", text: exact(weight) }),
+      withBar(element("td", { classes: "sorted", text: exact(weight) }), weight),
     ]);
-    cells.lastElementChild.style.setProperty("--share", `${100 * Math.min(1, weight)}%`);
     cells.classList.toggle("unlit", causal && key > state.query);
     cells.classList.toggle("chosen", key === state.key);
     return cells;

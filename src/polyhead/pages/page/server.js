@@ -25,9 +25,10 @@ async function ask(address, body, signal) {
 const askJson = async (address, body, signal) => (await ask(address, body, signal)).json();
 
 // The numbers of an answer and their shape.
+/** @type {(address: string, Kind?: Float32ArrayConstructor | Uint8ArrayConstructor) => Promise<{ shape: number[], values: any }>} */
 async function askNumbers(address, Kind = Float32Array) {
   const answer = await ask(address);
-  const shape = answer.headers.get("X-Shape").split(",").map(Number);
+  const shape = /** @type {string} */ (answer.headers.get("X-Shape")).split(",").map(Number);
   return { shape, values: new Kind(await answer.arrayBuffer()) };
 }
 
@@ -48,6 +49,7 @@ class ServerSource {
   // Small maps of all layers, two at a time, then the statistics, a layer after the other.
   async read(arrived) {
     const layers = [...this.header.layers.keys()];
+    /** @type {Promise<any> | null} */
     let coming = this.thumbnails(layers[0], false);
     for (const layer of layers) {
       const next = layer + 1 < layers.length ? this.thumbnails(layer + 1, false) : null;
@@ -62,7 +64,7 @@ class ServerSource {
   thumbnails(layer, hideFirst) {
     const name = `${hideFirst ? "hidden" : "shown"} ${layer}`;
     if (!this.thumbs.has(name)) {
-      const words = new URLSearchParams({ pixels: this.pixels, first: hideFirst ? "hidden" : "shown" });
+      const words = new URLSearchParams({ pixels: String(this.pixels), first: hideFirst ? "hidden" : "shown" });
       const asked = askNumbers(`thumbnails/${this.header.look}/${layer}?${words}`, Uint8Array);
       this.thumbs.set(name, asked);
       asked.then((found) => this.thumbs.set(name, found), () => this.thumbs.delete(name));

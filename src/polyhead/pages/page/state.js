@@ -2,8 +2,10 @@
 
 const page = JSON.parse($("#page-data").textContent);
 
-let look = null; // the Look that is shown
-let beside = null; // the one beside it, or null
+/** @type {Look} */
+let look = /** @type {any} */ (null); // the one that is shown; nothing is drawn before there is one
+/** @type {Look | null} */
+let beside = null; // the one beside it
 
 const state = {
   layer: -1, head: -1, // the enlarged head, -1 until one is chosen

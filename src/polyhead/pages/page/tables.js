@@ -17,8 +17,7 @@ function drawHeadsHead() {
       "aria-sort": isSorted ? (state.descending ? "descending" : "ascending") : "none",
     }, [button]));
   });
-  const focused = $("#heads-head").contains(document.activeElement)
-    ? document.activeElement.dataset.testid : null;
+  const focused = focusedIn($("#heads-head"))?.dataset.testid;
   $("#heads-head").replaceChildren(...cells);
   if (focused) $(`[data-testid="${focused}"]`).focus();
 }
@@ -40,7 +39,7 @@ function drawHeadsBody() {
         const cell = element("td", { text: short(measure.at(at)) });
         if (index === state.measure && value !== null) {
           cell.classList.add("sorted");
-          cell.style.setProperty("--share", `${(100 * (value - low)) / (high - low)}%`);
+          withBar(cell, (value - low) / (high - low));
         }
         return cell;
       }),

@@ -17,7 +17,7 @@ function makeStrip() {
     const chip = element("span", {
       classes: "token", role: "option", tabindex: index === first ? "0" : "-1", data: `token-${index}`,
     }, [element("bdi", { text: label(index) }), element("i", { "aria-hidden": "true" })]);
-    chip.dataset.index = index;
+    chip.dataset.index = String(index);
     chip.classList.toggle("spaced", index === 0 || text.startsWith(" "));
     chip.classList.toggle("joined", /^.[₂₃₄]/u.test(text)); // a later part of one character
     strip.chips.set(index, chip);
@@ -151,7 +151,9 @@ const listed = ["", ""];
 
 function drawPair() {
   const about = look.layers[Math.max(0, state.layer)];
-  [["#pair-query", about.queries, state.query], ["#pair-key", about.keys, state.key]].forEach(([id, run, value], side) => {
+  /** @type {[string, Run, number][]} */
+  const sides = [["#pair-query", about.queries, state.query], ["#pair-key", about.keys, state.key]];
+  sides.forEach(([id, run, value], side) => {
     const select = $(id);
     const of = [state.look, ...run].join();
     if (of !== listed[side]) {

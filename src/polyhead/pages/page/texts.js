@@ -28,14 +28,15 @@ const TRANSLATED = [
 // Fills the page's own markup: data-t is an element's text, data-t-label its aria-label, and so on.
 function translate() {
   document.documentElement.lang = language === "zh" ? "zh-Hans" : language;
-  for (const node of document.querySelectorAll("[data-t]")) node.textContent = t(node.dataset.t);
+  for (const node of elements("[data-t]")) node.textContent = t(node.dataset.t);
   for (const [data, attribute] of TRANSLATED) {
     const selector = `[data-${data.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}]`;
-    for (const node of document.querySelectorAll(selector)) node.setAttribute(attribute, t(node.dataset[data]));
+    for (const node of elements(selector)) node.setAttribute(attribute, t(node.dataset[data]));
   }
 }
 
 // "16.0 and 11.1 look at the token just before; …": `found` has heads as [layer, head, score].
+/** @param {any} box @param {any} found @param {(layer: number, head: number) => void} open @param {(layer: number, head: number) => string} nameOf */
 function fillNotable(box, { alignment = [], induction, previous_token, sinks, all }, open, nameOf) {
   const name = ([layer, head]) => {
     const said = nameOf(layer, head);

@@ -11,15 +11,17 @@ const rowWatcher = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "200px" });
 
+/** @type {WeakMap<Element, [HTMLElement, number, number][]>} */
+const placesOf = new WeakMap(); // of a row: each of its maps and where it is, in pixels of the canvas
+
 // A row whose size has changed has its maps at other places.
 const rowSizes = new ResizeObserver((entries) => {
   for (const { target } of entries) {
-    placesOf.delete(target.parentElement);
-    drawRowOfMaps(target.parentElement);
+    const row = /** @type {Element} */ (target.parentElement);
+    placesOf.delete(row);
+    drawRowOfMaps(row);
   }
 });
-
-const placesOf = new WeakMap(); // of a row: [cell, x, y] for each of its maps, in CSS pixels
 
 function watchRows(rows) {
   rowWatcher.disconnect();
@@ -41,6 +43,7 @@ function placeMaps(row) {
   canvas.height = Math.ceil(box.height * dpr);
   canvas.style.width = `${canvas.width / dpr}px`;
   canvas.style.height = `${canvas.height / dpr}px`;
+  /** @type {[HTMLElement, number, number][]} */
   const places = [...cells.querySelectorAll(".head")].map((cell) => {
     const { left, top } = cell.getBoundingClientRect();
     maps.stale.add(cell);

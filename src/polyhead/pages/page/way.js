@@ -40,8 +40,8 @@ const wayNote = () => (look.kind === "encoder" ? t("way_note_encoder") : t("way_
 
 function guessCells(likely) {
   const [[token, share], ...others] = likely;
-  const best = element("td", { classes: "sorted guess" }, [element("bdi", { text: token }), element("small", { text: share.toFixed(3) })]);
-  best.style.setProperty("--share", `${100 * share}%`);
+  const best = withBar(
+    element("td", { classes: "sorted guess" }, [element("bdi", { text: token }), element("small", { text: share.toFixed(3) })]), share);
   return [best, element("td", { classes: "others" }, others.flatMap(([name, part]) => [
     element("bdi", { text: name }), element("small", { text: ` ${part.toFixed(3)}  ` }),
   ]))];
