@@ -323,7 +323,6 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("products by native code", '"mm": _mm,', '"mm": _as_it_is,'),
             ("products with a bias", '"addmm": _addmm,', '"addmm": _as_it_is,'),
             ("products of heads", '"bmm": _bmm,', '"bmm": _as_it_is,'),
-            ("softmax", '"_softmax": _softmax,', '"_softmax": _as_it_is,'),
             ("another alpha", 'if kwargs.get("alpha", 1) == 1:\n        return func', "if True:\n        return func"),
             ("what is not known", "if any(isinstance(x, Tensor) and x.is_floating_point() for x in given):", "if False:"),
             ("the mean of a norm", "centred = wide - mean", "centred = wide"),

@@ -219,12 +219,13 @@ def test_functions_of_torch_have_the_same_bits_in_any_place():
         "layer_norm": lambda x, y: nn.functional.layer_norm(x, (61,), y[0]),
         "rms_norm": lambda x, y: nn.functional.rms_norm(x, (61,)),
         "matmul": lambda x, y: x @ torch.linspace(0, 1, 61 * 7).view(61, 7),
+        "addmm": lambda x, y: torch.addmm(torch.ones(7), x, torch.linspace(0, 1, 427).view(61, 7)),
         "einsum": lambda x, y: torch.einsum("td,td->t", x, y),
     }
     for name, formula in formulas.items():
-        exact = formula(x.double(), y.double()) if name != "matmul" else None
+        exact = formula(x.double(), y.double()) if "mm" not in name and "mat" not in name else None
         for dtype in (torch.float32, torch.bfloat16):
-            if name in ("matmul", "layer_norm") and dtype is not torch.float32:
+            if name in ("matmul", "addmm", "layer_norm") and dtype is not torch.float32:
                 continue
             a, b = x.to(dtype), y.to(dtype)
             with ph.reproducible():
@@ -237,6 +238,18 @@ def test_functions_of_torch_have_the_same_bits_in_any_place():
             if exact is not None:
                 close = 1e-5 if dtype is torch.float32 else 0.1
                 assert torch.allclose(wanted.double(), exact, rtol=close, atol=close), name
+
+
+def test_long_sums_have_the_same_bits_for_any_threads_and_neighbours():
+    x = torch.randn(12, 70_001, generator=torch.Generator().manual_seed(0))
+    with ph.reproducible():
+        torch.set_num_threads(1)
+        wanted = x.sum(-1), x.mean(-1), x.logsumexp(-1)
+        torch.set_num_threads(3)
+        assert torch.equal(torch.stack([row.sum() for row in x]), wanted[0])
+        assert torch.equal(torch.cat([row[None].mean(-1) for row in x]), wanted[1])
+        assert torch.equal(torch.stack([row.logsumexp(0) for row in x]), wanted[2])
+    assert torch.allclose(x.double().sum(-1).float(), wanted[0], rtol=1e-4, atol=1e-3)
 
 
 def test_drawn_texts_are_the_same_alone_and_together():

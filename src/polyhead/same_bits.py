@@ -244,6 +244,15 @@ def _log_softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return found.to(torch.float32 if len(args) > 2 and args[2] else x.dtype)
 
 
+def _logsumexp(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, dims = args[0], args[1]
+    keep = args[2] if len(args) > 2 else False
+    most = x.amax(dims, keepdim=True)
+    most = torch.where(most.isfinite(), most, torch.zeros_like(most))
+    total = _sums(_by_element(_EXP, (x - most,), {}), dims, keep)
+    return (_by_element(_LOG, (total,), {}) + most.view(total.shape)).to(x.dtype)
+
+
 def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not wide.numel():
@@ -352,6 +361,7 @@ _OWN: dict[str, _Way] = {
     "index_add": _index_added,
     "linalg_vector_norm": _vector_norm,
     "linear": _linear,
+    "logsumexp": _logsumexp,
     "mean": _mean,
     "mm": _mm,
     "mv": _mv,
