@@ -16,6 +16,7 @@ namespace PH_NAMESPACE {
 #include "blocks.h"
 #include "products.h"
 #include "many_products.h"
+#include "many_networks.h"
 #include "scores.h"
 #include "attend.h"
 #include "bias_gradients.h"
@@ -30,11 +31,29 @@ void product(const Product& p, int threads) {
     });
 }
 
+// Calls of(dtype, element of packed rows) for products of many rows.
+template <class Of> void with_elements(const ManyProduct& p, const Of& of) {
+    if (p.dtype == kFloat32) return of(float{}, float{});
+#if PH_PAIRS
+    if (p.dtype == kBFloat16 && p.pairs) return of(BFloat16{}, Pair{});
+#endif
+    if (p.dtype == kBFloat16) return of(BFloat16{}, float{});
+    of(Half{}, float{});
+}
+
 void many_product(const ManyProduct& p, int threads) {
     in_team(threads, [&](int thread, int team) {
-        if (p.dtype == kFloat32) many_product_of<float>(p, thread, team);
-        else if (p.dtype == kBFloat16) many_product_of<BFloat16>(p, thread, team);
-        else many_product_of<Half>(p, thread, team);
+        with_elements(p, [&](auto number, auto element) {
+            many_product_of<decltype(number), decltype(element)>(p, thread, team);
+        });
+    });
+}
+
+void many_network(const ManyNetwork& f, int threads) {
+    in_team(threads, [&](int thread, int team) {
+        with_elements(f.in, [&](auto number, auto element) {
+            many_network_of<decltype(number), decltype(element)>(f, thread, team);
+        });
     });
 }
 
@@ -129,7 +148,7 @@ void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_
 }  // namespace PH_NAMESPACE
 
 extern const Code PH_CODE;
-const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::many_product, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
+const Code PH_CODE = {PH_NAME, PH_RUNS_HERE, PH_NAMESPACE::product, PH_NAMESPACE::many_product, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward, PH_NAMESPACE::many_network,
                       PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened, PH_NAMESPACE::attend,
                       PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step, PH_NAMESPACE::route,
                       PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients};

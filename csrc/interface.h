@@ -77,13 +77,15 @@
 
 // The arguments of the module's functions. Those that the caller makes for results come last.
 #define PH_PRODUCT_ARGUMENTS(FIELD) \
-    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "Sequence[Weight]") FIELD(y, "Tensor")
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weights, "Sequence[Weight]") FIELD(by_row, "bool") \
+    FIELD(y, "Tensor")
 
 #define PH_UNPACK_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(blocks, "Tensor") FIELD(type, "int") FIELD(y, "Tensor")
 
 #define PH_FEED_FORWARD_ARGUMENTS(FIELD) \
-    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(network, "Network") FIELD(y, "Tensor")
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(network, "Network") FIELD(by_row, "bool") \
+    FIELD(y, "Tensor")
 
 #define PH_ROUTE_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(routing, "Routing") FIELD(weights, "Tensor") \

@@ -59,39 +59,46 @@ struct Product {
     int64_t y_stride;
 };
 
-// The same for more than kMostRows rows, each with the bits that it has among few.
+// What products of many rows work in, for the widest vectors: packed rows that all threads read, of x and of hidden
+// features; of each thread sums, and rows of weights as they are multiplied.
+constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
+constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
+inline int64_t panel_row(int64_t features) { return (features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
+inline int64_t panel_numbers(int64_t features) { return kMostPanel * panel_row(features); }
+inline int64_t packed_numbers(int64_t rows, int64_t features) {
+    return (rows < kBlockRows ? rows : kBlockRows) * panel_row(features);
+}
+struct ManyRoom {
+    int64_t x_numbers, hidden_numbers, panel_numbers;
+    float* at;
+    int64_t numbers(int threads) const { return x_numbers + hidden_numbers + threads * (kSumsNumbers + panel_numbers); }
+    float* x() const { return at; }
+    float* hidden() const { return at + x_numbers; }
+    float* sums(int thread) const { return hidden() + hidden_numbers + thread * (kSumsNumbers + panel_numbers); }
+    float* panel(int thread) const { return sums(thread) + kSumsNumbers; }
+};
+
+// The same for more than kMostRows rows, each with the bits that it has among few unless `pairs`.
 struct ManyProduct {
     Dtype dtype;            // of x, weights, biases and y
+    bool pairs;             // of bfloat16, by instructions that not every code has
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
     Factor factors[kMostFactors];
     int count;
     void* y;
     int64_t y_stride;
-    char* room;             // many_bytes(product, threads) to work in
+    ManyRoom room;
 };
 
-// Room for the widest vectors: rows of x that are packed at a time; of each thread, rows of W widened and sums.
-constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
-inline int64_t panel_row(int64_t in_features) { return (in_features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
-inline int64_t packed_bytes(const ManyProduct& p) {
-    return (p.rows < kBlockRows ? p.rows : kBlockRows) * panel_row(p.in_features) * (int64_t)sizeof(float);
-}
-constexpr int64_t kSumsBytes = 2 * kMostTileRows * kMostPanel * kMostWidth * sizeof(float);
-inline int64_t thread_bytes(const ManyProduct& p) {
-    bool as_they_lie = p.dtype == kFloat32;
-    for (int i = 0; i < p.count; ++i) as_they_lie = as_they_lie && !p.factors[i].type;
-    return kSumsBytes + (as_they_lie ? 0 : kMostPanel * panel_row(p.in_features) * (int64_t)sizeof(float));
-}
-inline int64_t many_bytes(const ManyProduct& p, int threads) { return packed_bytes(p) + threads * thread_bytes(p); }
+inline bool is_read_in_place(const Factor& f, Dtype dtype) { return dtype == kFloat32 && !f.type; }
 
-struct ManyRoom {
-    float *x, *sums, *panel;
-    ManyRoom(const ManyProduct& p, int thread) : x((float*)p.room) {
-        char* own = p.room + packed_bytes(p) + thread * thread_bytes(p);
-        sums = (float*)own, panel = (float*)(own + kSumsBytes);
-    }
-};
+// Without its memory, as the next one.
+inline ManyRoom room_of(const ManyProduct& p) {
+    bool in_place = true;
+    for (int i = 0; i < p.count; ++i) in_place = in_place && is_read_in_place(p.factors[i], p.dtype);
+    return {packed_numbers(p.rows, p.in_features), 0, in_place ? 0 : panel_numbers(p.in_features), nullptr};
+}
 
 // y = the numbers of rows of blocks.
 struct Unpacked {
@@ -122,6 +129,21 @@ struct FeedForward {
     float* hidden;          // [rows, up.out_features], room to work in
     void* y;                // [rows, down.out_features]
 };
+
+// The same for more than kMostRows rows: its x and y, and room for its hidden features too.
+struct ManyNetwork {
+    ManyProduct in;         // without factors
+    Network network;
+};
+
+inline ManyRoom room_of(const ManyNetwork& f) {
+    const Network& n = f.network;
+    const ManyProduct& p = f.in;
+    const int64_t F = n.up.out_features;
+    const bool in_place = is_read_in_place(n.up, p.dtype) && is_read_in_place(n.gate, p.dtype) && is_read_in_place(n.down, p.dtype);
+    const int64_t panels = 2 * panel_numbers(p.in_features), last = panel_numbers(F);
+    return {packed_numbers(p.rows, p.in_features), packed_numbers(p.rows, F), in_place ? 0 : panels > last ? panels : last, nullptr};
+}
 
 // y = x / √(mean(x²) + eps) · (weight + offset) along rows, with x − mean(x) in place of x where centred.
 struct Norm {
@@ -281,6 +303,7 @@ struct Code {
     void (*many_product)(const ManyProduct&, int threads);
     void (*unpack)(const Unpacked&, int threads);
     void (*feed_forward)(const FeedForward&, int threads);
+    void (*many_network)(const ManyNetwork&, int threads);
     void (*norm)(const Norm&, int threads);
     void (*rotate)(const Rotation&, int threads);
     void (*head_product)(const HeadProduct&, int threads);

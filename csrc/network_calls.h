@@ -47,21 +47,27 @@ PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Arguments<A> a("feed_forward", args, count);
     View x;
     if (!a.code || !rows_of(a[A::x], x)) return nullptr;
-    FeedForward f{};
-    f.dtype = (Dtype)x.kind, f.rows = x.size[0], f.in_features = x.size[1];
-    if (f.rows < 1 || f.rows > kMostRows) {
-        PyErr_Format(PyExc_ValueError, "feed_forward takes up to %d rows", kMostRows);
-        return nullptr;
-    }
-    if (!network_from(a[A::network], "network", x.kind, f.in_features, f.network)) return nullptr;
-    f.y = made_for(a[A::y], "y", f.rows * f.network.down.out_features, x.kind);
+    ManyNetwork f{};
+    ManyProduct& p = f.in;
+    p.dtype = (Dtype)x.kind, p.x = x.at, p.x_stride = x.stride[0], p.rows = x.size[0], p.in_features = x.size[1];
+    p.pairs = a[A::by_row] != Py_True;
+    if (p.rows < 1) return wrong("feed_forward takes rows: got none");
+    if (!network_from(a[A::network], "network", x.kind, p.in_features, f.network)) return nullptr;
+    p.y_stride = f.network.down.out_features;
+    p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
-    const Room<float> room(f.rows * (f.in_features + f.network.up.out_features));
-    if (!(f.x = room.get())) return PyErr_NoMemory();
-    f.hidden = room.get() + f.rows * f.in_features;
+    const bool few = p.rows <= kMostRows;
+    p.room = room_of(f);
+    const Room<float> room(few ? p.rows * (p.in_features + f.network.up.out_features) : p.room.numbers(a.threads));
+    if (!(p.room.at = room.get())) return PyErr_NoMemory();
     const Unlocked unlocked;
-    a.code->widen(f.dtype, x.at, x.stride[0], f.rows, f.in_features, room.get());
-    a.code->feed_forward(f, a.threads);
+    if (few) {
+        float* wide = room.get();
+        a.code->widen(p.dtype, p.x, p.x_stride, p.rows, p.in_features, wide);
+        a.code->feed_forward(FeedForward{p.dtype, wide, p.rows, p.in_features, f.network, wide + p.rows * p.in_features, p.y}, a.threads);
+    } else {
+        a.code->many_network(f, a.threads);
+    }
     Py_RETURN_NONE;
 }
 

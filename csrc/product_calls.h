@@ -2,7 +2,7 @@
 
 // A product whose rows are few, with room for them in float32.
 void few_product(const Code& code, const ManyProduct& p, int threads) {
-    float* wide = (float*)p.room;
+    float* wide = p.room.at;
     code.widen(p.dtype, p.x, p.x_stride, p.rows, p.in_features, wide);
     Product few{p.dtype, wide, p.rows, p.in_features, {}, p.count, p.y, p.y_stride};
     for (int i = 0; i < p.count; ++i) few.factors[i] = p.factors[i];
@@ -32,9 +32,10 @@ PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
     const bool few = p.rows <= kMostRows;
-    const Room<char> room(few ? p.rows * p.in_features * (int64_t)sizeof(float) : many_bytes(p, a.threads));
-    if (!room.get()) return PyErr_NoMemory();
-    p.room = room.get();
+    p.pairs = a[A::by_row] != Py_True;
+    p.room = room_of(p);
+    const Room<float> room(few ? p.rows * p.in_features : p.room.numbers(a.threads));
+    if (!(p.room.at = room.get())) return PyErr_NoMemory();
     const Unlocked unlocked;
     if (few) few_product(*a.code, p, a.threads);
     else a.code->many_product(p, a.threads);

@@ -106,15 +106,23 @@ template <class T> void product_of(const Product& p, int thread, int threads) {
     }
 }
 
-inline float activated(float x, Activation kind) {
-    auto gated = [x](float by) { return x / (1.0f + exponential(splat(-by < 88.0f ? -by : 88.0f))[0]); };  // beyond, nothing of x is left
-    if (kind == kRelu) return x > 0 ? x : 0;
+// An activation of W numbers; of one, the same bits.
+inline Vec acted(Vec x, Activation kind) {
+    auto gated = [x](Vec by) { return x / (1.0f + exponential(smaller(-by, splat(88.0f)))); };  // beyond, nothing of x is left
+    if (kind == kRelu) return larger(x, Vec{});
     if (kind == kSilu) return gated(x);
     if (kind == kQuickGelu) return gated(1.702f * x);
-    if (kind == kRelu2) return x > 0 ? x * x : x == x ? 0.0f : x;
+    if (kind == kRelu2) return choose((VecInt)(x > Vec{}), x * x, choose((VecInt)(x == x), Vec{}, x));
+    if (kind == kGelu) {
+        for (int i = 0; i < W; ++i) x[i] = 0.5f * x[i] * (1.0f + __builtin_erff(x[i] * 0.707106781f));
+        return x;
+    }
+    const Vec inner = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return 0.5f * x * (1.0f + hyperbolic_tangent(inner));
+}
+inline float activated(float x, Activation kind) {
     if (kind == kGelu) return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f));
-    const float inner = 0.7978845608f * (x + 0.044715f * x * x * x);
-    return 0.5f * x * (1.0f + hyperbolic_tangent(splat(inner))[0]);
+    return acted(splat(x), kind)[0];
 }
 
 // Hidden features [first, last). What they are summed up in stays float32 until the last product.

@@ -91,6 +91,7 @@ POSITIONAL, PACKED = "semantics/masks/positional.py", "semantics/masks/packed.py
 ROWS_CPP, ATTEND_CPP = "csrc/scores.h", "csrc/attend.h"
 FEW_CPP, MANY_CPP, BLOCKS_CPP = "csrc/few_rows.h", "csrc/many_rows.h", "csrc/plan.h"
 STATISTICS_CPP = "csrc/statistics.h"
+MANY_PRODUCTS_CPP, MANY_NETWORKS_CPP = "csrc/many_products.h", "csrc/many_networks.h"
 CODES_CPP, FEW_CODES_CPP, INTEGERS_CPP = "csrc/codes.h", "csrc/few_codes.h", "csrc/few_integers.h"
 CODING, DROPOUT = "native/coding.py", "native/dropout.py"
 GRADIENTS_CPP, BIAS_CPP = "csrc/gradients.h", "csrc/bias_gradients.h"
@@ -646,24 +647,46 @@ MUTATIONS = [
         "tests/layers/test_linear.py",
     ),
     *(
-        Mutation(feature, "csrc/many_products.h", line, instead, "tests/layers/test_linear.py")
-        for feature, line, instead in (
+        Mutation(feature, file, line, instead, "tests/layers/test_linear.py")
+        for file, feature, line, instead in (
             (
+                MANY_PRODUCTS_CPP,
                 "many rows: the end of a row",
-                "for (int64_t k = K / W * W; k < K; ++k)\n        for",
-                "for (int64_t k = K; k < K; ++k)\n        for",
+                "for (int64_t k = K / W * W; k < K; ++k)\n            for",
+                "for (int64_t k = K; k < K; ++k)\n            for",
             ),
-            ("many rows: runs", "from ? held[r * C + c] : Vec{};", "Vec{};"),
+            (MANY_PRODUCTS_CPP, "many rows: runs", "from ? held[r * C + c] : Vec{};", "Vec{};"),
             (
+                MANY_PRODUCTS_CPP,
                 "many rows: a second weight",
                 "(T*)p.y + (block + row) * p.y_stride + column + n",
                 "(T*)p.y + (block + row) * p.y_stride + n",
             ),
-            ("many rows: uneven tiles", "(i < rows % count ? i : rows % count)", "0"),
             (
+                MANY_PRODUCTS_CPP,
+                "many rows: uneven tiles",
+                "(i < rows % count ? i : rows % count)",
+                "0",
+            ),
+            (
+                MANY_PRODUCTS_CPP,
                 "many rows: blocks",
                 "(const T*)p.x + (block + row) * p.x_stride",
                 "(const T*)p.x + row * p.x_stride",
+            ),
+            (MANY_PRODUCTS_CPP, "pairs: the end of a row", "(K - whole) * sizeof *from", "0"),
+            (MANY_NETWORKS_CPP, "many rows: biases of gates", "+ load(gate_bias + i)", ""),
+            (
+                MANY_NETWORKS_CPP,
+                "many rows: the limit of values",
+                "value = larger(-most",
+                "larger(-most",
+            ),
+            (
+                MANY_NETWORKS_CPP,
+                "many rows: a gate's own panel",
+                "panel(thread) + panel_numbers(K)",
+                "panel(thread)",
             ),
         )
     ),

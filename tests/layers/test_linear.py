@@ -90,6 +90,46 @@ def test_many_rows_have_the_bits_of_few(code, dtype, rows):
         assert ((y.double() - exact).abs() <= bound).all(), (inputs, count)
 
 
+@pytest.mark.parametrize("inputs", [1, 64, 131])
+def test_pairs_of_bfloat16_are_within_rounding(code, inputs):
+    """Where the processor has no instruction for them, there is nothing else than by rows."""
+    torch.manual_seed(0)
+    x = torch.randn(19, inputs + 5).bfloat16()[:, 2:-3]
+    weights = [Weight(torch.randn(n, inputs).bfloat16(), None) for n in (113, 7)]
+    y, by_row = code.product(x, weights, by_row=False), code.product(x, weights)
+    if code.name not in ("avx512_bf16", "avx512_amx"):
+        assert torch.equal(y, by_row)
+    exact = x.double() @ torch.cat([each.weight for each in weights]).double().mT
+    torch.testing.assert_close(y.double(), exact, atol=1e-4, rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [True, False])
+def test_networks_of_many_rows_have_the_bits_of_few(code, dtype, gated):
+    torch.manual_seed(0)
+    for hidden, clamp, offset in ((210, math.inf, 0.0), (33, 0.4, 1.0)):
+        gate, up = (
+            Weight(torch.randn(hidden, 50).to(dtype), torch.randn(hidden).to(dtype))
+            for _ in range(2)
+        )
+        down = Weight(torch.randn(21, hidden).to(dtype), torch.randn(21).to(dtype))
+        x = torch.randn(23, 60).to(dtype)[:, :50]
+        for activation in ACTIVATIONS.values():
+            network = Network(gate if gated else None, up, down, activation, clamp, offset)
+            y = code.feed_forward(x, network)
+            few = torch.cat([code.feed_forward(rows, network) for rows in x.split(8)])
+            assert torch.equal(y, few), (activation, hidden)
+            other = code.feed_forward(x, network, by_row=False)
+            close = {torch.float32: 0, torch.bfloat16: 0.02, torch.float16: 0}[dtype]
+            torch.testing.assert_close(other, y, rtol=close, atol=close * y.abs().max().item())
+    torch.set_num_threads(3)
+    long = torch.randn(780, 50).to(dtype)
+    y = code.feed_forward(long, network)
+    assert torch.equal(y[-8:], code.feed_forward(long[-8:], network))
+    with pytest.raises(ValueError, match="takes rows"):
+        code.feed_forward(x[:0], network)
+
+
 def test_threads_and_blocks_of_many_rows_change_no_bits(code):
     """Threads share rows and columns; more than 768 rows are packed block by block."""
     weights = [Weight(torch.randn(101, 35), torch.randn(101)), Weight(torch.randn(4, 35), None)]
@@ -232,16 +272,19 @@ def test_modules_that_are_more_than_a_product_are_left_to_themselves(change):
 
 
 def test_long_inputs_are_left_to_torch_where_that_is_faster():
-    """Wide vectors keep up with torch in float32; the bits are those of few rows."""
     linears, x = projections(), torch.randn(9, 40)
+    network = FeedForward(40, 30)
     for code in native.all_codes():
         with native.using(code):
-            found = side_by_side(x, *linears)
-            assert (found is not None) == code.name.startswith("avx512")
+            for dtype in DTYPES:
+                found = side_by_side(x.to(dtype), *(copy.deepcopy(m).to(dtype) for m in linears))
+                assert (found is not None) == (dtype in code.dtypes), (code.name, dtype)
             few = torch.cat([side_by_side(rows, *linears) for rows in x.split(4)])
+            found = side_by_side(x, *linears)
             assert found is None or torch.equal(found, few)
-            half = copy.deepcopy(linears[0]).bfloat16()
-            assert side_by_side(x.bfloat16(), half) is None
+            if torch.float32 in code.dtypes:
+                parts = torch.cat([network(rows) for rows in x.split(4)])
+                assert torch.equal(network(x), parts)
     assert side_by_side(x[:0], *linears) is None
 
 

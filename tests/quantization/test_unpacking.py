@@ -51,6 +51,10 @@ def test_native_code_reads_what_the_package_unpacks(code: Code, name: str) -> No
             fitting = [Weight(blocks, bias.to(many.dtype), kind.number)]
             y = code.product(many, fitting)
             assert torch.equal(y[:8], code.product(many[:8], fitting)), (count, many.dtype)
+            y = code.product(many, fitting, by_row=False).double() - bias.to(many.dtype).double()
+            exact = many.double() @ wanted.to(many.dtype).double().mT
+            close = 1e-5 if many.dtype is torch.float32 else 0.02
+            assert torch.allclose(y, exact, rtol=close, atol=close * exact.abs().max().item())
         few = torch.cat([code.product(rows, weights) for rows in x.split(4)])
         assert torch.equal(code.product(x, weights), few), count
 
@@ -74,7 +78,7 @@ def test_a_feed_forward_network_of_blocks_has_the_bits_of_float32(code: Code) ->
     kinds = up, gate, down
     packed = [Weight(b, None, kind.number) for b, kind in zip(blocks, kinds, strict=True)]
     plain = [Weight(by_package(b, kind), None) for b, kind in zip(blocks, kinds, strict=True)]
-    for rows in (1, 3):
+    for rows in (1, 3, 17):
         x = torch.randn(rows, 256)
         y, wanted = (
             code.feed_forward(x, Network(gate, up, down, ACTIVATIONS["silu"]))

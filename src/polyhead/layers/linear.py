@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.layers.exact import Exactly
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
-from polyhead.layers.rows import as_rows, code_for_products, code_for_rows
+from polyhead.layers.rows import as_rows, code_for_products
 from polyhead.native import by_row, gate
 from polyhead.native.arguments import MOST_ROWS, MOST_WEIGHTS, Network, Weight
 
@@ -46,7 +46,7 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         if weight is None:
             return None
         weights.append(weight)
-    return code.product(as_rows(x), weights).view(*x.shape[:-1], -1)
+    return code.product(as_rows(x), weights, by_row=False).view(*x.shape[:-1], -1)
 
 
 def linear(x: Tensor, module: nn.Module | None) -> Tensor:
@@ -67,7 +67,8 @@ def product(x: Tensor, weight: Tensor | QuantizedMatrix, bias: Tensor | None) ->
     code = code_for_products(x)
     if code is None or not _fits(Weight(weight, bias), x):
         return nn.functional.linear(x, weight, bias)
-    return code.product(as_rows(x), [Weight(weight, bias)]).view(*x.shape[:-1], -1)
+    y = code.product(as_rows(x), [Weight(weight, bias)], by_row=False)
+    return y.view(*x.shape[:-1], -1)
 
 
 def by_heads(x: Tensor, weight: Tensor, *, summed: bool) -> Tensor | None:
@@ -102,9 +103,10 @@ def feed_forward(
     down: nn.Module | None,
     form: tuple[int, float, float],
 ) -> Tensor | None:
-    """``down(activation(gate(x)) · up(x))`` of a few rows, or None as ``side_by_side``.
+    """``down(activation(gate(x)) · up(x))`` of rows, or None as ``side_by_side``.
 
-    Without a gate: ``down(activation(up(x)))``. What lies between the products stays float32.
+    Without a gate: ``down(activation(up(x)))``. What lies between the products stays float32,
+    except that many rows of bfloat16 are multiplied as such.
 
     Args:
         x: ``[..., E]``.
@@ -113,7 +115,7 @@ def feed_forward(
         down: Likewise.
         form: The last three fields of ``Network``.
     """
-    code = code_for_rows(x)
+    code = code_for_products(x)
     if code is None:
         return None
     gate_weight = None if gate is None else weight_of(gate, x)
@@ -123,7 +125,9 @@ def feed_forward(
     down_weight = weight_of(down, x, up_weight[0].shape[0])
     if down_weight is None:
         return None
-    y = code.feed_forward(as_rows(x), Network(gate_weight, up_weight, down_weight, *form))
+    y = code.feed_forward(
+        as_rows(x), Network(gate_weight, up_weight, down_weight, *form), by_row=False
+    )
     return y.view(*x.shape[:-1], -1)
 
 

@@ -1,7 +1,7 @@
 """Weights that stay as a GGUF file holds them: blocks of a few bits for each number.
 
-Native code reads the blocks in place for up to 8 rows, and for any number of rows in float32: then
-it unpacks each once for all of them. Otherwise a panel of rows of the weight is unpacked at a time
+Native code reads the blocks in place for up to 8 rows, and unpacks each once for more. Without it,
+and in bfloat16 on processors with matrix tiles, a panel of rows of the weight is unpacked at a time
 and multiplied as any weight is. Inputs are never rounded to fewer bits: results are those of the
 unpacked weights, within the rounding of sums.
 
@@ -79,9 +79,9 @@ class QuantizedMatrix(nn.Module):
         if code is None or x.shape[-1] != self.in_features:
             return None
         weight = native_weight(self, x, bias)
-        return (
-            None if weight is None else code.product(as_rows(x), [weight]).view(*x.shape[:-1], -1)
-        )
+        if weight is None:
+            return None
+        return code.product(as_rows(x), [weight], by_row=False).view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
         return f"{self.out_features}, {self.in_features}, type={self.kind}"

@@ -7,7 +7,7 @@ same bits as among few. All of every dtype, where each must have the bits that i
 
 from __future__ import annotations
 
-from torch import Tensor, float32
+from torch import Tensor
 from torch.nn.modules import module as torch_module
 
 from polyhead import native
@@ -25,13 +25,13 @@ def code_for_rows(x: Tensor) -> Code | None:
 def code_for_products(x: Tensor) -> Code | None:
     """The same for any number of rows where a product is not slower than torch's."""
     code = _code_for(x)
-    return code if code is None or _are_few(x) or (code.is_wide and x.dtype is float32) else None
+    return code if code is None or _are_few(x) or x.dtype in code.dtypes else None
 
 
 def code_for_blocks(x: Tensor) -> Code | None:
     """The same for weights in blocks, which native code unpacks once for all rows."""
     code = _code_for(x)
-    return code if code is None or _are_few(x) or x.dtype is float32 else None
+    return code if code is None or _are_few(x) or x.dtype in code.block_dtypes else None
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.native.arguments import (
     ACTIVATIONS,
+    DTYPES,
     MOST_ROWS,
     NO_EXTRAS,
     Extras,
@@ -33,6 +34,14 @@ Layer = NewType("Layer", object)
 """What ``Code.layer`` returns: a layer as data, owned by the compiled module."""
 
 
+_DTYPES = {
+    "avx512_amx": frozenset({torch.float32, torch.float16}),
+    "avx512_bf16": frozenset(DTYPES),
+    "avx512": frozenset({torch.float32, torch.float16}),
+    "avx2": frozenset({torch.float16}),
+}
+
+
 class Code:
     """One instruction set's code.
 
@@ -42,11 +51,15 @@ class Code:
 
     Attributes:
         block_sizes: Of the types of blocks that it reads, by number: numbers of a block, bytes.
-        is_wide: Vectors of 16 numbers, with which products of many rows are as fast as torch's.
+        dtypes: In which products of more than ``MOST_ROWS`` rows are as fast as torch's.
+        block_dtypes: The same for weights in blocks.
     """
 
     def __init__(self, module: ModuleType, index: int, name: str) -> None:
-        self.name, self.is_wide = name, name.startswith("avx512")
+        self.name = name
+        self.dtypes = _DTYPES.get(name, frozenset())
+        tiles = {torch.bfloat16} if name == "avx512_amx" else set()  # torch multiplies by tiles
+        self.block_dtypes = frozenset(DTYPES) - tiles
         self._index = index
         self._product, self._attend = module.product, module.attend
         self._unpack = module.unpack
@@ -59,17 +72,19 @@ class Code:
         self._gated, self._gated_gradients = module.gated, module.gated_gradients
         self._dropped, self._norm_gradients = module.dropped, module.norm_gradients
 
-    def product(self, x: Tensor, weights: Sequence[Weight]) -> Tensor:
+    def product(self, x: Tensor, weights: Sequence[Weight], *, by_row: bool = True) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
-
-        Each row has the same bits whatever rows are beside it, and however many.
 
         Args:
             x: ``[rows, in]``, the last dimension dense.
             weights: At most ``MOST_WEIGHTS``, dense, in the dtype of x or in blocks.
+            by_row: A row has the same bits whatever rows are beside it, and however many.
+                Otherwise more than ``MOST_ROWS`` rows of bfloat16 are multiplied by the
+                processor's instruction for that, if it has one: twice as fast, sums in another
+                order, and blocks rounded to bfloat16.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
-        self._product(self._index, threads(), x, weights, y)
+        self._product(self._index, threads(), x, weights, by_row, y)
         return y
 
     def unpack(self, blocks: Tensor, kind: int, numbers: int, dtype: torch.dtype) -> Tensor:
@@ -88,17 +103,16 @@ class Code:
         self._unpack(self._index, threads(), blocks, kind, y)
         return y
 
-    def feed_forward(self, x: Tensor, network: Network) -> Tensor:
-        """What a network makes of a few rows; its hidden features stay float32.
+    def feed_forward(self, x: Tensor, network: Network, *, by_row: bool = True) -> Tensor:
+        """What a network makes of rows; its hidden features stay float32.
 
         Args:
-            x: ``[rows, E]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            x: ``[rows, E]``, the last dimension dense.
             network: Its weights dense, in the dtype of x or in blocks.
+            by_row: As in ``product``; otherwise hidden features may be rounded to bfloat16.
         """
         y = x.new_empty(x.shape[0], network.down.weight.shape[0])
-        for first in range(0, len(x), MOST_ROWS):
-            rows = slice(first, first + MOST_ROWS)
-            self._feed_forward(self._index, threads(), x[rows], network, y[rows])
+        self._feed_forward(self._index, threads(), x, network, by_row, y)
         return y
 
     def route(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
