@@ -247,7 +247,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
         "tests/pages/test_looks.py tests/pages/test_notable.py": [
             ("the temperature of a partition", "(exact / t).logsumexp(0)", "exact.logsumexp(0)"),
-            ("heads that a text needs to repeat for", "if len(repeated) >= _REPEATS:", "if repeated:"),
+            ("tokens that a text must repeat", "if len(repeated) >= _REPEATS:", "if repeated:"),
             ("the best head first", "key=lambda entry: -entry[2]", "key=lambda entry: entry[2]"),
         ],
         "tests/pages/test_server.py": [

@@ -49,4 +49,4 @@ def test_heads_are_named_that_earn_a_label_on_this_text() -> None:
 def test_a_text_without_repeats_says_nothing_of_induction() -> None:
     seen = [View([0.0], [0.0], [1.0])]
     assert notable_heads(seen, [1, 2, 3, 4, 5, 6, 7])["induction"] == []
-    assert notable_heads(seen, [1, 1, 3, 1, 5, 6, 7])["induction"] == []  # two are too few
+    assert notable_heads(seen, [1, 2, 3, 4, 1, 2, 7])["induction"] == []  # two are too few

@@ -206,6 +206,7 @@ def test_rendering_is_deterministic() -> None:
             r"heads, queries, keys.*has \[5, 5\]",
         ),
         ({"weights": np.full((2, 4, 5, 5), np.nan, "f4")}, ValueError, "finite.*layer 0"),
+        ({"weights": np.full((2, 4, 5, 5), np.inf, "f4")}, ValueError, "finite.*layer 0"),
         ({"weights": -softmax_weights(2, 4, 5)}, ValueError, "not negative.*layer 0"),
         ({"num_kv_heads": 3}, ValueError, "num_kv_heads must divide the 4 heads.*got 3"),
         ({"num_kv_heads": [2]}, ValueError, r"each of the 2 layers: got \[2\]"),
