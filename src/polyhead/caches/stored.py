@@ -1,7 +1,6 @@
 """A cache is a storage (how tokens are encoded) in a layout (where they lie).
 
-Every public cache class is this class with another pair; pairs without a class of their own work
-too.
+Every public cache class is this one with another pair; other pairs work too.
 
 Shape letters: B batch, G kv heads, T new tokens, D key size, V value size.
 """

@@ -93,7 +93,7 @@ def with_chunk(
 def row_by_row(
     first: list[bool], one: KeyValueSource, other: KeyValueSource, shape: Shape
 ) -> StoredSource:
-    """Of each row what one of two sources holds.
+    """A source that takes each batch row from one of two sources.
 
     Args:
         first: Whether a row is that of ``one``.

@@ -168,7 +168,7 @@ def sweep(
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """By number of heads: the mean over seeds, and the worst and best of them."""
+    """For each number of heads the mean over seeds, the worst and the best."""
     rows = []
     for heads in dict.fromkeys(each.heads for each in outcomes):
         own = [each for each in outcomes if each.heads == heads]

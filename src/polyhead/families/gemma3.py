@@ -140,7 +140,8 @@ def _read_ropes(keys: Keys, head_dim: int, max_positions: int) -> dict[str, Rope
 
 
 def _write_ropes(ropes: Mapping[bool, RopeConfig | None]) -> dict[str, Any]:
-    """Of the global (True) and the local layers (False), in the older spelling where that can."""
+    """Keys of the rotary embedding in global (True) and local (False) layers, the older if
+    possible."""
     full = ropes.get(True) or RopeConfig(_GLOBAL_THETA)
     local = ropes.get(False) or RopeConfig(_LOCAL_THETA)
     if local == RopeConfig(local.theta) and full.dim is None:

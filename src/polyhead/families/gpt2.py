@@ -62,7 +62,7 @@ SUMMARY = frozenset(
         "summary_first_dropout",
     )
 )
-"""Of the head for multiple choice, and what older files have."""
+"""Keys of the head for multiple choice, and of older files."""
 NO_CROSS_ATTENTION = {"add_cross_attention": "decoders that read an encoder's states have one here"}
 
 _FIRST_ACTIVATIONS: Mapping[str, Activation] = {

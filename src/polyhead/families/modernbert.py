@@ -171,7 +171,7 @@ RULES = (
 
 
 def table(values: Mapping[str, Any]) -> Tensors:
-    """By what stands behind the last layer."""
+    """The tensor table, by the head of the class in config.json."""
     found, dropped = ending(values.get("architectures")), {}
     place = "head.transform" if found == MASKED else "task.transforms.0"
     outside = [*under("head.", place + ".", {"dense": "dense", "norm": "norm"})]

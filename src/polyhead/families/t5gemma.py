@@ -75,7 +75,7 @@ def _stack(keys: Keys, side: str, attention_dropout: float, dropout: float) -> T
 
 
 def _any(data: Any) -> Any:
-    """Of a kind that the caller knows."""
+    """A part whose class the caller knows, without its type."""
     return data
 
 

@@ -76,17 +76,17 @@ class Probe:
 
     @property
     def encoder(self) -> tuple[AttentionView, ...]:
-        """Of an encoder-decoder, what the encoder's layers did."""
+        """The views of an encoder-decoder's encoder."""
         return self._of(lambda name: is_encoder(name) and not is_cross(name))
 
     @property
     def decoder(self) -> tuple[AttentionView, ...]:
-        """Of an encoder-decoder, what self-attention in the decoder's layers did."""
+        """The views of self-attention in an encoder-decoder's decoder."""
         return self._of(lambda name: not is_encoder(name) and not is_cross(name))
 
     @property
     def cross(self) -> tuple[AttentionView, ...]:
-        """Of an encoder-decoder, what the decoder's layers read of the encoder's output."""
+        """The views of an encoder-decoder's cross-attention."""
         return self._of(is_cross)
 
     def _of(self, belongs: Callable[[str], bool]) -> tuple[AttentionView, ...]:

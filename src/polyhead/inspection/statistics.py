@@ -117,7 +117,7 @@ TABLE: Mapping[str, Statistic] = {
 """All statistics by name, in the order in which they are shown."""
 
 AVERAGED = tuple(name for name, each in TABLE.items() if each.averaged)
-"""Those of which a head has one number, the mean over queries."""
+"""Names of statistics with one number per head, the mean over queries."""
 
 OF_TOKENS = tuple(name for name, each in TABLE.items() if each.needs == "tokens")
 """One number per row that needs the token ids."""

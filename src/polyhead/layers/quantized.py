@@ -74,7 +74,7 @@ class QuantizedMatrix(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _natively(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
-        """By native code, or None."""
+        """The product by native code, or None."""
         code = code_for_blocks(x)
         if code is None or x.shape[-1] != self.in_features:
             return None

@@ -237,7 +237,7 @@ def _gradients(call: Call, part: Saved, of_bias: bool, kernel: str) -> Sequence[
 def _again(
     call: Call, part: Saved, learned: Sequence[Tensor], kernel: str
 ) -> Sequence[Tensor | None]:
-    """As ``_gradients``, by autograd of the call."""
+    """The same as ``_gradients``, by autograd of the call."""
     source = call.source
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (call.q, *source.gather()))

@@ -143,6 +143,6 @@ def own_experts(model: nn.Module) -> list[nn.Module]:
 
 
 def ranks_of_experts(model: nn.Module) -> Ranks | None:
-    """Those of ``expert``, or None: every rank has all experts."""
+    """The ranks of ``expert``, or None if every rank has all experts."""
     found = [vars(module)["_visited"] for module in mixtures(model) if "_visited" in vars(module)]
     return found[0].ranks if found else None

@@ -40,7 +40,7 @@ class Plan(Figures):
     """The cost of a model; print it, or read its fields, which are those of ``Figures``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain dicts, lists, numbers, strings and None, sums included."""
+        """The plan as plain dicts, lists, numbers, strings and None, sums included."""
         data = dataclasses.asdict(self) | {"config": self.config.to_dict()}
         data["parameters"]["total"] = self.parameters.total
         data["rank_bytes"] = self.rank_bytes

@@ -15,12 +15,12 @@ from polyhead.families.common.tensors import Tensors
 
 
 def nothing_more(config: TransformerConfig) -> Mapping[str, Any]:
-    """For families whose keys are all among the shared ones."""
+    """For families without keys of their own."""
     return {}
 
 
 def as_stated(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
-    """For families whose config.json says all."""
+    """For families whose config.json is complete."""
     return {}
 
 

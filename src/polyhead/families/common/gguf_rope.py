@@ -14,7 +14,7 @@ _YARN_FIELDS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
 def rope_tensors(tensors: Collection[str]) -> frozenset[str]:
-    """Those of a file that are numbers of the rotary embedding: settings and no weights."""
+    """Names of a file's tensors that are settings of the rotary embedding, not weights."""
     both = {_LONG, _SHORT} if _LONG in tensors and _SHORT in tensors else set()
     return frozenset(name for name in (_FREQUENCIES, *both) if name in tensors)
 

@@ -175,7 +175,7 @@ class Heads:
     def table(
         self, values: Mapping[str, Any], rules: tuple[Rule, ...], prefix: str, **options: Any
     ) -> Tensors:
-        """By what the class in config.json has.
+        """The tensor table, with the head that the class in config.json has.
 
         Args:
             values: Of config.json.

@@ -254,7 +254,7 @@ class _Pattern:
 
 
 def _table(rules: Iterable[tuple[str, Rule]]) -> dict[str, list[_Pattern]]:
-    """By the name with every number as ``#``, so that few patterns are tried."""
+    """Patterns by their name with every number as ``#``, so that few are tried."""
     table: dict[str, list[_Pattern]] = {}
     for text, rule in rules:
         key = _NUMBER.sub("#", _LETTER.sub("0", text))

@@ -126,7 +126,7 @@ def parts_of(key_dim: int, value_dim: int) -> Parts:
 def forward_tiles(
     table: Table, parts: Parts, itemsize: int, rows: int, *, busy: bool, coded: bool = False
 ) -> Tiles:
-    """For the forward pass over so many rows of a group.
+    """Tile sizes of the forward pass over so many rows of a group.
 
     Args:
         table: Of the device.
@@ -158,7 +158,7 @@ def gradient_parts(table: Table, parts: Parts) -> Parts:
 
 
 def gradient_tiles(table: Table, parts: Parts, itemsize: int, *, busy: bool) -> tuple[Tiles, Tiles]:
-    """For the gradients: the pass over keys, and that over queries."""
+    """Tile sizes of the gradients: of the pass over keys, and of that over queries."""
     size = _size(parts)
     if itemsize == 4:
         return table.float32[size], table.float32[size]

@@ -109,7 +109,7 @@ def _refused(call: Call) -> str | None:
 
 
 def _bits(source: KeyValueSource) -> self_test.Bits | None:
-    """Of keys and values in codes; None: they are numbers."""
+    """Bits of keys and values in codes; None if they are numbers."""
     if type(source) is DenseSource or not source.in_place:
         return None
     codings = (strip.coding for strip in source.strips())

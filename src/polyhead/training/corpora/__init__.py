@@ -9,4 +9,4 @@ from polyhead.training.corpora.numbers import numbers
 __all__ = ["CORPORA", "Corpus", "Pair"]
 
 CORPORA: dict[str, Callable[[], Corpus]] = {"numbers": numbers, "bible": bible}
-"""By the names that recipes have for them."""
+"""The corpora by their names in recipes."""

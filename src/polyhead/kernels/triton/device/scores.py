@@ -1,4 +1,4 @@
-"""Scores of a tile: q · k, softcap, bias, who sees whom, what dropout keeps.
+"""Scores of a tile: q · k, softcap, bias, mask, dropout.
 
     z = softcap(q kᵀ · scale) + bias        softcap(x) = c · tanh(x / c)
 
