@@ -305,3 +305,20 @@ def test_without_a_pair_the_first_head_is_one_that_does_something(
     assert page.get_by_test_id("panel-title").inner_text() == "Head 1.4"
     page = open_page(make_data(notable=found | {"previous_token": []}))
     assert "no head is clearly" in page.get_by_test_id("notable").inner_text()
+
+
+def test_the_map_of_the_open_head_is_in_view(open_page: Open, make_data: Make) -> None:
+    page = open_page(make_data(24, 6))  # all maps move when the panel opens
+    for name in ("23.1", "2.5"):
+        page.evaluate(
+            "([layer, head]) => polyhead.select(layer, head)", list(map(int, name.split(".")))
+        )
+        page.wait_for_function(
+            """(name) => {
+                const box = document.querySelector("#overview").getBoundingClientRect();
+                const head = document.querySelector(`[data-testid="head-${name}"]`);
+                const { top, bottom } = head.getBoundingClientRect();
+                return top >= box.top && bottom <= box.bottom;
+            }""",
+            arg=name,
+        )

@@ -36,7 +36,10 @@ def test_a_pairs_products_add_up_to_its_score_and_the_row(
         page.get_by_test_id("pair-query").select_option(str(query))
         page.get_by_test_id("pair-key").select_option(str(key))
         found = look.product(1, 2, query, key)
-        shown = [float(text_of(page, f"pair-{name}")) for name in ("raw", "score", "weight")]
+        shown = [
+            float(text_of(page, f"pair-{name}").replace("−", "-"))
+            for name in ("raw", "score", "weight")
+        ]
         wanted = [found.raw[key], found.scores[key], found.weights[key]]
         assert shown == pytest.approx([float(x) for x in wanted], rel=2e-3, abs=1e-3)
         bars = page.locator("#pair-products rect title").all_text_contents()[-8:]

@@ -221,6 +221,6 @@ function exact(value) {
 function short(value) {
   if (value === null || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && size < 0.001) return value.toExponential(1).replace("e-", "e−");
-  return value.toFixed(size < 10 ? 3 : size < 100 ? 2 : 1);
+  const text = size !== 0 && size < 0.001 ? value.toExponential(1) : value.toFixed(size < 10 ? 3 : size < 100 ? 2 : 1);
+  return text.replaceAll("-", "−");
 }

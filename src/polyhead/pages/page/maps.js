@@ -93,6 +93,12 @@ function markMap() {
   maps.cells.get(headName(state.layer, state.head)).setAttribute("aria-selected", "true");
 }
 
+// The map of the open head stays in view beside it: all maps move when they make room for the panel.
+function revealMap() {
+  const cell = state.open && look.has(state.layer, state.head) ? maps.cells.get(headName(state.layer, state.head)) : null;
+  if (cell?.isConnected && isWide()) reveal($("#overview"), cell);
+}
+
 const spokenKv = ({ layer, head }) => (look.sharesKeys(layer) ? t("kv_head", { kv: look.kvHead(layer, head) }) : "");
 
 // The largest maps for which a layer fills its lines evenly: one line if they stay legible, else
@@ -137,3 +143,4 @@ on(["measure", "descending", "query", "key", "pairs", "measured"], () => {
 });
 on(["measure", "descending", "query", "key", "pairs", "measured", "look", "order"], describeMaps);
 on(["layer", "head", "open", "look"], markMap);
+on(["layer", "head", "open", "look", "order"], () => requestAnimationFrame(revealMap));

@@ -68,7 +68,7 @@ function drawSizes(box, sizes, parts) {
   const points = sizes.stream.map((value, layer) => `${(left + (layer + 0.5) * each).toFixed(1)},${y(value).toFixed(1)}`);
   nodes.push(svg("polyline", { points: points.join(" "), class: "stream" }));
   nodes.push(svg("line", { x1: left, x2: width - 6, y1: bottom, y2: bottom, class: "axis" }));
-  for (const value of [0, most]) nodes.push(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)));
+  for (const value of [0, most]) nodes.push(svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, value ? short(value) : "0"));
   const every = Math.ceil(count / 15);
   for (let layer = 0; layer < count; layer += every) {
     nodes.push(svg("text", { x: left + (layer + 0.5) * each, y: bottom + 14, "text-anchor": "middle" }, String(layer)));
