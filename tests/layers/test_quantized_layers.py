@@ -77,6 +77,15 @@ def test_few_rows_have_the_bits_of_float32_weights() -> None:
     assert side_by_side(x, q, k) is None  # a bias of another dtype
 
 
+@needs_native
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_prompt_have_their_own_bits_where_that_is_asked(dtype: torch.dtype) -> None:
+    module, x = both("Q4_K", 512, 40)[0].to(dtype), torch.randn(19, 512).to(dtype)
+    with ph.reproducible():
+        assert torch.equal(module(x), torch.cat([module(row) for row in x.split(1)]))
+
+
 def test_gradients_of_inputs_are_those_of_the_unpacked_weights() -> None:
     module, plain = both("Q4_K", 256, 20)
     x = torch.randn(2, 256) * 0.02

@@ -46,7 +46,7 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         if weight is None:
             return None
         weights.append(weight)
-    return code.product(as_rows(x), weights, by_row=False).view(*x.shape[:-1], -1)
+    return code.product(as_rows(x), weights, by_row=by_row.is_asked()).view(*x.shape[:-1], -1)
 
 
 def linear(x: Tensor, module: nn.Module | None) -> Tensor:
@@ -67,7 +67,7 @@ def product(x: Tensor, weight: Tensor | QuantizedMatrix, bias: Tensor | None) ->
     code = code_for_products(x)
     if code is None or not _fits(Weight(weight, bias), x):
         return nn.functional.linear(x, weight, bias)
-    y = code.product(as_rows(x), [Weight(weight, bias)], by_row=False)
+    y = code.product(as_rows(x), [Weight(weight, bias)], by_row=by_row.is_asked())
     return y.view(*x.shape[:-1], -1)
 
 
@@ -126,7 +126,7 @@ def feed_forward(
     if down_weight is None:
         return None
     y = code.feed_forward(
-        as_rows(x), Network(gate_weight, up_weight, down_weight, *form), by_row=False
+        as_rows(x), Network(gate_weight, up_weight, down_weight, *form), by_row=by_row.is_asked()
     )
     return y.view(*x.shape[:-1], -1)
 

@@ -19,7 +19,7 @@ from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.layers.exact import Exactly
 from polyhead.layers.rows import as_rows, code_for_blocks
-from polyhead.native import gate
+from polyhead.native import by_row, gate
 from polyhead.native.arguments import Weight
 from polyhead.quantization import BlockType, readable, unpack
 
@@ -81,7 +81,7 @@ class QuantizedMatrix(nn.Module):
         weight = native_weight(self, x, bias)
         if weight is None:
             return None
-        return code.product(as_rows(x), [weight], by_row=False).view(*x.shape[:-1], -1)
+        return code.product(as_rows(x), [weight], by_row=by_row.is_asked()).view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
         return f"{self.out_features}, {self.in_features}, type={self.kind}"

@@ -1,8 +1,9 @@
 """Which rows native code multiplies by weights.
 
-Up to 8, as in decoding, of every dtype: decoding waits for weights to be read. More in float32,
-where the native product is as fast as torch's or faster (vectors of 16), and gives each row the
-same bits as among few. All of every dtype, where each must have the bits that it has alone.
+Up to 8, as in decoding, of every dtype: decoding waits for weights to be read. More in the dtypes
+in which the native product is as fast as torch's or faster: with vectors of 16 in float32 and
+float16, and with instructions for bfloat16. All of every dtype, where each must have the bits that
+it has alone.
 """
 
 from __future__ import annotations
