@@ -31,7 +31,7 @@ def whole(
     """``value`` as an int: a whole number in a range, whatever its type; True and False are none.
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         value: What came.
         least: The smallest that may come; None: any.
         most: The largest that may come; None: any.
@@ -67,7 +67,7 @@ def number(
     """``value``: a finite number in a range; True and False are none.
 
     Args:
-        name: Of the argument.
+        name: Name of the argument.
         value: What came.
         above: It must be greater than this, or
         least: at least this.

@@ -39,7 +39,7 @@ class Perplexity:
     Attributes:
         nats: −log probability of all counted tokens together.
         tokens: That were counted: all but the first of each text.
-        bytes: Of UTF-8 that the counted tokens stand for; None for texts given as tokens.
+        bytes: Bytes of UTF-8 that the counted tokens stand for; None for texts given as tokens.
         window: W, tokens that the model reads at once.
         stride: Tokens from the beginning of one window to that of the next.
         windows: That were read.

@@ -82,7 +82,7 @@ class Case:
         peers: Others by name.
         limit: The machine's best, or None where there is none to name.
         work: Operations, bytes or tokens of one call, for the rate.
-        unit: Of the rate: "FLOP/s", "B/s", "tokens/s", "calls/s"; "" where the gauge is bytes.
+        unit: Unit of the rate: "FLOP/s", "B/s", "tokens/s", "calls/s"; "" where the gauge is bytes.
         gauge: What is measured of a call: its seconds, or the bytes it takes.
     """
 

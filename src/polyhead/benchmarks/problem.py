@@ -25,7 +25,7 @@ class Problem:
         queries: T.
         keys: S.
         head_dim: D.
-        dtype: Of q, k and v.
+        dtype: Dtype of q, k and v.
         batch: B.
         causal: Whether no query sees what comes after it.
         window: How many keys a query sees at most, itself included.

@@ -43,7 +43,7 @@ class Training:
 
     Attributes:
         model: In float32.
-        loss: Of the model, a scalar.
+        loss: Loss of the model, a scalar.
         dtype: float32, or that of autocast.
     """
 

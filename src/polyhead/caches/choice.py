@@ -39,7 +39,7 @@ def layer_caches(
         config: A model's configuration.
         kind: ``"auto"``: rings for windowed layers, dense otherwise. ``"dense"`` and ``"paged"``:
             every layer keeps every token, so that any number of them can be rolled back.
-        page_size: Of ``"paged"``.
+        page_size: Page size of ``"paged"``.
         quantized: Quantise old tokens so; in a ring without sinks.
         spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
 

@@ -80,7 +80,7 @@ class Codes:
         storage: Bits and group.
         key_dim: D.
         value_dim: V.
-        dtype: Of the tokens that come back.
+        dtype: Dtype of the tokens that come back.
     """
 
     def __init__(

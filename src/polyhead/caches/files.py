@@ -47,7 +47,7 @@ def write(
     """Writes caches to one file, whole or not at all.
 
     Args:
-        path: Of the file; one that is there is replaced.
+        path: Path of the file; one that is there is replaced.
         owner: What they belong to, a model's configuration as JSON; ``""`` for a cache alone.
         caches: In order.
         extra: More tensors.
@@ -72,7 +72,7 @@ def read(
     """Fills caches from a file that ``write`` made of caches like them; returns the extra tensors.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         owner: As ``write`` got it.
         caches: In order; they stay as they were where anything is wrong.
         device: Where the tensors go.

@@ -200,7 +200,7 @@ def stores(
         kv_heads: G; 1 for a latent.
         key_dim: D; ``kv_lora_rank + qk_rope_head_dim`` for a latent.
         value_dim: V; ``kv_lora_rank`` for a latent.
-        dtype: Of keys and values as they come and go.
+        dtype: Dtype of keys and values as they come and go.
         positions: Whether positions are stored too. They are from the first append on whose
             positions are not simply the number of tokens before each.
 
@@ -291,7 +291,7 @@ def cache_bytes(
         kv_heads: G.
         key_dim: D.
         value_dim: V.
-        dtype: Of keys and values as they come and go.
+        dtype: Dtype of keys and values as they come and go.
         positions: See ``stores``.
 
     Returns:

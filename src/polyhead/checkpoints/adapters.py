@@ -93,7 +93,7 @@ class Lora:
     """The contents of an adapter's files.
 
     Attributes:
-        values: Of its configuration.
+        values: Values of its configuration.
         pairs: By the base's name of the module.
         whole: Tensors in place of the base's, by its name.
         transposed: Whether the base's weights are ``[in, out]``.
@@ -176,9 +176,9 @@ def merged(tensors: Mapping[str, Tensor], adapter: Path, prefix: str) -> dict[st
     """The base's tensors with an adapter's merged into them, in the base's dtype.
 
     Args:
-        tensors: Of the base, by its file's names.
+        tensors: Tensors of the base, by its file's names.
         adapter: The adapter's directory.
-        prefix: Of the base's family, which a file of a bare body lacks.
+        prefix: Prefix of the base's family, which a file of a bare body lacks.
 
     Raises:
         CheckpointError: A tensor belongs to no weight of the base, or has another shape.

@@ -56,7 +56,7 @@ class CTranslate2File:
 
     Attributes:
         specification: what the variables describe, ``"TransformerSpec"`` for example.
-        revision: of the specification.
+        revision: revision of the specification.
         variables: by name, aliases included.
 
     Raises:

@@ -75,7 +75,7 @@ class Stack:
         file: the file.
         keys: its variables without dimensions.
         side: ``"encoder"`` or ``"decoder"``.
-        eps: of its norms; None: 1e-5, and 1e-6 of those without a bias.
+        eps: epsilon of its norms; None: 1e-5, and 1e-6 of those without a bias.
     """
 
     def __init__(self, file: CTranslate2File, keys: Keys, side: str, eps: float | None) -> None:
@@ -308,7 +308,7 @@ def read_layers(file: CTranslate2File, eps: float | None) -> tuple[TransformerCo
 
     Args:
         file: the file.
-        eps: of its norms, where config.json says one.
+        eps: epsilon of its norms, where config.json says one.
 
     Raises:
         CheckpointError: a variable is missing or misshapen.

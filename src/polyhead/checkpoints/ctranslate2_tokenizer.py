@@ -38,7 +38,7 @@ def read_vocabulary(directory: Path, side: str, size: int) -> list[str]:
     """The tokens of one side by their ids; empty if the directory has no vocabulary for it.
 
     Args:
-        directory: of the model.
+        directory: directory of the model.
         side: ``"source"`` or ``"target"``.
         size: rows of the model's table.
 
@@ -75,7 +75,7 @@ def tokenizers_of(
     """Tokenizers of source and target texts; None if no file says how to split texts.
 
     Args:
-        directory: of the model.
+        directory: directory of the model.
         source: tokens of the texts that are read.
         target: tokens of those that are written.
         special: ``"eos_token"`` and others to tokens, as config.json names them.

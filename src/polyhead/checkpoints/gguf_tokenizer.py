@@ -139,8 +139,8 @@ def _complete(
 
     Args:
         backend: The tokenizer so far.
-        keys: Of the file.
-        template: Of conversations.
+        keys: Keys of the file.
+        template: Template of conversations.
         adds: Whether texts begin with bos and end with eos where the file does not say; None: the
             tokenizer knows what stands around a text.
     """

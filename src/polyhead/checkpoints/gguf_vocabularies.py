@@ -74,7 +74,7 @@ def unigram(keys: Keys, sentinels: int = 0) -> tokenizers.Tokenizer:
     Unused ids at the end (``[PAD32000]``) are left out.
 
     Args:
-        keys: Of the file.
+        keys: Keys of the file.
         sentinels: So many of those are ``<extra_id_99>`` ... ``<extra_id_0>``, which the format
             does not say.
     """

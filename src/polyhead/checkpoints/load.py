@@ -110,7 +110,7 @@ def load_checkpoint(
     Args:
         source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
             file, or a hub id ``"org/name"``.
-        dtype: of the weights; ``"auto"``: that of most of the file's numbers. None: quantised
+        dtype: dtype of the weights; ``"auto"``: that of most of the file's numbers. None: quantised
             weights of a GGUF file stay as it holds them, mapped into memory, where native code
             reads their type (on a CPU); all other weights are float32.
         progress: called as ``progress(step, done, total)`` while a GGUF file or a
@@ -197,7 +197,7 @@ def build(
     Args:
         parts: what a reader handed over.
         where: the file or directory, for messages.
-        dtype: of the weights.
+        dtype: dtype of the weights.
         device: where they go.
 
     Raises:

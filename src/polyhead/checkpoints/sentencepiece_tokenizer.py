@@ -83,7 +83,7 @@ class Pieces:
 
     Args:
         model: Cuts texts, and joins pieces again.
-        ids: Of every piece and token.
+        ids: Ids of every piece and token.
         special: Tokens that are no text, and their ids; in a text they count as themselves.
         unknown: The token of pieces that have no id, one of ``special``.
         end: The token behind every text.
@@ -267,9 +267,9 @@ def _made(
 
     Args:
         directory: With the files.
-        name: Of transformers' class, without ``Tokenizer``.
+        name: Name of transformers' class, without ``Tokenizer``.
         files: That belong to it.
-        ids: Of pieces and tokens.
+        ids: Ids of pieces and tokens.
         special: Tokens that are no text, beside those that the files name.
         model: The file of the SentencePiece model.
         tag: As in ``Pieces``.

@@ -112,7 +112,7 @@ class _Wanted:
         layers: Of the table; None: all.
         out: The file of the page or the picture.
         page: Whether the page is written.
-        languages: Of the terminal and of the page, where None is the browser's.
+        languages: Languages of the terminal and of the page, where None is the browser's.
         json: Whether everything is printed as JSON.
     """
 

@@ -32,7 +32,7 @@ class Found:
     """What was found about a model on a text.
 
     Attributes:
-        name: Of the model, as the user wrote it.
+        name: Name of the model, as the user wrote it.
         model: The model.
         tokens: The text.
         written: The continuation; None where none was asked for, and of an encoder.

@@ -25,7 +25,7 @@ def as_data(found: Found, place: Path | None, refusal: str | None) -> dict[str, 
 
     Args:
         found: What was found.
-        place: Of the page or picture, if one was written.
+        place: Path of the page or picture, if one was written.
         refusal: Why no page was written.
     """
     written = None

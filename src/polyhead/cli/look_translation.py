@@ -162,9 +162,9 @@ def look_at_translation(
         name: What the user calls the model.
         model: The model.
         text: The source.
-        arguments: Of ``model.generate``; None means what the model's files say.
+        arguments: Arguments of ``model.generate``; None means what the model's files say.
         out: Where the page goes, if one is wanted.
-        languages: Of the terminal and of the page, where None is the browser's.
+        languages: Languages of the terminal and of the page, where None is the browser's.
         json: Whether all is said as JSON.
     """
     from polyhead.cli.terminal import print_json

@@ -20,9 +20,9 @@ def serve(
         text: What the page looks at to begin with; may be empty.
         models: The models that may be chosen, the first by default; after them, the known ones
             that are on this machine.
-        dtype: Of the weights.
+        dtype: Dtype of the weights.
         port: 0: any that is free.
-        language: Of the page, "en" or "zh"; None: the browser's.
+        language: Language of the page, "en" or "zh"; None: the browser's.
 
     Raises:
         UnsupportedError: The web framework is not installed.

@@ -55,11 +55,11 @@ class Corpus:
 
     Attributes:
         said: What it is, in words.
-        sha256: Of the text.
+        sha256: Hash of the text.
         train: ``[N]`` int32.
         validation: ``[M]`` int32.
         validation_bytes: UTF-8 bytes of the validation text.
-        vocab_size: Of the tokens.
+        vocab_size: Number of different tokens.
     """
 
     said: str

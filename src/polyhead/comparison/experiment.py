@@ -41,8 +41,8 @@ class Experiment:
 
     Attributes:
         folder: Where everything is kept.
-        sizes: Of the decoder; ``vocab_size`` is the text's.
-        schedule: Of its training.
+        sizes: Sizes of the decoder; ``vocab_size`` is the text's.
+        schedule: Schedule of its training.
         corpus: The text.
     """
 

@@ -48,7 +48,7 @@ class Outcome:
 
     Attributes:
         heads: H.
-        seed: Of its initial values and its data.
+        seed: Seed of its initial values and its data.
         parameters: All of them.
         each: Share of tokens named right.
         all: Share of places where all four are right.
@@ -100,8 +100,8 @@ def name_tokens(heads: int, seed: int, *, steps: int = _STEPS) -> Outcome:
 
     Args:
         heads: H.
-        seed: Of initial values and data.
-        steps: Of training.
+        seed: Seed of initial values and data.
+        steps: Steps of training.
     """
     with torch.random.fork_rng(devices=[]):
         model = _trained(heads, seed, steps)

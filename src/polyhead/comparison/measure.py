@@ -43,7 +43,7 @@ class Contestant:
     Args:
         config: The decoder.
         schedule: Whose batches are trained.
-        lengths: Of context.
+        lengths: Lengths of context.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ def speeds(
 
     Args:
         variants: To measure, in turns.
-        sizes: Of their decoder.
-        schedule: Of their training.
+        sizes: Sizes of their decoder.
+        schedule: Schedule of their training.
         lengths: Tokens of context.
-        turns: Of each measurement; the first of more than one warms up and does not count.
+        turns: Turns of each measurement; the first of more than one warms up and does not count.
         advance: Called with what is measured, turns done and turns in all.
 
     Returns:

@@ -114,8 +114,8 @@ def verdict(row: Mapping[str, Any], tokens: int) -> str:
     """The difference of one variant to MHA in words.
 
     Args:
-        row: Of ``document``'s variants.
-        tokens: Of each run.
+        row: One of ``document``'s variants.
+        tokens: Tokens of each run.
     """
     said = row["difference"]
     if said is None:

@@ -112,8 +112,8 @@ def run(
         config: The decoder.
         corpus: What it reads.
         schedule: How it is trained.
-        seed: Of the initial values and of the order of blocks.
-        name: Of the variant.
+        seed: Seed of the initial values and of the order of blocks.
+        name: Name of the variant.
         advance: Called with the number of steps done, and of all.
         finish: What else to find out about the trained model; it gets the validation blocks, and
             what it returns becomes part of the result.

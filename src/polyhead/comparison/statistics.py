@@ -28,7 +28,7 @@ class Difference:
     """The difference of two variants over pairs.
 
     Attributes:
-        mean: Of the differences.
+        mean: Mean of the differences.
         half_width: The interval is ``mean ± half_width``.
         deviation: Standard deviation of the differences.
         pairs: How many.

@@ -112,7 +112,7 @@ def variants(names: str | Sequence[str], sizes: Sizes) -> tuple[Variant, ...]:
 
     Args:
         names: ``"mqa,gqa:4"``, or the names one by one.
-        sizes: Of their decoder.
+        sizes: Sizes of their decoder.
 
     Raises:
         InputError: An unknown variant, one that is named twice, or only one.

@@ -68,7 +68,7 @@ class RelativeBiasConfig(Data):
     In an encoder keys ahead have buckets of their own, in a decoder they share the first.
 
     Attributes:
-        num_buckets: Of distances.
+        num_buckets: Number of buckets of distances.
         max_distance: From which on all are alike.
         per_layer: Every layer has a table of its own (UMT5).
     """

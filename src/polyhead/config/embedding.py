@@ -142,7 +142,7 @@ class EmbeddingConfig(Data):
         scale: Factor of the tokens: √E in the 2017 paper and Gemma, Granite's multiplier.
         projection: Where the embedding has another size than the model.
         frontend: What there is in place of a token table.
-        dropout: Of the result, when training.
+        dropout: Dropout of the result, when training.
     """
 
     positions: Literal["learned", "sinusoidal"] | None = None

@@ -31,7 +31,7 @@ class EncoderConfig(Data):
             embedding module for both (T5).
         own_tokens: With an ``embedding``: a token table of its own (T5Gemma, some Marian); else
             the decoder's table serves both.
-        vocab_size: Of its own token table.
+        vocab_size: Size of its own token table.
         embed_dim: Width of the encoder; the decoder's cross-attention reads it.
         max_positions: Length of what the encoder reads.
         relative_bias: T5's bias in the encoder's layers (not taken from the decoder).
@@ -156,9 +156,9 @@ class TransformerConfig(Data):
         Args:
             vocab_size: Tokens, of both languages.
             embed_dim: E.
-            num_layers: Of the encoder, and of the decoder.
-            num_heads: Of each attention.
-            hidden_dim: Of the feed-forward networks.
+            num_layers: Layers of the encoder, and of the decoder.
+            num_heads: Heads of each attention.
+            hidden_dim: Hidden size of the feed-forward networks.
             max_positions: Tokens of a source or a text at most.
             dropout: When training.
             sinusoids: ``"interleaved"``: sin, cos, sin, cos … as the paper writes them;

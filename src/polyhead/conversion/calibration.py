@@ -63,7 +63,7 @@ class Calibration:
 
     Attributes:
         tokens: Read.
-        hash: Of the tokens, in order: the first 16 digits of their SHA-256.
+        hash: Hash of the tokens, in order: the first 16 digits of their SHA-256.
         layers: A layer's moments each.
         rows: The windows ``[T]``.
     """
@@ -103,7 +103,7 @@ def domains_of(
         model: Whose tokenizer reads texts.
         evaluation: Texts by domain, calibrated on.
         unseen: Texts by domain, not calibrated on.
-        tokens: Of each domain at most.
+        tokens: Tokens of each domain at most.
 
     Raises:
         InputError: A name in both, or texts without two tokens.
@@ -164,7 +164,7 @@ def calibrate(
     Args:
         model: A decoder, in evaluation mode, all of whose layers have kv heads.
         rows: Windows ``[T]`` of tokens.
-        seed: Of the tokens that are drawn.
+        seed: Seed of the tokens that are drawn.
         progress: Called as ``progress("calibration", windows read, windows in all)``.
     """
     transformer = source_of(model)

@@ -87,7 +87,7 @@ class Draft:
         """The attention of a layer, which must be MHA, GQA or MQA.
 
         Args:
-            index: Of the layer.
+            index: Number of the layer.
             what: Is being done, for the message.
 
         Raises:

@@ -60,7 +60,7 @@ class Validation:
 
     Attributes:
         seconds: Since the beginning.
-        steps: Of training so far.
+        steps: Steps of training so far.
         kl: Validated, nats per token.
         rate: The learning rate behind it.
         kept: Whether it became the best state.
@@ -83,7 +83,7 @@ class Healing:
         rate: The learning rate that was found.
         curve: All validations.
         tokens: Trained on, repeats counted.
-        hash: Of the training texts.
+        hash: Hash of the training texts.
         parameters: That were trained.
         seconds: In all.
         interrupted: Whether Ctrl-C ended it.
@@ -148,7 +148,7 @@ def heal(
         window: T of the windows.
         batch: Windows of a step. The teacher's distributions say so much of each token that one
             window's gradient is good enough, and while there is little time steps matter more.
-        seed: Of their order.
+        seed: Seed of their order.
         evaluation: Texts by domain, as given to ``convert``; measured when all is done, beyond
             ``minutes``. They may not overlap ``texts``.
         unseen: Likewise, of domains that were not calibrated on.

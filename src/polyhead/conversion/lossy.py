@@ -43,7 +43,7 @@ def merge_kv_heads(
         draft: Changed.
         layer: Its number.
         kv_heads: Left; a divisor of those there are.
-        moments: Of the layer.
+        moments: Moments of the layer.
         pooled: Keys and values are averaged instead (Ainslie et al. 2023), for comparison.
 
     Returns:

@@ -28,7 +28,7 @@ class DomainFigures:
     """Figures of one set of texts.
 
     Attributes:
-        name: Of the domain.
+        name: Name of the domain.
         calibrated: Whether the conversion read texts of this domain (others than these).
         tokens: That were read.
         before: Perplexity of the model that was converted.

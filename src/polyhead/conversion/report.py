@@ -48,7 +48,7 @@ class Report:
         speed_before, speed_after: Measured on this machine.
         elements_before, elements_after: Numbers of cache per token, all layers.
         calibration_tokens: Read; 0 for exact conversions.
-        calibration_hash: Of their tokens.
+        calibration_hash: Hash of their tokens.
         seconds: The conversion took, measurements left out.
         sum_of_layers: KL divergences of the layers alone, added; None: not measured.
         together: KL divergence of all on the same tokens.

@@ -36,7 +36,7 @@ def read_layers(
     """The encoder's and the decoder's layers.
 
     Args:
-        keys: Of config.json.
+        keys: Keys of config.json.
         first: Whether norms stand before attention and network, or after what they are added to.
         k_bias: Whether keys have a bias; None: as queries and values have.
     """
@@ -86,7 +86,7 @@ def read(
     """One of the related families.
 
     Args:
-        keys: Of config.json.
+        keys: Keys of config.json.
         embedding: Of both stacks, without scale and dropout.
         first: Whether norms stand first.
         head_bias: Whether a bias is added to the logits.

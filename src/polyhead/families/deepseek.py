@@ -154,7 +154,7 @@ def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfi
     """The configuration that the keys mean.
 
     Args:
-        keys: Of config.json.
+        keys: Keys of config.json.
         scoring: The gate: V2's softmax or V3's sigmoid.
     """
     keys.expect("scoring_func", scoring)

@@ -53,7 +53,7 @@ def read_stacks(
     """T5 around the networks of the encoder's and of the decoder's layers.
 
     Args:
-        keys: Of config.json.
+        keys: Keys of config.json.
         networks: One for each layer.
         scaled: Whether what makes the logits is multiplied by 1/√E.
         per_layer: Whether every layer has a bias of its own.
@@ -163,7 +163,7 @@ def tables(
 
     Args:
         network: A layer's network: the file's names and polyhead's.
-        name: Of the module that has them.
+        name: Name of the module that has them.
         per_layer: Whether every layer has a bias of its own.
     """
     rules: list[Rule] = []

@@ -32,7 +32,7 @@ class Generation:
         text: what was written, without the prompt and the stop.
         ids: the tokens drawn, a stop token included.
         stats: sizes and speeds; of a batch, those of the whole batch but for the tokens.
-        score: of beam search: sum of log-probabilities / length to the ``length_penalty``.
+        score: score of beam search: sum of log-probabilities / length to the ``length_penalty``.
         others: the other texts of the same prompt, with ``num_return_sequences``, best first.
     """
 

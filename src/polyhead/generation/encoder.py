@@ -230,7 +230,7 @@ class TextEncoder(nn.Module):
         """A text or two as the tokenizer's encoding.
 
         Args:
-            number: of the text, for messages.
+            number: number of the text, for messages.
             text: it.
 
         Raises:

@@ -21,7 +21,7 @@ class GenerativeModel(nn.Module):
 
     Args:
         transformer: of the class's ``kind``.
-        tokenizer: of the texts that it writes.
+        tokenizer: tokenizer of the texts that it writes.
         origin: where it came from, in words.
         options: what generation does where a call does not say otherwise; default greedy,
             ``max_new_tokens`` of the class.

@@ -81,7 +81,7 @@ class Languages:
         """The token of a language.
 
         Args:
-            name: Of the argument.
+            name: Name of the argument.
             code: As the model spells it.
 
         Raises:

@@ -84,7 +84,7 @@ class GenerationOptions:
         temperature: None or 0 is greedy; see ``Sampling`` for it and the next three.
         top_k: Draw from the k likeliest.
         top_p: Draw from the likeliest that together reach p.
-        seed: Of the draws.
+        seed: Seed of the draws.
         min_p: Draw only tokens at least this share as likely as the likeliest.
         typical_p: Draw from the most typical tokens of this mass (Meister et al. 2022).
         epsilon_cutoff: Draw only tokens at least this likely (Hewitt et al. 2022).

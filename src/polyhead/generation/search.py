@@ -48,7 +48,7 @@ class Hypothesis:
 
     Attributes:
         ids: Its new tokens, a stop token included.
-        score: Of beam search; None where tokens are drawn one by one.
+        score: Score of beam search; None where tokens are drawn one by one.
     """
 
     ids: tuple[int, ...]

@@ -110,7 +110,7 @@ def samples_of(sound: object, rate: int | None) -> Tensor:
     Args:
         sound: the path of a WAV file, or samples ``[N]`` from −1 to 1: a tensor, an array or a
             list.
-        rate: of samples, 1,000 to 384,000 a second; default 16,000. A file says its own.
+        rate: samples per second, 1,000 to 384,000; default 16,000. A file says its own.
 
     Raises:
         InputError: no samples, another shape, numbers beyond ±100, or a damaged file.

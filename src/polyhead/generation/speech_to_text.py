@@ -65,7 +65,7 @@ class SpeechToText(EncoderDecoder):
 
     Args:
         transformer: an encoder-decoder whose encoder reads mel features.
-        tokenizer: of the texts that it writes.
+        tokenizer: tokenizer of the texts that it writes.
         origin: where it came from, in words.
         options: what generation does where a call does not say otherwise.
 
@@ -101,7 +101,7 @@ class SpeechToText(EncoderDecoder):
         Args:
             sound: the path of a WAV file, or samples ``[N]`` from −1 to 1 (a tensor, an array, a
                 list).
-            rate: of samples, how many make a second; default 16,000.
+            rate: samples per second; default 16,000.
             language, task, prompt_ids: as in ``generate``.
             batch_size: parts that run at a time.
             options: fields of ``GenerationOptions``, such as ``num_beams``.

@@ -43,8 +43,8 @@ class SpeechTokens:
         """Finds them.
 
         Args:
-            tokenizer: Of the model.
-            vocab_size: Of the model.
+            tokenizer: Tokenizer of the model.
+            vocab_size: Vocabulary size of the model.
         """
         added = tokenizer.backend.get_added_tokens_decoder()
         ids = {str(token.content): number for number, token in added.items()}

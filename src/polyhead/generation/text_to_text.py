@@ -27,16 +27,16 @@ class TextToText(EncoderDecoder):
 
     Args:
         transformer: an encoder-decoder that reads tokens.
-        tokenizer: of the texts that it reads.
+        tokenizer: tokenizer of the texts that it reads.
         origin: where it came from, in words.
         options: what generation does where a call does not say otherwise.
-        target_tokenizer: of the texts that it writes; default ``tokenizer``.
+        target_tokenizer: tokenizer of the texts that it writes; default ``tokenizer``.
         prefix: text in front of every source.
         tasks: names of tasks to options of ``generate``, a ``prefix`` among them.
 
     Attributes:
-        tokenizer: of the texts that it writes.
-        source_tokenizer: of the texts that it reads.
+        tokenizer: tokenizer of the texts that it writes.
+        source_tokenizer: tokenizer of the texts that it reads.
         languages: what the model has tokens of.
         options, prefix, tasks: as given.
     """

@@ -58,7 +58,7 @@ def ablate(
         mode: What stands in their place: ``"zero"``, the ``"mean"`` over the reference, or
             ``"resample"``, their outputs at random tokens of the reference.
         reference: ``[B, T]`` token ids, for the last two modes.
-        seed: Of ``"resample"``.
+        seed: Seed of ``"resample"``.
 
     Raises:
         InputError: A layer or head that is not there, an unknown mode, or no reference.

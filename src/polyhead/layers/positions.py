@@ -136,7 +136,7 @@ class RoPE:
         Args:
             positions: ``[T]`` or ``[B, T]`` whole numbers.
             head_dim: D; d is ``dim`` where that was given.
-            dtype: Of the result; the angles are float32.
+            dtype: Dtype of the result; the angles are float32.
         """
         length = int(positions.max()) + 1 if positions.numel() else 0
         return self._angles(positions, self._rotated_dim(head_dim), length, dtype)
@@ -146,7 +146,7 @@ class RoPE:
 
         Args:
             x: Of the dtype and device that they shall have.
-            position: Of the token.
+            position: Position of the token.
             head_dim: D, all of which is rotated.
         """
         last = self._last  # all layers of a model ask for the same token one after another

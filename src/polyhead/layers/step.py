@@ -51,10 +51,10 @@ class Surroundings(NamedTuple):
     Attributes:
         mask: Who may look at whom.
         bias: Added to the scores of the self-attention.
-        cache: Of the self-attention.
+        cache: Cache of the self-attention.
         context: What the cross-attention reads, ``[B, S, E]``.
         context_mask: Who may look at which tokens of it.
-        context_cache: Of the cross-attention.
+        context_cache: Cache of the cross-attention.
     """
 
     mask: Mask | None

@@ -51,7 +51,7 @@ class TransformerLayer(nn.Module):
         num_heads: Query heads.
         hidden_dim: Hidden features of the feed-forward network; default 4 · embed_dim.
         num_kv_heads: Key/value heads; default num_heads.
-        activation: Of the feed-forward network.
+        activation: Activation of the feed-forward network.
         gated: Whether that network is gated (SwiGLU, GeGLU).
         norm: ``"layernorm"`` or ``"rmsnorm"``, or a ``NormConfig``.
         norm_placement: ``"pre"``, ``"post"``, ``"sandwich"`` or ``"after"``.
@@ -196,8 +196,8 @@ class TransformerLayer(nn.Module):
             context_mask: Who may look at which tokens of the context.
             bias: Added to the scores of the self-attention.
             positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache.
-            cache: Of the self-attention.
-            context_cache: Of the cross-attention; filled by the first call.
+            cache: Cache of the self-attention.
+            context_cache: Cache of the cross-attention; filled by the first call.
             kernel: ``"auto"`` or the name of a kernel.
             **unknown: Refused; the error says what polyhead calls an argument of torch's.
 

@@ -88,7 +88,7 @@ class TaskHead(nn.Module):
         Args:
             hidden: After the final norm.
             ids: What the model read.
-            mask: Of the call; its ``KeyLengths`` say what is padding.
+            mask: Mask of the call; its ``KeyLengths`` say what is padding.
         """
         pooled, late = self.config.pooling is not None, self.config.late
         x = self._pooled(hidden, ids, mask) if pooled and not late else hidden

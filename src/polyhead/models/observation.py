@@ -18,7 +18,7 @@ class LayerOutput(NamedTuple):
     Attributes:
         layer: Counted from 0.
         shape: ``(B, T, E)``.
-        mean: Of all elements.
+        mean: Mean of all elements.
         std: Standard deviation of all elements (with n − 1).
     """
 

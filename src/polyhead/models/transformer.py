@@ -326,7 +326,7 @@ class Transformer(nn.Module):
             capacity: Tokens to make room for at once; it grows when more come.
             kind: ``"auto"``: a layer with a window keeps no more than the window; ``"dense"`` and
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.
-            page_size: Of ``"paged"``.
+            page_size: Page size of ``"paged"``.
             quantized: Quantise old tokens so.
             spare: Tokens kept beyond a window, to roll back that many and one.
 

@@ -94,7 +94,7 @@ class Extras(NamedTuple):
         by_distance: ``[H, 2 n + 1]`` float32, dense: what is added for keys n and more places
             behind the query, …, n and more ahead of it; or None.
         bias: ``[1 or B, 1 or H, 1 or T, 1 or S]`` float32, any strides, or None.
-        dropout: Of the weights, or None.
+        dropout: Dropout of the weights, or None.
         by_row: Whether every row gets the bits that it has as the only query of its sequence,
             behind the keys that it sees, whatever the number of threads.
     """
@@ -139,7 +139,7 @@ class Latent(NamedTuple):
         value: V, features of a head's value.
         q: From the latent of queries ``[H(N + P), q_lora_rank]``; None: straight from x.
         q_norm: Of that latent, or None.
-        norm: Of the latent of keys and values, or None.
+        norm: Norm of the latent of keys and values, or None.
         up: ``[H(N + V), R]``, what keys and values would be made with.
     """
 
@@ -185,10 +185,10 @@ class Routing(NamedTuple):
         scoring: One of ``SCORINGS``.
         normalise: Weights sum to 1.
         scale: Factor of the weights.
-        groups: Of experts.
+        groups: Groups of experts.
         groups_per_token: Those that a token chooses from.
         best_two: A group is as good as its best two experts together, else as its best.
-        jitter: Of sparsemixer.
+        jitter: Jitter of sparsemixer.
     """
 
     router: Weight

@@ -93,7 +93,7 @@ class Code:
         Args:
             blocks: ``[rows, bytes]`` uint8, the last dimension dense.
             kind: Number of their type, one of ``block_sizes``.
-            numbers: Of a row.
+            numbers: Numbers of a row.
             dtype: One of ``DTYPES``.
 
         Returns:
@@ -300,7 +300,7 @@ class Code:
             rotation: cos and sin of the token's position, as ``rotate`` takes them.
             held: One or two ``Held`` of the cache, in order; the keys and values of the last token
                 of the last are written here.
-            position: Of the token, where scores depend on distances.
+            position: Position of the token, where scores depend on distances.
             by_distance: As in ``Extras``.
             memory: ``Held`` of the context, for a layer with ``cross``; its rows divide B. None:
                 such a layer ends behind its self-attention.

@@ -77,7 +77,7 @@ def _check_scales(
     """Raises ValueError unless scale and zero are as large as the codes say.
 
     Args:
-        name: Of the codes.
+        name: Name of the codes.
         codes: ``[B, G, u, bytes]``.
         pair: Scale and zero.
         unit: Codes in a unit, and bits of each.

@@ -32,7 +32,7 @@ def page_data(
         continuation: What the model wrote after it; None: what an encoder-decoder made of it.
         facts: Small facts to show.
         focus: (query token, key token) to begin with.
-        language: Of the page, "en" or "zh"; None: the browser's.
+        language: Language of the page, "en" or "zh"; None: the browser's.
     """
     header = look.header()
     measured = [look.statistics(layer) for layer in range(len(look.layers))]

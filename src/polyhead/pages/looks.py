@@ -92,7 +92,7 @@ class Look:
         seconds: How long the model ran.
         next_token: After the last token; None of an encoder.
         stream: The residual stream of the model's own layers.
-        tokenizer: Of the tokens that the model names.
+        tokenizer: Tokenizer of the tokens that the model names.
         alignment: Of an encoder-decoder.
         number: Its name in a studio.
     """
@@ -358,7 +358,7 @@ def look_through(
         name: What the user calls the model.
         model: An encoder-decoder.
         text: The source.
-        arguments: Of ``generate``.
+        arguments: Arguments of ``generate``.
         heads: Heads of the decoder that are ablated, by layer.
     """
     from polyhead.inspection.reading import align

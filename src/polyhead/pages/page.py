@@ -97,9 +97,9 @@ class PageData:
         next_token: ``NextToken.as_json``.
         way: ``Look.way`` of each token from ``own`` on; None: the page does without.
         own: The first token that the model's own layers read.
-        kind: Of the model.
+        kind: Kind of the model.
         notable: What ``notable_heads`` found, which the page says in a sentence; None: nothing.
-        language: Of the page's texts, "en" or "zh"; None: the browser's.
+        language: Language of the page's texts, "en" or "zh"; None: the browser's.
     """
 
     title: str
@@ -156,7 +156,7 @@ def served(begin: Mapping[str, Any], language: str | None) -> str:
 
     Args:
         begin: The ``text`` to look at first and the ``models`` that may be chosen.
-        language: Of the page's texts, "en" or "zh"; None: the browser's.
+        language: Language of the page's texts, "en" or "zh"; None: the browser's.
     """
     return _shell({"served": True, "looks": [], **begin}, language, "")
 

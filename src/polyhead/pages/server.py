@@ -84,7 +84,7 @@ def application(
         studio: What it shows.
         token: The first part of every address.
         text: What the page looks at to begin with.
-        language: Of its texts, "en" or "zh"; None: the browser's.
+        language: Language of its texts, "en" or "zh"; None: the browser's.
     """
     handlers = _Handlers(studio, text, language)
     routes = [

@@ -39,7 +39,7 @@ class HeldByRanks:
         ranks: Those that hold the rest.
         value_dim: V.
         tokens: All tokens held, as far as their number is asked.
-        keys: Of an encoder's tokens, where those of all ranks stand.
+        keys: For an encoder's tokens, where those of all ranks stand.
     """
 
     part: KeyValueSource | None

@@ -77,9 +77,9 @@ class Context:
 
         Args:
             stack: Whose tokens these are.
-            ids: Of this rank.
+            ids: Ids of this rank.
             positions: Of this rank, or None: their places.
-            sizes: Of the vocabulary and of the model's context.
+            sizes: Sizes of the vocabulary and of the model's context.
             *told: What must be the same on all ranks.
             kernel: ``"auto"`` or a kernel's name.
 

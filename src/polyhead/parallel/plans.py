@@ -68,9 +68,9 @@ def plan(
     Args:
         model: As for ``parallelize``.
         mesh: As for ``parallelize``.
-        tokens: Of each sequence, on all ranks together; default: all that the model reads.
+        tokens: Tokens of each sequence, on all ranks together; default: all that the model reads.
         batch: Sequences of one rank.
-        dtype: Of the weights.
+        dtype: Dtype of the weights.
         **figures: As of ``ph.plan``: ``link``, ``flops``, ``kv_dtype``, ``page``.
 
     Raises:

@@ -49,7 +49,7 @@ class Ranks:
     """The processes along one dimension of a mesh.
 
     Attributes:
-        name: Of the dimension.
+        name: Name of the dimension.
         group: torch's process group.
         size: N, how many they are.
         rank: This process's number among them.

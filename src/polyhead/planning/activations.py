@@ -35,7 +35,7 @@ def activation_elements(
 
     Args:
         model: Its configuration.
-        tokens: Of each sequence's prompt; of an encoder-decoder, of both sides.
+        tokens: Tokens of each sequence's prompt; of an encoder-decoder, of both sides.
         batch: Sequences.
         ranks: That share heads and hidden features.
         half: Of 16 bits: without native code, norms then go through float32.

@@ -21,8 +21,8 @@ class LayerCachePlan:
         layers: Numbers of the layers that have this cache, from 0.
         attention: ``"GQA-8"``, and the window where there is one.
         kv_heads: On this rank.
-        token_bytes: Of one more token in one layer, while no window is full.
-        bytes: Of one layer, allocated for the plan's tokens and batch.
+        token_bytes: Bytes of one more token in one layer, while no window is full.
+        bytes: Bytes of one layer, allocated for the plan's tokens and batch.
         cross: Whether it is that of a cross-attention.
     """
 
@@ -43,7 +43,7 @@ class DecodeBound:
         compute_seconds: Operations at the rate, or None.
         seconds: The greater one.
         bound: Which one that is.
-        tokens_per_second: Of all sequences of the batch.
+        tokens_per_second: Rate of all sequences of the batch.
     """
 
     memory_seconds: float | None
@@ -58,26 +58,26 @@ class Figures:
     """What a model costs.
 
     Attributes:
-        name: Of the model, for people.
-        config: Of the model.
+        name: Name of the model, for people.
+        config: Configuration of the model.
         tokens: Context, of each sequence.
         batch: Sequences.
-        dtype: Of weights.
-        kv_dtype: Of the cache.
+        dtype: Dtype of weights.
+        kv_dtype: Dtype of the cache.
         page: Tokens of a page, or None.
         tensor_parallel: Ranks that share heads and hidden features.
         parameters: By part.
         active_parameters: That one token meets, embedding and head included.
-        weight_bytes: Of all weights once.
+        weight_bytes: Bytes of all weights once.
         rank_weight_bytes: On one rank, copies included.
-        cache_token_bytes: Of one more token on one rank, all layers, while no window is full.
+        cache_token_bytes: Bytes of one more token on one rank, all layers, while no window is full.
         cache_bytes: On one rank, all layers: what the caches allocate.
         cache_layers: The same by layer.
         prefill: Operations of a prompt of ``tokens`` (of the forward pass, of an encoder).
-        activation_bytes: Of a prompt in one piece on one rank, at most; see ``activations``.
+        activation_bytes: Bytes of a prompt in one piece on one rank, at most; see ``activations``.
         decode: Operations of a step that makes token number ``tokens``; None for an encoder.
-        decode_weight_bytes: Of weights that such a step reads on one rank.
-        decode_cache_bytes: Of cache that it reads on one rank.
+        decode_weight_bytes: Bytes of weights that such a step reads on one rank.
+        decode_cache_bytes: Bytes of cache that it reads on one rank.
         bound: The time that such a step takes at least, where a bandwidth or rate was given.
         fit: What fits, where a memory was given.
         layouts: MHA, GQA, MQA and MLA at this width.

@@ -37,7 +37,7 @@ class Flops:
     """Operations of one pass over all sequences of a batch, all ranks together.
 
     Attributes:
-        projections: Of attention, into and out of heads.
+        projections: Operations of attention, into and out of heads.
         scores: Queries with keys and weights with values, over the visible pairs.
         feed_forward: Networks, routers included; of a mixture, the experts that tokens visit.
         head: Logits, of the last token of each sequence.

@@ -33,10 +33,10 @@ class LayoutRow:
         query_heads: H of the first layer.
         kv_heads: G of the first layer; None for a latent.
         elements: Numbers remembered per token in the first layer.
-        token_bytes: Of one token in all layers, while no window is full.
+        token_bytes: Bytes of one token in all layers, while no window is full.
         cache_bytes: At the plan's tokens and batch, on all ranks together without copies.
         share: ``cache_bytes`` beside those of MHA.
-        parameters: Of attention, all layers.
+        parameters: Parameters of attention, all layers.
         decode_flops: Scores and weighted values of one decode step, all layers.
         examples: Models that have it.
     """

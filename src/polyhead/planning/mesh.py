@@ -51,10 +51,10 @@ class MeshPlan:
 
     Attributes:
         mesh: Dimensions and their sizes.
-        tokens: Of each sequence, on the rank that has most.
-        weight_bytes: Of the weights of a rank, while none are fetched.
-        cache_bytes: Of the tokens that a rank remembers.
-        activation_bytes: Of a prompt in one piece, at most.
+        tokens: Tokens of each sequence, on the rank that has most.
+        weight_bytes: Bytes of the weights of a rank, while none are fetched.
+        cache_bytes: Bytes of the tokens that a rank remembers.
+        activation_bytes: Bytes of a prompt in one piece, at most.
         sent: In a step of training, by exchange; the three of ``context`` are alternatives.
         step_seconds: Of the attention to one block, and of the transfer of the next; None without
             a link and a rate.
@@ -115,10 +115,10 @@ def mesh_plan(
     Args:
         model: Its configuration.
         mesh: Sizes by dimension.
-        tokens: Of each sequence, on all ranks together.
+        tokens: Tokens of each sequence, on all ranks together.
         batch: Sequences of one rank.
         weight_bits: Bits of a weight; activations have 16 where weights have fewer.
-        kv_dtype: Of the cache.
+        kv_dtype: Dtype of the cache.
         page: Tokens of a page, or None.
         link: Bytes per second that a rank sends to the next.
         flops: Operations per second of a rank.

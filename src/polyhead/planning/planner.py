@@ -86,17 +86,17 @@ def plan(
         tokens: Context, of each sequence; of an encoder-decoder, of both sides; default: all that
             the model was made for.
         batch: Sequences.
-        dtype: Of weights: float32, bfloat16, float16, float8, int8 or int4.
-        kv_dtype: Of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
+        dtype: Dtype of weights: float32, bfloat16, float16, float8, int8 or int4.
+        kv_dtype: Dtype of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
             ``QuantizedCache`` keeps them, scales included); default: ``dtype`` where a cache can
             have it, bfloat16 otherwise.
         page: Tokens of a page; default: caches in one piece.
         tensor_parallel: Ranks. Query and kv heads, hidden features and the vocabulary are shared;
             norms and the latents of MLA are on every rank, and a kv head on several where there
             are more ranks than kv heads.
-        memory: Of one rank, in bytes or as ``"24GiB"``: what fits is worked out.
-        bandwidth: Of one rank's memory, in bytes per second or as ``"3.35TB/s"``.
-        flops: Of one rank, in operations per second or as ``"989TFLOP/s"``.
+        memory: Memory of one rank, in bytes or as ``"24GiB"``: what fits is worked out.
+        bandwidth: Bandwidth of one rank's memory, in bytes per second or as ``"3.35TB/s"``.
+        flops: Compute rate of one rank, in operations per second or as ``"989TFLOP/s"``.
         mesh: Sizes of the dimensions data, shard, context and tensor of ``polyhead.parallel``, such
             as ``{"tensor": 8, "context": 4}``: what one rank holds and sends is ``Plan.mesh``.
         link: Bytes per second that a rank sends to the next, or as ``"50GB/s"``: with ``flops``,

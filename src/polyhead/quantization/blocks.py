@@ -23,7 +23,7 @@ class BlockType:
     Attributes:
         name: ``"Q4_K"``.
         number: As GGUF files and native code call it.
-        numbers: Of a block.
+        numbers: Numbers of a block.
         octets: Bytes of a block.
     """
 

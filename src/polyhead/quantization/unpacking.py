@@ -27,8 +27,8 @@ def unpack(blocks: Tensor, kind: BlockType, dtype: torch.dtype = torch.float32) 
 
     Args:
         blocks: ``[..., bytes of a row]`` uint8.
-        kind: Of the blocks.
-        dtype: Of the result; what is no float32 is rounded from it.
+        kind: Kind of the blocks.
+        dtype: Dtype of the result; what is no float32 is rounded from it.
 
     Returns:
         ``[..., numbers of a row]``, dense, on the device of ``blocks``.

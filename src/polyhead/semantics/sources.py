@@ -62,7 +62,7 @@ class KeyValueSource(ABC):
         key_dim: D.
         value_dim: V.
         tokens: The S keys: their positions and places.
-        dtype: Of the tensors that ``read`` returns.
+        dtype: Dtype of the tensors that ``read`` returns.
         device: Likewise.
         requires_grad: Whether a gradient may flow back to the tensors that ``gather`` returns.
         in_place: Whether ``strips`` tells where keys and values lie.

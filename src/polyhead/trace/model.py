@@ -52,7 +52,7 @@ def trace_model(
         layer: which attention, in the order in which the model holds them.
         head: which query head.
         tokens: a name per token.
-        language: of the titles, a code of ``polyhead.texts.LANGUAGES``.
+        language: language of the titles, a code of ``polyhead.texts.LANGUAGES``.
 
     Raises:
         ValueError: a layer or head that is not there, by name.

@@ -76,7 +76,7 @@ def pack(documents: Sequence[Sequence[int]], length: int) -> list[Packed]:
 
     Args:
         documents: Their tokens.
-        length: Of a row; the last one may be shorter.
+        length: Length of a row; the last one may be shorter.
     """
     whole("length", length, least=2)
     rows: list[Packed] = []
@@ -134,8 +134,8 @@ class Batches:
     Args:
         rows: With a length.
         collate: Makes a batch of some of them.
-        tokens: Of a batch at most, padding included; a longer row is a batch alone.
-        seed: Of the order.
+        tokens: Tokens of a batch at most, padding included; a longer row is a batch alone.
+        seed: Seed of the order.
 
     Raises:
         InputError: No rows.

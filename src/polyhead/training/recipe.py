@@ -118,7 +118,7 @@ class Recipe:
     """All that a run depends on.
 
     Attributes:
-        name: Of the file, without its ending.
+        name: Name of the file, without its ending.
         model: Keys of config.json, and ``begin``: ``"copying"`` for weights that copy.
         vocabulary, data, schedule, report: The other tables.
         folder: Where the paths in ``data`` begin: where the file lies; of a recipe of the package

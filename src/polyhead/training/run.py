@@ -57,7 +57,7 @@ class Step:
         gradient_norm: Before it was cut.
         tokens: With a label, of all processes.
         seconds: That it took, without a validation.
-        share: Of the budget that is used now.
+        share: Share of the budget that is used now.
         validation: The loss of the held-out batches, where it was measured.
         best: Whether that is the least so far.
     """

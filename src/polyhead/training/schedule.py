@@ -34,7 +34,7 @@ class Schedule(Data):
             ``"cosine"``), as 1/√step (``"inverse-sqrt"``, the 2017 paper), or not.
         warmup: Steps in which it rises from 0.
         floor: Share of ``lr`` that is left at the end.
-        weight_decay: Of matrices; vectors have none.
+        weight_decay: Weight decay of matrices; vectors have none.
         beta1, beta2: Of AdamW.
         clip: The norm that gradients are cut to; 0: they are not.
         accumulate: Batches whose gradients are added up for a step, in each process.
@@ -42,7 +42,7 @@ class Schedule(Data):
         precision: ``"bfloat16"``: matrix products under autocast.
         validate_every: Steps between validations; 0: at the end alone.
         save_every: Steps between saves of the state; 0: at the end alone.
-        seed: Of the initial weights, the order of the data, and dropout.
+        seed: Seed of the initial weights, the order of the data, and dropout.
     """
 
     steps: int | None = None
@@ -96,7 +96,7 @@ class Schedule(Data):
 
         Args:
             step: From 0.
-            share: Of the budget, when the step begins.
+            share: Share of the budget, when the step begins.
         """
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         shape = 1.0

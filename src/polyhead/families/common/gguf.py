@@ -243,7 +243,7 @@ def read_settings(
 
     Args:
         gguf: Of the family.
-        metadata: Of the file's header.
+        metadata: Metadata of the file's header.
         tensors: The file's names.
         where: The file, for messages.
         numbers: Reads one of ``rope_tensors``.

@@ -28,9 +28,9 @@ def read_scaling(
     """``rope.scaling.*`` as config.json's ``rope_scaling``.
 
     Args:
-        keys: Of the file.
+        keys: Keys of the file.
         values: config.json's keys so far; takes what is found.
-        tensors: Of the file, as ``rope_tensors`` found them.
+        tensors: Tensors of the file, as ``rope_tensors`` found them.
         numbers: Reads one of them.
 
     Raises:

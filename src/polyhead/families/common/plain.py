@@ -46,7 +46,7 @@ class Plain:
     """The parts of a Llama-like decoder; a family changes some and puts them together.
 
     Args:
-        keys: Of config.json.
+        keys: Keys of config.json.
         norm: Default ``rms_norm_eps``.
         network: Default SwiGLU, with ``mlp_bias`` where the family has that key.
         rope: How ``read_rope`` is called.
@@ -54,8 +54,8 @@ class Plain:
     Attributes:
         sizes: The decoder's numbers.
         rope: Rotary positions of all layers.
-        norm: Of all layers.
-        network: Of all layers.
+        norm: Norm of all layers.
+        network: Network of all layers.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def windowed(
     """The attention of every layer by ``layer_types`` and ``sliding_window``.
 
     Args:
-        keys: Of config.json.
+        keys: Keys of config.json.
         attention: Of the layers with a window.
         count: Layers.
         default: The types where the file gives none.

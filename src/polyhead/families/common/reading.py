@@ -65,7 +65,7 @@ def read_sizes(keys: Keys, *, own_head_dim: bool = True, max_positions: int | No
     ``max_position_embeddings``.
 
     Args:
-        keys: of config.json.
+        keys: keys of config.json.
         own_head_dim: whether the family has the key ``head_dim``.
         max_positions: where the file may leave it out.
     """
@@ -85,7 +85,7 @@ def read_mha_sizes(keys: Keys, *, max_positions: int | None = None) -> Sizes:
     """Sizes of families with keys for every head: no ``num_key_value_heads`` or ``head_dim``.
 
     Args:
-        keys: of config.json.
+        keys: keys of config.json.
         max_positions: where the file may leave it out.
     """
     embed_dim, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
@@ -146,12 +146,12 @@ def read_decoder(
     """The decoder around some layers; the other keys are taken from the file.
 
     Args:
-        keys: of config.json.
+        keys: keys of config.json.
         layers: all of them.
         max_positions: how many the model reads.
         norm: after the last layer.
         embedding: what enters the first layer.
-        kind: of an encoder-decoder ``options`` have the encoder.
+        kind: ``"decoder"``, or another; ``options`` have an encoder-decoder's encoder.
         **options: further fields of ``TransformerConfig``; those of a head are left out of a bare
             body.
     """

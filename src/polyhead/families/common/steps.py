@@ -27,7 +27,7 @@ class At:
     """Where a tensor belongs.
 
     Attributes:
-        config: Of the model.
+        config: Configuration of the model.
         name: polyhead's name of the tensor, or of the first that it becomes.
     """
 

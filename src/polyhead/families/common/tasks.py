@@ -51,7 +51,7 @@ def read_head(
     """The fields of ``TransformerConfig`` about what stands behind the last layer.
 
     Args:
-        keys: Of config.json: ``architectures``, ``tie_word_embeddings`` and the labels.
+        keys: Keys of config.json: ``architectures``, ``tie_word_embeddings`` and the labels.
         masked: Before the logits of masked tokens.
         head_bias: Of the logits of masked tokens.
         pooled: Before the classes of a text.
@@ -135,7 +135,7 @@ def masked_rules(
     """The matrix of the logits and its bias.
 
     Args:
-        values: Of config.json.
+        values: Values of config.json.
         decoder: The matrix, which a tied model's file may hold or not.
         bias: A second name of the decoder's bias, which a tied model's file has.
     """
@@ -178,9 +178,9 @@ class Heads:
         """The tensor table, with the head that the class in config.json has.
 
         Args:
-            values: Of config.json.
-            rules: Of the body.
-            prefix: Of its names.
+            values: Values of config.json.
+            rules: Rules of the body.
+            prefix: Prefix of its names.
             **options: Further fields of ``Tensors``.
         """
         found, dropped = ending(values.get("architectures")), dict(self.dropped)

@@ -179,7 +179,7 @@ def splits_of(programs: int, keys: int, tile: int, processors: int) -> tuple[int
         programs: Programs without a cut.
         keys: S.
         tile: Keys of a tile; a share has whole tiles, at least 4.
-        processors: Of the device.
+        processors: Processors of the device.
     """
     wanted = max(1, min(2 * processors // max(1, programs), keys // (4 * tile), 128))
     share = _upwards(_upwards(keys, wanted), tile) * tile

@@ -117,7 +117,7 @@ def disagreement(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) 
 
     Args:
         device: Where to compute.
-        dtype: Of q, k and v.
+        dtype: Dtype of q, k and v.
         parts: Of the head sizes.
     """
     from polyhead.kernels.triton import launch

@@ -21,7 +21,7 @@ def numbers(seed: int = 0) -> Corpus:
     """Numbers below a million, drawn alike by their count of digits; 300 are held out.
 
     Args:
-        seed: Of the draw.
+        seed: Seed of the draw.
 
     Raises:
         InputError: The package num2words is not installed.
