@@ -199,7 +199,7 @@ template <class E> struct KeyBlock {
     float *grad_k, *grad_v;    // [keys, width]
 };
 
-// What a task adds up over all its blocks.
+// The sums of a task over all its blocks.
 struct Sums {
     float* grad_q;  // [heads of the group, queries, key_width]
     BiasSum bias;
@@ -350,7 +350,7 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     }
 }
 
-// The tasks that take one turn after the other; where none need to, each is alone.
+// Runs tasks that must take turns, one after the other; a task without this need is alone.
 template <class T>
 void gradients_of_turns(const Gradients& g, const GradientPlan& p, int64_t number, float* room, char* memory) {
     const int64_t heads = g.call.kv_heads, head_groups = heads / p.head_turns;

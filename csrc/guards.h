@@ -1,10 +1,10 @@
-// What native code found out about modules holds as long as they hold the same objects (facts), and their
-// weights lie where they lay.
+// A description of modules is valid while they hold the same objects (facts) and their weights have the same
+// addresses.
 
 // A tensor that is read by address in every step, as the gate found it.
 struct Weight {
     PyObject* tensor;   // borrowed: of what keeps the layer's data
-    PyObject* storage;  // weak: memory that nobody else wants any more is given back
+    PyObject* storage;  // weak: the description does not keep memory alive
     View view;
     int64_t bytes;      // that the storage must hold
 };
@@ -17,7 +17,7 @@ struct Fact {
     Py_ssize_t count;
 };
 
-// All that must be as it was for a description to hold.
+// All that must be unchanged for a description to be valid.
 struct Guard {
     Weight* weights = nullptr;
     int64_t weight_count = 0, weight_room = 0;
@@ -52,7 +52,7 @@ bool remember_weight(Guard& guard, PyObject* tensor, const char* name) {
     return true;
 }
 
-// Whether a tensor is what the gate found it to be; what it raises is no.
+// Whether a tensor is as the gate described it; an exception counts as no.
 bool is_still(const Weight& w) {
     PyObject* x = w.tensor;
     if ((PyObject*)Py_TYPE(x) != torch_.tensor && (PyObject*)Py_TYPE(x) != torch_.parameter) return false;
@@ -72,7 +72,7 @@ bool is_still(const Weight& w) {
     return storage && storage != Py_None && whole(call(torch_.nbytes, storage)) >= w.bytes;
 }
 
-// A dict as it is now; false where there is no memory.
+// Copies a dict's content; false if memory ran out.
 bool remember_fact(Fact& fact, PyObject* tuple) {
     fact = Fact{PyTuple_GetItem(tuple, 0), PyTuple_GetItem(tuple, 1), PyTuple_GetItem(tuple, 2), nullptr, 0};
     if (fact.name != Py_None) return true;
@@ -99,7 +99,7 @@ bool is_fact(const Fact& fact) {
     return n == 2 * fact.count;
 }
 
-// Whether all is as it was; what is raised on the way is no.
+// Whether everything is unchanged; an exception counts as no.
 bool is_as_it_was(const Guard& guard) {
     bool same = true;
     for (Py_ssize_t i = 0; same && i < guard.fact_count; ++i) same = is_fact(guard.facts[i]);

@@ -1,4 +1,4 @@
-// Mixtures of experts for a few rows: which experts they visit, and what those give. Each expert's weights
+// Mixtures of experts for a few rows: the choice of experts, and their output. Each expert's weights
 // are read once, by all threads; those of experts that no row visits are not read.
 
 // The `count` greatest of so many values, in order: NaN first, of equals the first.
@@ -101,7 +101,7 @@ template <class T> inline float product_alone(float a, float b, T* room) {
     return to_float(*room);
 }
 
-// Who visits which expert, experts in order; what each reads stands in a copy of its own.
+// Visits sorted by expert; the inputs of each expert are copied together.
 template <class T>
 int64_t visits_of(const Step& s, const T* x, const float* weights, const int64_t* chosen, Room& room, Visit* visits) {
     const Experts& e = *s.experts;

@@ -1,14 +1,13 @@
-// What the module hands to the code of one instruction set.
+// The arguments that the module passes to the code of one instruction set.
 #pragma once
 #include <cstdint>
 
 namespace polyhead {
 
-// What became of a call: out of memory and stopped ones leave their results unfinished.
+// How a call ended: if it ran out of memory or was stopped, its results are incomplete.
 enum class Outcome { done, no_memory, stopped };
 
-// Asked at every few blocks of work. The thread that called finds out whether there is a reason to stop,
-// the others hear of it.
+// Checked after every few blocks of work: the calling thread asks whether to stop, the others read its answer.
 struct Watch {
     bool (*ask)(Watch&);  // by the thread that called
     int stop = 0;         // read and written atomically
@@ -167,7 +166,7 @@ struct Rotation {
     void* y;                // [batch, tokens, heads, dim]
 };
 
-// What codes of 8 or 4 bits stand for, which lie in units of `group` tokens: code c is the number
+// Scales of codes of 8 or 4 bits, in units of `group` tokens: code c is the number
 // zero + scale · c. Keys have a scale for every column of a unit, values one for `v_share` columns of
 // a token. Rows of codes follow on from each other; in 4 bits a row holds those of a token of the first
 // half of the unit in the low bits of its bytes, and of the token half a unit later in the high ones.
@@ -200,7 +199,7 @@ struct Piece {
 
 constexpr int kMostPieces = 16;
 
-// Which weights are set to 0: those whose hash of (seed, batch row and head, query place, key place) is
+// Dropout sets weights to 0 if their hash of (seed, batch row and head, query place, key place) is
 // less than `least`, of 24 bits. The others are multiplied with `factor`.
 struct Dropout {
     uint32_t least = 0;                 // 0: all are kept

@@ -45,7 +45,7 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.tokens = (p.few ? kFewRows : kManyRows) / p.heads;
     if (p.tokens > c.queries) p.tokens = c.queries;
     if (p.tokens < 1) p.tokens = 1;
-    // Smaller blocks where there would be too few of them for the threads.
+    // Smaller blocks if there are too few for the threads.
     while (!p.few && p.tokens * p.heads > 48 && p.tokens > 1 &&
            c.batch * c.kv_heads * ((c.queries + p.tokens - 1) / p.tokens) < 4 * threads)
         p.tokens = (p.tokens + 1) / 2;
@@ -54,7 +54,7 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
     p.rows = p.heads * p.tokens;
     p.shares = 1, p.share_keys = c.keys;
-    const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would have nothing to do
+    const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
     if (p.by_row) {
         while (fixed_share_at(p.shares) < c.keys) ++p.shares;
         p.folded = p.shares > 1 && !spare;
@@ -155,7 +155,7 @@ template <class T> inline void fetch(const T* row, int64_t n) {
     for (int64_t d = 0; d < n; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Where the tokens [at, at + length) of a piece lie. Those in pages are put into `room`, which has
+// Addresses of the tokens [at, at + length) of a piece. Those in pages are put into `room`, which has
 // place for as many rows of D + V and stays in the cache, and those that are coded are decoded there.
 template <class T>
 Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, int64_t at, int64_t length, T* room) {
@@ -181,7 +181,7 @@ Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, 
     const int64_t first = at + piece.skipped, last = piece.skipped + piece.length - 1;
     T *k = room, *v = room + length * c.key_dim;
     for (int64_t j = 0; j < length; ++j) {
-        // The block after this one, line by line: nothing else tells the processor where it lies.
+        // Prefetches the next block, line by line: the processor cannot predict its address.
         const int64_t next = first + j + length < last ? first + j + length : last;
         fetch(key(next), c.key_dim);
         fetch(value(next), c.value_dim);
@@ -191,7 +191,7 @@ Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, 
     return {k, v, c.key_dim, c.value_dim};
 }
 
-// Keys and values of a block as float32 with 0 for what is not finite; marks the rows that see such.
+// Keys and values of a block as float32, 0 in place of numbers that are not finite; marks the rows that see them.
 template <class T>
 void quarantine(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
                 float* good_k, float* good_v, State& state) {
