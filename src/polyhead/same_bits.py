@@ -39,19 +39,20 @@ _VECTORS = 128
 
 _EXACT_NAMES = """
     abs alias all amax amin any arange argmax argmin argsort as_strided bitwise_and bitwise_not
-    bitwise_or bitwise_xor bucketize cat ceil clamp clamp_max clamp_min clone constant_pad_nd copy
-    count_nonzero cummax cummin detach diagonal div embedding empty empty_like empty_strided eq
-    equal expand expand_as exponential eye fill flatten flip floor floor_divide fmod full full_like
-    gather ge gt index index_copy index_fill index_put index_select isfinite isin isinf isnan
-    isneginf isposinf le lift_fresh linspace logical_and logical_not logical_or logical_xor lt
-    masked_fill masked_scatter masked_select max maximum min minimum mul multinomial narrow ne neg
-    new_empty new_empty_strided new_full new_ones new_zeros nonzero one_hot ones ones_like permute
-    random randint randperm reciprocal relu remainder repeat repeat_interleave reshape resize roll
-    round scalar_tensor scatter searchsorted select select_scatter set sgn sign signbit slice
+    bitwise_or bitwise_xor bucketize cat ceil clamp clamp_max clamp_min clone constant_pad_nd
+    copy count_nonzero cummax cummin detach diagonal div embedding empty empty_like
+    empty_strided eq equal expand expand_as exponential eye fill flatten flip floor floor_divide
+    fmod full full_like gather ge gt index index_copy index_fill index_put index_select isfinite
+    isin isinf isnan isneginf isposinf le lift_fresh linspace logical_and logical_not logical_or
+    logical_xor lt masked_fill masked_scatter masked_select max maximum min minimum mul
+    multinomial narrow ne neg new_empty new_empty_strided new_full new_ones new_zeros nonzero
+    normal one_hot ones ones_like permute rand rand_like randint randn randn_like random
+    randperm reciprocal relu remainder repeat repeat_interleave reshape resize roll round
+    scalar_tensor scatter searchsorted select select_scatter set sgn sign signbit slice
     slice_scatter sort split split_with_sizes sqrt squeeze stack t take topk transpose tril triu
-    trunc unbind unfold unique_consecutive unsafe_split unsqueeze view view_as_complex view_as_real
-    where zero zeros zeros_like _index_put_impl _local_scalar_dense _reshape_alias _to_copy
-    _unsafe_index _unsafe_view
+    trunc unbind unfold uniform unique_consecutive unsafe_split unsqueeze view view_as_complex
+    view_as_real where zero zeros zeros_like _index_put_impl _local_scalar_dense _reshape_alias
+    _to_copy _unsafe_index _unsafe_view
 """
 _BY_ELEMENT_NAMES = """
     acos acosh addcdiv addcmul asin asinh atan atan2 atanh celu cos cosh elu erf erfc erfinv exp
@@ -351,11 +352,28 @@ def _baddbmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] + _bmm(func, args[1:], {})
 
 
+def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product of each window ``[C · k]`` with the weight, as patches and sound are read."""
+    x, weight, bias, strides, padding, dilation, transposed, _, groups = args
+    if transposed or groups != 1 or any(d != 1 for d in dilation) or weight.ndim < 3:
+        return _only_whole_numbers(func, args, kwargs)
+    spatial = weight.ndim - 2
+    by, room = (list(sizes) * (spatial if len(sizes) == 1 else 1) for sizes in (strides, padding))
+    windows = torch.constant_pad_nd(x, [side for each in reversed(room) for side in (each, each)])
+    for d in range(spatial):
+        windows = windows.unfold(2 + d, weight.shape[2 + d], by[d])
+    places = range(2, 2 + spatial)
+    rows = windows.permute(0, *places, 1, *(2 + spatial + d for d in range(spatial)))
+    y = _product(rows.reshape(*rows.shape[: 1 + spatial], -1), weight.flatten(1), bias)
+    return y.movedim(-1, 1)
+
+
 _OWN: dict[str, _Way] = {
     "add": _added,
     "addmm": _addmm,
     "baddbmm": _baddbmm,
     "bmm": _bmm,
+    "convolution": _convolution,
     "cumsum": _along,
     "dot": _dot,
     "index_add": _index_added,

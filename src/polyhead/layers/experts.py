@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.config import MixtureConfig
+from polyhead.errors import UnsupportedError
 from polyhead.layers.built import builds
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.linear import weight_of
 from polyhead.layers.rows import as_rows, code_for_rows
+from polyhead.native import by_row
 from polyhead.native.arguments import SCORINGS, Routing
 
 
@@ -63,7 +65,13 @@ class Experts(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen, share = self._routed(flat)
         if self.config.capacity is not None:
-            weights = weights * self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
+            in_time = self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
+            if by_row.is_asked() and not in_time.all():
+                raise UnsupportedError(
+                    "reproducible() cannot keep the bits of full experts "
+                    f"(capacity={self.config.capacity}): who finds room depends on the call"
+                )
+            weights = weights * in_time
         out = self._visited(flat, weights, chosen).view_as(x)
         if self.shared is None:
             return out
