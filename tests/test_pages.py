@@ -38,7 +38,7 @@ def smollm2():
         ("attention.md", 7),
         ("caches.md", 8),
         ("long-context.md", 4),
-        ("parallel.md", 2),
+        ("parallel.md", 3),
         ("replacing.md", 4),
         ("tutorials/small-transformer.md", 6),
         with_model("start.md", 5),

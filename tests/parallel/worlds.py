@@ -58,7 +58,7 @@ class World:
                 raise TimeoutError(f"rank {rank} said nothing of {name} for {self.timeout} s")
             try:
                 answers.append(pipe.recv())
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 answers.append(("gone", ""))
         return answers
 

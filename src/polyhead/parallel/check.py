@@ -22,8 +22,11 @@ from polyhead.parallel.exchanges import EXCHANGES, Exchange
 from polyhead.parallel.order import ORDERS, Order
 from polyhead.semantics import Causal, Window
 
-LAYOUTS = {"MHA": 0, "GQA": 2, "MQA": 1}
-"""Kv heads by layout; 0: as many as query heads."""
+LAYOUTS = {"MHA": 0, "GQA": 2, "MQA": 1, "MLA": 1}
+"""Kv heads by layout; 0: as many as query heads. MLA: values are the first features of keys."""
+
+LATENT = 12
+"""Features of a key of MLA that are its value."""
 
 BOUND = 1e-5
 """Greatest difference from one process, of float32 numbers of about 1."""
@@ -53,9 +56,14 @@ def _checked(mesh: DeviceMesh, exchange: Exchange, order: Order, layout: str) ->
     )
     mask = Causal() & Window(tokens // 2)
 
+    latent = layout == "MLA"
+    if latent:
+        weight = weight[..., :LATENT]
+
     def gradients(call: Callable[..., Tensor], cut: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = call(*map(cut, leaves))
+        leaves = [x.clone().requires_grad_() for x in ((q, k) if latent else (q, k, v))]
+        here = [cut(x) for x in leaves]
+        out = call(*here, *([here[1][..., :LATENT]] if latent else []))
         (out * cut(weight)).sum().backward()  # type: ignore[no-untyped-call]
         grads = [x.grad for x in leaves if x.grad is not None]
         return [out.detach(), *grads]
@@ -126,6 +134,7 @@ def main() -> int:
                 f"links: {rates.mean() / 1e9:.2f} GB/s, slowest {rates.min() / 1e9:.2f} GB/s from "
                 f"rank {slowest} to {(slowest + 1) % mesh.size()}"
             )
+        if first:
             print("all equal" if not failed else f"{failed} differ")
         return int(failed > 0)
     except PolyheadError as error:

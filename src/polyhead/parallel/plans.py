@@ -47,7 +47,8 @@ class ParallelPlan:
             f"  bytes of weights       {figures.weight_bytes:,}",
             f"  bytes of cache         {figures.cache_bytes:,}",
         ]
-        lines += [f"  {name:<39} {words}" for name, words in self.parts.items()]
+        width = max(map(len, self.parts), default=0)
+        lines += [f"  {name:<{width}}  {words}" for name, words in self.parts.items()]
         for each in figures.sent:
             forward, backward = (count // self.layers for count in (each.forward, each.backward))
             lines.append(f"  {each.what:<9}sends a layer {forward:,} B, backward {backward:,} B")
