@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from cases_of_attention import mesh_of
-from cases_of_models import W, made
+from cases_of_models import FAMILIES, W, made
 from torch.distributed.tensor.debug import CommDebugMode
 
 from polyhead import parallel
+from polyhead.parallel import shards
 from polyhead.planning.mesh import mesh_plan
 
 T = 20
@@ -50,10 +52,18 @@ def counted() -> Iterator[dict[str, int]]:
         "all_to_all_single": (traded, "sent"),
         "all_reduce": (lambda x: 2 * (N - 1) * size(x) // N, "summed"),
     }
+    fetched = {
+        "_GATHER": (lambda _, x: (N - 1) * size(x), "sent"),
+        "_SUM": (lambda x, _: (N - 1) * size(x), "sent"),
+    }
     patches = {
         name: watched(getattr(dist, name), count, where) for name, (count, where) in counts.items()
     }
-    with mock.patch.multiple(dist, **patches):
+    of_shards = {
+        name: watched(getattr(shards, name), count, where)
+        for name, (count, where) in fetched.items()
+    }
+    with mock.patch.multiple(dist, **patches), mock.patch.multiple(shards, **of_shards):
         yield sums
 
 
@@ -86,6 +96,31 @@ def as_planned(what: str) -> None:
     held = int(most)  # on the fullest rank
     assert held == planned.weight_bytes, f"{held} for {planned.weight_bytes} bytes of weights"
     assert logits.shape[1] == (T if what == "tensor" else planned.tokens)
+
+
+def trained_as_planned(dimension: str, family: str) -> None:
+    """What torch fetches and averages in a step of training."""
+    # Rows that divide: torch fills up others.
+    config = replace(FAMILIES[family](), vocab_size=48)
+    with mock.patch.dict(FAMILIES, {family: lambda: config}):
+        model = made(family, torch.float32)
+    mesh = mesh_of(dimension)
+    planned = mesh_plan(
+        model.config, {dimension: dist.get_world_size()}, tokens=T, batch=2, weight_bits=32,
+        kv_dtype="float32",
+    )  # fmt: skip
+    parallel.parallelize(model, mesh)
+    ids = torch.randint(W, (2, T), generator=torch.Generator().manual_seed(1))
+    with counted() as forward:
+        logits = model(ids)
+    with counted() as backward:
+        logits.sum().backward()
+    wanted = {each.what: (each.forward, each.backward) for each in planned.sent}
+    name = "sent" if dimension == "shard" else "summed"
+    found = {"shard" if dimension == "shard" else "average": (forward[name], backward[name])}
+    if dimension == "expert":
+        del wanted["expert"]  # which depends on the tokens
+    assert found == wanted, f"{found} for {wanted}"
 
 
 def printed(names: list[str], size: int) -> str:

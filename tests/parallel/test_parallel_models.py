@@ -180,6 +180,15 @@ def test_bytes_that_are_sent_and_held_are_those_of_the_plan(two: World, what: st
     two.run("cases_of_bytes:as_planned", what)
 
 
+@pytest.mark.parametrize(
+    ("dimension", "family"), [("shard", "Gemma 2"), ("data", "Llama"), ("expert", "Mixtral")]
+)
+def test_bytes_of_weights_and_gradients_are_those_of_the_plan(
+    two: World, dimension: str, family: str
+) -> None:
+    two.run("cases_of_bytes:trained_as_planned", dimension, family)
+
+
 def test_a_plan_says_what_is_split_where_and_what_is_sent(two: World) -> None:
     said = two.run("cases_of_bytes:printed", ["tensor"], 2)[0]
     assert "2 ranks: tensor 2" in said

@@ -52,7 +52,10 @@ def test_ranks_of_expert_hold_their_experts_and_trade_tokens() -> None:
     # 32 layers of 8 experts: three matrices of 4096 × 14336, in bfloat16, of which a quarter stays.
     experts = 32 * 8 * 3 * 4096 * 14336 * 2
     assert whole.mesh.weight_bytes - plan.mesh.weight_bytes == experts * 3 // 4
-    (sent,) = plan.mesh.sent
+    sent, average = plan.mesh.sent
+    whole_weights = whole.mesh.weight_bytes - experts
+    assert (average.what, average.forward) == ("average", 0)
+    assert average.backward == 2 * 3 * whole_weights // 4
     assert sent.what == "expert"
     # Two experts of every token, three quarters of them elsewhere, there and back.
     assert sent.forward == sent.backward == 2 * 32 * 2 * 1024 * 4096 * 2 * 3 // 4

@@ -5,7 +5,8 @@
     heads    queries, keys, values and outputs to N − 1 others, and all gradients back
     tensor   two sums of [B, T, E] a layer forward and two backward, 2 (N − 1) / N of it each
     expert   tokens to their experts and back, and their gradients, if all experts are visited alike
-    shard    the layer's weights fetched forward and backward, its gradients back
+    shard    weights fetched forward, those of layers backward again, and gradients back
+    average  gradients of weights that several ranks hold: 2 (N − 1) / N of them, backward
 
 A block is the keys and values of a rank's tokens. A transfer hides where the attention to one block
 takes longer than the next block needs to come: both are counted for one step of the ring.
@@ -15,7 +16,7 @@ Shape letters: B batch, T tokens of a rank, E embed size, H query heads, G kv he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -25,7 +26,7 @@ from polyhead.errors import ConfigError
 from polyhead.planning.activations import activation_elements
 from polyhead.planning.flops import attention_flops
 from polyhead.planning.memory import caches
-from polyhead.planning.weights import check_ranks, pieces
+from polyhead.planning.weights import check_ranks, pieces, pieces_around
 
 DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
 
@@ -35,7 +36,8 @@ class Sent:
     """Bytes that a rank sends in one step of training, all layers.
 
     Attributes:
-        what: ``"ring"``, ``"gather"``, ``"heads"``, ``"tensor"``, ``"expert"`` or ``"shard"``.
+        what: ``"ring"``, ``"gather"``, ``"heads"``, ``"tensor"``, ``"expert"``, ``"shard"`` or
+            ``"average"``.
         forward: In the forward pass.
         backward: In the backward pass.
     """
@@ -126,8 +128,8 @@ def mesh_plan(
     Raises:
         ConfigError: Heads or features that ``tensor`` cannot share, experts that ``expert`` cannot.
     """
-    tensor, context, shard, expert = (
-        mesh.get(name, 1) for name in ("tensor", "context", "shard", "expert")
+    tensor, context, shard, expert, data = (
+        mesh.get(name, 1) for name in ("tensor", "context", "shard", "expert", "data")
     )
     check_ranks(model, tensor)
     _check_experts(model, expert)
@@ -135,12 +137,17 @@ def mesh_plan(
     found = [(piece, piece.on_rank(tensor) * count) for piece, count in pieces(model).items()]
     routed = sum(count for piece, count in found if piece.experts > 1) // expert
     whole_on_all = sum(count for piece, count in found if piece.experts == 1)
-    held = whole_on_all + routed
     layers = caches(model, kv_dtype, page, tensor)
     size = max(16, weight_bits) // 8
     elements = activation_elements(model, tokens=T, batch=batch, ranks=tensor, half=size == 2)
     cut = shard * context if shard > 1 else 1
     kept = whole_on_all // (expert if shard > 1 else 1) + routed
+    around = sum(piece.on_rank(tensor) * n for piece, n in pieces_around(model).items())
+    # Weights, those that are fetched once, and how many ranks share them.
+    shared = (whole_on_all, around, cut * expert), (routed, 0, cut)
+    copies = [(kept // cut, data)]
+    if shard == 1:
+        copies = [(whole_on_all, data * context * expert), (routed, data * context)]
     first = model.layers[0].attention
     seconds = hides = None
     if link is not None and flops is not None and context > 1:
@@ -156,8 +163,10 @@ def mesh_plan(
         cache_bytes=sum(each.bytes(T, batch) for each in layers),
         activation_bytes=elements * size,
         sent=(
-            *_sent(model, T, batch, size, held, tensor, context, cut),
+            *_sent(model, T, batch, size, tensor, context),
+            *(_fetched(shared, size) if shard > 1 else ()),
             *_to_experts(model, T * batch * size, expert),
+            *_averaged(copies, size),
         ),
         step_seconds=seconds,
         hides_from=hides,
@@ -172,9 +181,8 @@ def _block(shape: HeadLayout, T: int, batch: int, tensor: int) -> int:
 
 
 def _sent(
-    model: TransformerConfig, T: int, batch: int, size: int, held: int, tensor: int, context: int,
-    cut: int,
-) -> list[Sent]:  # fmt: skip
+    model: TransformerConfig, T: int, batch: int, size: int, tensor: int, context: int
+) -> list[Sent]:
     shapes = [layer.attention for layer in (*model.layers, *model.encoder_layers)]
     precise = max(4, size)
     found = []
@@ -195,10 +203,20 @@ def _sent(
         # The embedding is one more sum forward; the head's input one more backward.
         sums = int(share * stream * (regions + 1))
         found.append(Sent("tensor", sums, sums))
-    if cut > 1:
-        weights = held * size * (cut - 1) // cut
-        found.append(Sent("shard", weights, 2 * weights))
     return found
+
+
+def _fetched(shared: Iterable[tuple[int, int, int]], size: int) -> list[Sent]:
+    """Of numbers, those of them that stay once they are fetched, and how many ranks share them."""
+    weights = sum(size * count * (ranks - 1) // ranks for count, _, ranks in shared)
+    once = sum(size * count * (ranks - 1) // ranks for _, count, ranks in shared)
+    return [Sent("shard", weights, 2 * weights - once)]
+
+
+def _averaged(copies: Iterable[tuple[int, int]], size: int) -> list[Sent]:
+    """Of numbers and how many ranks hold the same ones."""
+    sums = sum(2 * size * count * (ranks - 1) // ranks for count, ranks in copies)
+    return [Sent("average", 0, sums)] if sums else []
 
 
 def _routed(model: TransformerConfig) -> list[tuple[int, int]]:

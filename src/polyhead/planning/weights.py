@@ -16,9 +16,7 @@ from polyhead.models.counts import ParameterCounts
 def pieces(config: TransformerConfig) -> Counter[Piece]:
     """All pieces of a model, each with how often it occurs."""
     E, encoder = config.embed_dim, config.encoder
-    found = Counter(_around(config))
-    if config.encoder_layers:
-        found.update(_around_encoder(config))
+    found = pieces_around(config)
     context = encoder_dim(config)
     stacks = (
         (config.layers, config.weights_of, E, context),
@@ -29,6 +27,14 @@ def pieces(config: TransformerConfig) -> Counter[Piece]:
             for piece in layer.pieces(dim, context_dim):
                 found[piece] += times
     return Counter({piece: times for piece, times in found.items() if piece.count})
+
+
+def pieces_around(config: TransformerConfig) -> Counter[Piece]:
+    """The pieces of a model that are in no layer."""
+    found = Counter(_around(config))
+    if config.encoder_layers:
+        found.update(_around_encoder(config))
+    return found
 
 
 def encoder_dim(config: TransformerConfig) -> int:
