@@ -28,7 +28,7 @@ def whole(
     most: int | None = None,
     error: type[Exception] | None = None,
 ) -> int:
-    """``value`` as an int: a whole number in a range, whatever its type; True and False are none.
+    """``value`` as an int: a whole number in a range, whatever its type; True and False are refused.
 
     Args:
         name: Name of the argument.
@@ -64,7 +64,7 @@ def number(
     hint: str = "",
     error: type[Exception] | None = None,
 ) -> float:
-    """``value``: a finite number in a range; True and False are none.
+    """``value``: a finite number in a range; True and False are not allowed.
 
     Args:
         name: Name of the argument.
@@ -118,7 +118,7 @@ def one_of(
 
 
 def is_whole(value: Any) -> bool:
-    """Whether ``value`` is an int of 64 bits; True and False are none."""
+    """Whether ``value`` is an int of 64 bits; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool) and -_BIG <= value < _BIG
 
 

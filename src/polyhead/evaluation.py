@@ -121,7 +121,7 @@ def perplexity(
 
     Raises:
         InputError: No text with two tokens; texts without a tokenizer.
-        ValueError: A number out of its range, or a model that is no decoder with a head.
+        ValueError: A number out of its range, or a model that is not a decoder with a head.
         TypeError: Texts of another kind.
     """
     transformer = decoder_of(model)

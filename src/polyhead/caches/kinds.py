@@ -53,7 +53,7 @@ class PagedCache(StoredCache):
         capacity: Tokens per row to make room for at the first append.
 
     Raises:
-        ConfigError: A page size below 1, or one that is no multiple of a quantised group.
+        ConfigError: A page size below 1, or one that is not a multiple of a quantised group.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from polyhead.writing import replacing
 
 # Left unquantised: not read by matrix products, or too small to gain (as in llama.cpp).
 _KEPT = ("norm", "ffn_gate_inp", "position_embd", "token_types", "rope_")
-# Where rows are no whole blocks of 256, the type of 32 with as many bits or one more.
+# Where rows are not whole blocks of 256, the type of 32 with as many bits or one more.
 _SMALLER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _SETTLED = ("general.architecture", "general.file_type", "general.quantization_version")
 
@@ -37,8 +37,8 @@ def quantize_gguf(
     """Writes a GGUF file whose matrices are in blocks, whole or not at all.
 
     The output matrix (with a tied head the table of tokens) is Q6_K where ``kind`` is a K type of
-    fewer bits. Rows that are no whole blocks of 256 take the type of 32 numbers that is next in
-    bits (Q4_K: Q5_0), those that are no whole blocks of 32 stay as they are.
+    fewer bits. Rows that are not whole blocks of 256 take the type of 32 numbers that is next in
+    bits (Q4_K: Q5_0), those that are not whole blocks of 32 stay as they are.
 
     Args:
         source: A GGUF file. Weights that are quantised already are unpacked and packed anew, which

@@ -58,7 +58,7 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: The text is no JSON, is nested too deep, has a whole number of more than 1,000
+        ValueError: The text is not JSON, is nested too deep, has a whole number of more than 1,000
             digits, or an object in which a key stands twice.
     """
     try:

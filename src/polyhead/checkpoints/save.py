@@ -121,7 +121,7 @@ def _write(
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Moves whole files into place, config.json last: without it a directory is no model."""
+    """Moves whole files into place, config.json last: without it a directory is not a model."""
     files = sorted(partial.iterdir(), key=lambda path: path.name == _CONFIG)
     for path in files:
         os.replace(path, target / path.name)

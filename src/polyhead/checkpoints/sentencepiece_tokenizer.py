@@ -84,7 +84,7 @@ class Pieces:
     Args:
         model: Cuts texts, and joins pieces again.
         ids: Ids of every piece and token.
-        special: Tokens that are no text, and their ids; in a text they count as themselves.
+        special: Tokens that are not text, and their ids; in a text they count as themselves.
         unknown: The token of pieces that have no id, one of ``special``.
         end: The token behind every text.
         tag: A pattern of tokens at the beginning of a text that the model must not cut.
@@ -270,7 +270,7 @@ def _made(
         name: Name of transformers' class, without ``Tokenizer``.
         files: That belong to it.
         ids: Ids of pieces and tokens.
-        special: Tokens that are no text, beside those that the files name.
+        special: Tokens that are not text, beside those that the files name.
         model: The file of the SentencePiece model.
         tag: As in ``Pieces``.
 

@@ -163,7 +163,7 @@ class Tokenizer:
                 rendered chat template has them already: pass False.
 
         Raises:
-            InputError: the text holds half a surrogate pair, which is no character, or the
+            InputError: the text holds half a surrogate pair, which is not a character, or the
                 tokenizer fails on it.
         """
         return list(self._encoding(text, add_special).ids)
@@ -197,7 +197,7 @@ class Tokenizer:
             return self.backend.encode(text, other, add_special_tokens=add_special)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
         known = [token_id for token_id in ids if 0 <= token_id < _ID_END]
         with refusing(lambda why: InputError(f"the tokenizer fails on these ids: {why}")):
             return str(self.backend.decode(known, skip_special_tokens=skip_special))

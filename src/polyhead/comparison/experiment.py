@@ -192,7 +192,7 @@ def read_json(path: Path) -> Any:
     """What a JSON file holds.
 
     Raises:
-        CheckpointError: It is no JSON.
+        CheckpointError: It is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))

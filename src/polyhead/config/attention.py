@@ -46,7 +46,7 @@ class QKNormConfig(Data):
 class ALiBiConfig(Data):
     """Linear biases (Press et al. 2022): scores lose slope · distance, a slope for each head.
 
-    ``max_bias``: slopes are 2^(-max_bias · i / H), and for a number of heads that is no power of
+    ``max_bias``: slopes are 2^(-max_bias · i / H), and for a number of heads that is not a power of
     two the paper's interleaving (MPT's ``alibi_bias_max``). ``scale``: factor of the bias (Falcon
     multiplies it with the scores by 1/√head_dim). ``rounded``: slope · key position is rounded to
     bfloat16 whatever the model's dtype, as Falcon does.

@@ -55,7 +55,7 @@ class TaskHeadConfig(Data):
 
     Attributes:
         pooling: Which hidden state is classified: ``"first"`` (BERT's and ViT's class token),
-            ``"last"`` (the last that is no padding), ``"mean"`` of all that are no padding,
+            ``"last"`` (the last that is not padding), ``"mean"`` of all that are not padding,
             ``"end"`` (the first of the model's eos_token_ids: CLIP), or None: every token by
             itself (token classification; question answering is that with 2 labels).
         num_labels: Classes; 0: the pooled and transformed states are the result (sentence

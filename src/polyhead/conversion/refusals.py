@@ -30,7 +30,7 @@ def refuse_latent(draft: Draft, layer: int) -> None:
 
 
 def refuse_linear(config: AttentionConfig, layer: int, what: str) -> None:
-    """Raises UnsupportedError where keys are no linear function of a layer's input."""
+    """Raises UnsupportedError where keys are not a linear function of a layer's input."""
     refuse_clip(config, layer, what)
     if config.qk_norm is not None:
         raise UnsupportedError(

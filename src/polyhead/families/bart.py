@@ -230,7 +230,7 @@ def sister(
         model_type: As config.json says it.
         class_name: transformers' classes begin with it.
         read: Its reader.
-        sinusoids: Whether positions are no parameters.
+        sinusoids: Whether positions are not parameters.
         defaults: Where absent keys mean something else than BART's.
         **options: Further fields of ``Family``.
     """

@@ -34,7 +34,7 @@ class TextEncoder(nn.Module):
             or the ``"last"``. ``load`` takes it from the model's files.
 
     Raises:
-        ConfigError: the transformer is no encoder.
+        ConfigError: the transformer is not an encoder.
     """
 
     def __init__(

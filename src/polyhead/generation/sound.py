@@ -114,7 +114,7 @@ def samples_of(sound: object, rate: int | None) -> Tensor:
 
     Raises:
         InputError: no samples, another shape, numbers beyond ±100, or a damaged file.
-        TypeError: samples that are no numbers.
+        TypeError: samples that are not numbers.
         ValueError: a rate out of range, or one beside a file.
     """
     if isinstance(sound, str | os.PathLike):

@@ -109,7 +109,7 @@ class SpeechToText(EncoderDecoder):
         Raises:
             InputError: a file that cannot be read or is damaged, no samples, or what ``generate``
                 raises.
-            TypeError: samples that are no floats.
+            TypeError: samples that are not floats.
         """
         batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
         samples = samples_of(sound, rate)

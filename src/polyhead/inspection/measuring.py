@@ -253,7 +253,7 @@ def _merge_top(best: Tensor, keys: Tensor, weights: Tensor, tile: Tokens) -> Non
     """Puts the weights ``[..., S]`` of a tile among the largest so far, ``[..., k]``, in place."""
     most = best.shape[-1]
     new, new_keys = weights.topk(min(most, weights.shape[-1]), dim=-1)
-    # A weight of 0 is no key that was looked at, and a masked one may not be named.
+    # A weight of 0 is not a key that was looked at, and a masked one may not be named.
     new_keys = (new_keys + tile.start).masked_fill(new == 0, -1)
     values, order = torch.cat([best, new], dim=-1).topk(most, dim=-1)
     best.copy_(values)

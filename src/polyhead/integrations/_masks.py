@@ -62,7 +62,7 @@ def additive(mask: Tensor, floor: float) -> tuple[Keep | None, Tensor | None]:
         tracing neither can be known and both are given.
     """
     allowed = mask > floor
-    # NaN compares false but is no mask: it stays in the bias and shows itself.
+    # NaN compares false but is not a mask: it stays in the bias and shows itself.
     allowed = allowed | mask.isnan()
     rest = mask.masked_fill(~allowed, 0.0)
     if is_traced(mask):

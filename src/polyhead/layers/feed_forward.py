@@ -89,7 +89,7 @@ class FeedForward(nn.Module):
             if it does not know the activation.
 
     Raises:
-        ValueError: An unknown activation or a share that is no probability.
+        ValueError: An unknown activation or a share that is not a probability.
     """
 
     def __init__(

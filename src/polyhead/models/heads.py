@@ -117,7 +117,7 @@ class TaskHead(nn.Module):
 
 
 def _lengths(mask: Mask | None, hidden: Tensor) -> Tensor:
-    """``[B]`` tokens that are no padding."""
+    """``[B]`` tokens that are not padding."""
     B, T = hidden.shape[:2]
     every = torch.full((B,), T, device=hidden.device)
     if mask is None:

@@ -36,7 +36,7 @@ class BlockType:
         """Bytes of a row of so many numbers.
 
         Raises:
-            ValueError: They are no whole number of blocks.
+            ValueError: They are not a whole number of blocks.
         """
         if numbers % self.numbers:
             raise ValueError(

@@ -34,7 +34,7 @@ def unpack(blocks: Tensor, kind: BlockType, dtype: torch.dtype = torch.float32) 
         ``[..., numbers of a row]``, dense, on the device of ``blocks``.
 
     Raises:
-        ValueError: Rows that are no whole blocks.
+        ValueError: Rows that are not whole blocks.
         NotImplementedError: A type whose meaning the ``gguf`` package does not know.
     """
     if torch.compiler.is_compiling() or gate.is_fake([blocks]):

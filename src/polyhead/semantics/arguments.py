@@ -107,7 +107,7 @@ def _named(value: object) -> str:
 
 
 def with_source_mask(mask: Mask | None, source: KeyValueSource) -> Mask | None:
-    """A call's mask, and the source's own, which hides keys that are no tokens of a batch row.
+    """A call's mask, and the source's own, which hides keys that are not tokens of a batch row.
 
     Raises:
         ValueError: A mask that counts places, of which such a source keeps no order.

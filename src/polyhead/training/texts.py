@@ -42,7 +42,7 @@ def pairs_of_table(path: str | Path) -> list[Pair]:
     """Pairs of a file with two columns, a tab between.
 
     Raises:
-        InputError: As ``read_lines``, or a line that is no pair.
+        InputError: As ``read_lines``, or a line that is not a pair.
     """
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):

@@ -139,7 +139,7 @@ class Keys:
         """What the name under a key stands for.
 
         Raises:
-            ConfigError: it is none of the names.
+            ConfigError: it is not one of the names.
         """
         name = self.take(key, default)
         if not isinstance(name, str) or name not in choices:
