@@ -28,7 +28,7 @@ def whole(
     most: int | None = None,
     error: type[Exception] | None = None,
 ) -> int:
-    """``value`` as an int: a whole number in a range, whatever its type; True and False are refused.
+    """``value`` as an int: a whole number in a range, of any type; True and False are refused.
 
     Args:
         name: Name of the argument.
