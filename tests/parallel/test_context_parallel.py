@@ -13,9 +13,11 @@ import pytest
 from cases_of_attention import FEATURES
 from worlds import World
 
+import polyhead as ph
 from polyhead.parallel import check
 from polyhead.parallel.exchanges import EXCHANGES
 from polyhead.parallel.order import ORDERS, Spread, visible_pairs
+from polyhead.parallel.ranks import fingerprint
 
 ALL = [*FEATURES]
 
@@ -94,6 +96,15 @@ def test_heads_that_ranks_cannot_share_are_refused(two: World) -> None:
     for kind, text in two.tell("cases_of_refusals:odd_heads"):
         assert kind in ("UnsupportedError", "RankError")
         assert "H = 3 query heads and G = 3 kv heads on 2 ranks" in text
+
+
+def test_masks_of_a_user_are_told_by_their_class_wherever_they_lie_in_memory() -> None:
+    class Mine(ph.Mask):
+        pass
+
+    first, second = Mine(), Mine()
+    assert repr(first) != repr(second)
+    assert fingerprint(first) == fingerprint(second) != fingerprint(ph.Causal())
 
 
 def test_orders_deal_out_every_token_once_and_zigzag_and_stripes_as_much_work() -> None:

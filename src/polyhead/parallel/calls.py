@@ -90,7 +90,8 @@ class Told:
         told = dict(call)
         positions, cache = told.pop("positions", None), told.pop("cache", None)
         held = cache.lengths if isinstance(cache, ModelCache) else None
-        agree_alike([self.ranks], ids, positions, held, *told, *told.values())
+        if not torch.compiler.is_compiling():  # notes are read on the way, graphs are not
+            agree_alike([self.ranks], ids, positions, held, *told, *told.values())
         made: Tensor = getattr(type(self.model), self.method)(self.model, ids, **call)
         return made
 
