@@ -15,23 +15,24 @@ struct Plan {
     int64_t blocks;                // in all
     int64_t rows, width;           // of a block, most; values, padded to vectors
     bool by_row;                   // what a row gives depends on the row and its keys alone
-    int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them, unless by_row
+    int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them, by row of the first
     bool folded;                   // a thread computes the shares of a block one after another
 };
 
 // Shares of keys where neither the number of threads, nor other rows, nor keys that a row does not see may
-// change its bits: they begin at every 256 keys up to 4,096, then at every eighth of a power of two.
-constexpr int64_t kShareKeys = 256, kEvenShares = 16;
+// change its bits: 16 of `keys` keys (many rows, which are packed anew for every share, have longer ones),
+// then eighths of powers of two.
+constexpr int64_t kEvenShares = 16, kShareOfFew = 256, kShareOfMany = 1024;
 
-inline int64_t fixed_share_at(int64_t i) {
-    if (i <= kEvenShares) return i * kShareKeys;
+inline int64_t fixed_share_at(int64_t i, int64_t keys) {
+    if (i <= kEvenShares) return i * keys;
     const int64_t octave = (i - kEvenShares) / 8, eighth = (i - kEvenShares) % 8;
-    return (kEvenShares * kShareKeys / 8 << octave) * (8 + eighth);
+    return (kEvenShares * keys / 8 << octave) * (8 + eighth);
 }
 
 // The first key of a share.
 inline int64_t share_at(const Attention& c, const Plan& p, int64_t i) {
-    const int64_t at = p.by_row ? fixed_share_at(i) : i * p.share_keys;
+    const int64_t at = p.by_row ? fixed_share_at(i, p.share_keys) : i * p.share_keys;
     return at < c.keys ? at : c.keys;
 }
 
@@ -56,7 +57,8 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.shares = 1, p.share_keys = c.keys;
     const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
     if (p.by_row) {
-        while (fixed_share_at(p.shares) < c.keys) ++p.shares;
+        p.share_keys = p.few ? kShareOfFew : kShareOfMany;
+        while (fixed_share_at(p.shares, p.share_keys) < c.keys) ++p.shares;
         p.folded = p.shares > 1 && !spare;
     } else if (spare) {
         int64_t shares = (4 * threads + p.blocks - 1) / p.blocks;

@@ -607,8 +607,8 @@ MUTATIONS = [
     Mutation(
         "shares that begin where they always do",
         "csrc/plan.h",
-        "p.by_row ? fixed_share_at(i) : i * p.share_keys",
-        "p.by_row ? fixed_share_at(i) - (c.queries > 1 && i == 1 ? 64 : 0) : i * p.share_keys",
+        "p.by_row ? fixed_share_at(i, p.share_keys) :",
+        "p.by_row ? fixed_share_at(i, p.share_keys) - (c.queries > 1 && i == 1 ? 64 : 0) :",
         "tests/kernels/test_native.py",
     ),
     Mutation(
