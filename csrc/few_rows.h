@@ -96,9 +96,9 @@ void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, St
         if (few_coded_block<T>(c, rows, keys, visible, plain, coded, s, state)) return;
         const Content<T> from = content_of<T>(c, rows, *keys.piece, keys.start, keys.length, room);
         if (watch && !all_finite<T>(c, keys, from)) {
-            quarantine<T>(c, rows, keys, from, good_k, good_v, state);
-            const Content<float> good{good_k, good_v, D, c.value_dim};
-            few_block<float>(c, rows, keys, visible, (const char*)plain, D * 4, good, s, state);
+            // In its own type: what a row does not see must not change its bits.
+            const Content<T> good = quarantined<T>(c, rows, keys, from, good_k, good_v, state);
+            few_block<T>(c, rows, keys, visible, q, row_bytes, good, s, state);
             return;
         }
         few_block<T>(c, rows, keys, visible, q, row_bytes, from, s, state);

@@ -27,7 +27,7 @@
 #define PH_WEIGHT(FIELD) FIELD(weight, "Tensor") FIELD(bias, "Tensor | None") FIELD(type, "int")
 
 #define PH_NORM(FIELD) \
-    FIELD(weight, "Tensor") FIELD(eps, "float") FIELD(offset, "float") FIELD(bias, "Tensor | None") FIELD(centred, "bool")
+    FIELD(weight, "Tensor | None") FIELD(eps, "float") FIELD(offset, "float") FIELD(bias, "Tensor | None") FIELD(centred, "bool")
 
 #define PH_LATENT(FIELD) \
     FIELD(rank, "int") FIELD(plain, "int") FIELD(rotated, "int") FIELD(value, "int") FIELD(q, "Weight | None") \
@@ -38,7 +38,8 @@
     FIELD(q_norm, "NormWeight | None") FIELD(k_norm, "NormWeight | None") FIELD(latent, "Latent | None") \
     FIELD(out, "Weight") FIELD(attention_out_norm, "NormWeight | None") FIELD(feed_forward_norm, "NormWeight | None") \
     FIELD(network, "Network | None") FIELD(experts, "Experts | None") \
-    FIELD(feed_forward_out_norm, "NormWeight | None") FIELD(slopes, "Tensor | None") FIELD(cross, "Cross | None")
+    FIELD(feed_forward_out_norm, "NormWeight | None") FIELD(slopes, "Tensor | None") FIELD(cross, "Cross | None") \
+    FIELD(sinks, "Tensor | None")
 
 #define PH_NETWORK(FIELD) \
     FIELD(gate, "Weight | None") FIELD(up, "Weight") FIELD(down, "Weight") FIELD(activation, "int") FIELD(clamp, "float") \
@@ -59,9 +60,11 @@
 
 #define PH_FORM(FIELD) \
     FIELD(dtype, "int") FIELD(embed_dim, "int") FIELD(heads, "Heads") FIELD(parallel, "int") \
-    FIELD(post, "bool") FIELD(residual_scale, "float")
+    FIELD(post, "bool") FIELD(residual_scale, "float") FIELD(window, "int | None") FIELD(clip, "float")
 
-#define PH_HELD(FIELD) FIELD(k, "Tensor") FIELD(v, "Tensor | None") FIELD(first, "int") FIELD(length, "int")
+#define PH_HELD(FIELD) \
+    FIELD(k, "Tensor") FIELD(v, "Tensor | None") FIELD(first, "int") FIELD(length, "int") FIELD(pages, "Tensor | None") \
+    FIELD(coding, "Coding | None")
 
 #define PH_TILE_SUMS(FIELD) \
     FIELD(entropy, "Tensor | None") FIELD(squares, "Tensor | None") \
@@ -91,6 +94,9 @@
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(routing, "Routing") FIELD(weights, "Tensor") \
     FIELD(chosen, "Tensor")
 
+#define PH_SINK_ARGUMENTS(FIELD) \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(lse, "Tensor") FIELD(sinks, "Tensor")
+
 #define PH_NORM_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(norm, "NormWeight") FIELD(y, "Tensor")
 
@@ -119,7 +125,7 @@
 
 #define PH_STEP_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(layer, "Layer") \
-    FIELD(rotation, "tuple[Tensor, Tensor] | None") FIELD(held, "list[Held]") FIELD(position, "int") \
+    FIELD(rotation, "tuple[Tensor, Tensor] | None") FIELD(held, "list[Held]") FIELD(starts, "int | list[int]") \
     FIELD(by_distance, "Tensor | None") FIELD(memory, "Held | None") FIELD(y, "Tensor")
 
 #define PH_GATED_ARGUMENTS(FIELD) \
@@ -140,7 +146,7 @@
 
 #define PH_FUNCTIONS(GROUP) \
     GROUP(product, PH_PRODUCT_ARGUMENTS) GROUP(unpack, PH_UNPACK_ARGUMENTS) GROUP(feed_forward, PH_FEED_FORWARD_ARGUMENTS) \
-    GROUP(route, PH_ROUTE_ARGUMENTS) \
+    GROUP(route, PH_ROUTE_ARGUMENTS) GROUP(sink, PH_SINK_ARGUMENTS) \
     GROUP(norm, PH_NORM_ARGUMENTS) GROUP(rotate, PH_ROTATE_ARGUMENTS) GROUP(attend, PH_ATTEND_ARGUMENTS) \
     GROUP(gradients, PH_GRADIENTS_ARGUMENTS) GROUP(tile_sums, PH_TILE_SUMS_ARGUMENTS) \
     GROUP(head_product, PH_HEAD_PRODUCT_ARGUMENTS) GROUP(layer, PH_LAYER_ARGUMENTS) GROUP(step, PH_STEP_ARGUMENTS) GROUP(gated, PH_GATED_ARGUMENTS) \

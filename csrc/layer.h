@@ -1,10 +1,11 @@
-// A layer as data for native code, and a step through it. Included by native.h.
+// A layer as native code is handed it, and a step through it. Included by native.h.
 
 struct NormWeight {
-    const void* weight;                 // or null: no norm
+    const void* weight;                 // or null: nothing is multiplied
     float eps, offset;
     const void* bias;                   // or null
     bool centred;                       // LayerNorm
+    bool there;                         // false: no norm
 };
 
 // A product for each head: y[m, h] = x[m, h] · W[h] (`summed`, W[h] is [in, out]) or W[h] · x[m, h] (W[h]
@@ -49,7 +50,7 @@ enum Parallel { kOneAfterTheOther = 0, kOneNorm = 1, kTwoNorms = 2 };
 
 enum Scoring { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2 };
 
-// How tokens choose K of X experts, and their weights: layers/experts.py.
+// How tokens choose K of X experts, and how much each counts: layers/experts.py.
 struct Routing {
     Factor router;                      // [X, E]
     const void* choice_bias;            // [X], in float32 or the dtype of x; or null
@@ -96,28 +97,48 @@ struct Visit {
     float weights[kMostRows];
 };
 
-// Called before the chosen experts are read: checks that their description is still valid.
+// x[b, h, t] · sigmoid(lse[b, h, t] − sink[h]): heads whose scores a sink joins.
+struct Sinks {
+    Dtype dtype;
+    int64_t batch, heads, queries, value_dim;
+    void* x;                            // in place
+    int64_t x_batch, x_head, x_query;   // strides in elements
+    const float* lse;                   // [B, H, T] without gaps
+    const void* sinks;                  // [H]
+    bool wide;                          // they are float32, else in the dtype of x
+};
+
+// Asked before the chosen experts are read: whether they are still what was described.
 struct AskExperts {
     bool (*are_still)(AskExperts&, const int64_t* chosen, int64_t count);
 };
 
-// A layer and one token of every batch row: self-attention, attention to a context, feed-forward network.
+constexpr int kMostHeld = 6;  // pieces of a cache: first tokens, codes and recent ones, the last two around a ring's end
+
+// A layer and a few tokens of every batch row: self-attention, attention to a context, feed-forward network.
 struct Step {
     Dtype dtype;
-    int64_t batch, embed_dim, heads, kv_heads, key_dim, value_dim;  // as the cache has them
-    const void* x;                      // [B, E] without gaps
+    int64_t batch, tokens, rows;        // B, T, B · T
+    int64_t embed_dim, heads, kv_heads, key_dim, value_dim;  // as the cache has them
+    const void* x;                      // [B, T, E] without gaps
     NormWeight attention_norm;
     Factor qkv[3];                      // of latent attention: queries or their latent, [latent | key]
     NormWeight q_norm, k_norm;
     NormPlace norm_place;
     int64_t rotary;                     // features of a head that are rotated
-    const void *cos, *sin;              // as many, of the token's position; or null
+    const void *cos, *sin;              // [T, rotary], where rows are uneven [B, T, rotary]; or null
+    float clip;                         // queries, keys and values lie within ± this; infinity: they may be any
     LatentHeads latent;
-    Piece cache[2];                     // in order; the last token of the last is not written yet
+    Piece cache[kMostHeld];             // in order; the last T tokens are not written yet
     int pieces;
+    bool uneven;                        // rows differ in length: keys count on from 0 in a single piece
+    int64_t starts[kMostRows];          // where the first token of each row goes, if they are uneven
+    int64_t window;                     // keys that a query sees, itself included; 0: all before it
+    const void* sinks;                  // [H], in float32 or the dtype of x; or null
+    bool wide_sinks;                    // they are float32
     const float* slopes;                // of ALiBi, or null
     const float* by_distance;           // or null: as in Attention, as is the next
-    int64_t farthest, position;         // position: of the token, with either of them
+    int64_t farthest, position;         // position: of the first token, unless rows are uneven
     float scale, softcap;
     Factor out;
     NormWeight attention_out_norm, feed_forward_norm;
@@ -129,7 +150,7 @@ struct Step {
     Parallel parallel;
     bool post;                          // the norms are behind the sums
     float residual_scale;
-    void* y;                            // [B, E]
+    void* y;                            // [B, T, E]
     char* room;                         // step_bytes(step) to work in
 };
 
@@ -153,11 +174,12 @@ inline int64_t mixture_bytes(const Experts& e, int64_t rows, int64_t features) {
 inline int64_t step_bytes(const Step& s) {
     const LatentHeads& l = s.latent;
     int64_t mixed = 0;
-    if (s.experts) mixed = mixture_bytes(*s.experts, s.batch, s.embed_dim);
+    if (s.experts) mixed = mixture_bytes(*s.experts, s.rows, s.embed_dim);
     int64_t projected = s.heads * s.value_dim;  // and what is made of it, in the order of step.h
     for (const Factor& f : s.qkv) projected += 2 * f.out_features;
     if (l.rank) projected += s.heads * (l.plain + 2 * l.rotated + s.key_dim + l.value) + l.rank;
     projected += s.cross.heads * (s.cross.key_dim + s.cross.value_dim);
     const int64_t numbers = 3 * s.embed_dim + s.network.up.out_features + widest_of(s) + projected;
-    return s.batch * numbers * (int64_t)sizeof(float) + mixed + 26 * 64;
+    const int64_t bounds = s.rows * (3 * 8 + s.heads * 4);
+    return s.rows * numbers * (int64_t)sizeof(float) + mixed + bounds + 30 * 64;
 }

@@ -127,7 +127,7 @@ class LayerReader {
         const int64_t E = s.embed_dim;
         return norm(L::attention_norm, E, s.attention_norm) && norm(L::attention_out_norm, E, s.attention_out_norm) &&
                norm(L::feed_forward_norm, E, s.feed_forward_norm) && norm(L::feed_forward_out_norm, E, s.feed_forward_out_norm) &&
-               network() && slopes() && cross(weights_[L::cross]);
+               network() && slopes() && sinks() && cross(weights_[L::cross]);
     }
 
   private:
@@ -197,6 +197,19 @@ class LayerReader {
         return remember(tensor, "slopes");
     }
 
+    bool sinks() {
+        PyObject* tensor = weights_[Group_LayerWeights::sinks];
+        if (tensor == Py_None) return true;
+        View view;
+        if (!view_of(tensor, "sinks", view)) return false;
+        Step& s = data_.step;
+        s.wide_sinks = view.kind == kOfFloat32;
+        if ((view.kind != kind() && !s.wide_sinks) || view.dims != 1 || !view.is(0, s.heads) || !view.is_dense_from(0))
+            return wrong("sinks: sizes that do not go together");
+        s.sinks = view.at;
+        return remember(tensor, "sinks");
+    }
+
     bool cross(PyObject* tuple) {
         using F = Group_Cross;
         if (tuple == Py_None) return true;
@@ -225,9 +238,11 @@ bool form_from(PyObject* tuple, Step& s) {
     if (!form || !heads_from(form[F::heads], s)) return false;
     s.embed_dim = form.whole(F::embed_dim), s.dtype = (Dtype)form.whole(F::dtype);
     s.parallel = (Parallel)form.whole(F::parallel), s.post = form[F::post] == Py_True;
-    s.residual_scale = form.real(F::residual_scale);
+    s.residual_scale = form.real(F::residual_scale), s.clip = form.real(F::clip);
+    s.window = form[F::window] == Py_None ? 0 : form.whole(F::window);
     if (PyErr_Occurred()) return false;
-    if (s.dtype < 0 || s.dtype > kFloat16 || s.parallel < 0 || s.parallel > kTwoNorms || s.embed_dim < 1 || s.embed_dim > kMostFeatures)
+    if (s.dtype < 0 || s.dtype > kFloat16 || s.parallel < 0 || s.parallel > kTwoNorms || s.embed_dim < 1 || s.embed_dim > kMostFeatures ||
+        s.window < 0 || !(s.clip > 0))
         return wrong("layer: sizes that do not go together");
     return true;
 }

@@ -12,9 +12,6 @@ inline void choose_greatest(const float* values, int64_t of, int64_t count, char
     }
 }
 
-inline float exponential_of(float x) { return exponential(splat(x))[0]; }
-inline float sigmoid(float x) { return 1.0f / (1.0f + exponential_of(-x < 88.0f ? -x : 88.0f)); }
-
 inline void softmax(const float* logits, int64_t count, float* scores) {
     float peak = logits[0], total = 0;
     for (int64_t i = 1; i < count; ++i)
@@ -105,7 +102,7 @@ template <class T> inline float product_alone(float a, float b, T* room) {
 template <class T>
 int64_t visits_of(const Step& s, const T* x, const float* weights, const int64_t* chosen, Room& room, Visit* visits) {
     const Experts& e = *s.experts;
-    const int64_t E = s.embed_dim, K = e.routing.visited, stride = K + (e.routing.shared_gate.weight ? 1 : 0), all = s.batch * K;
+    const int64_t E = s.embed_dim, K = e.routing.visited, stride = K + (e.routing.shared_gate.weight ? 1 : 0), all = s.rows * K;
     float *inputs = room.take<float>(all * E), *hidden = room.take<float>(all * e.hidden);
     int64_t count = 0;
     for (int64_t last = -1;; ++count) {
@@ -142,7 +139,7 @@ template <class T>
 void experts_of(const Step& s, const T* x, const float* weights, const int64_t* chosen, Room& room, T* y, int threads) {
     const Experts& e = *s.experts;
     const int64_t E = s.embed_dim, F = e.hidden;
-    Visit* visits = room.take<Visit>(s.batch * e.routing.visited);
+    Visit* visits = room.take<Visit>(s.rows * e.routing.visited);
     const int64_t count = visits_of(s, x, weights, chosen, room, visits);
     in_team(threads, [&](int64_t thread, int64_t team) {
         // Hidden features of all visited experts are one range, so that threads share them evenly.
@@ -153,7 +150,7 @@ void experts_of(const Step& s, const T* x, const float* weights, const int64_t* 
         }
         wait_for_team();
         const int64_t first = E * thread / team, last = E * (thread + 1) / team;
-        for (int64_t m = 0; m < s.batch; ++m) __builtin_memset(y + m * E + first, 0, (last - first) * sizeof(T));
+        for (int64_t m = 0; m < s.rows; ++m) __builtin_memset(y + m * E + first, 0, (last - first) * sizeof(T));
         for (int64_t i = 0; i < count; ++i) {
             const Visit& v = visits[i];
             const Factor& down = v.network->down;
@@ -174,17 +171,17 @@ void experts_of(const Step& s, const T* x, const float* weights, const int64_t* 
 template <class T> Outcome mixture_of(const Step& s, const T* x, float* wide, Room& room, T* y, int threads) {
     const Experts& e = *s.experts;
     const Routing& by = e.routing;
-    const int64_t E = s.embed_dim, K = by.visited, features = s.batch * E;
-    widen<T>(x, E, s.batch, E, wide);
+    const int64_t E = s.embed_dim, K = by.visited, features = s.rows * E;
+    widen<T>(x, E, s.rows, E, wide);
     const bool weighed = by.shared_gate.weight;
-    float* weights = room.take<float>(s.batch * (K + 1));
-    int64_t* chosen = room.take<int64_t>(s.batch * K);
-    route_of<T>(Route{s.dtype, wide, s.batch, E, by, weights, chosen, room.take<char>(route_bytes(by, s.batch))}, threads);
-    if (!s.ask->are_still(*s.ask, chosen, s.batch * K)) return Outcome::stopped;
+    float* weights = room.take<float>(s.rows * (K + 1));
+    int64_t* chosen = room.take<int64_t>(s.rows * K);
+    route_of<T>(Route{s.dtype, wide, s.rows, E, by, weights, chosen, room.take<char>(route_bytes(by, s.rows))}, threads);
+    if (!s.ask->are_still(*s.ask, chosen, s.rows * K)) return Outcome::stopped;
     experts_of(s, x, weights, chosen, room, y, threads);
     if (!e.shared.up.weight) return Outcome::done;
     T* made = room.take<T>(features);
-    feed_forward(FeedForward{s.dtype, wide, s.batch, E, e.shared, room.take<float>(s.batch * e.shared.up.out_features), made}, threads);
+    feed_forward(FeedForward{s.dtype, wide, s.rows, E, e.shared, room.take<float>(s.rows * e.shared.up.out_features), made}, threads);
     for (int64_t i = 0; weighed && i < features; ++i) {
         T joined;
         round_to(product_alone(to_float(made[i]), weights[i / E * (K + 1) + K], &joined), made + i);

@@ -173,17 +173,17 @@ bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Fa
 bool norm_from(PyObject* tuple, const char* name, int kind, int64_t features, NormWeight& n) {
     const Fields<Group_NormWeight> fields(tuple, name);
     View weight, bias;
-    if (!fields || !view_of(fields[Group_NormWeight::weight], name, weight) ||
+    if (!fields || !optional_view_of(fields[Group_NormWeight::weight], name, weight) ||
         !optional_view_of(fields[Group_NormWeight::bias], name, bias))
         return false;
     auto fits = [&](const View& v) { return v.dims == 1 && v.kind == kind && v.size[0] == features && v.is_dense_from(0); };
-    if (!fits(weight) || (bias && !fits(bias))) {
+    if ((weight && !fits(weight)) || (bias && !fits(bias))) {
         PyErr_Format(PyExc_ValueError, "%s must be a weight [%lld], and such a bias, in the dtype of x, without gaps", name,
                      (long long)features);
         return false;
     }
     n = NormWeight{weight.at, fields.real(Group_NormWeight::eps), fields.real(Group_NormWeight::offset), bias.at,
-                   fields[Group_NormWeight::centred] == Py_True};
+                   fields[Group_NormWeight::centred] == Py_True, true};
     return !PyErr_Occurred();
 }
 
@@ -326,6 +326,7 @@ PyMethodDef kMethods[] = {
     PH_METHOD(unpack, "Rows of blocks as numbers."),
     PH_METHOD(feed_forward, "A feed-forward network of few rows."),
     PH_METHOD(route, "Which experts a few rows visit."),
+    PH_METHOD(sink, "What sinks leave of heads."),
     PH_METHOD(norm, "RMS norm of rows."),
     PH_METHOD(rotate, "Rotary positions."),
     PH_METHOD(head_product, "Few rows times weights, head by head."),

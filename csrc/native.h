@@ -312,6 +312,7 @@ struct Code {
     void (*tile_sums)(const Tile&, int threads);
     Outcome (*step)(const Step&, int threads);
     void (*route)(const Route&, int threads);
+    void (*sink)(const Sinks&, int threads);
     void (*gated)(const Gated&, int threads);
     void (*dropped)(const Elements&, int threads);
     void (*norm_gradients)(const NormGradients&, int threads);

@@ -125,6 +125,9 @@ inline float activated(float x, Activation kind) {
     return acted(splat(x), kind)[0];
 }
 
+inline float exponential_of(float x) { return exponential(splat(x))[0]; }
+inline float sigmoid(float x) { return 1.0f / (1.0f + exponential_of(-x < 88.0f ? -x : 88.0f)); }
+
 // Hidden features [first, last). What they are summed up in stays float32 until the last product.
 template <class T> void hidden_rows(const FeedForward& f, int64_t first, int64_t last) {
     const Network& n = f.network;
@@ -172,12 +175,15 @@ template <class T> void norm_row(const T* x, const Norm& p, T* y) {
     d = 0;
     for (; d + W <= p.dim; d += W) {
         const Vec scaled = load(x + d) * factor;
-        if (p.offset != 0.0f) store(scaled * (load(weight + d) + p.offset), y + d);
+        if (!weight) store(scaled, y + d);
+        else if (p.offset != 0.0f) store(scaled * (load(weight + d) + p.offset), y + d);
         else store(rounded<T>(scaled) * load(weight + d), y + d);
     }
     for (; d < p.dim; ++d) {
         const float scaled = to_float(x[d]) * factor;
-        if (p.offset != 0.0f) {
+        if (!weight) {
+            round_to(scaled, y + d);
+        } else if (p.offset != 0.0f) {
             round_to(scaled * (to_float(weight[d]) + p.offset), y + d);
         } else {
             round_to(scaled, y + d);
@@ -201,11 +207,13 @@ template <class T> void centred_norm_row(const T* x, const Norm& p, T* y) {
     for (; d < p.dim; ++d) total += (to_float(x[d]) - mean) * (to_float(x[d]) - mean);
     const float factor = 1.0f / __builtin_sqrtf(total / (float)p.dim + p.eps);
     for (d = 0; d + W <= p.dim; d += W) {
-        const Vec scaled = (load(x + d) - mean) * factor * (load(weight + d) + p.offset);
+        const Vec alone = (load(x + d) - mean) * factor;
+        const Vec scaled = weight ? alone * (load(weight + d) + p.offset) : alone;
         store(bias ? scaled + load(bias + d) : scaled, y + d);
     }
     for (; d < p.dim; ++d) {
-        const float scaled = (to_float(x[d]) - mean) * factor * (to_float(weight[d]) + p.offset);
+        const float alone = (to_float(x[d]) - mean) * factor;
+        const float scaled = weight ? alone * (to_float(weight[d]) + p.offset) : alone;
         round_to(bias ? scaled + to_float(bias[d]) : scaled, y + d);
     }
 }

@@ -2,28 +2,80 @@
 
 #include "layer_calls.h"
 
-// The keys and values [first, first + length) that a cache holds, the last of them still to be written.
+// A piece of what a cache holds, from its unit `first` on, of so many rows; `width` and `values` are those of
+// numbers that are not coded.
+bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, Piece& p) {
+    using F = Group_Held;
+    const Fields<F> f(tuple, "held");
+    View k, v, pages;
+    if (!f || !view_of(f[F::k], "held", k) || !optional_view_of(f[F::v], "held", v) || !optional_view_of(f[F::pages], "pages", pages))
+        return false;
+    const int64_t first = f.whole(F::first), length = f.whole(F::length);
+    const bool coded = f[F::coding] != Py_None;
+    if (PyErr_Occurred()) return false;
+    if (k.dims != 4 || (v && v.dims != 4) || (coded && !v)) return wrong("held: sizes that do not go together");
+    int64_t unit = 1;
+    if (coded) {
+        Attention c{};
+        c.key_dim = width;
+        if (!coding_from(f[F::coding], k, v, c, p)) return false;
+        if (c.value_dim != values) return wrong("held: codes of another size");
+        unit = p.coding.group;
+    } else if (k.kind != (int)s.dtype || !k.is(3, width) || !k.is_dense_from(3) ||
+               (v ? v.kind != k.kind || !v.is(3, values) || !v.is_dense_from(3) : values > width)) {
+        return wrong("held: sizes that do not go together");
+    }
+    auto fits = [&](const View& held) {
+        bool good = held.is(1, heads) && length >= 1 && first >= 0 && length < INT64_MAX / 4 / unit && first < INT64_MAX / 4 / unit;
+        for (int d = 0; d < 3; ++d) good = good && held.is(d, k.size[d]);
+        return good && (pages || (held.is(0, batch) && first <= held.size[2] - length));
+    };
+    if (!fits(k) || (v && !fits(v))) return wrong("held: sizes that do not go together");
+    const int64_t size = kItemSize[k.kind], skipped = pages ? 0 : first;
+    p.k = k.at + skipped * k.stride[2] * size, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
+    p.v = p.k, p.v_batch = p.k_batch, p.v_head = p.k_head, p.v_token = p.k_token;  // the first columns of a latent
+    if (v) p.v = v.at + skipped * v.stride[2] * size, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
+    if (coded) {
+        Coding& g = p.coding;
+        g.k_scale += skipped * g.k_unit, g.k_zero += skipped * g.k_unit;
+        if (g.v_bits) g.v_scale += skipped * g.v_unit, g.v_zero += skipped * g.v_unit;
+    }
+    p.length = length * unit;
+    if (!pages) return true;
+    const int64_t each = k.size[2], used = each < 1 ? 0 : (first + length + each - 1) / each;
+    if (pages.kind != kOfInt64 || pages.dims != 2 || !pages.is_dense_from(1) || !pages.is(0, batch) || each < 1 || used > pages.size[1])
+        return wrong("pages must be [B, m] int64, enough for the tokens");
+    p.pages = (const int64_t*)pages.at, p.pages_batch = pages.step(0), p.page_length = each * unit, p.skipped = first * unit;
+    return pages_are_held(pages, batch, used, k.size[0]);
+}
+
+// The keys and values that a cache holds, the last T tokens of them still to be written.
 bool held_from(PyObject* list, Step& s) {
     const int64_t pieces = PyList_Check(list) ? PyList_Size(list) : 0;
-    if (pieces < 1 || pieces > 2) return wrong("held must be a list of one or two tuples");
-    for (; s.pieces < pieces; ++s.pieces) {
-        PyObject* tuple = PyList_GetItem(list, s.pieces);
-        const Fields<Group_Held> f(tuple, "held");
-        View k, v;
-        if (!f || !view_of(f[Group_Held::k], "held", k) || !optional_view_of(f[Group_Held::v], "held", v)) return false;
-        const int64_t first = f.whole(Group_Held::first), length = f.whole(Group_Held::length);
+    if (pieces < 1 || pieces > kMostHeld) return wrong("held must be a list of one to six tuples");
+    for (; s.pieces < pieces; ++s.pieces)
+        if (!held_piece_from(PyList_GetItem(list, s.pieces), s, s.batch, s.kv_heads, s.key_dim, s.value_dim, s.cache[s.pieces])) return false;
+    int64_t lacking = s.tokens;  // of the tokens that are written, which are not coded
+    for (int i = s.pieces; lacking > 0 && i > 0 && !s.cache[i - 1].coding.group; --i) lacking -= s.cache[i - 1].length;
+    for (int i = 0; i < s.pieces; ++i)
+        if (s.cache[i].coding.group && s.latent.rank && !s.latent.plain) return wrong("held: codes of latents of which no query asks for all");
+    return lacking <= 0 || wrong("held: fewer exact tokens than are written");
+}
+
+// Where the first token of every row goes: one place for all, or a list.
+bool starts_from(PyObject* starts, Step& s) {
+    if (!PyList_Check(starts)) {
+        s.position = PyLong_AsLongLong(starts);
+        return !PyErr_Occurred();
+    }
+    s.uneven = true;
+    const Piece& only = s.cache[0];
+    if (PyList_Size(starts) != s.batch || s.pieces != 1 || only.skipped || only.coding.group || s.slopes || s.by_distance)
+        return wrong("starts must be one for every row, in a single piece");
+    for (int64_t b = 0; b < s.batch; ++b) {
+        s.starts[b] = PyLong_AsLongLong(PyList_GetItem(starts, b));
         if (PyErr_Occurred()) return false;
-        auto fit = [&](const View& held, int64_t width) {
-            return held.dims == 4 && held.kind == (int)s.dtype && held.is(0, s.batch) && held.is(1, s.kv_heads) && length >= 1 &&
-                   first >= 0 && first <= held.size[2] - length && held.is(3, width) && held.is_dense_from(3);
-        };
-        if (!fit(k, s.key_dim) || (s.latent.rank ? (bool)v : !fit(v, s.value_dim))) return wrong("step: sizes that do not go together");
-        Piece& p = s.cache[s.pieces];
-        const int64_t size = kItemSize[k.kind];
-        p.k = k.at + first * k.stride[2] * size, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
-        p.v = p.k, p.v_batch = p.k_batch, p.v_head = p.k_head, p.v_token = p.k_token;  // the first columns of a latent
-        if (v) p.v = v.at + first * v.stride[2] * size, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
-        p.length = length;
+        if (s.starts[b] < 0 || s.starts[b] > only.length - s.tokens) return wrong("starts must leave room for the tokens");
     }
     return true;
 }
@@ -36,24 +88,14 @@ bool memory_from(PyObject* tuple, Step& s) {
         if (c.q.weight) s.network = Network{}, s.experts = nullptr;
         return true;
     }
-    const Fields<Group_Held> f(tuple, "memory");
-    View k, v;
-    if (!f || !view_of(f[Group_Held::k], "memory", k) || !view_of(f[Group_Held::v], "memory", v)) return false;
-    const int64_t first = f.whole(Group_Held::first), length = f.whole(Group_Held::length);
-    if (PyErr_Occurred()) return false;
-    auto fit = [&](const View& held, int64_t width) {
-        return held.dims == 4 && held.kind == (int)s.dtype && held.size[0] >= 1 && s.batch % held.size[0] == 0 &&
-               held.is(1, c.kv_heads) && length >= 1 && first >= 0 && first <= held.size[2] - length && held.is(3, width) &&
-               held.is_dense_from(3);
-    };
-    if (!c.q.weight || !fit(k, c.key_dim) || !fit(v, c.value_dim) || !v.is(0, k.size[0]))
-        return wrong("memory: sizes that do not go together");
-    Piece& p = c.memory;
-    const int64_t size = kItemSize[k.kind];
-    p.k = k.at + first * k.stride[2] * size, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
-    p.v = v.at + first * v.stride[2] * size, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
-    p.length = length, c.shared = s.batch / k.size[0];
-    return true;
+    PyObject* k = PyTuple_Check(tuple) && PyTuple_Size(tuple) ? PyTuple_GetItem(tuple, 0) : Py_None;
+    View view;
+    if (!view_of(k, "memory", view)) return false;
+    const int64_t rows = view.dims == 4 ? view.size[0] : 0;
+    if (!c.q.weight || rows < 1 || s.batch % rows) return wrong("memory: sizes that do not go together");
+    c.shared = s.batch / rows;
+    if (!held_piece_from(tuple, s, rows, c.kv_heads, c.key_dim, c.value_dim, c.memory)) return false;
+    return (!c.memory.pages && !c.memory.coding.group && c.memory.v != c.memory.k) || wrong("memory: keys and values in rows");
 }
 
 bool distances_from(PyObject* tensor, Step& s) {
@@ -96,23 +138,24 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Step s = layer->data->step;
     View x, cos, sin;
     if (!view_of(a[A::x], "x", x) || !pair_of(a[A::rotation], "rotation", cos, sin)) return nullptr;
-    if (x.dims != 3 || x.kind != (int)s.dtype || !x.is(1, 1) || !x.is_dense_from(0) || x.size[0] < 1 || x.size[0] > kMostRows ||
-        !x.is(2, s.embed_dim)) {
-        PyErr_Format(PyExc_ValueError, "step takes one token of up to %d batch rows, of the layer's size and dtype", kMostRows);
+    if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMostRows ||
+        x.size[1] > kMostRows || x.size[0] * x.size[1] > kMostRows || !x.is(2, s.embed_dim)) {
+        PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMostRows);
         return nullptr;
     }
-    s.batch = x.size[0], s.x = x.at;
-    auto is_row = [&](const View& table) {
+    s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens, s.x = x.at;
+    s.cos = cos.at, s.sin = sin.at;
+    if (!held_from(a[A::held], s) || !starts_from(a[A::starts], s) || !distances_from(a[A::by_distance], s) ||
+        !memory_from(a[A::memory], s))
+        return nullptr;
+    auto is_table = [&](const View& table) {
         int64_t numbers = 1;
         for (int d = 0; d < table.dims; ++d) numbers *= table.size[d];
-        return table.kind == x.kind && numbers == s.rotary && table.is_dense_from(0);
+        return table.kind == x.kind && numbers == s.rotary * (s.uneven ? s.rows : s.tokens) && table.is_dense_from(0);
     };
-    if (s.rotary ? !is_row(cos) || !is_row(sin) : (bool)cos) return wrong("rotation: sizes that do not go together");
-    s.cos = cos.at, s.sin = sin.at;
-    s.position = a.whole(A::position);
-    if (PyErr_Occurred() || !held_from(a[A::held], s) || !distances_from(a[A::by_distance], s) || !memory_from(a[A::memory], s))
-        return nullptr;
-    s.y = made_for(a[A::y], "y", s.batch * s.embed_dim, x.kind);
+    if (s.rotary ? !is_table(cos) || !is_table(sin) : (bool)cos) return wrong("rotation: sizes that do not go together");
+    if (s.uneven && s.by_distance) return wrong("by_distance: rows of one length");
+    s.y = made_for(a[A::y], "y", s.rows * s.embed_dim, x.kind);
     const Room<char> room(step_bytes(s));
     if (PyErr_Occurred()) return nullptr;
     if (!(s.room = room.get())) return PyErr_NoMemory();
@@ -126,6 +169,23 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (outcome == Outcome::no_memory) return PyErr_NoMemory();
     const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
     return PyLong_FromLong(whole ? 3 : s.cross.memory.length ? 2 : 1);
+}
+
+// sink(...): x [B, H, T, V] in place.
+PyObject* sink(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_sink;
+    const Arguments<A> a("sink", args, count);
+    View x, lse, sinks;
+    if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::lse], "lse", lse) || !view_of(a[A::sinks], "sinks", sinks)) return nullptr;
+    bool good = x.dims == 4 && x.kind <= kOfFloat16 && x.is_dense_from(3) && lse.dims == 3 && lse.kind == kOfFloat32 && lse.is_dense_from(0);
+    for (int d = 0; good && d < 3; ++d) good = lse.is(d, x.size[d]);
+    if (!good || sinks.dims != 1 || !sinks.is(0, x.size[1]) || !sinks.is_dense_from(0) || (sinks.kind != x.kind && sinks.kind != kOfFloat32))
+        return wrong("x must be [B, H, T, V], lse [B, H, T] float32 and sinks [H], without gaps");
+    const Sinks s{(Dtype)x.kind, x.size[0], x.size[1], x.size[2], x.size[3], x.at, x.stride[0], x.stride[1], x.stride[2],
+                  (const float*)lse.at, sinks.at, sinks.kind == kOfFloat32};
+    const Unlocked unlocked;
+    a.code->sink(s, a.threads);
+    Py_RETURN_NONE;
 }
 
 // Products for each head of x [rows, H, in] with weights [H, in, out] (summed) or [H, out, in].

@@ -25,6 +25,7 @@ from polyhead.caches.memory import Memory, Rows
 from polyhead.caches.pages import Pages
 from polyhead.caches.sizes import Dense, Latent, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.source import COPIED_TOKENS, Stored
+from polyhead.native.coding import Coding
 
 
 class Shape(NamedTuple):
@@ -74,6 +75,7 @@ class Contents:
 
     def __init__(self, layout: Layout, storage: Storage, shape: Shape, reserved: int) -> None:
         self.layout, self.storage, self.shape = layout, storage, shape
+        self._lying: tuple[list[Tensor], tuple[Tensor, Tensor, Coding]] | None = None
         needed = sizes.units(storage, reserved)
         self.memories: dict[str, Memory] = {}
         for store in shape.stores(layout, storage):
@@ -104,7 +106,7 @@ class Contents:
         places = [self.main.firsts, *(memory.stops for memory in self.memories.values())]
         return all(rows.count(rows[0]) == len(rows) for rows in places)
 
-    def with_room(self, count: int, *, latents: bool = False) -> Rows | None:
+    def with_room(self, count: int, *, latents: bool = False, turning: bool = False) -> Rows | None:
         """The memory, if exact tokens go to the end of rows of equal length with room.
 
         A ring has it while a token at a time takes the place of one that is out of the window.
@@ -112,6 +114,7 @@ class Contents:
         Args:
             count: Tokens for each row.
             latents: Whether latents, which have no values of their own, are exact tokens too.
+            turning: Whether several tokens may go around the end of a ring, in two runs.
         """
         rows, kind = self.main, type(self.storage)
         if (
@@ -123,9 +126,22 @@ class Contents:
             or (len(rows.stops) > 1 and not self.even)
         ):
             return None
-        stop, limit = rows.stops[0] + count, rows.store.limit
-        fits = stop <= rows.capacity or (count == 1 and rows.capacity == limit)
-        return rows if fits else None
+        if rows.stops[0] + count <= rows.capacity:
+            return rows
+        most = 1 + self.layout.spare if turning and isinstance(self.layout, Ring) else 1
+        return rows if count <= most and rows.capacity == rows.store.limit else None
+
+    def codes_lying(self) -> tuple[Tensor, Tensor, Coding]:
+        """Codes of keys and values, and what they stand for: all that there is room for."""
+        codes, codec = self.memories["codes"], self.codecs["codes"]
+        tensors = codes.lying() if isinstance(codes, Pages) else codes.tensors
+        known = self._lying
+        if known is None or any(a is not b for a, b in zip(known[0], tensors, strict=True)):
+            k, v, coding = codec.lying(tensors)
+            if coding is None:
+                raise TypeError("these tokens are exact: they are not coded")
+            self._lying = known = [*tensors], (k, v, coding)
+        return known[1]
 
     @property
     def has_positions(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from operator import is_not
 from typing import Self
 
 import torch
@@ -40,6 +41,7 @@ class PagePool:
         ]
         self.references: list[int] = []
         self.free: list[int] = []
+        self._lying: tuple[list[Tensor], list[Tensor]] = [], []
 
     def reserve(self, pages: int) -> None:
         """Makes room until ``pages`` pages are free; doubles, as a store without pages does."""
@@ -55,6 +57,14 @@ class PagePool:
             del old
         self.references += [0] * (wanted - have)
         self.free[:0] = range(wanted - 1, have - 1, -1)
+
+    def lying(self) -> list[Tensor]:
+        """``[pages, heads, P, width]`` per field, views."""
+        known, views = self._lying
+        if len(known) != len(self.tensors) or any(map(is_not, known, self.tensors)):
+            views = [tensor.transpose(0, 1) for tensor in self.tensors]
+            self._lying = [*self.tensors], views
+        return views
 
     def take(self) -> int:
         """A page that nothing else points to."""
@@ -132,7 +142,19 @@ class Pages(Memory):
         for row in touched:
             self.stops[row] = stop
 
-    def _own(self, rows: Iterable[int], start: int, stop: int) -> None:
+    def grow(self, count: int) -> None:
+        """Counts units in every row, in pages of its own, that are still to be written."""
+        even = self.stops.count(self.stops[0]) == len(self.stops)
+        for row, start in enumerate(self.stops[:1] if even else self.stops):
+            rows = range(len(self.stops)) if even else (row,)
+            self._own(rows, start, start + count)
+        self.stops = [stop + count for stop in self.stops]
+
+    def lying(self) -> list[Tensor]:
+        """``[pages, heads, P, width]`` per field, views."""
+        return self.pool.lying()
+
+    def _own(self, rows: Sequence[int], start: int, stop: int) -> None:
         """Pages for units ``start`` to ``stop`` of these rows, that no other sequence uses."""
         wanted = self.store.pages(stop)
         fresh = sum(wanted - len(self.table[row]) for row in rows)
@@ -150,7 +172,7 @@ class Pages(Memory):
         tensors = self.tensors if only is None else [self.tensors[only]]
         page = self.pool.page
         first, last = start // page, -(-stop // page)
-        index = self._page_index()[:, first:last]
+        index = self.page_index()[:, first:last]
         part = slice(start - first * page, stop - first * page)
         if index.numel() == 1:
             return [tensor[None, :, self.table[0][first], part] for tensor in tensors]
@@ -161,9 +183,9 @@ class Pages(Memory):
         """Which pages hold units ``start`` to ``stop``."""
         page = self.pool.page
         first, last = start // page, -(-stop // page)
-        return PageTable(self._page_index()[:, first:last], start - first * page, stop - start)
+        return PageTable(self.page_index()[:, first:last], start - first * page, stop - start)
 
-    def _page_index(self) -> Tensor:
+    def page_index(self) -> Tensor:
         """``[B, m]`` the table; a row that is shorter repeats a page that the mask hides."""
         if self._index is None:
             longest = max(map(len, self.table), default=0)

@@ -18,8 +18,8 @@ from torch import Tensor
 from polyhead.caches.arrivals import Arrivals, arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape, latent_of
+from polyhead.caches.growth import Growth, Held, grown
 from polyhead.caches.in_use import InUse, alone
-from polyhead.caches.memory import Rows
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
@@ -63,7 +63,7 @@ class StoredCache(KeyValueCache):
         self.in_use = InUse()
         self._contents: Contents | None = None
         self._lengths: list[int] = []
-        self._before: list[int] = []
+        self._grown: tuple[Growth, list[int]] | None = None
         self._explicit = False
 
     @property
@@ -164,6 +164,7 @@ class StoredCache(KeyValueCache):
         other = copy.copy(self)
         other.in_use = InUse()
         other._lengths = [*self._lengths]
+        other._grown = None
         other._contents = None if self._contents is None else self._contents.fork()
         return other
 
@@ -241,43 +242,39 @@ class StoredCache(KeyValueCache):
         self._lengths[row] = length
 
     def grow(
-        self, shape: tuple[Any, ...], window: int | None = None
-    ) -> list[tuple[Tensor, Tensor | None, int, int]] | None:
-        """Room for one more token in every row; the caller writes its keys and values there.
+        self, shape: tuple[Any, ...], count: int = 1, window: int | None = None
+    ) -> list[Held] | None:
+        """Room for more tokens in every row; the caller writes their keys and values there.
 
-        The caller is alone with the cache (``in_use``), and ``ungrow`` takes the token back.
+        The caller is alone with the cache (``in_use``), and ``ungrow`` takes the tokens back.
 
         Args:
             shape: What the caller is going to write: the fields of ``Shape``.
-            window: Tokens that the new one sees, itself included; None: all that are held.
+            count: Tokens for each row.
+            window: As in ``growth.grown``.
 
         Returns:
-            Where the tokens that it sees lie, in order, in one piece or (around the end of a ring)
-            two: keys ``[B, G, n, D]``, values ``[B, G, n, V]`` (None: the first columns of a
-            latent), the first and how many; the last of them is still to be written. None, and
-            nothing is counted, unless ``append`` would only write.
+            Where the tokens that they see lie, in order, the last ``count`` still to be written.
+            None, and nothing is counted, unless ``append`` would only write.
         """
         contents = self._contents
-        if contents is None or contents.shape != shape:
+        found = None
+        if contents is not None and contents.shape == shape:
+            found = grown(contents, count, window)
+        if found is None:
             return None
-        if (rows := contents.with_room(1, latents=True)) is None:
-            return None
-        self._before = rows.firsts
-        stop = rows.grow(1) + 1
-        self._lengths = [*rows.stops]
-        first = rows.firsts[0] if window is None else max(stop - window, rows.firsts[0])
-        k, *more = rows.tensors
-        v = more[0] if more else None
-        return [(k, v, run.address, run.length) for run in rows.runs(first, stop)]
+        self._grown = found, self._lengths
+        self._lengths = [length + count for length in self._lengths]
+        return found.held
 
     def ungrow(self) -> None:
-        """Undoes the last ``grow``, whose token has not been written."""
-        if self._contents is not None and isinstance(rows := self._contents.main, Rows):
-            rows.stops = [stop - 1 for stop in rows.stops]
-            rows.firsts = self._before
-            self._lengths = [*rows.stops]
+        """Undoes the last ``grow``, whose tokens have not been written."""
+        if self._grown is not None:
+            found, self._lengths = self._grown
+            found.undo()
+            self._grown = None
 
-    def held(self) -> tuple[Tensor, Tensor, int, int] | None:
+    def held(self) -> Held | None:
         """Where all tokens lie: keys ``[B, G, n, D]``, values, the first of them and how many.
 
         None unless they are exact, at places that are their positions, and in one piece.
@@ -287,7 +284,7 @@ class StoredCache(KeyValueCache):
             return None
         (run,) = rows.runs(0, rows.stops[0])
         k, v = rows.tensors
-        return k, v, run.address, run.length
+        return k, v, run.address, run.length, None, None
 
     def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
         """Does what decoding does for every token and layer, without the rest of ``append``.

@@ -10,6 +10,7 @@ attention R latent size, N features of a key without rotation, P with rotation.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -30,9 +31,10 @@ from polyhead.layers.reading import (
     linear,
     modules_of,
     norm,
+    read,
 )
 from polyhead.native import Code, Heads, LayerForm, LayerWeights
-from polyhead.native.arguments import DTYPES, NORM_PLACES, PARALLEL, Cross, Latent
+from polyhead.native.arguments import DTYPES, MOST_ROWS, NORM_PLACES, PARALLEL, Cross, Latent
 from polyhead.native.code import Layer
 from polyhead.semantics import ALiBi, Bias
 
@@ -69,6 +71,7 @@ class DescribedLayer(NamedTuple):
     biased: bool
     window: int | None
     least_past: int
+    most_tokens: int
     embed_dim: int
     dtype: torch.dtype
 
@@ -104,9 +107,18 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
         weights |= own | around("attention", parts, x)
     except CannotBeReadError:
         return None
-    read = _further(parts, last, weights, x)
-    if config.parallel is not None and read != NETWORK:
+    done = _further(parts, last, weights, x)
+    if config.parallel is not None and done != NETWORK:
         return None
+    rope, window, clip, absorbed_from = attention.rope, None, None, 1
+    if isinstance(attention, MultiHeadLatentAttention):
+        fewest = attention.config.absorbed_from
+        if fewest is None or attention.preferred is not None:
+            return None
+        absorbed_from = fewest
+    else:
+        window, clip = attention.config.window, attention.config.qkv_clip
+    capacity = getattr(config.feed_forward, "capacity", None)
     form = LayerForm(
         DTYPES[x.dtype],
         x.shape[2],
@@ -114,19 +126,13 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
         PARALLEL[config.parallel],
         config.norm_placement == "post",
         config.residual_scale,
+        window,
+        math.inf if clip is None else clip,
     )
-    rope, window, absorbed_from = attention.rope, None, 1
-    if isinstance(attention, MultiHeadLatentAttention):
-        fewest = attention.config.absorbed_from
-        if fewest is None:
-            return None
-        absorbed_from = fewest
-    else:
-        window = attention.config.window
     # Also for parts that could be described without a hook: it may be removed later.
     names = [f"{part}{norm}" for part in _PARTS[:last] for norm in ("", "_norm", "_out_norm")]
     found = [module for name in names if (module := parts.get(name)) is not None]
-    seen = [module for part in found for module in modules_of(part, visited=read == NETWORK)]
+    seen = [module for part in found for module in modules_of(part, visited=done == NETWORK)]
     return DescribedLayer(
         code.layer(
             LayerWeights(**weights),
@@ -134,14 +140,15 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
             facts_of([layer, *seen]),
         ),
         attention,
-        layer.cross_attention if read > ATTENTION else None,
-        read,
+        layer.cross_attention if done > ATTENTION else None,
+        done,
         rope,
         None if rope is None else rope.config,
         heads,
         weights["slopes"] is not None,
         window,
         absorbed_from - 1,
+        MOST_ROWS if capacity is None else capacity,
         x.shape[2],
         x.dtype,
     )
@@ -153,17 +160,17 @@ def _further(parts: Parts, last: int, weights: dict[str, Any], x: Tensor) -> int
     Returns:
         The last part of which they are there.
     """
-    read = ATTENTION
+    done = ATTENTION
     try:
         if parts.get("cross_attention") is not None and last > ATTENTION:
             weights["cross"] = _cross(parts, x)
-            read = CROSS_ATTENTION
+            done = CROSS_ATTENTION
         if last == NETWORK:
             weights |= reading.network(parts, x)
-            read = NETWORK
+            done = NETWORK
     except CannotBeReadError:
         pass
-    return read
+    return done
 
 
 def _heads(
@@ -182,7 +189,6 @@ def _heads(
     if (
         not reading.KNOWN.cover(attention.config)
         or (attention.training and attention.dropout)
-        or attention._parameters["sinks"] is not None
         or H % G
     ):
         raise CannotBeReadError
@@ -206,7 +212,16 @@ def _heads(
         own["k_norm"] = norm(parts["k_norm"], G * D if whole else D, x)
     if attention._alibi is not None:
         own["slopes"] = _slopes(attention._alibi)
+    own["sinks"] = _sinks(attention, x)
     return heads, own
+
+
+def _sinks(attention: MultiHeadAttention, x: Tensor) -> Tensor | None:
+    """``[H]`` in float32 or the dtype of x."""
+    sinks = attention._parameters["sinks"]
+    if sinks is None or sinks.dtype == torch.float32:
+        return sinks if sinks is None else read(sinks, (attention.num_heads,), sinks)
+    return read(sinks, (attention.num_heads,), x)
 
 
 def _slopes(alibi: Bias) -> Tensor:
@@ -255,7 +270,12 @@ def _rotated(rope: RoPE | None, head_dim: int) -> int:
 def _cross(parts: Parts, x: Tensor) -> Cross:
     """The weights of queries to the context and of what follows; its keys and values are cached."""
     attention = parts["cross_attention"]
-    if not _HEADS.is_unwatched(attention) or attention._alibi is not None:
+    if (
+        not _HEADS.is_unwatched(attention)
+        or attention._alibi is not None
+        or attention._parameters["sinks"] is not None
+        or attention._clip is not None
+    ):
         raise CannotBeReadError
     heads, own = _heads(attention, x, of_context=True)
     found = around("cross_attention", parts, x)

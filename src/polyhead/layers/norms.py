@@ -57,7 +57,7 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., E]`` to the same."""
         weight, bias = self._parameters["weight"], self._parameters["bias"]
-        if weight is not None and x.shape[-1:] == self.normalized_shape:
+        if x.shape[-1:] == self.normalized_shape:
             code = native.code_for(x)
             if code is not None and x.numel() and _are_plain(x, weight, bias):
                 by = native.NormWeight(weight, self.eps, self.weight_offset, bias, centred=True)
@@ -103,12 +103,12 @@ class RMSNorm(nn.Module):
         if x.shape[-1] != self.dim:
             raise ValueError(f"x must have {self.dim} features: got shape {list(x.shape)}")
         dtype = x.dtype
-        if weight is None:
-            return normalise(x.float() if dtype in _NARROW else x, self.eps).to(dtype)
         code = native.code_for(x)
-        if code is not None and native.is_plain(weight, x) and x.numel():
+        if code is not None and x.numel() and _are_plain(x, weight):
             by = native.NormWeight(weight, self.eps, self.weight_offset)
             return code.norm(_rows(x), by).view(x.shape)
+        if weight is None:
+            return normalise(x.float() if dtype in _NARROW else x, self.eps).to(dtype)
         if (normed := fused.rms_norm(x, weight, self.eps, self.weight_offset)) is not None:
             return normed
         wide = x.float() if dtype in _NARROW else x
@@ -131,8 +131,8 @@ def _rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _are_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    return native.is_plain(weight, x) and (bias is None or native.is_plain(bias, x))
+def _are_plain(x: Tensor, *parameters: Tensor | None) -> bool:
+    return all(each is None or native.is_plain(each, x) for each in parameters)
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.checks import whole
 from polyhead.config import RopeConfig, RopeType, SinusoidConfig
-from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
+from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.layers import fused
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.native import by_row
@@ -136,31 +136,33 @@ class RoPE:
         Args:
             positions: ``[T]`` or ``[B, T]`` whole numbers.
             head_dim: D; d is ``dim`` where that was given.
-            dtype: Dtype of the result; the angles are float32.
+            dtype: Of the result; the angles are float32.
         """
         length = int(positions.max()) + 1 if positions.numel() else 0
         return self._angles(positions, self._rotated_dim(head_dim), length, dtype)
 
-    def tables_at(self, x: Tensor, position: int, head_dim: int) -> tuple[Tensor, Tensor]:
-        """cos and signed sin of one position, ``D`` numbers each, as ``Code.rotate`` takes them.
+    def tables_at(
+        self, x: Tensor, starts: int | list[int], count: int, head_dim: int
+    ) -> tuple[Tensor, Tensor]:
+        """cos and signed sin of ``count`` positions, as ``Code.rotate`` takes them.
 
         Args:
             x: Of the dtype and device that they shall have.
-            position: Position of the token.
+            starts: Of the first token; or of that of every row.
+            count: Tokens of a row.
             head_dim: D, all of which is rotated.
         """
-        last = self._last  # all layers of a model ask for the same token one after another
-        if last is not None and last[0] == (
-            position,
-            1,
-            2,
-            head_dim,
-            x.dtype,
-            x.device,
-            by_row.is_asked(),
-        ):
+        last = self._last  # all layers of a model ask for the same tokens one after another
+        first = starts if isinstance(starts, int) else tuple(starts)
+        key = first, count, 2, head_dim, x.dtype, x.device, by_row.is_asked()
+        if last is not None and last[0] == key:
             return last[1]
-        return self._rotation(x, position, 1, 2, head_dim)
+        if isinstance(starts, int):
+            return self._rotation(x, starts, count, 2, head_dim)
+        positions = torch.tensor(starts)[:, None] + torch.arange(count)
+        rotation = self._computed(positions, head_dim, x.dtype)
+        self._last = key, rotation
+        return rotation
 
     def _rotation(
         self, x: Tensor, positions: int | Tensor, length: int, head_axis: int, dim: int
@@ -221,12 +223,6 @@ class RoPE:
     def _angles(
         self, positions: Tensor, dim: int, length: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        if by_row.is_asked() and regime(self.config, length) != regime(self.config, 1):
-            raise UnsupportedError(
-                f"reproducible() cannot keep the bits of rope type {self.config.type!r} beyond "
-                f"original_max_positions={self.config.original_max_positions}: every token's "
-                "frequencies depend on the greatest position of the call"
-            )
         frequencies, factor = inverse_frequencies(self.config, self._rotated_dim(dim), length)
         angles = positions[..., None].float() * frequencies.to(positions.device)
         angles = torch.cat((angles, angles), dim=-1)

@@ -43,13 +43,13 @@ def any_value(names: str) -> dict[str, None]:
     return dict.fromkeys(names.split())
 
 
-KNOWN_NORM = {NormConfig: any_value("type eps bias weight_offset")}
+KNOWN_NORM = {NormConfig: any_value("type eps bias weight_offset weight")}
 KNOWN = KnownFields(
     KNOWN_NORM
     | {
         AttentionConfig: any_value(
             "num_heads num_kv_heads head_dim v_head_dim qkv_bias k_bias out_bias rope qk_norm "
-            "window softcap scale dropout alibi"
+            "window softcap scale dropout alibi sinks qkv_clip"
         ),
         ALiBiConfig: any_value("max_bias scale"),
         LatentAttentionConfig: any_value(
@@ -157,13 +157,15 @@ def linear(module: nn.Module | None, inputs: int, outputs: int, x: Tensor) -> We
 
 def norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:
     if _RMS_NORM.is_unwatched(module) and KNOWN.cover(module.config):
-        only = read(module._parameters["weight"], (features,), x)
+        only: Tensor | None = module._parameters["weight"]
+        if only is not None or module.dim != features:
+            only = read(only, (features,), x)
         return NormWeight(only, module.eps, module.weight_offset)
     if not _LAYER_NORM.is_unwatched(module) or module.normalized_shape != (features,):
         raise CannotBeReadError
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     return NormWeight(
-        read(weight, (features,), x),
+        weight if weight is None else read(weight, (features,), x),
         module.eps,
         module.weight_offset,
         bias if bias is None else read(bias, (features,), x),

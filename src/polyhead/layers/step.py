@@ -1,8 +1,8 @@
-"""One token through a layer by native code: what decoding does once per token and layer.
+"""A few tokens through a layer by native code: what decoding does once per token and layer.
 
 Computing a layer of a small model takes less time than calling its ten operations from Python. Here
 they are one call, with the bits of the layer's own path. In other cases (prompts, gradients, hooks,
-other masks, caches other than dense rows and rings) the modules run one by one. A layer is
+other masks, caches that must encode or move tokens) the modules run one by one. A layer is
 described to native code once (``described.py``), and again when anything about its modules changed,
 which every call finds out.
 
@@ -16,12 +16,23 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from polyhead.caches import DenseCache, KeyValueCache, LatentCache, Ring, RingCache, StoredCache
+from polyhead.caches import (
+    DenseCache,
+    KeyValueCache,
+    LatentCache,
+    PagedCache,
+    QuantizedCache,
+    Ring,
+    RingCache,
+    StoredCache,
+)
+from polyhead.caches.growth import Held
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.described import ROPE, DescribedLayer, describe
 from polyhead.layers.exact import Exactly
+from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.rows import code_for_rows
-from polyhead.native import Code, is_plain
+from polyhead.native import Code, by_row, is_plain
 from polyhead.native.arguments import MOST_ROWS
 from polyhead.semantics import Bias, Causal, Mask, RelativeBias
 
@@ -29,7 +40,8 @@ if TYPE_CHECKING:
     from polyhead.layers.transformer_layer import TransformerLayer
 
 _CACHES = {
-    kind: Exactly(kind, "append") for kind in (StoredCache, DenseCache, RingCache, LatentCache)
+    kind: Exactly(kind, "append")
+    for kind in (StoredCache, DenseCache, RingCache, PagedCache, LatentCache, QuantizedCache)
 }
 
 
@@ -70,22 +82,21 @@ def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tenso
 
     Args:
         layer: A ``TransformerLayer``, not in training.
-        x: ``[B, 1, E]``.
+        x: ``[B, T, E]``.
         given: Its cache is untouched where this returns None.
 
     Returns:
-        ``[B, 1, E]``, with the bits of the modules one after the other, and the last part that was
-        computed. None for more than 8 rows, masks other than ``Causal``, biases other than
-        ``RelativeBias``, caches other than exact tokens in rows of equal length with room (dense,
-        or the ring of a window), modules that are hooked or replaced, deterministic algorithms,
-        and where there is no native code.
+        ``[B, T, E]``, with the bits of the modules one after the other, and the last part that was
+        computed. None for more than 8 tokens in all, masks other than ``Causal``, biases other than
+        ``RelativeBias``, caches in which appending is more than writing (``caches/growth.py``),
+        modules that are hooked or replaced, deterministic algorithms, and where there is no native
+        code.
     """
     code, shape, mask, bias = code_for_rows(x), x.shape, given.mask, given.bias
     if (
         code is None
         or len(shape) != 3
-        or shape[1] != 1
-        or shape[0] > MOST_ROWS
+        or shape[0] * shape[1] > MOST_ROWS
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
         or not (mask is None or type(mask) is Causal)
@@ -100,7 +111,7 @@ def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tenso
             if known is None:
                 return None
         memory = None if known.cross is None else _memory(known.cross, x, given)
-        found = _computed(code, known, x, given.cache, bias, memory)
+        found = _computed(code, known, x, given, given.cache, bias, memory)
         if found is None:
             return None
         _, done = found
@@ -116,9 +127,7 @@ def _in_rows(cache: KeyValueCache | None) -> TypeGuard[StoredCache]:
     return kind is not None and kind.is_class_of(cache)
 
 
-def _memory(
-    cross: MultiHeadAttention, x: Tensor, given: Surroundings
-) -> tuple[Tensor, Tensor, int, int] | None:
+def _memory(cross: MultiHeadAttention, x: Tensor, given: Surroundings) -> Held | None:
     """The memory of the context's keys and values; None if the modules must run."""
     cache, context = given.context_cache, given.context
     if (
@@ -129,10 +138,11 @@ def _memory(
         or (held := cache.held()) is None
     ):
         return None
-    k, v, _, length = held
+    k, v, _, length, *_ = held
     sizes = cross.num_kv_heads, cross.head_dim, cross.v_head_dim
     if (
-        k.dtype is not x.dtype
+        v is None
+        or k.dtype is not x.dtype
         or (k.shape[1], k.shape[3], v.shape[3]) != sizes
         or x.shape[0] % k.shape[0]
         or context.shape[1] != length
@@ -145,39 +155,67 @@ def _computed(
     code: Code,
     known: DescribedLayer,
     x: Tensor,
+    given: Surroundings,
     cache: StoredCache,
     bias: RelativeBias | None,
-    memory: tuple[Tensor, Tensor, int, int] | None,
+    memory: Held | None,
 ) -> tuple[Tensor, int] | None:
     """The step and its last part (0: the layer has changed); None where modules must take it."""
     if known.attention.is_shown:
         return None
-    position, rotation, by_distance, window = cache.length, None, None, known.window
-    if window is not None and position >= window and type(cache.layout) is not Ring:
-        return None  # tiles begin elsewhere there, and sums would round differently
-    if position < known.least_past:
+    (B, T, _), lengths, window, rotation = x.shape, cache.lengths, known.window, None
+    starts: int | list[int] = lengths[0] if lengths else 0
+    if len(lengths) > 1 and lengths.count(lengths[0]) != len(lengths):
+        starts = lengths
+    if isinstance(starts, list) or T > 1:
+        if not _sees_itself(known, given, starts, T):
+            return None
+    elif starts < known.least_past:
         return None  # keys and values of few tokens are made, and no queries for the latent
-    heads = known.heads
+    by_distance = None
     if bias is not None:
-        numbers = None if known.biased else bias.numbers()
-        by_distance = None if numbers is None else numbers.by_distance
-        if by_distance is None or len(by_distance) != heads.heads:
+        by_distance = _by_distance(known, bias)
+        if by_distance is None:
             return None
-        if by_distance.dtype != torch.float32 or not is_plain(by_distance, by_distance):
-            return None
+    heads = known.heads
     if known.rope is not None:
         if not ROPE.is_class_of(known.rope) or known.rope.config is not known.rope_config:
             return x, 0
-        rotation = known.rope.tables_at(x, position, heads.rotary)
+        rotation = known.rope.tables_at(x, starts, T, heads.rotary)
+    # A ring is read from what a single token sees on, as the kernel does.
+    seen = window if T == 1 and type(cache.layout) is Ring else None
     with cache.in_use:
-        held = cache.grow((x.shape[0], *heads[1:4], x.dtype, x.device), window)
+        held = cache.grow((B, *heads[1:4], x.dtype, x.device), T, seen)
         if held is None:
             return None
         try:
-            found = code.step(x, known.data, rotation, held, position, by_distance, memory)
+            found = code.step(x, known.data, rotation, held, starts, by_distance, memory)
         except ValueError:
             cache.ungrow()
             raise
         if not found[1]:
             cache.ungrow()
         return found
+
+
+def _sees_itself(
+    known: DescribedLayer, given: Surroundings, starts: int | list[int], count: int
+) -> bool:
+    """Whether native code knows what several tokens of a row, or of rows of other lengths, see."""
+    if type(given.mask) is not Causal or count > known.most_tokens or by_row.is_asked():
+        return False
+    if isinstance(known.attention, MultiHeadLatentAttention):
+        if not isinstance(starts, int):
+            return False
+        way = known.attention.config.choose(len(given.cache.lengths), count, starts + count)
+        return way == "absorbed"
+    return isinstance(starts, int) or not (known.biased or given.bias is not None)
+
+
+def _by_distance(known: DescribedLayer, bias: RelativeBias) -> Tensor | None:
+    """``[H, 2 n + 1]`` float32 as native code reads it."""
+    numbers = None if known.biased else bias.numbers()
+    found = None if numbers is None else numbers.by_distance
+    if found is None or len(found) != known.heads.heads:
+        return None
+    return found if found.dtype == torch.float32 and is_plain(found, found) else None

@@ -184,7 +184,7 @@ class Transformer(nn.Module):
         kernel: str = "auto",
     ) -> Tensor:
         """What ``logits`` needs, ``[B, T or last, E]``; takes the arguments of a call."""
-        start, before = 0, []
+        start, before, given = 0, [], positions
         if cache is not None:
             check_cache(cache)
             start, before = cache.length, cache.lengths
@@ -214,7 +214,7 @@ class Transformer(nn.Module):
                     mask=mask,
                     context_mask=context_mask,
                     bias=bias,
-                    positions=positions,
+                    positions=given,  # else they follow on from each layer's cache
                     cache=layer_cache,
                     context_cache=context_cache,
                     kernel=kernel,

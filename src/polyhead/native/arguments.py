@@ -120,9 +120,12 @@ NO_EXTRAS = Extras()
 
 
 class NormWeight(NamedTuple):
-    """The weight ``[features]`` of an RMS norm, or of a LayerNorm (``centred``) with its bias."""
+    """The weight ``[features]`` of an RMS norm, or of a LayerNorm (``centred``) with its bias.
 
-    weight: Tensor
+    Without a weight nothing is multiplied.
+    """
+
+    weight: Tensor | None
     eps: float
     offset: float
     bias: Tensor | None = None
@@ -228,7 +231,7 @@ class LayerWeights(NamedTuple):
 
     Of latent attention ``q`` makes queries or their latent, ``k`` the latent and the rotated key.
     Without ``network`` and ``experts`` a step ends before them. ``slopes`` ``[H]`` are ALiBi's, in
-    float32.
+    float32; ``sinks`` ``[H]`` in float32 or the dtype.
     """
 
     attention_norm: NormWeight | None
@@ -246,6 +249,7 @@ class LayerWeights(NamedTuple):
     feed_forward_out_norm: NormWeight | None
     slopes: Tensor | None
     cross: Cross | None
+    sinks: Tensor | None
 
 
 NORM_PLACES = {"before_rope": 0, "after_rope": 1, "full_width": 2}
@@ -291,6 +295,8 @@ class LayerForm(NamedTuple):
         parallel: One of ``PARALLEL``.
         post: The norms stand behind the sums.
         residual_scale: Factor of what joins the residual path.
+        window: Keys that a query sees, itself included; None: all before it.
+        clip: Queries, keys and values lie within ± this.
     """
 
     dtype: int
@@ -299,20 +305,26 @@ class LayerForm(NamedTuple):
     parallel: int
     post: bool
     residual_scale: float
+    window: int | None = None
+    clip: float = math.inf
 
 
 class Held(NamedTuple):
-    """Tokens ``first`` to ``first + length`` of a cache's tensors, the last still to be written.
+    """Units ``first`` to ``first + length`` of a cache's tensors; a unit is a token, or coded.
 
     Attributes:
-        k: ``[B, G, n, D]``, the last dimension dense.
+        k: ``[B, G, n, D]``, the last dimension dense; in pages ``[pages, G, P, D]``.
         v: ``[B, G, n, V]``; None: the first columns of k.
+        pages: ``[B, m]`` int64, as in ``Piece``; ``first`` then counts from the first of them.
+        coding: As in ``Piece``.
     """
 
     k: Tensor
     v: Tensor | None
     first: int
     length: int
+    pages: Tensor | None = None
+    coding: Coding | None = None
 
 
 class TileSums(NamedTuple):

@@ -65,7 +65,7 @@ class Code:
         self._unpack = module.unpack
         self.block_sizes: dict[int, tuple[int, int]] = module.interface()["blocks"]
         self._feed_forward, self._norm = module.feed_forward, module.norm
-        self._route = module.route
+        self._route, self._sink = module.route, module.sink
         self._rotate, self._gradients = module.rotate, module.gradients
         self._tile_sums, self._step = module.tile_sums, module.step
         self._head_product, self._layer = module.head_product, module.layer
@@ -93,7 +93,7 @@ class Code:
         Args:
             blocks: ``[rows, bytes]`` uint8, the last dimension dense.
             kind: Number of their type, one of ``block_sizes``.
-            numbers: Numbers of a row.
+            numbers: Of a row.
             dtype: One of ``DTYPES``.
 
         Returns:
@@ -133,6 +133,21 @@ class Code:
             rows = slice(first, first + MOST_ROWS)
             self._route(self._index, threads(), x[rows], routing, weights[rows], chosen[rows])
         return weights, chosen
+
+    def sink(self, x: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+        """``x · sigmoid(lse − sink)``: what heads give whose scores are joined by a sink.
+
+        Args:
+            x: ``[B, H, T, V]``, the last dimension dense.
+            lse: ``[B, H, T]`` float32, dense.
+            sinks: ``[H]``, dense, in float32 or the dtype of x.
+
+        Returns:
+            A new dense tensor like x.
+        """
+        y = x.new_empty(x.shape).copy_(x)
+        self._sink(self._index, threads(), y, lse, sinks)
+        return y
 
     def norm(self, x: Tensor, by: NormWeight) -> Tensor:
         """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``.
@@ -287,31 +302,34 @@ class Code:
         x: Tensor,
         layer: Layer,
         rotation: tuple[Tensor, Tensor] | None,
-        held: list[tuple[Tensor, Tensor | None, int, int]],
-        position: int = 0,
+        held: Sequence[tuple[Any, ...]],
+        starts: int | list[int] = 0,
         by_distance: Tensor | None = None,
-        memory: tuple[Tensor, Tensor, int, int] | None = None,
+        memory: tuple[Any, ...] | None = None,
     ) -> tuple[Tensor, int]:
-        """One token of every batch row through the parts of a layer.
+        """A few tokens of every batch row through the parts of a layer.
 
         Args:
-            x: ``[B, 1, E]``, at most ``MOST_ROWS`` rows, dense.
+            x: ``[B, T, E]``, at most ``MOST_ROWS`` tokens in all, dense. More than one of a row see
+                themselves and those before them.
             layer: What ``layer`` returned.
-            rotation: cos and sin of the token's position, as ``rotate`` takes them.
-            held: One or two ``Held`` of the cache, in order; the keys and values of the last token
-                of the last are written here.
-            position: Position of the token, where scores depend on distances.
+            rotation: cos and sin of the tokens' positions, as ``rotate`` takes them; of rows of
+                different lengths for all of them.
+            held: Up to six ``Held`` of the cache, in order; the keys and values of the last T
+                tokens are written here.
+            starts: Position of the first token; or of each row's, where they differ in length and
+                all that is held is one piece, which begins with position 0.
             by_distance: As in ``Extras``.
             memory: ``Held`` of the context, for a layer with ``cross``; its rows divide B. None:
                 such a layer ends behind its self-attention.
 
         Returns:
-            ``[B, 1, E]`` and the last part that was computed: 1 the self-attention, 2 the attention
+            ``[B, T, E]`` and the last part that was computed: 1 the self-attention, 2 the attention
             to the context, 3 the network. 0, and nothing is computed, if the layer is not what it
             was; it ends before a mixture of which a chosen expert is not.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
-        where = position, by_distance, memory
+        where = starts, by_distance, memory
         return y, self._step(self._index, threads(), x, layer, rotation, held, *where, y)
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:

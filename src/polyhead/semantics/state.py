@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead import native
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -82,6 +84,15 @@ def add_sinks(state: State, sinks: Tensor) -> State:
     # A row that saw nothing has lse −∞ and out 0; differences with −∞ would give NaN gradients.
     empty = state.lse.isneginf()
     lse = state.lse.masked_fill(empty, 0.0)
-    share = torch.sigmoid(lse - sink).masked_fill(empty, 0.0)
-    out = (state.out * share[..., None]).to(state.out.dtype)
+    out = _shared(state.out, state.lse, sinks)
+    if out is None:
+        share = torch.sigmoid(lse - sink).masked_fill(empty, 0.0)
+        out = (state.out * share[..., None]).to(state.out.dtype)
     return State(out, torch.where(empty, sink.expand_as(lse), torch.logaddexp(lse, sink)))
+
+
+def _shared(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor | None:
+    """``out · sigmoid(lse − sink)`` by native code, as its decoding step does it; or None."""
+    code = native.code_for(out)
+    plain = native.is_plain(sinks, sinks) and sinks.dtype in (out.dtype, torch.float32)
+    return code.sink(out, lse.contiguous(), sinks) if code is not None and plain else None

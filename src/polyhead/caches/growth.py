@@ -1,0 +1,112 @@
+"""Room for a few more tokens at the end of a cache, which native code writes where they go.
+
+Only where appending does nothing else: no room is made but pages, no group of tokens is encoded,
+nothing that a query still sees falls out of a ring. Everything else is ``StoredCache.append``.
+
+Shape letters: B batch, G kv heads, D key size, V value size, P units in a page.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.caches.contents import Contents
+from polyhead.caches.memory import Memory, Rows
+from polyhead.caches.pages import Pages
+from polyhead.caches.sizes import Dense, Quantized, Ring
+from polyhead.native.coding import Coding
+
+Held = tuple[Tensor, Tensor | None, int, int, Tensor | None, Coding | None]
+"""The fields of ``native.arguments.Held``."""
+
+
+class Growth(NamedTuple):
+    """What a cache holds with its new tokens, which are still to be written.
+
+    Attributes:
+        held: Where all that is seen lies, in order.
+        before: The memories that count the new tokens, with their stops and firsts before.
+    """
+
+    held: list[Held]
+    before: list[tuple[Memory, list[int], list[int]]]
+
+    def undo(self) -> None:
+        """The new tokens have not been written."""
+        for memory, stops, firsts in self.before:
+            memory.stops, memory.firsts = stops, firsts
+
+
+def grown(contents: Contents, count: int, window: int | None = None) -> Growth | None:
+    """Counts ``count`` more tokens in every row.
+
+    Args:
+        contents: Of the cache; its rows may differ in length.
+        count: Tokens.
+        window: Tokens that the new one sees, itself included, where ``held`` is to begin with them.
+
+    Returns:
+        None, and nothing is counted, unless ``append`` would only write.
+    """
+    rows = contents.with_room(count, latents=True, turning=True)
+    if rows is None:
+        return _grown_elsewhere(contents, count)
+    before: tuple[Memory, list[int], list[int]] = rows, rows.stops, rows.firsts
+    stop = rows.grow(count) + count
+    first = rows.firsts[0] if window is None else max(stop - window, rows.firsts[0])
+    return Growth(_in_rows(rows, first, stop), [before])
+
+
+def _in_rows(rows: Rows, first: int, stop: int) -> list[Held]:
+    k, *more = rows.tensors
+    v = more[0] if more else None
+    return [(k, v, run.address, run.length, None, None) for run in rows.runs(first, stop)]
+
+
+def _grown_elsewhere(contents: Contents, count: int) -> Growth | None:
+    """In pages, in rows of different lengths, or beside codes."""
+    if torch.is_grad_enabled() or contents.has_positions:
+        return None
+    if isinstance(contents.storage, Quantized):
+        return _grown_tail(contents, count, contents.storage) if contents.even else None
+    memory = contents.main
+    before: tuple[Memory, list[int], list[int]] = memory, memory.stops, memory.firsts
+    stop = max(memory.stops) + count
+    if isinstance(memory, Pages):
+        memory.grow(count)
+        k, *more = memory.lying()
+        table = memory.page_index()
+        return Growth([(k, more[0] if more else None, 0, stop, table, None)], [before])
+    if type(contents.layout) is not Dense or stop > memory.capacity:
+        return None
+    memory.stops = [held + count for held in memory.stops]
+    k, *more = memory.tensors
+    return Growth([(k, more[0] if more else None, 0, stop, None, None)], [before])
+
+
+def _grown_tail(contents: Contents, count: int, storage: Quantized) -> Growth | None:
+    """Tokens that stay exact for now, in the order of ``Contents.runs``."""
+    tail, codes = contents.memories["tail"], contents.memories["codes"]
+    sinks = contents.memories.get("sinks")
+    first, stop = contents.tail_first(0), tail.stops[0] + count
+    if (
+        not isinstance(tail, Rows)
+        or (isinstance(contents.layout, Ring) and count > contents.layout.spare + 1)
+        or stop - first - storage.recent >= storage.group
+        or (stop > tail.capacity and tail.capacity != tail.store.limit)
+        or (sinks is not None and sinks.stops[0] < storage.sinks)
+    ):
+        return None
+    held: list[Held] = []
+    if isinstance(sinks, Rows):
+        held += _in_rows(sinks, 0, storage.sinks)
+    k, v, coding = contents.codes_lying()
+    table = codes.page_index() if isinstance(codes, Pages) else None
+    for run in codes.runs(max(codes.firsts), codes.stops[0]):
+        held.append((k, v, run.address, run.length, table, coding))
+    before: tuple[Memory, list[int], list[int]] = tail, tail.stops, tail.firsts
+    tail.grow(count)
+    return Growth([*held, *_in_rows(tail, first, stop)], [before])
