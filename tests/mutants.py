@@ -363,13 +363,20 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("differentiated twice", "return (*_again(formula, (x, weight), grad), None, None)", "pass"),
         ],
         "tests/layers/test_step.py": [
-            ("few keys of latents", "if position < known.least_past:", "if False:"),
+            ("few keys of latents", "elif starts < known.least_past:", "elif False:"),
             ("layers of subclasses", "not layer.is_itself or not last", "not last"),
             ("a context that is masked", "or given.context_mask is not None", ""),
             ("a context of another length", "or context.shape[1] != length", ""),
             ("two biases", "None if known.biased else bias.numbers()", "bias.numbers()"),
             ("a token that nobody wrote", "if not found[1]:\n            cache.ungrow()", "pass"),
             ("biases of norms", "bias if bias is None else read(bias, (features,), x),\n        centred", "None,\n        centred"),
+        ],
+        "tests/layers/test_step_caches.py": [
+            ("what tokens of one row see", "if type(given.mask) is not Causal or count > known", "if count > known"),
+            ("what experts have room for", "or count > known.most_tokens:", "or False:"),
+            ("latents of several tokens", 'return way == "absorbed"', "return True"),
+            ("biases of rows of other lengths", "return isinstance(starts, int) or not", "return True or not"),
+            ("where rows begin", "len(lengths) > 1 and lengths.count(lengths[0]) != len(lengths)", "False"),
         ],
         "tests/layers/test_step_experts.py": [
             ("an expert that has changed", "remembered.layer = None  # an", "pass  # an"),

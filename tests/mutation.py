@@ -525,6 +525,37 @@ MUTATIONS = [
         )
     ),
     *(
+        Mutation(feature, f"csrc/{file}", line, instead, "tests/layers/test_step_caches.py")
+        for file, feature, line, instead in (
+            ("step.h", "what several tokens see", "high[m] = at[m] + 1;", "high[m] = INT64_MAX;"),
+            (
+                "step.h",
+                "what a window hides",
+                "s.window ? at[m] - s.window + 1 : INT64_MIN",
+                "INT64_MIN",
+            ),
+            (
+                "step.h",
+                "the page of a token",
+                "row = held.pages[b * held.pages_batch",
+                "row = held.pages[0 * b",
+            ),
+            (
+                "step.h",
+                "the end of a ring",
+                "for (; back > s.cache[i].length; --i)",
+                "for (; false; --i)",
+            ),
+            ("sinks.h", "a sink", "sigmoid(lse - sink)", "sigmoid(lse)"),
+            (
+                "few_rows.h",
+                "bits of what nobody sees",
+                "few_block<T>(c, rows, keys, visible, q, row_bytes, good",
+                "few_block<T>(c, rows, keys, visible, q, row_bytes, from",
+            ),
+        )
+    ),
+    *(
         Mutation(feature, f"csrc/{file}", line, instead, "tests/layers/test_step.py")
         for file, feature, line, instead in (
             (
@@ -552,14 +583,14 @@ MUTATIONS = [
                 "whole = s.norm_place == kFullWidth;",
                 "whole = false;",
             ),
-            ("step.h", "norms of latents", "if (l.norm.weight) {", "if (false) {"),
+            ("step.h", "norms of latents", "if (l.norm.there) {", "if (false) {"),
             (
                 "step.h",
                 "rotated keys of latents",
                 "turn(s, token + R, width, 1, P, turned, threads);",
                 "",
             ),
-            ("step.h", "a context for several rows", "c.queries = a.shared;", "c.queries = 1;"),
+            ("step.h", "a context for several rows", "c.queries = queries;", "c.queries = 1;"),
             (
                 "step.h",
                 "positions of keys",
@@ -583,6 +614,12 @@ MUTATIONS = [
                 "experts that changed",
                 "if (!is_as_it_was(self.data_.guards[chosen[i]])) return false;",
                 "",
+            ),
+            (
+                "step.h",
+                "limits of queries",
+                "if (s.clip < __builtin_inff()) clip(",
+                "if (false) clip(",
             ),
             ("step.h", "features nobody asks for", "piece.k += skipped * sizeof(T);", ""),
             ("guards.h", "where weights lie", "PyLong_AsVoidPtr(address) == w.view.at", "true"),

@@ -30,7 +30,7 @@ greatest, weights saved back are equal bit for bit and transformers loads them. 
 config.json that is not understood is an error that names it.
 
 *GGUF* is the architecture of GGUF files that are read and compared in the same way. *One call*: a
-decoding step is one native call for every layer, where the cache holds exact tokens (begun: a call
+decoding step is one native call for every layer, in every kind of cache (begun: a call
 up to the first part that native code does not know; from there on,
 and where it says no, the modules are called one by one).
 

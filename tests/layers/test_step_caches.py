@@ -158,9 +158,9 @@ def test_rows_of_different_lengths_step_together(name: str, dtype: torch.dtype) 
     cache = make()
     layer(_tokens(3, 21, 9, dtype), mask=ph.Causal(), cache=cache)
     cache.rollback([0, 14, 5])
+    for held in cache._contents.main.tensors:  # type: ignore[union-attr]  # what nobody sees
+        held.flatten()[-32 * 2 :] = torch.nan
     assert _alike(layer, cache, [1, 2, 1]) == 3
-    if dtype is not torch.float32:
-        return  # a 16-bit block with numbers that are not finite, seen or not, is read in float32
     # What a row gets does not depend on those beside it.
     alone = cache.fork()
     alone.reorder([1])

@@ -202,7 +202,9 @@ def _sees_itself(
     known: DescribedLayer, given: Surroundings, starts: int | list[int], count: int
 ) -> bool:
     """Whether native code knows what several tokens of a row, or of rows of other lengths, see."""
-    if type(given.mask) is not Causal or count > known.most_tokens or by_row.is_asked():
+    if type(given.mask) is not Causal or count > known.most_tokens:
+        return False
+    if count > 1 and by_row.is_asked():
         return False
     if isinstance(known.attention, MultiHeadLatentAttention):
         if not isinstance(starts, int):
