@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
 E = 32
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 LLAMA = LayerConfig(
     AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32, rope=RopeConfig()),
     FeedForwardConfig(hidden_dim=40),
@@ -119,11 +119,11 @@ CACHES: dict[str, tuple[LayerConfig, Callable[[], StoredCache]]] = {
 def test_every_kind_of_cache_is_read_and_written_in_place(name: str, dtype: torch.dtype) -> None:
     config, make = CACHES[name]
     layer = _layer(config, dtype)
-    for batch in (1, 3):
+    for batch in (1, 2):
         cache = make()
         layer(_tokens(batch, 21, 9, dtype), mask=ph.Causal(), cache=cache)
         # Every eighth token completes a group of codes, which a step leaves to the cache.
-        assert _alike(layer, cache, [1] * 20) >= (17 if "codes" in name else 20)
+        assert _alike(layer, cache, [1] * 12) >= (10 if "codes" in name else 12)
         cache.rollback(1)
         assert _alike(layer, cache, [1, 1]) >= 1
 
@@ -202,11 +202,12 @@ def test_pages_that_are_shared_are_copied_before_a_step_writes() -> None:
 
 def test_what_a_step_cannot_write_is_taken_back() -> None:
     layer, cache = _layer(), ph.PagedCache(4)
-    layer(_tokens(1, 8, 0), mask=ph.Causal(), cache=cache)
+    layer(_tokens(1, 7, 0), mask=ph.Causal(), cache=cache)
     assert _step(layer, _tokens(1, 1, 0), cache) is not None
     storage = layer.feed_forward.up_proj.weight.untyped_storage()
     storage.resize_(storage.nbytes() // 2)
     with pytest.raises(ValueError, match=r"storage of \w+ holds|was it resized"):
         layer(_tokens(1, 1, 1), mask=ph.Causal(), cache=cache)
     storage.resize_(storage.nbytes() * 2)
-    assert len(cache.source().gather()[0][0, 0]) == cache.length
+    pages = cache._contents.main  # type: ignore[union-attr]  # a page taken in vain is given back
+    assert len(pages.table[0]) == 1 + (cache.length - 1) // 4

@@ -90,7 +90,13 @@ def _by_modules(layer: TransformerLayer, x: Tensor, cache: ph.DenseCache) -> Ten
         return layer(x, mask=ph.Causal(), cache=cache)
 
 
-@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, id=code.name, marks=[pytest.mark.slow] if number else [])
+        for number, code in enumerate(native.all_codes())
+    ],
+)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_step_through_a_mixture_has_the_bits_of_its_module(name: str, code: native.Code) -> None:
     with native.using(code):

@@ -201,6 +201,7 @@ class Contents:
         if waiting:
             pieces = zip(*waiting, stream.tensors(), strict=True)
             stream = stream.of([torch.cat(parts, dim=2) for parts in pieces])
+        self._lying = None  # views would keep the old tensors
         codes.reserve(codes.stops[row] + groups)
         # A few groups at a time: encoding works in float32.
         step = max(1, COPIED_TOKENS // group) * group

@@ -37,6 +37,9 @@ class Growth(NamedTuple):
     def undo(self) -> None:
         """The new tokens have not been written."""
         for memory, stops, firsts in self.before:
+            if isinstance(memory, Pages):  # which gives pages back
+                for row, stop in enumerate(stops):
+                    memory.cut(row, stop)
             memory.stops, memory.firsts = stops, firsts
 
 

@@ -50,6 +50,7 @@ class PagePool:
         if needed <= have:
             return
         wanted = max(needed, 2 * have)
+        self._lying = [], []  # views would keep the old tensors
         for i, old in enumerate(self.tensors):
             new = empty((old.shape[0], wanted, *old.shape[2:]), old.dtype, self.device)
             new[:, :have] = old
@@ -135,7 +136,7 @@ class Pages(Memory):
         if count:
             self._own(touched, start, stop)
             unit = torch.arange(start, stop, device=self.device)
-            index = self._page_index() if rows is None else self._page_index()[list(rows)]
+            index = self.page_index() if rows is None else self.page_index()[list(rows)]
             where = index[:, unit // page], unit % page
             for tensor, record in zip(self.tensors, records, strict=True):
                 tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
