@@ -1,4 +1,4 @@
-// A layer as native code is handed it, and a step through it. Included by native.h.
+// A layer as data for native code, and a step through it. Included by native.h.
 
 struct NormWeight {
     const void* weight;                 // or null: nothing is multiplied
@@ -50,7 +50,7 @@ enum Parallel { kOneAfterTheOther = 0, kOneNorm = 1, kTwoNorms = 2 };
 
 enum Scoring { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2 };
 
-// How tokens choose K of X experts, and how much each counts: layers/experts.py.
+// How tokens choose K of X experts, and their weights: layers/experts.py.
 struct Routing {
     Factor router;                      // [X, E]
     const void* choice_bias;            // [X], in float32 or the dtype of x; or null
@@ -108,7 +108,7 @@ struct Sinks {
     bool wide;                          // they are float32, else in the dtype of x
 };
 
-// Asked before the chosen experts are read: whether they are still what was described.
+// Called before the chosen experts are read: checks that their description is still valid.
 struct AskExperts {
     bool (*are_still)(AskExperts&, const int64_t* chosen, int64_t count);
 };

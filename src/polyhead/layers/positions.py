@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.checks import whole
 from polyhead.config import RopeConfig, RopeType, SinusoidConfig
-from polyhead.errors import ConfigError, ContextLengthError
+from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.native import by_row
@@ -136,7 +136,7 @@ class RoPE:
         Args:
             positions: ``[T]`` or ``[B, T]`` whole numbers.
             head_dim: D; d is ``dim`` where that was given.
-            dtype: Of the result; the angles are float32.
+            dtype: Dtype of the result; the angles are float32.
         """
         length = int(positions.max()) + 1 if positions.numel() else 0
         return self._angles(positions, self._rotated_dim(head_dim), length, dtype)
@@ -223,6 +223,12 @@ class RoPE:
     def _angles(
         self, positions: Tensor, dim: int, length: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
+        if by_row.is_asked() and regime(self.config, length) != regime(self.config, 1):
+            raise UnsupportedError(
+                f"reproducible() cannot keep the bits of rope type {self.config.type!r} beyond "
+                f"original_max_positions={self.config.original_max_positions}: every token's "
+                "frequencies depend on the greatest position of the call"
+            )
         frequencies, factor = inverse_frequencies(self.config, self._rotated_dim(dim), length)
         angles = positions[..., None].float() * frequencies.to(positions.device)
         angles = torch.cat((angles, angles), dim=-1)

@@ -93,7 +93,7 @@ class Code:
         Args:
             blocks: ``[rows, bytes]`` uint8, the last dimension dense.
             kind: Number of their type, one of ``block_sizes``.
-            numbers: Of a row.
+            numbers: Numbers of a row.
             dtype: One of ``DTYPES``.
 
         Returns:
