@@ -537,7 +537,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("rows of the embedding", "found.masked_fill(~here[..., None], 0.0)", "found"),
             ("a spread cache takes back its own tokens", "return [held - len(range(rank, length - back, ranks)) for held, length, back in rows]", "return list(counts)"),
             ("squares of gradients of all shares", "if not placement.is_replicate():", "if False:"),
-            ("another model on a rank", "facts = [fingerprint(model.config.to_json()), count,", "facts = [0, 0,"),
+            ("another model on a rank", "facts = [fingerprint(config), count,", "facts = [0, 0,"),
             ("other weights on a rank", "_some(model), fingerprint(arguments)]", "0, fingerprint(arguments)]"),
             ("other arguments on a rank", "_some(model), fingerprint(arguments)]", "_some(model), 0]"),
             ("what one rank refuses of a model", "told, refused)", "told, None)"),

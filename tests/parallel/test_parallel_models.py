@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cases_of_decoding import WAYS
+from cases_of_layers import LAYERS
 from cases_of_models import FAMILIES, MESHES
 from worlds import World
 
@@ -35,6 +36,16 @@ def test_logits_and_tokens_that_stay_in_parts_equal_one_process(two: World) -> N
         ("DeepSeek", {"loss_parallel": True}),
     ):
         two.run("cases_of_models:equal_all", [family], ["tensor"], "float64", options)
+
+
+@pytest.mark.parametrize("dimension", ["tensor", "context", "shard"])
+def test_a_layer_alone_equals_one_process(two: World, dimension: str) -> None:
+    for name in LAYERS:
+        two.run("cases_of_layers:equal", name, dimension)
+    if dimension != "shard":  # whose ranks have tokens of their own
+        for kind, text in two.tell("cases_of_layers:other_tokens", dimension):
+            assert kind == "RankError", text
+            assert "rank 1" in text or "rank 0 holds 9" in text, text
 
 
 @pytest.mark.parametrize("exchange", ["gather", "heads"])

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from polyhead.caches import ModelCache
@@ -112,9 +112,10 @@ def same_on_all(
         Exception: ``refused`` itself, on the rank that gave it.
     """
     facts = [0] * len(SAME)
-    if isinstance(model, Transformer):
+    if isinstance(model, nn.Module):
+        config = model.config.to_json() if isinstance(model, Transformer) else repr(model)
         count = sum(parameter.numel() for parameter in model.parameters())
-        facts = [fingerprint(model.config.to_json()), count, _some(model), fingerprint(arguments)]
+        facts = [fingerprint(config), count, _some(model), fingerprint(arguments)]
 
     def check(ranks: Ranks, found: Sequence[Sequence[int]]) -> None:
         for (name, hint), values in zip(SAME, zip(*found, strict=True), strict=True):
@@ -127,7 +128,7 @@ def same_on_all(
     )  # fmt: skip
 
 
-def _some(model: Transformer) -> int:
+def _some(model: nn.Module) -> int:
     """A checksum of a few numbers of every parameter that is whole and has numbers."""
     with torch.no_grad():
         parts = [

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -90,6 +92,18 @@ class Context:
         facts = [0] * len(NAMES)
         if refused is None:
             facts = facts_of(ids, positions, stack, kernel, *told)
+        return self.settle(stack, facts, refused, positions, ids.device, sizes[1])
+
+    def settle(
+        self,
+        stack: str,
+        facts: Sequence[int],
+        refused: Exception | None,
+        positions: Tensor | None,
+        device: torch.device | None,
+        most: int | None,
+    ) -> Tensor:
+        """As ``place``, of facts about the call and at most so many tokens."""
         found: list[Sequence[int]] = []
 
         def check(facts: Sequence[Sequence[int]]) -> None:
@@ -99,15 +113,15 @@ class Context:
 
         agreed([*self._alike, (self.ranks, check)], facts, refused)
         rows, lengths = found[:2]
-        if positions is None and sum(lengths) > sizes[1]:
+        if positions is None and most is not None and sum(lengths) > most:
             raise ContextLengthError(
-                f"the model's context is {sizes[1]} tokens: got {sum(lengths)} on all ranks"
+                f"the model's context is {most} tokens: got {sum(lengths)} on all ranks"
             )
         spread = Spread(self.order, sum(lengths), self.ranks.size)
         wanted = [spread.length(rank) for rank in range(self.ranks.size)]
         check_spread(self.ranks, "ids", lengths, wanted)
         if positions is None:
-            positions = spread.indexes(self.ranks.rank, ids.device)
+            positions = spread.indexes(self.ranks.rank, device)
         else:
             spread = explicit_positions(self.ranks, spread, positions)
         self.spreads[stack] = spread
@@ -237,10 +251,15 @@ def install(
                 module = getattr(layer, name)
                 if module is None:
                     continue
-                module._computed = LayerAttention(heads.get(module), tensor, context, stack, keys)
-                if context is not None and isinstance(module, MultiHeadLatentAttention):
-                    module._expanded = Unexpanded(module)  # type: ignore[method-assign]
-                    context.latents.setdefault(stack, []).append(module)
+                install_one(module, LayerAttention(heads.get(module), tensor, context, stack, keys))
+
+
+def install_one(module: Any, computed: LayerAttention) -> None:
+    """Gives an attention its ``LayerAttention``."""
+    module._computed, context = computed, computed.context
+    if context is not None and isinstance(module, MultiHeadLatentAttention):
+        module._expanded = Unexpanded(module)  # type: ignore[method-assign]
+        context.latents.setdefault(computed.queries, []).append(module)
 
 
 def check_context(model: Transformer) -> None:
@@ -258,11 +277,20 @@ def check_context(model: Transformer) -> None:
     if config.task is not None and config.task.pooling is not None:
         raise unsupported("pooled states on the dimension 'context'")
     for layer in (*config.layers, *config.encoder_layers):
-        rope = layer.attention.rope
-        if rope is not None and rope.type in ("dynamic", "longrope"):
-            raise unsupported(
-                f"rope type {rope.type!r} on the dimension 'context': its frequencies follow the "
-                "greatest position of the call"
-            )
-        if getattr(layer.feed_forward, "capacity", None) is not None:
-            raise unsupported("experts with a capacity per sequence on the dimension 'context'")
+        check_parts(layer.attention, layer.feed_forward)
+
+
+def check_parts(attention: Any, network: Any) -> None:
+    """Raises for configurations of an attention and a network that need all tokens at once.
+
+    Raises:
+        UnsupportedError: Names what.
+    """
+    rope = getattr(attention, "rope", None)
+    if rope is not None and rope.type in ("dynamic", "longrope"):
+        raise unsupported(
+            f"rope type {rope.type!r} on the dimension 'context': its frequencies follow the "
+            "greatest position of the call"
+        )
+    if getattr(network, "capacity", None) is not None:
+        raise unsupported("experts with a capacity per sequence on the dimension 'context'")

@@ -17,7 +17,7 @@ Gradients are averaged over all but tensor: a loss is the mean over a rank's own
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -37,11 +37,14 @@ from polyhead.parallel.ranks import AVERAGED, Ranks, check_mesh, unsupported
 from polyhead.parallel.regions import planned, share_heads, share_vocabulary
 from polyhead.parallel.sequence import Shares, check_sequence
 from polyhead.parallel.shards import watch_shares
+from polyhead.parallel.single import LAYERS, check_layer, tell_layer
 from polyhead.parallel.slices import spread_tokens
+
+_M = TypeVar("_M", bound=nn.Module)
 
 
 def parallelize(
-    model: Transformer,
+    model: _M,
     mesh: DeviceMesh,
     *,
     exchange: Exchange = "ring",
@@ -50,15 +53,15 @@ def parallelize(
     loss_parallel: bool = False,
     sequence_parallel: bool = False,
     **options: Any,
-) -> Transformer:
-    """Spreads a model over the processes of a mesh, in place.
+) -> _M:
+    """Spreads a model, or a single layer, over the processes of a mesh, in place.
 
     Every process builds the same model with the same weights and calls this. Afterwards the model
     is called as before: with a dimension ``context`` each rank hands over its slice of the tokens
     (``parallel.shard``) and gets its slice of the logits.
 
     Args:
-        model: With the same weights on all ranks.
+        model: A Transformer, or one of its layers, with the same weights on all ranks.
         mesh: Dimensions named data, shard, context, tensor and expert, any of them.
         exchange: How keys get to the queries of other ranks: ``"ring"``, ``"gather"``, ``"heads"``.
         order: Which rank holds which tokens: ``"contiguous"``, ``"zigzag"``, ``"striped"``.
@@ -78,7 +81,7 @@ def parallelize(
         UnsupportedError: A part that the mesh cannot share, by name; nothing was changed.
         RankError: Ranks were given different models, weights or arguments, or another rank refused;
             names the rank.
-        TypeError: Not a Transformer, or not a mesh.
+        TypeError: Not a Transformer or layer, or not a mesh.
         ValueError: Dimensions that are not named as above, or an unknown exchange or order.
     """
     check_mesh(mesh)
@@ -94,7 +97,9 @@ def parallelize(
             if flag(name, asked) and "tensor" not in names:
                 raise ValueError(f"{name} needs a dimension 'tensor': got {', '.join(names)}")
         tensor, ranks, expert = check_model(model, mesh, exchange)
-        if sequence_parallel:
+        if not isinstance(model, Transformer) and (loss_parallel or sequence_parallel):
+            raise unsupported("loss_parallel or sequence_parallel of a layer alone")
+        if isinstance(model, Transformer) and sequence_parallel:
             check_sequence(model)
     except (TypeError, ValueError, NotImplementedError) as error:
         refused = error
@@ -109,8 +114,14 @@ def parallelize(
             heads[module] = head_shares(H, H, tensor.size)[tensor.rank][0], H
         shares = Shares(tensor) if sequence_parallel else None
         share_heads(model, tensor, mesh["tensor"], shares)
-        share_vocabulary(model, tensor, mesh["tensor"], gathered=not loss_parallel)
+        if isinstance(model, Transformer):
+            share_vocabulary(model, tensor, mesh["tensor"], gathered=not loss_parallel)
     context = None if ranks is None else Context(ranks, exchange, order, tensor)
+    if not isinstance(model, Transformer):
+        _average(model, mesh, training, options)
+        if tensor is not None or context is not None:
+            tell_layer(model, tensor, heads, context)
+        return model
     if tensor is not None or context is not None:
         install(model, tensor, heads, context)
     if context is not None:
@@ -122,7 +133,7 @@ def parallelize(
 
 
 def check_model(
-    model: Transformer, mesh: DeviceMesh, exchange: Exchange = "ring"
+    model: nn.Module, mesh: DeviceMesh, exchange: Exchange = "ring"
 ) -> tuple[Ranks | None, Ranks | None, Ranks | None]:
     """The ranks of tensor, context and expert; raises for what the mesh cannot do with a model.
 
@@ -131,8 +142,11 @@ def check_model(
         TypeError: Not a Transformer.
         ValueError: One that is parallel already.
     """
-    if not isinstance(model, Transformer):
-        raise TypeError(f"parallelize takes a Transformer: got {type(model).__name__}")
+    if not isinstance(model, Transformer) and type(model) not in LAYERS:
+        raise TypeError(
+            f"parallelize takes a Transformer, or {', '.join(x.__name__ for x in LAYERS)}: got "
+            f"{type(model).__name__}"
+        )
     refuse_quantized(model, "a mesh")
     if any("_computed" in vars(module) for module in _attentions(model)):
         raise ValueError("the model is parallel already")
@@ -144,10 +158,15 @@ def check_model(
         check_experts(model, expert)
     if tensor is not None:
         planned(model, tensor)
-        if model.config.weights_of or model.config.encoder.weights_of:
+        if isinstance(model, Transformer) and (
+            model.config.weights_of or model.config.encoder.weights_of
+        ):
             raise unsupported("layers that share weights on the dimension 'tensor'")
     if context is not None:
-        check_context(model)
+        if isinstance(model, Transformer):
+            check_context(model)
+        else:
+            check_layer(model)
         shared = 1 if tensor is None else tensor.size
         for module in _attentions(model) if exchange == "heads" else ():
             held = module.config.cache_shape.kv_heads
@@ -155,12 +174,12 @@ def check_model(
     return tensor, context, expert
 
 
-def _attentions(model: Transformer) -> list[Any]:
+def _attentions(model: nn.Module) -> list[Any]:
     """All attentions of a model."""
     return [module for module in model.modules() if isinstance(module, Hooked)]
 
 
-def _average(model: Transformer, mesh: DeviceMesh, training: bool, options: dict[str, Any]) -> None:
+def _average(model: nn.Module, mesh: DeviceMesh, training: bool, options: dict[str, Any]) -> None:
     """Averages gradients over all dimensions but tensor, by torch's own means."""
     names = [name for name in mesh.mesh_dim_names or () if name in AVERAGED]
     if not training and "shard" not in names:
@@ -180,7 +199,8 @@ def _average(model: Transformer, mesh: DeviceMesh, training: bool, options: dict
     elif own:  # every rank has all of the gradient of its experts
         ignored = {parameter for expert in own for parameter in expert.parameters()}
         options = {**options, "ignored_params": ignored | options.get("ignored_params", set())}
-    for each in (*model.encoder_layers, *model.layers, model):
+    layers = (*model.encoder_layers, *model.layers) if isinstance(model, Transformer) else ()
+    for each in (*layers, model):
         _averaged(each, mesh, names, options)
 
     def first(*_: object) -> None:
@@ -190,7 +210,7 @@ def _average(model: Transformer, mesh: DeviceMesh, training: bool, options: dict
     handle = model.register_forward_pre_hook(first, prepend=True)
 
 
-def _allocate(model: Transformer) -> None:
+def _allocate(model: nn.Module) -> None:
     """Gathers all parameters once if the first call is made under ``torch.inference_mode``.
 
     torch allocates what they are gathered into at the first call: under inference mode it would

@@ -136,7 +136,7 @@ class Placed(ParallelStyle):
 
 
 def share_heads(
-    model: Transformer, ranks: Ranks, mesh: DeviceMesh, shares: Shares | None = None
+    model: nn.Module, ranks: Ranks, mesh: DeviceMesh, shares: Shares | None = None
 ) -> None:
     """Makes regions of all attentions and feed-forward networks, and with ``shares`` of norms.
 
@@ -148,7 +148,7 @@ def share_heads(
         _place(module, parts, mesh)
         finish()
         module.forward = Region(module, ranks, parts, shares)
-    if shares is None:
+    if shares is None or not isinstance(model, Transformer):
         return
     share_tokens(model, shares)
     for layer in model.layers:
