@@ -73,7 +73,7 @@ def test_what_cannot_be_done_is_said_and_leaves_nothing(
     for arguments, said in {
         (str(source), "--type", "Q4"): "type must be one of",
         (str(source), "--type", "IQ3_S"): "got IQ3_S",
-        (tiny, "--type", "Q4_K"): "quantize reads GGUF files",
+        (tiny, "--type", "Q4_K"): "key 'tokenizer.ggml.merges' is missing",
         ("nothing.gguf", "--type", "Q4_K"): "nothing.gguf",
     }.items():
         result = run("quantize", *arguments, "--out", "new.gguf")

@@ -57,6 +57,7 @@ class GgufCase:
             that it becomes (none: it is left out). Experts are stacked beforehand.
         options: Added to the case's tiny config.
         kind: Of the tokenizer: ``tokenizer.ggml.model``.
+        written: Whether polyhead writes such files of Hugging Face directories.
     """
 
     arch: str
@@ -64,6 +65,7 @@ class GgufCase:
     change: Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]] = unchanged
     options: Mapping[str, Any] | None = None
     kind: str = "gpt2"
+    written: bool = True
 
 
 def interleaved(tensor: Tensor, heads: int) -> Tensor:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import pytest
 import torch
 import transformers
 from gguf_files import GgufCase, write
@@ -23,6 +24,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from polyhead.checkpoints.gguf_export import as_gguf
+from polyhead.checkpoints.gguf_file import GGUFFile
+from polyhead.checkpoints.hugging_face import read_directory
+from polyhead.errors import ConfigError
 from polyhead.families import families
 from polyhead.planning.weights import counts, pieces
 from polyhead.semantics import KeyLengths
@@ -210,8 +215,37 @@ def check(case: Case, folder: Path, *options: Mapping[str, Any]) -> None:
 def check_gguf(case: Case, gguf: GgufCase, folder: Path) -> None:
     """A GGUF file is the model that it was written from."""
     theirs = case.build(gguf.options or {})
-    ours = load_checkpoint(write(folder / "tiny.gguf", gguf, theirs), cache=False)
+    path = write(folder / "tiny.gguf", gguf, theirs)
+    ours = load_checkpoint(path, cache=False)
     KINDS[ours.config.kind](case, theirs, ours)
+    if gguf is case.gguf and gguf.kind == "gpt2":
+        _same_as_converter(path, written=gguf.written)
+
+
+def _same_as_converter(path: Path, *, written: bool) -> None:
+    """What polyhead makes of the directory that the file was written from."""
+    file, parts = GGUFFile(path), read_directory(path.parent / "for-gguf")
+    words = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+    if not written:
+        with pytest.raises(ConfigError, match="cannot be written as a GGUF file: "):
+            as_gguf(parts, words, path)
+        return
+    made = as_gguf(parts, words, path)
+    arch = file.metadata["general.architecture"]
+    assert made.metadata["general.architecture"] == arch
+    for name in ("embedding_length", "attention.head_count", "vocab_size"):
+        assert made.metadata[f"{arch}.{name}"] == file.metadata[f"{arch}.{name}"]
+    # Of layers without positions the order of rows in queries and keys is free.
+    free = {
+        f"blk.{i}.attn_{name}.weight"
+        for i, layer in enumerate(parts.config.layers)
+        if getattr(layer.attention, "rope", None) is None
+        for name in "qk"
+    }
+    names = {name for name in file.tensors if "nextn" not in name}
+    assert {*made.tensors} == names
+    for name in names - free:
+        assert torch.equal(made.tensors[name].float(), file.tensor(name).float()), name
 
 
 def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LONGEST_TOKEN = 1024
 
-_SPECIAL_KEYS = {
+SPECIAL_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -32,6 +32,7 @@ _SPECIAL_KEYS = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
+"""Special tokens and the keys of their ids."""
 _KINDS = {
     "gpt2": "byte-level BPE",
     "llama": "SentencePiece BPE",
@@ -154,7 +155,7 @@ def _complete(
         return found
 
     _add_tokens(backend, tokens, keys.wholes("token_type"))
-    ids = {name: known(key) for name, key in _SPECIAL_KEYS.items()}
+    ids = {name: known(key) for name, key in SPECIAL_KEYS.items()}
     special = {name: tokens[i] for name, i in ids.items() if i is not None}
     if adds is not None:
         ends = {}

@@ -1,4 +1,4 @@
-"""A GGUF file with its weights in blocks of another type.
+"""A GGUF file with its weights in blocks, of another GGUF file or of a Hugging Face directory.
 
 Settings, tokenizer and small tensors stay as they are. The ``gguf`` package writes the file, one
 tensor after the other.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from polyhead.checkpoints.gguf_file import GGUFFile, TensorEntry
+from polyhead.checkpoints.gguf_export import export
+from polyhead.checkpoints.gguf_file import GGUFFile
 from polyhead.checkpoints.parts import Progress, no_progress
 from polyhead.errors import CheckpointError
 from polyhead.quantization import BlockType, block_type, pack, packable
@@ -41,8 +46,8 @@ def quantize_gguf(
     bits (Q4_K: Q5_0), those that are not whole blocks of 32 stay as they are.
 
     Args:
-        source: A GGUF file. Weights that are quantised already are unpacked and packed anew, which
-            loses more than packing the original weights.
+        source: A GGUF file, or a Hugging Face directory. Weights of a GGUF file that are quantised
+            already are unpacked and packed anew, which loses more than packing the original ones.
         target: The file to write.
         kind: One of ``packable()``.
         progress: Called after every tensor.
@@ -53,54 +58,152 @@ def quantize_gguf(
     Raises:
         ValueError: A type that is only read, or the source as target.
         CheckpointError: The source is corrupt, or holds weights that are not finite.
+        ConfigError: A directory that no GGUF architecture can say, by name.
         OSError: The target cannot be written.
     """
-    from gguf import GGUFReader, GGUFWriter
-    from gguf.constants import GGMLQuantizationType, GGUFValueType
-
     if kind.name not in packable():
         raise ValueError(f"type must be one of {', '.join(packable())}: got {kind.name}")
     path, target = Path(source), Path(target)
     if target.exists() and target.samefile(path):
         raise ValueError(f"target must be another file than the source: got {target}")
-    file = GGUFFile(path)
-    chosen = {name: _type_of(entry, file, kind) for name, entry in file.tensors.items()}
+    contents = _of_directory(path) if path.is_dir() else _of_file(path)
+    chosen = {name: _type_of(name, contents.tensors, kind) for name in contents.tensors}
     with replacing(target) as draft:
-        writer: Any = GGUFWriter(draft, file.metadata["general.architecture"])
-        for field in GGUFReader(path).fields.values():
-            if field.name.startswith("GGUF.") or field.name in _SETTLED:
-                continue
-            of_array = field.types[0] == GGUFValueType.ARRAY
-            inner = field.types[-1] if of_array else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
-        writer.add_file_type(_file_type(kind))
-        writer.add_quantization_version(2)
-        for name, entry in file.tensors.items():
-            made = chosen[name]
-            raw = GGMLQuantizationType(entry.type_id if made is None else made.number)
-            # Of a dtype whose shape is that of numbers, whatever the blocks.
-            shape, dtype = entry.shape, np.dtype("int8")
-            writer.add_tensor_info(name, shape, dtype, _num_bytes(entry, made), raw_dtype=raw)
-        writer.write_header_to_file(draft)
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for done, name in enumerate(file.tensors):
-            progress("quantising", done, len(chosen))
-            writer.write_tensor_data(_octets(file, name, chosen[name]).numpy())
-        progress("quantising", len(chosen), len(chosen))
-        writer.close()
+        _write(draft, contents, chosen, kind, progress)
     counts: Counter[str] = Counter()
     for name, packed in chosen.items():
-        counts[file.tensors[name].type_name if packed is None else packed.name] += 1
+        counts[contents.tensors[name].type.name if packed is None else packed.name] += 1
     return dict(counts.most_common())
 
 
-def _type_of(entry: TensorEntry, file: GGUFFile, kind: BlockType) -> BlockType | None:
+@dataclass(frozen=True)
+class _Matrix:
+    """A tensor to be written.
+
+    Attributes:
+        shape: In torch's order.
+        type: The format's type of it as it is.
+        octets: Its bytes as it is, uint8.
+        numbers: Its numbers, of any floating dtype.
+    """
+
+    shape: tuple[int, ...]
+    type: Any
+    octets: Callable[[], Tensor]
+    numbers: Callable[[], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        from gguf.constants import GGML_QUANT_SIZES
+
+        numbers, octets = GGML_QUANT_SIZES[self.type]
+        return prod(self.shape) // numbers * octets
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a file to be written holds: keys with values and how they are stored, and tensors."""
+
+    keys: Sequence[tuple[str, Any, Any, Any]]
+    tensors: Mapping[str, _Matrix]
+
+
+def _of_file(path: Path) -> _Contents:
+    from gguf import GGUFReader
+    from gguf.constants import GGMLQuantizationType, GGUFValueType
+
+    file = GGUFFile(path)
+    keys = []
+    for field in GGUFReader(path).fields.values():
+        if not field.name.startswith("GGUF."):
+            of_array = field.types[0] == GGUFValueType.ARRAY
+            inner = field.types[-1] if of_array else None
+            keys.append((field.name, field.contents(), field.types[0], inner))
+    tensors = {
+        name: _Matrix(
+            entry.shape,
+            GGMLQuantizationType(entry.type_id),
+            partial(file.octets, name),
+            partial(file.tensor, name),
+        )
+        for name, entry in file.tensors.items()
+    }
+    return _Contents(keys, tensors)
+
+
+def _of_directory(path: Path) -> _Contents:
+    from gguf.constants import GGMLQuantizationType, GGUFValueType
+
+    made = export(path)
+    keys: list[tuple[str, Any, Any, Any]] = []
+    for name, value in made.metadata.items():
+        if isinstance(value, list):
+            inner = GGUFValueType.get_type(value[0])
+            keys.append((name, value, GGUFValueType.ARRAY, inner))
+        else:
+            whole = type(value) is int  # llama.cpp reads counts and ids without a sign
+            kind = GGUFValueType.UINT32 if whole else GGUFValueType.get_type(value)
+            keys.append((name, value, kind, None))
+
+    def octets(tensor: Tensor) -> Tensor:
+        return tensor.float().contiguous().view(-1).view(torch.uint8)
+
+    def numbers(tensor: Tensor) -> Tensor:
+        return tensor
+
+    tensors = {
+        name: _Matrix(
+            tuple(tensor.shape),
+            GGMLQuantizationType.F32,
+            partial(octets, tensor),
+            partial(numbers, tensor),
+        )
+        for name, tensor in made.tensors.items()
+    }
+    return _Contents(keys, tensors)
+
+
+def _write(
+    draft: Path,
+    contents: _Contents,
+    chosen: Mapping[str, BlockType | None],
+    kind: BlockType,
+    progress: Progress,
+) -> None:
+    from gguf import GGUFWriter
+    from gguf.constants import GGMLQuantizationType
+
+    architecture = next(value for key, value, *_ in contents.keys if key == _SETTLED[0])
+    writer: Any = GGUFWriter(draft, architecture)
+    for name, value, stored, inner in contents.keys:
+        if name not in _SETTLED:
+            writer.add_key_value(name, value, stored, sub_type=inner)
+    writer.add_file_type(_file_type(kind))
+    writer.add_quantization_version(2)
+    for name, matrix in contents.tensors.items():
+        made = chosen[name]
+        raw, count = matrix.type, matrix.num_bytes
+        if made is not None:
+            raw = GGMLQuantizationType(made.number)
+            count = prod(matrix.shape[:-1]) * made.row_octets(matrix.shape[-1])
+        # Of a dtype whose shape is that of numbers, whatever the blocks.
+        writer.add_tensor_info(name, matrix.shape, np.dtype("int8"), count, raw_dtype=raw)
+    writer.write_header_to_file(draft)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for done, (name, matrix) in enumerate(contents.tensors.items()):
+        progress("quantising", done, len(chosen))
+        writer.write_tensor_data(_octets(name, matrix, chosen[name]).numpy())
+    progress("quantising", len(chosen), len(chosen))
+    writer.close()
+
+
+def _type_of(name: str, tensors: Mapping[str, _Matrix], kind: BlockType) -> BlockType | None:
     """The type that a tensor is packed to; None: it stays as it is."""
-    name, shape = entry.name, entry.shape
+    shape = tensors[name].shape
     if len(shape) < 2 or not name.endswith("weight") or any(part in name for part in _KEPT):
         return None
-    head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+    head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
     if name == head and kind.name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K"):
         kind = block_type("Q6_K")
     if shape[-1] % kind.numbers:
@@ -108,20 +211,14 @@ def _type_of(entry: TensorEntry, file: GGUFFile, kind: BlockType) -> BlockType |
     return None if shape[-1] % kind.numbers else kind
 
 
-def _num_bytes(entry: TensorEntry, kind: BlockType | None) -> int:
-    if kind is None:
-        return entry.num_bytes
-    return prod(entry.shape[:-1]) * kind.row_octets(entry.shape[-1])
-
-
-def _octets(file: GGUFFile, name: str, kind: BlockType | None) -> Tensor:
-    if kind is None or file.tensors[name].type_name == kind.name:
-        return file.octets(name)
-    numbers = file.tensor(name)
+def _octets(name: str, matrix: _Matrix, kind: BlockType | None) -> Tensor:
+    if kind is None or matrix.type.name == kind.name:
+        return matrix.octets()
+    numbers = matrix.numbers()
     try:
         return pack(numbers.view(-1, numbers.shape[-1]), kind)
     except ValueError as error:
-        raise CheckpointError(f"{file.path}: tensor {name!r}: {error}") from error
+        raise CheckpointError(f"tensor {name!r}: {error}") from error
 
 
 def _file_type(kind: BlockType) -> int:

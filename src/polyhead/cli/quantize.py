@@ -12,7 +12,10 @@ _TOKENS = 4096  # the default text is cut to so many
 
 def quantize(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A .gguf file, or a known name that is one.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A .gguf file, a Hugging Face directory, or a known name."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
     type: Annotated[str, typer.Option(help="Of the blocks: Q4_K, Q6_K, Q8_0, Q4_0, ...")] = "Q4_K",
@@ -28,7 +31,8 @@ def quantize(
 ) -> None:
     """Writes a GGUF file whose weights are in blocks of a few bits, and measures it.
 
-    Perplexity is measured before and after, with the weights as the files hold them.
+    Perplexity is measured before and after, with the weights as the files hold them. A directory
+    is written as the GGUF architecture that says the same; if there is none, that is an error.
 
     Example: polyhead quantize smollm2 --type Q4_K --out smollm2-q4_k.gguf
     """
@@ -40,10 +44,10 @@ def quantize(
 
     texts = [read_text(None, file) for file in text or ()]
     found = find(model)
-    if found.format != "gguf":
+    if found.format == "ctranslate2":
         raise UnsupportedError(
-            f"quantize reads GGUF files: {model} is a Hugging Face or CTranslate2 directory, which "
-            "llama.cpp's convert_hf_to_gguf.py turns into one"
+            f"quantize reads GGUF files and Hugging Face directories: {model} is a CTranslate2 "
+            "directory"
         )
     try:
         kind = block_type(type)
@@ -81,7 +85,9 @@ def _measured(path: Path, texts: list[str]) -> dict[str, Any]:
 
     with progress(f"loading {path}") as advance:
         model: Any = load(path, progress=advance)
-    row: dict[str, Any] = {"bytes": path.stat().st_size, "perplexity": None, "bits_per_byte": None}
+    files = [*path.glob("*.safetensors")] if path.is_dir() else [path]
+    size = sum(file.stat().st_size for file in files)
+    row: dict[str, Any] = {"bytes": size, "perplexity": None, "bits_per_byte": None}
     if not isinstance(model, LanguageModel):
         return row
     window = min(512, model.config.max_positions)

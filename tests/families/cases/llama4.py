@@ -58,6 +58,7 @@ CASES = (
                 "floor_scale": 8192,
                 "attn_scale": 0.1,
             },
+            written=False,
         ),
         more_gguf=(
             GgufCase(

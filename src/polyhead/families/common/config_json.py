@@ -159,7 +159,7 @@ def write_config(
             if wanted.rule == family.initial.rule and wanted.scale != family.initial.scale:
                 values[family.initial_key] = wanted.scale
             return values
-        losses[family.model_type] = _differences(config.to_dict(), again.to_dict())
+        losses[family.model_type] = differences(config.to_dict(), again.to_dict())
     # Families that could not write it are named only if none could.
     losses = losses or failed
     nearest = min(losses, key=lambda name: len(losses[name]))
@@ -210,20 +210,20 @@ def _written(config: TransformerConfig, family: Family) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in {*keys.untaken()} - {*own}}
 
 
-def _differences(wanted: Any, got: Any, at: str = "") -> list[str]:
+def differences(wanted: Any, got: Any, at: str = "") -> list[str]:
     """The leaves in which two nested configurations differ, as ``path=value``."""
     if isinstance(wanted, Mapping) and isinstance(got, Mapping):
         return [
             found
             for key in wanted
-            for found in _differences(wanted[key], got.get(key), f"{at}.{key}" if at else str(key))
+            for found in differences(wanted[key], got.get(key), f"{at}.{key}" if at else str(key))
         ]
     if isinstance(wanted, list | tuple) and isinstance(got, list | tuple):
         if len(wanted) == len(got):
             return [
                 found
                 for i, (left, right) in enumerate(zip(wanted, got, strict=True))
-                for found in _differences(left, right, f"{at}[{i}]")
+                for found in differences(left, right, f"{at}[{i}]")
             ]
         return [f"{at}={wanted!r}"]
     return [] if wanted == got else [f"{at}={wanted!r}"]

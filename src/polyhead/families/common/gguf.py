@@ -23,8 +23,7 @@ from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.steps import At, Each, PerExpert, Plus, RotaryPairs, Step
 from polyhead.families.common.tensors import Rule, Tensors
 
-# Settings under the architecture's prefix, as shared keys of config.json.
-_SETTINGS: Mapping[str, str] = {
+SETTINGS: Mapping[str, str] = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
     "context_length": "max_position_embeddings",
@@ -44,6 +43,7 @@ _SETTINGS: Mapping[str, str] = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "logit_scale": "logit_scale",
 }
+"""Settings under the architecture's prefix, as shared keys of config.json."""
 WINDOWS = {"attention.sliding_window_pattern": ".windows"}
 """Settings of families where a file says of every layer whether it has a window."""
 # They change no number that the model computes.
@@ -121,6 +121,9 @@ class _PlusToWeights(Plus):
     def changed(self, tensor: Tensor, at: At) -> Tensor:
         return tensor if at.name.endswith(".bias") else super().changed(tensor, at)
 
+    def restored(self, tensor: Tensor, at: At) -> Tensor:
+        return tensor if at.name.endswith(".bias") else super().restored(tensor, at)
+
 
 @dataclass(frozen=True)
 class Gguf:
@@ -155,7 +158,10 @@ class Gguf:
     def table(self, table: Tensors) -> Tensors:
         """The family's table with GGUF names."""
         rules = [*self.rules]
+        named = {name for rule in rules for name in rule.ours}
         for rule in (*table.rules, *table.outside):
+            if {name.removesuffix(".weight").removesuffix(".bias") for name in rule.ours} <= named:
+                continue
             theirs = self.names.get(rule.theirs) or self._name(rule.theirs, table.prefix)
             if theirs is None:
                 continue
@@ -256,7 +262,7 @@ def read_settings(
     values: dict[str, Any] = {}
     shown: dict[str, str] = {}
     by_layer: dict[str, Sequence[Any]] = {}
-    for setting, key in {**_SETTINGS, **gguf.settings}.items():
+    for setting, key in {**SETTINGS, **gguf.settings}.items():
         if not keys.has(setting):
             continue
         value = _single(keys, setting, layers)
@@ -270,7 +276,7 @@ def read_settings(
         values.pop("num_experts_per_tok", None)
     for key in ("max_position_embeddings", "hidden_size", "num_attention_heads"):
         if key not in values:
-            setting = next(name for name, known in _SETTINGS.items() if known == key)
+            setting = next(name for name, known in SETTINGS.items() if known == key)
             raise ConfigError(f"{where}: key {gguf.arch + '.' + setting!r} is missing")
     head_dim = values.get("head_dim") or values["hidden_size"] // max(
         1, values["num_attention_heads"]
@@ -325,7 +331,7 @@ def _single(keys: Keys, setting: str, layers: int) -> Any:
     value = keys.take(setting)
     for each in value if isinstance(value, list) else (value,):
         # Families calculate with them before their readers see them.
-        flag = isinstance(each, bool) and setting in _SETTINGS
+        flag = isinstance(each, bool) and setting in SETTINGS
         if flag or not isinstance(each, int | float):
             raise keys.refused(setting, value, "a number")
     if not isinstance(value, list) or setting.startswith("rope.") or setting in WINDOWS:
