@@ -77,8 +77,9 @@ inline void dot_tile(const E* x, WeightRows<E> w, int64_t K, int64_t from, int64
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) acc[r][c] = from ? held[r * C + c] : Vec{};
-        const E* a = x + (from + s) * (R * W);
-        const E* b = w.at + (from + s) * W;
+        const int64_t start = from + s < to ? from + s : from;  // of no numbers there may be no memory
+        const E* a = x + start * (R * W);
+        const E* b = w.at + start * W;
         for (int64_t v = from + s; v < to; v += kSums, a += kSums * R * W, b += kSums * W) {
             Vec column[C];
 #pragma GCC unroll 8
