@@ -127,7 +127,8 @@ def test_head_sizes_that_are_no_power_of_two_are_two_parts(D, V):
 def test_one_query_over_many_splits_of_the_keys(dtype, monkeypatch):
     monkeypatch.setattr(launch, "_processors", lambda device: 8)
     q, k, v = heads(6, 2, 1, 700, 32, 16, dtype=dtype)
-    tiles = blocks.forward_tiles(blocks.parts_of(32, 16), q.itemsize, 3, busy=False)
+    table, parts = launch._table(q.device), blocks.parts_of(32, 16)
+    tiles = blocks.forward_tiles(table, parts, q.itemsize, 3, busy=False)
     assert blocks.splits_of(2, 700, tiles.keys, 8)[0] > 1
     mask = ph.Window(500) & ph.Keep(torch.rand(2, 1, 700).repeat_interleave(3, 0).to(DEVICE) < 0.5)
     for mine, theirs in zip(*both(q, k, v, mask=mask, softcap=9.0), strict=True):
@@ -364,9 +365,18 @@ def test_the_test_at_first_use_of_codes_passes_and_notices_what_is_wrong(monkeyp
     assert "over codes differs" in self_test._tried(device, torch.float16, parts, (8, 8))
 
 
+_SIZES = (64, 64), (80, 80), (576, 512)
+_TAKEN = [
+    (dtype, size)
+    for dtype in POSSIBLE["dtype"]
+    for size in _SIZES
+    if blocks.fits(blocks.parts_of(*size), dtype.itemsize)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("size", [(64, 64), (80, 80), (576, 512)])
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("dtype", "size"), _TAKEN)
 def test_the_test_at_first_use_passes(dtype, size):
     assert self_test.disagreement(torch.device(DEVICE), dtype, blocks.parts_of(*size)) is None
 
@@ -385,6 +395,20 @@ def test_compiled_models_see_one_operator():
         results.append((out, *torch.autograd.grad(out.sum(), leaves)))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_exported_programs_hold_one_operator():
+    q, k, v = heads(4, 2, 9, 20, 16)
+
+    class Attends(torch.nn.Module):
+        def forward(self, q, k, v):
+            mask = ph.Causal() & ph.Window(7)
+            return ph.attention(q, k, v, mask=mask, bias=ph.ALiBi(4), kernel="triton")
+
+    program = torch.export.export(Attends(), (q, k, v))
+    called = [str(node.target) for node in program.graph.nodes if "polyhead" in str(node.target)]
+    assert called == ["polyhead.triton_attention.default"]
+    torch.testing.assert_close(program.module()(q, k, v), Attends()(q, k, v))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="auto may take it on a GPU")

@@ -11,7 +11,18 @@ pytest.importorskip("triton")
 
 import polyhead as ph
 from polyhead.caches import Latent, Paged
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    RopeConfig,
+    TransformerConfig,
+)
+from polyhead.generation.steps import DecoderSteps
+from polyhead.kernels import KERNELS
 from polyhead.kernels.triton import kernel, launch
+from polyhead.models import Transformer, inputs
 
 WAITING = {
     "aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::equal",
@@ -96,3 +107,41 @@ def test_what_waits_would_be_seen(launches):
 
     assert "aten::lift_fresh" in operations(step)
     assert "aten::item" in operations(lambda: q.sum().item())
+
+
+@pytest.mark.parametrize("made", ["dense", "paged", "latent"])
+def test_a_decoding_step_of_a_model_waits_for_nothing_on_the_device(made, launches, monkeypatch):
+    monkeypatch.setattr("polyhead.native.code", lambda: None)
+    monkeypatch.setattr("polyhead.native.code_for", lambda *tensors: None)
+    monkeypatch.setattr(kernel.TritonKernel, "unasked", lambda self, call: None)
+    for name in ("native", "sdpa"):
+        monkeypatch.setattr(type(KERNELS[name]), "unavailable", lambda self: "not on a GPU")
+    attention = AttentionConfig(4, num_kv_heads=2, head_dim=16, rope=RopeConfig())
+    if made == "latent":
+        attention = LatentAttentionConfig(4, 32, 16, 8, 16)
+    layer = LayerConfig(attention, FeedForwardConfig(96))
+    sizes = {"vocab_size": 50, "embed_dim": 64, "max_positions": 64}
+    model = Transformer(TransformerConfig(kind="decoder", layers=(layer, layer), **sizes)).eval()
+    cache = model.new_cache(**({"kind": "paged"} if made == "paged" else {}))
+    steps = DecoderSteps(model, [[1, 2, 3]], cache)
+    steps.start()
+    for _ in range(2):
+        steps.step([4])
+    launches.clear()
+    # The check of ids reads them, on the CPU.
+    monkeypatch.setattr(inputs, "check_ids", lambda name, ids, size: seen.append(ids.device.type))
+    seen = []
+    assert not operations(lambda: steps.step([4])) & WAITING
+    assert launches
+    assert seen == ["cpu"]
+
+
+def test_ids_of_the_cpu_are_sent_to_a_model_elsewhere():
+    layer = LayerConfig(AttentionConfig(4, num_kv_heads=2, head_dim=16), FeedForwardConfig(96))
+    sizes = {"vocab_size": 50, "embed_dim": 64, "max_positions": 64}
+    config = TransformerConfig(kind="decoder", layers=(layer,), **sizes)
+    model = Transformer(config).eval().to("meta")
+    steps = DecoderSteps(model, [[1, 2, 3]], model.new_cache())
+    assert steps.model(torch.tensor([[1, 2, 3]]), positions=torch.arange(3)).is_meta
+    with pytest.raises(ph.InputError, match="ids must be 0 to 49"):
+        steps.step([50])

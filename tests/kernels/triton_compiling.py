@@ -81,6 +81,8 @@ def extras_of(names: tuple[str, ...], B: int, H: int, T: int, S: int) -> Extras:
     made: dict[str, Any] = {}
     if "bounds" in names:
         made["bounds"] = torch.zeros(2, 1, T, dtype=torch.int64).unbind()
+    if "keep" in names:
+        made["keep"] = torch.zeros(1, 1, T, S, dtype=torch.bool)
     if "softcap" in names:
         made["softcap"] = 30.0
     if "bias" in names:
@@ -119,6 +121,10 @@ def cases() -> Iterator[tuple[torch.dtype, int, int, int, tuple[str, ...], bool]
                 yield dtype, size, size, 512, EVERYTHING, True
                 yield dtype, size, size, 512, ("bounds", "slopes"), True
         yield dtype, 576, 512, 1, ("bounds",), False
+    for size in (64, 128, 256):
+        yield torch.bfloat16, size, size, 512, ("bounds", "keep"), True
+        yield torch.bfloat16, size, size, 1, ("bounds", "pages"), False
+        yield torch.bfloat16, size, size, 1, ("bounds", "pages", "codes of 4 bits"), False
     for size in (64, 128, 256, 576):
         for codes in ("codes of 8 bits", "codes of 4 bits"):
             yield torch.bfloat16, size, min(size, 512), 1, ("bounds", codes), False
@@ -155,7 +161,11 @@ def main(capabilities: list[int], only: str) -> None:
             extras = extras_of(names, 1, H, T, S)
             found.clear()
             bits = next((int(name[9]) for name in names if name.startswith("codes")), 0)
-            out, lse = launch.attend(q, [piece_of(k, v, bits)], 1.0, extras, lse=True)
+            piece = piece_of(k, v, bits)
+            if "pages" in names:  # one page that holds all
+                table = torch.zeros(1, 1, dtype=torch.int64)
+                piece = piece._replace(pages=table, paged=piece.k.shape[2])
+            out, lse = launch.attend(q, [piece], 1.0, extras, lse=True)
             if learns:
                 grads = torch.zeros_like(out), torch.zeros_like(lse)
                 of_bias = extras.learned is not None

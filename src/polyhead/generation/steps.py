@@ -33,7 +33,7 @@ class DecoderSteps:
     ) -> None:
         self.model, self.prompts, self.cache = model, prompts, cache
         self._device = model.embedding.like.device
-        self._one = torch.empty(1, 1, dtype=torch.int64, device=self._device)
+        self._one = torch.empty(1, 1, dtype=torch.int64, device="cpu")
 
     @torch.inference_mode()
     def start(self) -> Tensor:
@@ -52,10 +52,11 @@ class DecoderSteps:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
+        # On the CPU, where the model checks them without waiting for the device.
         if len(tokens) == 1:
             ids = self._one.fill_(tokens[0])
         else:
-            ids = torch.tensor(tokens, device=self._device)[:, None]
+            ids = torch.tensor(tokens, device="cpu")[:, None]
         return self._last(self.model(ids, cache=self.cache, last=1))
 
     def reorder(self, rows: Sequence[int], sentences: Sequence[int]) -> None:

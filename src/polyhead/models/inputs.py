@@ -27,12 +27,21 @@ def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
         )
     if is_traced(ids):
         return
-    low, high = (int(end) for end in ids.aminmax())
+    low, high = torch.stack(ids.aminmax()).tolist()  # one transfer from a device
     if low < 0 or high >= vocab_size:
         raise InputError(
             f"{name} must be 0 to {vocab_size - 1} (vocab_size={vocab_size}): got "
             f"{low if low < 0 else high}"
         )
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """x on a device, which is not waited for: ids that come from the CPU are checked there."""
+    if x.device == device:
+        return x
+    if x.is_cpu and device.type == "cuda":
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
 
 
 def check_cache(cache: object) -> None:

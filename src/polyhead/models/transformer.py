@@ -31,7 +31,7 @@ from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
 from polyhead.models.initial import draw_weights
-from polyhead.models.inputs import NO_CACHE, check_cache, check_call, check_encoder_call
+from polyhead.models.inputs import NO_CACHE, check_cache, check_call, check_encoder_call, sent
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import biases, relative_table, stack
 from polyhead.native import by_row
@@ -191,6 +191,8 @@ class Transformer(nn.Module):
             if positions is None:
                 positions = ragged_positions(cache.layers[0], ids)
         check_call(self.config, ids, positions, start, cache, last)
+        ids = sent(ids, self.embedding.like.device)
+        positions = None if positions is None else sent(positions, ids.device)
         if cache is not None:
             cache.check_owner(self._config_json)
         context, context_mask = self._context(

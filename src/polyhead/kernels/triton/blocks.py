@@ -54,48 +54,55 @@ class Table(NamedTuple):
     Attributes:
         few: Of numbers of 16 bits, up to 16 rows.
         many: More rows.
+        kept: More rows beside an explicit mask, whose bytes take registers too.
         few_codes: As ``few``, of keys and values in codes, whose scales take registers too.
         many_codes: More rows.
         gradients: Of both backward passes.
         busy_gradients: Where pairs have a bias or dropout: the pass over keys, that over queries.
         latent: Of sizes above 256, by bytes of a number.
-        float32: Of all passes over float32.
+        float32: Of float32, the forward pass.
+        float32_gradients: Both backward passes.
         tails: Whether gradients take a head in two parts, or in one as large as both.
     """
 
     few: dict[int, Tiles]
     many: dict[int, Tiles]
+    kept: dict[int, Tiles]
     few_codes: dict[int, Tiles]
     many_codes: dict[int, Tiles]
     gradients: dict[int, Tiles]
     busy_gradients: dict[int, tuple[Tiles, Tiles]]
     latent: dict[int, Tiles]
     float32: dict[int, Tiles]
+    float32_gradients: dict[int, Tiles]
     tails: bool
 
 
-_FEW = {64: Tiles(16, 64, 4, 3), 128: Tiles(16, 64, 4, 3), 256: Tiles(16, 32, 4, 2)}
+_FEW = {64: Tiles(16, 64, 4, 3), 128: Tiles(16, 64, 4, 3), 256: Tiles(16, 32, 8, 2)}
 _FEW_CODES = {64: Tiles(16, 32, 4, 2), 128: Tiles(16, 32, 4, 2), 256: Tiles(16, 32, 8, 2)}
 _LATENT = {2: Tiles(16, 16, 8, 1), 4: Tiles(16, 16, 8, 1)}
 _FLOAT32 = {64: Tiles(32, 32, 4, 2), 128: Tiles(16, 16, 8, 1), 256: Tiles(16, 16, 8, 1)}
 _HOPPER = Table(
     few=_FEW,
     many={64: Tiles(128, 64, 8, 3), 128: Tiles(128, 64, 8, 2), 256: Tiles(64, 16, 8, 2)},
+    kept={64: Tiles(128, 32, 8, 2), 128: Tiles(64, 32, 8, 2), 256: Tiles(64, 16, 8, 2)},
     few_codes=_FEW_CODES,
     many_codes={64: Tiles(128, 64, 8, 3), 128: Tiles(128, 32, 8, 2), 256: Tiles(32, 16, 8, 2)},
     gradients={64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 8, 1), 256: Tiles(32, 32, 8, 1)},
     busy_gradients={
-        64: (Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 2)),
+        64: (Tiles(64, 64, 4, 1), Tiles(64, 64, 4, 1)),
         128: (Tiles(32, 64, 8, 1), Tiles(64, 64, 8, 1)),
         256: (Tiles(32, 32, 8, 1), Tiles(32, 16, 8, 1)),
     },
     latent=_LATENT,
     float32=_FLOAT32,
+    float32_gradients=_FLOAT32 | {64: Tiles(32, 32, 8, 2)},
     tails=True,
 )
 _AMPERE = Table(
     few=_FEW,
     many={64: Tiles(128, 32, 8, 2), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
+    kept={64: Tiles(128, 16, 8, 2), 128: Tiles(64, 32, 8, 2), 256: Tiles(32, 16, 8, 2)},
     few_codes=_FEW_CODES,
     many_codes={64: Tiles(128, 32, 8, 2), 128: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 2)},
     gradients={64: Tiles(64, 32, 4, 2), 128: Tiles(64, 32, 8, 1), 256: Tiles(32, 32, 8, 1)},
@@ -106,6 +113,7 @@ _AMPERE = Table(
     },
     latent=_LATENT,
     float32=_FLOAT32,
+    float32_gradients=_FLOAT32,
     tails=False,
 )
 """A program of compute capability 8.6 and 8.9 has at most 99 KiB of shared memory."""
@@ -124,7 +132,14 @@ def parts_of(key_dim: int, value_dim: int) -> Parts:
 
 
 def forward_tiles(
-    table: Table, parts: Parts, itemsize: int, rows: int, *, busy: bool, coded: bool = False
+    table: Table,
+    parts: Parts,
+    itemsize: int,
+    rows: int,
+    *,
+    busy: bool,
+    kept: bool = False,
+    coded: bool = False,
 ) -> Tiles:
     """Tile sizes of the forward pass over so many rows of a group.
 
@@ -134,6 +149,7 @@ def forward_tiles(
         itemsize: Bytes of a number of the query.
         rows: Tokens times query heads of a group.
         busy: Whether pairs have a bias or dropout, whose numbers take registers too.
+        kept: Whether there is an explicit mask.
         coded: Whether keys and values are codes.
     """
     size, few = _size(parts), rows <= 16
@@ -144,7 +160,7 @@ def forward_tiles(
     elif few:
         return (table.few_codes if coded else table.few)[size]
     else:
-        tiles = (table.many_codes if coded else table.many)[size]
+        tiles = (table.kept if kept else table.many_codes if coded else table.many)[size]
     if few:
         return tiles._replace(rows=16)
     return tiles._replace(keys=max(16, tiles.keys // 2)) if busy else tiles
@@ -161,7 +177,7 @@ def gradient_tiles(table: Table, parts: Parts, itemsize: int, *, busy: bool) -> 
     """Tile sizes of the gradients: of the pass over keys, and of that over queries."""
     size = _size(parts)
     if itemsize == 4:
-        return table.float32[size], table.float32[size]
+        return (table.float32_gradients[size],) * 2
     return table.busy_gradients[size] if busy else (table.gradients[size],) * 2
 
 

@@ -34,8 +34,9 @@ def attend(
     G, V = pieces[0].k.shape[1], pieces[0].value_dim
     parts = blocks.parts_of(D, V)
     coded = any(piece.coding is not None for piece in pieces)
+    rows, kept = T * (H // G), extras.keep is not None
     tiles = blocks.forward_tiles(
-        _table(q.device), parts, q.itemsize, T * (H // G), busy=_busy(extras), coded=coded
+        _table(q.device), parts, q.itemsize, rows, busy=_busy(extras), kept=kept, coded=coded
     )
     programs = -(-T * (H // G) // tiles.rows) * B * G
     cuts = [
@@ -110,7 +111,6 @@ def gradients(
     names |= {
         "q": _rows(q), "k": _rows(piece.k), "v": _rows(piece.v), "grad": _rows(grad_out),
         "lse": lse, "delta": delta, "heads": H, "MASKED": masked,
-        "num_warps": tiles.warps, "num_stages": tiles.stages,
     }  # fmt: skip
     spans = None
     if names["BOUNDS"] == "indexes":
@@ -124,11 +124,13 @@ def gradients(
         _launch(
             backward.keys_pass, (-(-S // tiles.keys) * B * G,), q,
             **names, d_k=_rows(d_k), d_v=_rows(d_v), spans=spans, ROWS=tiles.rows, KEYS=tiles.keys,
+            num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         programs = -(-T * (H // G) // for_queries.rows) * B * G
         _launch(
             backward.queries_pass, (programs,), q, **names, d_q=_rows(d_q), d_bias=d_bias,
             LEARNS=learned is not None, SHARED=shared, ROWS=for_queries.rows, KEYS=for_queries.keys,
+            num_warps=for_queries.warps, num_stages=for_queries.stages,
         )  # fmt: skip
     if learned is None:
         return [d_q, d_k, d_v]
