@@ -14,6 +14,8 @@
 
 using namespace polyhead;
 
+uint8_t polyhead::grids[kGridBytes];
+
 namespace {
 
 const Code* const kCodes[] = {
@@ -299,6 +301,17 @@ PyObject* block_sizes() {
     return found;
 }
 
+// Takes the grids of the IQ types: bytes, kGridBytes of them.
+PyObject* take_grids(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    View from;
+    if (count != 1) return wrong("grids takes one tensor");
+    if (!view_of(args[0], "grids", from)) return nullptr;
+    if (from.dims != 1 || from.kind != kOfUint8 || !from.is(0, kGridBytes) || !from.is_dense_from(0))
+        return PyErr_Format(PyExc_ValueError, "grids must be %d bytes without gaps", (int)kGridBytes);
+    __builtin_memcpy(grids, from.at, kGridBytes);
+    Py_RETURN_NONE;
+}
+
 // interface() -> what crosses: groups and functions with their fields, dtypes, activations,
 // types of blocks and limits.
 PyObject* interface(PyObject*, PyObject*) {
@@ -321,6 +334,7 @@ PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
     {"interface", interface, METH_NOARGS, "What crosses: groups and functions, dtypes, activations, limits."},
     PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
+    {"grids", (PyCFunction)(void (*)())take_grids, METH_FASTCALL, "Takes the grids of the IQ types."},
     PH_METHOD(layer, "A layer as data, for step."),
     PH_METHOD(product, "Few rows of x times weights."),
     PH_METHOD(unpack, "Rows of blocks as numbers."),

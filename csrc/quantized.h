@@ -231,6 +231,28 @@ struct TQ2_0 : SizeOf_TQ2_0 {
     }
 };
 
+// Five numbers of three values share a byte, one number of base 3 as a fraction of 256.
+struct TQ1_0 : SizeOf_TQ1_0 {
+    const uint8_t* at;
+    float d;
+    explicit TQ1_0(const uint8_t* p) : at(p), d(half_at(p + 52)) {}
+    // The digits of W numbers: the first of all bytes of a run come first, then the second.
+    VecInt digits(int first) const {
+        if (first < 160) return load_bytes(at + first % 32) * power(first / 32);
+        if (first < 240) return load_bytes(at + 32 + first % 16) * power((first - 160) / 16);
+        VecInt found;  // the last four bytes have four numbers each
+        for (int i = 0; i < W; ++i) found[i] = at[48 + (first + i) % 4] * power((first - 240 + i) / 4);
+        return found;
+    }
+    static int power(int i) {
+        constexpr int kPowers[5] = {1, 3, 9, 27, 81};
+        return kPowers[i];
+    }
+    void unit(int j, Vec* to) const {
+        for (int v = 0; v < kVectors; ++v) to[v] = as_floats(((digits(32 * j + v * W) & 255) * 3 >> 8) - 1) * d;
+    }
+};
+
 struct MXFP4 : SizeOf_MXFP4 {
     const uint8_t* at;
     explicit MXFP4(const uint8_t* p) : at(p) {}
@@ -239,6 +261,8 @@ struct MXFP4 : SizeOf_MXFP4 {
         split_halves(at + 1, Looked{kMicro, load_any<float>(&bits)}, to);
     }
 };
+
+#include "quantized_grids.h"
 
 // Calls of a tag of the blocks of a type; nothing where there are none.
 template <class B> struct Tag { using Blocks = B; };

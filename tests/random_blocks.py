@@ -27,6 +27,8 @@ def random_blocks(kind: BlockType, rows: int, numbers: int, seed: int = 0) -> Te
         blocks[..., at : at + 2] = scales.view(np.uint8)
     if kind.name == "MXFP4":
         blocks[..., 0] = random.integers(116, 124, blocks.shape[:2])
+    if kind.name == "IQ1_M":  # four bits of the scale in each of four places: 2⁻⁷ to 2⁻³
+        blocks[..., 55] = blocks[..., 55] & 15 | 0x20
     return torch.from_numpy(blocks.reshape(rows, -1))
 
 

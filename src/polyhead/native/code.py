@@ -62,7 +62,7 @@ class Code:
         self.block_dtypes = frozenset(DTYPES) - tiles
         self._index = index
         self._product, self._attend = module.product, module.attend
-        self._unpack = module.unpack
+        self._unpack, self._grids = module.unpack, module.grids
         self.block_sizes: dict[int, tuple[int, int]] = module.interface()["blocks"]
         self._feed_forward, self._norm = module.feed_forward, module.norm
         self._route, self._sink = module.route, module.sink
@@ -86,6 +86,14 @@ class Code:
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
         self._product(self._index, threads(), x, weights, by_row, y)
         return y
+
+    def take_grids(self, grids: Tensor) -> None:
+        """The grids of the IQ types, for all codes: before blocks of these types are read.
+
+        Args:
+            grids: uint8; those of IQ1, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S.
+        """
+        self._grids(grids)
 
     def unpack(self, blocks: Tensor, kind: int, numbers: int, dtype: torch.dtype) -> Tensor:
         """Rows of blocks as numbers, rounded from float32.

@@ -29,6 +29,7 @@ _GROUPS: tuple[type[Any], ...] = (
 _FUNCTIONS = {
     "codes": "",
     "stranger": "",
+    "grids": "",
     "layer": "weights form facts",
     "product": "code threads x weights by_row y",
     "unpack": "code threads blocks type y",
@@ -48,7 +49,7 @@ _FUNCTIONS = {
     "dropped": "code threads x plus dropout y",
     "norm_gradients": "code threads x norm grad grad_x grad_weight",
 }
-"""Arguments in the order in which ``Code`` gives them; the first two take any objects."""
+"""Arguments in the order in which ``Code`` gives them; those that name none take any objects."""
 
 
 def differences(module: ModuleType) -> list[str]:

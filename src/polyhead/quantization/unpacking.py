@@ -20,6 +20,9 @@ from polyhead.native.code import Code
 from polyhead.quantization.blocks import BlockType, block_types
 
 _Q8_1 = "Q8_1"
+# Types whose codes are places in a grid, in the order in which native code takes the grids; IQ1_M
+# has that of IQ1_S.
+_WITH_GRIDS = "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 
 
 def unpack(blocks: Tensor, kind: BlockType, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -91,6 +94,8 @@ def readable(code: Code, kind: BlockType) -> bool:
     """
     if code.block_sizes.get(kind.number) != (kind.numbers, kind.octets):
         return False
+    if kind.name in (*_WITH_GRIDS, "IQ1_M"):
+        code.take_grids(_grids())
     # In a thread of its own: no transform, mode or autocast of the caller applies there.
     with ThreadPoolExecutor(1) as elsewhere:
         wrong = elsewhere.submit(disagreement, code, kind).result()
@@ -99,6 +104,19 @@ def readable(code: Code, kind: BlockType) -> bool:
             f"the native code for {code.name} does not read {kind}: {wrong}", stacklevel=3
         )
     return wrong is None
+
+
+@cache
+def _grids() -> Tensor:
+    """The package's, as bytes."""
+    from gguf import quants
+
+    found = []
+    for name in _WITH_GRIDS:
+        kind = getattr(quants, name)
+        kind.init_grid()
+        found.append(kind.grid.astype(np.int8).view(np.uint8).ravel())
+    return torch.from_numpy(np.concatenate(found))
 
 
 @torch.no_grad()
