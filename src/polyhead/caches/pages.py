@@ -135,9 +135,13 @@ class Pages(Memory):
         stop, page = start + count, self.pool.page
         if count:
             self._own(touched, start, stop)
-            unit = torch.arange(start, stop, device=self.device)
-            index = self.page_index() if rows is None else self.page_index()[list(rows)]
-            where = index[:, unit // page], unit % page
+            unit, first = torch.arange(start, stop, device=self.device), start // page
+            if self.device.type == "cpu":  # no index of all pages is kept for this
+                pages = torch.tensor([self.table[row][first:] for row in touched])
+            else:
+                index = self.page_index() if rows is None else self.page_index()[list(rows)]
+                pages = index[:, first:]
+            where = pages[:, unit // page - first], unit % page
             for tensor, record in zip(self.tensors, records, strict=True):
                 tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
         for row in touched:
