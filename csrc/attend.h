@@ -33,11 +33,11 @@ inline void merge(State& into, const State& part, int64_t rows, int64_t width, f
         const float b = part.peak[i] == kMinusInfinity ? (part.total[i] == 0 ? 0.0f : 1.0f)
                                                        : __builtin_expf((part.peak[i] - peak) * scale);
         into.peak[i] = peak;
-        into.total[i] = into.total[i] * a + part.total[i] * b;
+        into.total[i] = multiply_add(part.total[i] * b, into.total[i], a);
         into.poisoned[i] |= part.poisoned[i];
         float* x = into.values + i * width;
         const float* y = part.values + i * width;
-        for (int64_t d = 0; d < width; d += W) store_any(x + d, load(x + d) * a + load(y + d) * b);
+        for (int64_t d = 0; d < width; d += W) store_any(x + d, multiply_add(load(y + d) * b, load(x + d), splat(a)));
     }
 }
 

@@ -1,4 +1,5 @@
-// Products of few rows: dots with keys where they lie, weighted sums of values where they lie.
+// Products of few rows: dots with keys where they lie, weighted sums of values where they lie. Additions are
+// of one instruction with their product, named so: of two products a compiler may join either one.
 
 // Sums of as many vectors as there are lanes: one product row each for M rows and W / M keys, or,
 // where M does not divide W, as many keys as fit.
@@ -62,7 +63,8 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
         over_numbers(W, [&](int n, int64_t d, const T* key) {
             const Vec y = load(key);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) acc[m * N + n] += load((const float*)q + m * D + d) * y;
+            for (int m = 0; m < M; ++m)
+                acc[m * N + n] = multiply_add(acc[m * N + n], load((const float*)q + m * D + d), y);
         });
     float sums[W];
     store_any(sums, fold<W / 2>(acc));
@@ -100,7 +102,7 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
         for (int m = 0; m < M; ++m) {
             const Vec weight = splat(s[m * s_stride + j]);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) acc[m][n] += weight * row[n];
+            for (int n = 0; n < N; ++n) acc[m][n] = multiply_add(acc[m][n], weight, row[n]);
         }
     }
 #pragma GCC unroll 8
@@ -158,8 +160,8 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
             const Vec low = acc[m][2 * n], high = acc[m][2 * n + 1];
             const Vec left = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
             const Vec right = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-            store_any(to, load(to) * factors[m] + left);
-            store_any(to + W, load(to + W) * factors[m] + right);
+            store_any(to, multiply_add(left, load(to), splat(factors[m])));
+            store_any(to + W, multiply_add(right, load(to + W), splat(factors[m])));
         }
 }
 

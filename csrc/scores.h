@@ -288,6 +288,6 @@ inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& 
         factor = before == kMinusInfinity ? 0.0f : __builtin_expf((before - peak) * scale);
         state.peak[i] = peak;
     }
-    state.total[i] = state.total[i] * factor + sum(all);
+    state.total[i] = multiply_add(sum(all), state.total[i], factor);
     return factor;
 }

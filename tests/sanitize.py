@@ -28,6 +28,8 @@ TESTS = [
     "tests/layers/test_quantized_layers.py",
     "tests/quantization",
     "tests/layers/test_step.py",
+    "tests/layers/test_step_caches.py",
+    "tests/layers/test_step_experts.py",
     "tests/inspection/test_statistics.py",
 ]
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import polyhead as ph
 from polyhead import parallel
+from polyhead.caches import Quantized
 from polyhead.generation.batch import continued
 from polyhead.generation.options import GenerationOptions
 from polyhead.parallel.experts import check_experts
@@ -58,6 +59,30 @@ def decoded(dimension: str, family: str, kind: str) -> None:
         dist.all_reduce(total)
         assert total == sum(layer.length for layer in caches[1].layers)
         assert held < total
+
+
+def quantised(family: str) -> None:
+    """Codes of a spread cache are of other groups, and as near to exact as in one process."""
+    ids = batch(family)[0][:, :9]
+    one, model = (made(family, torch.float64).eval() for _ in range(2))
+    parallel.parallelize(model, mesh_of("context"), training=False)
+    codes = Quantized(8, 8, group=2, sinks=0, recent=0)
+    with torch.inference_mode():
+        exact, alone, spread = (
+            torch.stack([logits[:, -1] for logits in _given(each, ids, cache)])
+            for each, cache in (
+                (one, one.new_cache()),
+                (one, one.new_cache(kind="dense", quantized=codes)),
+                (model, model.new_cache(kind="dense", quantized=codes)),
+            )
+        )
+    own, error = (alone - exact).abs().max().item(), (spread - exact).abs().max().item()
+    assert 0 < error <= 3 * own, f"{error:.1e}, in one process {own:.1e}"
+
+
+def _given(model: ph.Transformer, ids: torch.Tensor, cache: Any) -> list[torch.Tensor]:
+    """Logits of a prompt and of the same tokens one by one."""
+    return [model(part, cache=cache) for part in (ids, *ids.split(1, dim=1))]
 
 
 class _Numbers:

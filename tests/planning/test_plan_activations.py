@@ -44,6 +44,8 @@ GATED, NARROW = FeedForwardConfig(1024), FeedForwardConfig(64)
 LATENT = LatentAttentionConfig(32, 96, 64, 16, 64)
 SCRATCH = 272 * KIB
 """What oneDNN's products in bfloat16 rearrange, and a few numbers per token: norms, experts."""
+NATIVE = 0.5
+"""Share of a plan that is allocated at least where it is not reached."""
 TILES = 6 * MIB
 """Float32 copies of a tile's keys, values and scores, in the kernel that works in tiles."""
 
@@ -55,7 +57,7 @@ class Case(NamedTuple):
     """
 
     layer: LayerConfig
-    reached: Literal["both", "native", "torch"] = "both"
+    reached: Literal["native", "torch"] = "torch"
     share: float = 1.0
     tokens: int = SHORT
     tiles: int = 0
@@ -128,8 +130,8 @@ def test_planned_activations_are_those_that_are_allocated(
         allocated, _ = measured(lambda: model(ids, last=1))
     planned = plan(config, tokens=case.tokens // 2, batch=2, dtype=dtype).activation_bytes
     assert allocated <= planned + SCRATCH + (case.tiles if code == "torch" else 0)
-    if case.reached in (code, "both"):
-        assert allocated >= case.share * planned
+    # Native code has room of its own for the hidden features of some rows, and takes no more.
+    assert allocated >= (case.share if case.reached == code else NATIVE) * planned
 
 
 def test_activations_grow_with_tokens_and_are_shared_by_ranks() -> None:

@@ -302,7 +302,7 @@ class MultiHeadAttention(Hooked):
         joined = side_by_side(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         if joined is None:
             parts = fused.projected(x, self.q_proj, self.k_proj, self.v_proj)
-            q, k, v = parts or (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+            q, k, v = parts or [linear(x, modules[name]) for name in ("q_proj", "k_proj", "v_proj")]
         elif self._turns_together:
             # Queries and keys are neighbours in memory: one rotation turns both.
             qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
@@ -369,7 +369,7 @@ class MultiHeadAttention(Hooked):
             joined = side_by_side(for_k, self.k_proj, self.v_proj)
         if joined is None:
             both = fused.projected(for_k, self.k_proj, self.v_proj) if for_k is for_v else None
-            k, v = both or (self.k_proj(for_k), self.v_proj(for_v))
+            k, v = both or (linear(for_k, self.k_proj), linear(for_v, self.v_proj))
         else:
             k, v = torch.split(joined, [G * D, G * V], dim=-1)
         k = self._placed(k, G, "k_norm", 0 if context_positions is None else context_positions)

@@ -248,7 +248,7 @@ class MultiHeadLatentAttention(Hooked):
         first = self.q_proj if config.q_lora_rank is None else self.q_a_proj
         joined = side_by_side(x, first, self.kv_a_proj_with_mqa)
         if joined is None:
-            q, latent = first(x), self.kv_a_proj_with_mqa(x)
+            q, latent = linear(x, first), linear(x, self.kv_a_proj_with_mqa)
         else:
             q, latent = joined[..., : -R - P], joined[..., -R - P :]
         if config.q_lora_rank is not None:

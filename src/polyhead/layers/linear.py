@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.layers.exact import Exactly
+from polyhead.layers.lora import LoraLinear
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
 from polyhead.layers.rows import as_rows, code_for_products
 from polyhead.native import by_row, gate
 from polyhead.native.arguments import MOST_ROWS, MOST_WEIGHTS, Network, Weight
 
 PLAIN_LINEAR = Exactly(nn.Linear)
+_LORA = Exactly(LoraLinear)
 
 
 def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
@@ -32,7 +34,8 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
 
     Returns:
         ``[..., sum of out_features]``, equal to the separate outputs within rounding. None for
-        no rows, or more than 8 where torch is faster (``rows.py``), where gradients are on, on
+        no rows, more than 8 of several modules or where torch is faster (``rows.py``), where
+        gradients are on, on
         another device than a CPU, without native code, under anything that watches or transforms
         the computation (autocast, a dispatch mode, functorch, compilation), or for modules that
         are no plain ``nn.Linear`` or ``QuantizedLinear`` without hooks.
@@ -40,9 +43,11 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
     code = code_for_products(x)
     if code is None or len(linears) > MOST_WEIGHTS:
         return None
+    if len(linears) > 1 and x.numel() > MOST_ROWS * x.shape[-1]:
+        return None  # of many rows each output is let go of when it is no longer needed
     weights = []
     for linear in linears:
-        weight = weight_of(linear, x)
+        weight = weight_of(_alone(linear), x)
         if weight is None:
             return None
         weights.append(weight)
@@ -118,17 +123,24 @@ def feed_forward(
     code = code_for_products(x)
     if code is None:
         return None
-    gate_weight = None if gate is None else weight_of(gate, x)
-    up_weight = weight_of(up, x)
+    gate_weight = None if gate is None else weight_of(_alone(gate), x)
+    up_weight = weight_of(_alone(up), x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
-    down_weight = weight_of(down, x, up_weight[0].shape[0])
+    down_weight = weight_of(_alone(down), x, up_weight[0].shape[0])
     if down_weight is None:
         return None
     y = code.feed_forward(
         as_rows(x), Network(gate_weight, up_weight, down_weight, *form), by_row=by_row.is_asked()
     )
     return y.view(*x.shape[:-1], -1)
+
+
+def _alone(module: nn.Module | None) -> nn.Module | None:
+    """The projection itself where the change beside it is switched off."""
+    if type(module) is LoraLinear and not module.active and _LORA.is_unwatched(module):
+        return module.base
+    return module
 
 
 def weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) -> Weight | None:

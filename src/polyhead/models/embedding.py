@@ -80,6 +80,8 @@ class Embedding(nn.Module):
     @property
     def like(self) -> Tensor:
         """A tensor of the dtype of the vectors and on their device."""
+        if self.tokens is None:
+            return next(self.frontend.parameters())
         tokens = self._own_tokens
         return tokens.like if isinstance(tokens, QuantizedEmbedding) else tokens.weight
 

@@ -12,10 +12,10 @@ and the widest moment of attention or of the feed-forward network,
 in elements per token. Compiled code (``polyhead.native``) norms and rotates without copies between;
 torch hands the heads' outputs on in the order that the next product reads. A plan is for either, so
 each part counts the way that holds more, and a layer allocates at most that much on both: with
-native code up to a third less where norms and rotations are the peak, without it up to a fifth
-less elsewhere. A kernel's own workspace, some MiB whatever T is, is not counted, nor are the few
-numbers per token of a norm or of a mixture's choice, and logits are those of the last token. Tested
-against torch's memory profiler, with native code and without.
+native code up to half less (it norms and rotates in place, and has room for the hidden features of
+768 tokens), without it up to a fifth less. A kernel's own workspace, some MiB whatever T is, is not
+counted, nor are the few numbers per token of a norm or of a mixture's choice, and logits are those
+of the last token. Tested against torch's memory profiler, with native code and without.
 """
 
 from __future__ import annotations

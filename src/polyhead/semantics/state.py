@@ -94,5 +94,7 @@ def add_sinks(state: State, sinks: Tensor) -> State:
 def _shared(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor | None:
     """``out · sigmoid(lse − sink)`` by native code, as its decoding step does it; or None."""
     code = native.code_for(out)
+    if code is None:
+        return None
     plain = native.is_plain(sinks, sinks) and sinks.dtype in (out.dtype, torch.float32)
-    return code.sink(out, lse.contiguous(), sinks) if code is not None and plain else None
+    return code.sink(out, lse.contiguous(), sinks) if plain else None
