@@ -281,7 +281,9 @@ MUTATIONS = [
     _m("mask's tensors", ROWS_CPP, "if (!keep[j]) s[j] = kMinusInfinity;", ";"),
     _m("padding of a block", ROWS_CPP, "j < padded; ++j) s[j] = kMinusInfinity", "false;)"),
     _m("running maximum", ROWS_CPP, "peak = peak > before ? peak : before;", ""),
-    _m("rescaled sum", ROWS_CPP, "state.total[i] * factor", "state.total[i]"),
+    _m(
+        "rescaled sum", ROWS_CPP, "multiply_add(sum(all), state.total[i], factor)", "state.total[i]"
+    ),
     _m("empty row: peak", ROWS_CPP, "if (peak == kMinusInfinity) {", "if (false) {"),
     _m("rescaled values", "csrc/few_products.h", "n * W) * factors[m]", "n * W)"),
     _m("quarantine", FEW_CPP, "if (watch && !all_finite<T>(c, keys, from)) {", "if (false) {"),
@@ -399,8 +401,18 @@ MUTATIONS = [
         "(into.peak[i] - peak) * scale",
         "(into.peak[i] - peak)",
     ),
-    _m("merged sums", ATTEND_CPP, "into.total[i] * a + part.total[i] * b", "into.total[i]"),
-    _m("merged values", ATTEND_CPP, "load(x + d) * a + load(y + d) * b", "load(x + d)"),
+    _m(
+        "merged sums",
+        ATTEND_CPP,
+        "multiply_add(part.total[i] * b, into.total[i], a)",
+        "into.total[i]",
+    ),
+    _m(
+        "merged values",
+        ATTEND_CPP,
+        "multiply_add(load(y + d) * b, load(x + d), splat(a))",
+        "load(x + d)",
+    ),
     _m(
         "softcap's slope",
         GRADIENTS_CPP,

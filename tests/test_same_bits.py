@@ -173,7 +173,7 @@ def check(name: str, dtype: torch.dtype, seeds: range) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_texts_have_the_same_bits_in_any_arrangement(name):
-    check(name, torch.float32, range(2))
+    check(name, torch.float32, range(1))
     check(name, torch.bfloat16, range(2, 3))
 
 
