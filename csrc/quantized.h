@@ -1,11 +1,14 @@
 // Weights as GGUF files hold them: rows of blocks of 32 or 256 numbers, each a code of a few bits, with
 // what scales them. A block gives its numbers 32 at a time, as vectors.
+// Scales in 16 bits that stand at the beginning of a block are handed to it: those of several rows become
+// float32 at once. kGiven units are made together where they share bytes.
 //
 // The numbers are those of the gguf package's unpacking, bit for bit: a code times its scale has at most 24
 // bits, so only the last addition rounds, and it does not matter whether it is one instruction with the product.
 // A product adds them in the order of dot_rows: its results are those of the same numbers in float32.
 
-#define PH_SIZE(name, number, numbers, bytes) struct SizeOf_##name { static constexpr int kNumbers = numbers, kBytes = bytes; };
+#define PH_SIZE(name, number, numbers, bytes) \
+    struct SizeOf_##name { static constexpr int kNumbers = numbers, kBytes = bytes, kHalves = 0, kGiven = 1; };
 PH_BLOCKS(PH_SIZE)
 #undef PH_SIZE
 
@@ -18,6 +21,30 @@ inline float half_at(const uint8_t* p) {
 #else
     return to_float(load_any<Half>(p));
 #endif
+}
+
+template <class Of, int... I> inline void each(const Of& of, std::integer_sequence<int, I...>) {
+    (of(std::integral_constant<int, I>{}), ...);
+}
+
+// The first N halves of blocks of R rows as float32, those of a row next to each other.
+template <int N, int R> inline void halves_of(const uint8_t* p, int64_t row_bytes, float* to) {
+#if defined(__F16C__)
+    if constexpr (N * R == 8 || N * R == 4) {
+        __m128i all = _mm_setzero_si128();
+        auto put = [&](auto r) {
+            if constexpr (N == 2) all = _mm_insert_epi32(all, load_any<int32_t>(p + r * row_bytes), r);
+            else all = _mm_insert_epi16(all, load_any<int16_t>(p + r * row_bytes), r);
+        };
+        each(put, std::make_integer_sequence<int, R>{});
+        if constexpr (N * R == 8) _mm256_storeu_ps(to, _mm256_cvtph_ps(all));
+        else _mm_storeu_ps(to, _mm_cvtph_ps(all));
+        asm volatile("" : "+m"(*(float(*)[N * R])to));  // loads spread a number over a vector for nothing, shuffles do not
+        return;
+    }
+#endif
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < N; ++i) to[r * N + i] = half_at(p + r * row_bytes + 2 * i);
 }
 
 inline Vec as_floats(VecInt x) { return __builtin_convertvector(x, Vec); }
@@ -77,23 +104,26 @@ inline VecInt with_fifth_bits(VecInt low, uint32_t bits, int v) {
 }
 
 struct Q4_0 : SizeOf_Q4_0 {
+    static constexpr int kHalves = 1;
     const uint8_t* at;
     Line line;
-    explicit Q4_0(const uint8_t* p) : at(p + 2), line(half_at(p), -8.0f * half_at(p)) {}
+    Q4_0(const uint8_t* p, const float* d) : at(p + 2), line(*d, -8.0f * *d) {}
     void unit(int, Vec* to) const { split_halves(at, line, to); }
 };
 
 struct Q4_1 : SizeOf_Q4_1 {
+    static constexpr int kHalves = 2;
     const uint8_t* at;
     Line line;
-    explicit Q4_1(const uint8_t* p) : at(p + 4), line(half_at(p), half_at(p + 2)) {}
+    Q4_1(const uint8_t* p, const float* d) : at(p + 4), line(d[0], d[1]) {}
     void unit(int, Vec* to) const { split_halves(at, line, to); }
 };
 
 struct Q5_0 : SizeOf_Q5_0 {
+    static constexpr int kHalves = 1;
     const uint8_t* at;
     float d;
-    explicit Q5_0(const uint8_t* p) : at(p), d(half_at(p)) {}
+    Q5_0(const uint8_t* p, const float* d) : at(p), d(*d) {}
     void unit(int, Vec* to) const {
         const uint32_t bits = load_any<uint32_t>(at + 2);
 #pragma GCC unroll 8
@@ -102,9 +132,10 @@ struct Q5_0 : SizeOf_Q5_0 {
 };
 
 struct Q5_1 : SizeOf_Q5_1 {
+    static constexpr int kHalves = 2;
     const uint8_t* at;
     float d, m;
-    explicit Q5_1(const uint8_t* p) : at(p), d(half_at(p)), m(half_at(p + 2)) {}
+    Q5_1(const uint8_t* p, const float* d) : at(p), d(d[0]), m(d[1]) {}
     void unit(int, Vec* to) const {
         const uint32_t bits = load_any<uint32_t>(at + 4);
 #pragma GCC unroll 8
@@ -113,9 +144,10 @@ struct Q5_1 : SizeOf_Q5_1 {
 };
 
 struct Q8_0 : SizeOf_Q8_0 {
+    static constexpr int kHalves = 1;
     const uint8_t* at;
     float d;
-    explicit Q8_0(const uint8_t* p) : at(p + 2), d(half_at(p)) {}
+    Q8_0(const uint8_t* p, const float* d) : at(p + 2), d(*d) {}
     void unit(int, Vec* to) const {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) to[v] = as_floats(load_signed_bytes(at + v * W)) * d;
@@ -157,52 +189,70 @@ struct Q3_K : SizeOf_Q3_K {
     }
 };
 
-// The scale and the minimum of a unit: 6 bits each, of eight units in 12 bytes.
+// The scales and the minima of eight units, 6 bits each: four of either in 4 bytes, then the low bits of the
+// others, whose high ones are those that the first eight bytes have left.
 struct SixBits {
-    int scale, minimum;
-    SixBits(const uint8_t* s, int j) {
-        if (j < 4) scale = s[j] & 63, minimum = s[j + 4] & 63;
-        else scale = (s[j + 4] & 15) | s[j - 4] >> 6 << 4, minimum = s[j + 4] >> 4 | s[j] >> 6 << 4;
-    }
-};
-
-struct Q4_K : SizeOf_Q4_K {
-    const uint8_t* at;
-    float d, m;
-    explicit Q4_K(const uint8_t* p) : at(p), d(half_at(p)), m(half_at(p + 2)) {}
-    void unit(int j, Vec* to) const {
-        const SixBits s(at + 4, j);
-        const Line line(d * (float)s.scale, -(m * (float)s.minimum));
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = line(load_bytes(at + 16 + j / 2 * 32 + v * W) >> 4 * (j % 2));
-    }
-};
-
-struct Q5_K : SizeOf_Q5_K {
-    const uint8_t* at;
-    float d, m;
-    explicit Q5_K(const uint8_t* p) : at(p), d(half_at(p)), m(half_at(p + 2)) {}
-    void unit(int j, Vec* to) const {
-        const SixBits s(at + 4, j);
-        const float scale = d * (float)s.scale, minimum = m * (float)s.minimum;
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const VecInt low = load_bytes(at + 48 + j / 2 * 32 + v * W) >> 4 * (j % 2) & 15;
-            to[v] = as_floats(low | (load_bytes(at + 16 + v * W) >> j & 1) << 4) * scale - minimum;
+    float all[16];
+    float scale(int j) const { return all[j]; }
+    float minimum(int j) const { return all[8 + j]; }
+    SixBits(const uint8_t* s, float d, float m) {
+        const uint32_t a = load_any<uint32_t>(s), b = load_any<uint32_t>(s + 4), c = load_any<uint32_t>(s + 8);
+        constexpr uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x03030303;
+        const uint32_t codes[4] = {a & kSix, (c & kFour) | (a >> 6 & kTwo) << 4, b & kSix, (c >> 4 & kFour) | (b >> 6 & kTwo) << 4};
+#pragma GCC unroll 4
+        for (int i = 0; i < 16; i += W) {
+            const Vec by = W == 16 ? choose((VecInt)(counted() < 8), splat(d), splat(m)) : splat(i < 8 ? d : m);
+            store(as_floats(load_bytes((const uint8_t*)codes + i)) * by, all + i);
         }
     }
 };
 
+struct Q4_K : SizeOf_Q4_K {
+    static constexpr int kGiven = 2;
+    const uint8_t* at;
+    SixBits by;
+    explicit Q4_K(const uint8_t* p) : at(p + 16), by(p + 4, half_at(p), half_at(p + 2)) {}
+    void unit(int j, Vec* to) const {
+        const Line low(by.scale(j), -by.minimum(j)), high(by.scale(j + 1), -by.minimum(j + 1));
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            const VecInt codes = load_bytes(at + 16 * j + v * W);
+            to[v] = low(codes), to[v + kVectors] = high(codes >> 4);
+        }
+    }
+};
+
+typedef uint8_t Bytes __attribute__((vector_size(32)));  // of a unit
+
+struct Q5_K : SizeOf_Q5_K {
+    static constexpr int kGiven = 2;
+    const uint8_t* at;
+    SixBits by;
+    explicit Q5_K(const uint8_t* p) : at(p), by(p + 4, half_at(p), half_at(p + 2)) {}
+    void unit(int j, Vec* to) const {
+        const Bytes low = load_any<Bytes>(at + 48 + 16 * j), bits = load_any<Bytes>(at + 16);
+        const Bytes codes[2] = {(low & 15) | (bits >> j & 1) << 4, low >> 4 | (bits >> (j + 1) & 1) << 4};
+        for (int i = 0; i < 2; ++i)
+#pragma GCC unroll 8
+            for (int v = 0; v < kVectors; ++v)
+                to[i * kVectors + v] = as_floats(load_bytes((const uint8_t*)(codes + i) + v * W)) * by.scale(j + i) - by.minimum(j + i);
+    }
+};
+
 struct Q6_K : SizeOf_Q6_K {
+    static constexpr int kGiven = 4;
     const uint8_t* at;
     float d;
     explicit Q6_K(const uint8_t* p) : at(p), d(half_at(p + 208)) {}
     void unit(int j, Vec* to) const {
         const int8_t* scales = (const int8_t*)at + 192 + 2 * j;
-        in_runs([&](int v) {
-            const VecInt low = load_bytes(at + j / 4 * 64 + j % 2 * 32 + v * W) >> 4 * (j / 2 % 2) & 15;
-            return (low | (load_bytes(at + 128 + j / 4 * 32 + v * W) >> 2 * (j % 4) & 3) << 4) - 32;
-        }, d * (float)scales[0], d * (float)scales[1], to);
+        const Bytes first = load_any<Bytes>(at + 16 * j), second = load_any<Bytes>(at + 16 * j + 32);
+        const Bytes bits = load_any<Bytes>(at + 128 + 8 * j);
+        const Bytes codes[4] = {(first & 15) | (bits << 4 & 48), (second & 15) | (bits << 2 & 48), first >> 4 | (bits & 48),
+                                second >> 4 | (bits >> 2 & 48)};
+        for (int i = 0; i < 4; ++i)
+            in_runs([&](int v) { return load_bytes((const uint8_t*)(codes + i) + v * W) - 32; }, d * (float)scales[2 * i],
+                    d * (float)scales[2 * i + 1], to + i * kVectors);
     }
 };
 
@@ -266,6 +316,10 @@ struct MXFP4 : SizeOf_MXFP4 {
 
 // Calls of a tag of the blocks of a type; nothing where there are none.
 template <class B> struct Tag { using Blocks = B; };
+template <class B> inline B block_at(const uint8_t* p, const float* halves) {
+    if constexpr (B::kHalves) return B(p, halves);
+    else return B(p);
+}
 template <class Of> inline void with_blocks(int type, const Of& of) {
     switch (type) {
 #define PH_CASE(B, number, numbers, bytes) case number: return of(Tag<B>{});

@@ -2,7 +2,7 @@
 
 template <class B> inline void prefetch_block(const uint8_t* p) {
 #pragma GCC unroll 4
-    for (int line = 0; line < B::kBytes; line += 64) __builtin_prefetch(p + kPrefetch + line, 0, 1);
+    for (int line = 0; line < B::kBytes; line += 64) __builtin_prefetch(p + 2 * kPrefetch + line, 0, 1);
 }
 
 // Numbers [first, first + count) of a row, both whole blocks.
@@ -10,12 +10,14 @@ template <class B> void unpack_blocks(const uint8_t* row, int64_t first, int64_t
     const uint8_t* p = row + first / B::kNumbers * B::kBytes;
     for (int64_t done = 0; done < count; done += B::kNumbers, p += B::kBytes) {
         prefetch_block<B>(p);
-        const B block(p);
+        float halves[2];
+        halves_of<B::kHalves, 1>(p, 0, halves);
+        const B block = block_at<B>(p, halves);
 #pragma GCC unroll 2
-        for (int j = 0; j < B::kNumbers / kUnit; ++j) {
-            Vec numbers[kVectors];
+        for (int j = 0; j < B::kNumbers / kUnit; j += B::kGiven) {
+            Vec numbers[B::kGiven * kVectors];
             block.unit(j, numbers);
-            for (int v = 0; v < kVectors; ++v) store(numbers[v], to + done + j * kUnit + v * W);
+            for (int v = 0; v < B::kGiven * kVectors; ++v) store(numbers[v], to + done + j * kUnit + v * W);
         }
     }
 }
@@ -52,28 +54,41 @@ template <int M> void dot_runs(int type, const float* x, int64_t stride, const u
     }
 }
 
-// dot_rows of one row of x: the numbers are never in memory.
-template <class B> float dot_blocks(const float* x, const uint8_t* w, int64_t K) {
-    Vec acc[kSums] = {};
+// Rows of blocks that meet one row of x together: the sums of one would wait for each other.
+constexpr int kRowsAtOnce = PH_WIDTH == 16 ? 4 : 2;
+
+// dot_rows of one row of x with R rows of blocks: the numbers are never in memory.
+template <class B, int R> void dot_blocks(const float* x, const uint8_t* w, int64_t row_bytes, int64_t K, float* found) {
+    constexpr int kSteps = B::kNumbers / kUnit / B::kGiven, V = B::kGiven * kVectors;
+    Vec acc[R][kSums] = {};
     for (int64_t k = 0; k < K; k += B::kNumbers, w += B::kBytes) {
-        prefetch_block<B>(w);
-        const B block(w);
+        float halves[2 * R];
+        halves_of<B::kHalves, R>(w, row_bytes, halves);
 #pragma GCC unroll 8
-        for (int j = 0; j < B::kNumbers / kUnit; ++j) {
-            Vec numbers[kVectors];
-            block.unit(j, numbers);
+        for (int r = 0; r < R; ++r) {
+            const uint8_t* p = w + r * row_bytes;
+            prefetch_block<B>(p);
+            const B block = block_at<B>(p, halves + r * B::kHalves);
 #pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) acc[v % kSums] = multiply_add(acc[v % kSums], numbers[v], load(x + k + j * kUnit + v * W));
+            for (int j = 0; j < kSteps; ++j) {
+                Vec numbers[V];
+                block.unit(j * B::kGiven, numbers);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) acc[r][v % kSums] = multiply_add(acc[r][v % kSums], numbers[v], load(x + k + (j * V + v) * W));
+            }
         }
     }
-    for (int s = 1; s < kSums; ++s) acc[0] += acc[s];
-    return sum(acc[0]);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int s = 1; s < kSums; ++s) acc[r][0] += acc[r][s];
+        found[r] = sum(acc[r][0]);
+    }
 }
 
-// dots[m] of one row of blocks with every row of x.
+// dots[m] of one row of blocks with every row of x, of 2 or more.
 inline void quantized_dots(int type, const float* x, int64_t stride, int64_t rows, const uint8_t* w, int64_t K, float* found) {
     switch (rows) {
-        case 1: with_blocks(type, [&](auto of) { *found = dot_blocks<typename decltype(of)::Blocks>(x, w, K); }); return;
         case 2: return dot_runs<2>(type, x, stride, w, K, found);
         case 3: return dot_runs<3>(type, x, stride, w, K, found);
         case 4: return dot_runs<4>(type, x, stride, w, K, found);
@@ -82,6 +97,25 @@ inline void quantized_dots(int type, const float* x, int64_t stride, int64_t row
         case 7: return dot_runs<7>(type, x, stride, w, K, found);
         default: return dot_runs<8>(type, x, stride, w, K, found);
     }
+}
+
+// done(n, dot of row n of a factor in blocks with x) for n in [first, last).
+template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K, const Factor& f, int64_t first, int64_t last, Done&& done) {
+    with_blocks(f.type, [&](auto of) {
+        using B = typename decltype(of)::Blocks;
+        const int64_t row_bytes = f.row_bytes;
+        float found[kRowsAtOnce];
+        int64_t n = first;
+        const uint8_t* w = (const uint8_t*)f.weight + first * row_bytes;
+        for (; n + kRowsAtOnce <= last; n += kRowsAtOnce, w += kRowsAtOnce * row_bytes) {
+            dot_blocks<B, kRowsAtOnce>(x, w, row_bytes, K, found);
+            for (int r = 0; r < kRowsAtOnce; ++r) done(n + r, found + r);
+        }
+        for (; n < last; ++n, w += row_bytes) {
+            dot_blocks<B, 1>(x, w, 0, K, found);
+            done(n, found);
+        }
+    });
 }
 
 // Rows [first, last) of numbers, rounded to T.

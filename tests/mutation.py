@@ -482,7 +482,7 @@ MUTATIONS = [
     *(
         Mutation(feature, f"csrc/{file}", line, instead, "tests/quantization")
         for file, feature, line, instead in (
-            ("quantized.h", "Q4_0's middle", "-8.0f * half_at(p)", "-7.0f * half_at(p)"),
+            ("quantized.h", "Q4_0's middle", "-8.0f * *d", "-7.0f * *d"),
             (
                 "quantized.h",
                 "the fifth bit",
@@ -492,20 +492,20 @@ MUTATIONS = [
             (
                 "quantized.h",
                 "six bits of a scale",
-                "(s[j + 4] & 15) | s[j - 4] >> 6 << 4",
-                "(s[j + 4] & 15)",
+                "(c & kFour) | (a >> 6 & kTwo) << 4",
+                "(c & kFour)",
             ),
             (
                 "quantized.h",
                 "six bits of a minimum",
-                "s[j + 4] >> 4 | s[j] >> 6 << 4",
-                "s[j + 4] >> 4",
+                "(c >> 4 & kFour) | (b >> 6 & kTwo) << 4",
+                "(c >> 4 & kFour)",
             ),
             (
                 "quantized.h",
                 "Q6_K's second half",
-                "at + j / 4 * 64 + j % 2 * 32",
-                "at + j % 2 * 32",
+                "load_any<Bytes>(at + 16 * j + 32)",
+                "load_any<Bytes>(at + 16 * j)",
             ),
             ("quantized.h", "the second scale", "(v < kVectors / 2 ? first : second);", "first;"),
             ("quantized.h", "Q3_K's third bit", "(load_bytes(at + v * W) >> j & 1) * 4 - 4", "-4"),
@@ -515,7 +515,13 @@ MUTATIONS = [
                 "at[0] < 2 ? 0x00200000u << at[0] :",
                 "false ? 0u :",
             ),
-            ("quantized_products.h", "both sums", "acc[0] += acc[s];", ";"),
+            (
+                "quantized_products.h",
+                "scales of each row",
+                "halves + r * B::kHalves",
+                "halves",
+            ),
+            ("quantized_products.h", "both sums", "acc[r][0] += acc[r][s];", ";"),
             (
                 "quantized_products.h",
                 "later runs of a row",
@@ -525,8 +531,8 @@ MUTATIONS = [
             (
                 "quantized_products.h",
                 "sums in the order of float32",
-                "acc[v % kSums] = multiply_add(acc[v % kSums]",
-                "acc[0] = multiply_add(acc[0]",
+                "acc[r][v % kSums] = multiply_add(acc[r][v % kSums]",
+                "acc[r][0] = multiply_add(acc[r][0]",
             ),
             (
                 "module.cpp",
