@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from polyhead.cli.app import VERBS
+
 _PRELOADED = (
-    "polyhead.cli.app",
+    *(f"polyhead.cli.{module}" for module in VERBS.values()),
     "polyhead.generation",
     "polyhead.inspection.heads",
     "polyhead.pages.page",

@@ -41,6 +41,37 @@ def test_help_of_every_verb_names_its_options(
     assert "--debug" not in result.out
 
 
+def test_help_imports_its_own_verb_and_nothing_slow() -> None:
+    """What keeps help under 0.4 s: counted, since time depends on what else the machine does."""
+    code = """
+import io, os, sys
+from polyhead.cli import main
+from polyhead.cli.app import VERBS
+
+for line in ([], *([verb] for verb in VERBS), ["compare", "heads"]):
+    sys.stdout.flush()
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        continue
+    out, sys.stdout = sys.stdout, io.StringIO()
+    code = main([*line, "--help"])
+    said, sys.stdout = sys.stdout.getvalue(), out
+    assert code == 0 and f"polyhead {' '.join(line)}".strip() in said
+    rooms = {name.split(".")[1] for name in sys.modules if name.startswith("polyhead.")}
+    verbs = {f"polyhead.cli.{module}" for module in VERBS.values()} & sys.modules.keys()
+    slow = {"torch", "numpy", "transformers", "pydantic", "huggingface_hub", "asyncio"}
+    print(*line, "|", *rooms - {"cli", "errors"}, *slow & sys.modules.keys(), "|", *verbs)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    root, *others = (line.split("|") for line in done.stdout.splitlines())
+    assert [root[1].strip(), len(others)] == ["", 17]
+    for verb, imported, verbs in others:
+        assert (verb, imported.strip()) == (verb, "")
+        assert len(verbs.split()) == 1
+
+
 def test_version_is_one_line(run: Run) -> None:
     assert re.fullmatch(r"polyhead \S+\n", run("--version").out)
 

@@ -59,17 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(line: list[str]) -> int:
     from typer import Exit
-    from typer.main import get_command
 
-    from polyhead.cli.app import app
+    from polyhead.cli.app import command, printed_help, verbs_of
 
-    command = get_command(app)
     if "_POLYHEAD_COMPLETE" in os.environ:  # a shell asks what may come next
-        command.main(line, "polyhead")
+        command().main(line, "polyhead")
+    if printed_help(line):
+        return 0
+    verb = command(verbs_of(line))
     try:
         # Command.main would print and swallow errors its own way; this leaves them to us.
-        with command.make_context("polyhead", line or ["--help"]) as context:
-            command.invoke(context)
+        with verb.make_context("polyhead", line) as context:
+            verb.invoke(context)
     except Exit as exit_:
         return exit_.exit_code
     return 0
