@@ -10,6 +10,7 @@
 
 #include "codes.h"
 #include "plan.h"
+#include "joined.h"
 #include "few_products.h"
 #include "few_codes.h"
 #include "few_integers.h"
@@ -20,7 +21,7 @@ template <class T>
 void run_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to,
               State& state, Arena arena) {
     start(state, rows.count, p.width);
-    if (p.few) few_rows<T>(c, rows, from, to, state, arena);
+    if (p.few) few_rows<T>(c, p, rows, from, to, state, arena);
     else many_rows<T>(c, p, rows, from, to, state, arena);
 }
 

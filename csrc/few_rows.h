@@ -72,7 +72,7 @@ inline int64_t few_bytes(const Attention& c) {
 }
 
 template <class T>
-void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
+void few_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
     const int64_t D = c.key_dim;
     const bool pairs = kPairs<T> && D % (2 * W) == 0;
     float* plain = arena.take<float>(kFewRows * D);
@@ -92,9 +92,7 @@ void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, St
     T* room = arena.take<T>(kFewKeys * (D + c.value_dim));
     const bool watch = c.low || c.keep;
     const CodedRoom coded = coded_room_of(c, arena);
-    over_blocks(c, rows, from, to, kFewKeys, [&](const Keys& keys, Visible visible) {
-        if (few_coded_block<T>(c, rows, keys, visible, plain, coded, s, state)) return;
-        const Content<T> from = content_of<T>(c, rows, *keys.piece, keys.start, keys.length, room);
+    auto block = [&](const Keys& keys, Visible visible, const Content<T>& from) {
         if (watch && !all_finite<T>(c, keys, from)) {
             // In its own type: what a row does not see must not change its bits.
             const Content<T> good = quarantined<T>(c, rows, keys, from, good_k, good_v, state);
@@ -102,5 +100,10 @@ void few_rows(const Attention& c, const Rows& rows, int64_t from, int64_t to, St
             return;
         }
         few_block<T>(c, rows, keys, visible, q, row_bytes, from, s, state);
+    };
+    if (p.joined) return over_joined<T>(c, p, rows, from, to, kFewKeys, room, block);
+    over_blocks(c, rows, from, to, kFewKeys, [&](const Keys& keys, Visible visible) {
+        if (few_coded_block<T>(c, rows, keys, visible, plain, coded, s, state)) return;
+        block(keys, visible, content_of<T>(c, rows, *keys.piece, keys.start, keys.length, room));
     });
 }

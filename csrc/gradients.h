@@ -38,7 +38,8 @@ struct GradientPlan {
 };
 
 // Parts of a kv head: enough tasks to keep threads busy, few enough for the memory of their sums, and
-// the same for any number of threads, so that sums are always added in the same order.
+// the same for any number of threads, so that sums are always added in the same order. By row also for
+// any number of batch rows: those are not counted among the heads.
 inline int64_t splits_of(int64_t heads, int64_t key_blocks) {
     const int64_t wanted = (kTasks + heads - 1) / heads, most = wanted < kMostSplits ? wanted : kMostSplits;
     return most < key_blocks ? most : key_blocks;
@@ -59,7 +60,7 @@ inline GradientPlan gradient_plan_of(const Gradients& g) {
     p.bias = bias_plan_of(g);
     p.batch_turns = p.bias.in_place && !g.bias_batch ? c.batch : 1;
     p.head_turns = p.bias.in_place && !g.bias_head ? c.kv_heads : 1;
-    p.splits = splits_of(c.batch / p.batch_turns * (c.kv_heads / p.head_turns), p.key_blocks);
+    p.splits = splits_of((c.by_row ? 1 : c.batch / p.batch_turns) * (c.kv_heads / p.head_turns), p.key_blocks);
     p.sum = group * c.queries * p.key_width;
     p.straight = c.dtype == kFloat32 && c.key_dim == p.key_width;
     return p;

@@ -109,6 +109,7 @@ inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t cou
     to = to > keys.length ? keys.length : to;
     Keys part = keys;
     part.start += from, part.index += from, part.first += from;
+    part.absent = from ? 0 : keys.absent;  // which are fewer than 2 W
     part.length = to > from ? to - from : 0;
     return part;
 }
@@ -177,7 +178,7 @@ void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from
     T* room = arena.take<T>(kManyKeys * (D + c.value_dim));
     const bool watch = c.low || c.keep;
     [[maybe_unused]] const TilesInUse tiles;
-    over_keys<T>(c, rows, from, to, kManyKeys, room,
+    over_keys<T>(c, p, rows, from, to, kManyKeys, room,
                  [&](const Keys& keys, Visible visible, Content<T> from) {
         if (watch && !all_finite<T>(c, keys, from))
             from = quarantined<T>(c, rows, keys, from, good_k, good_v, state);

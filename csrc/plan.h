@@ -15,6 +15,8 @@ struct Plan {
     int64_t blocks;                // in all
     int64_t rows, width;           // of a block, most; values, padded to vectors
     bool by_row;                   // what a row gives depends on the row and its keys alone
+    bool joined;                   // pieces are read as one, in blocks that begin at fixed places (joined.h)
+    int64_t origin, first_share;   // place of the first key, 0 unless joined; the fixed share that it is in
     int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them, by row of the first
     bool folded;                   // a thread computes the shares of a block one after another
 };
@@ -32,8 +34,17 @@ inline int64_t fixed_share_at(int64_t i, int64_t keys) {
 
 // The first key of a share.
 inline int64_t share_at(const Attention& c, const Plan& p, int64_t i) {
-    const int64_t at = p.by_row ? fixed_share_at(i, p.share_keys) : i * p.share_keys;
-    return at < c.keys ? at : c.keys;
+    const int64_t at = p.by_row ? fixed_share_at(p.first_share + i, p.share_keys) - p.origin : i * p.share_keys;
+    return at < 0 ? 0 : at < c.keys ? at : c.keys;
+}
+
+// Whether the pieces are keys at places that follow on, as in a ring, of which nothing but the place matters.
+inline bool follows_on(const Attention& c) {
+    int64_t next = c.pieces[0].position;
+    if (next < 0 || next > INT64_MAX / 4 || c.keep || c.bias || (c.count == 1 && !next)) return false;
+    for (int i = 0; i < c.count; next += c.pieces[i++].length)
+        if (c.pieces[i].position != next || c.pieces[i].pages || c.pieces[i].coding.group) return false;
+    return true;
 }
 
 inline Plan plan_of(const Attention& c, int threads) {
@@ -58,7 +69,10 @@ inline Plan plan_of(const Attention& c, int threads) {
     const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
     if (p.by_row) {
         p.share_keys = p.few ? kShareOfFew : kShareOfMany;
-        while (fixed_share_at(p.shares, p.share_keys) < c.keys) ++p.shares;
+        p.joined = follows_on(c);
+        p.origin = p.joined ? c.pieces[0].position : 0;
+        while (fixed_share_at(p.first_share + 1, p.share_keys) <= p.origin) ++p.first_share;
+        while (fixed_share_at(p.first_share + p.shares, p.share_keys) < p.origin + c.keys) ++p.shares;
         p.folded = p.shares > 1 && !spare;
     } else if (spare) {
         int64_t shares = (4 * threads + p.blocks - 1) / p.blocks;
@@ -255,13 +269,4 @@ void over_blocks(const Attention& c, const Rows& rows, int64_t from, int64_t to,
         }
         first += piece.length;
     }
-}
-
-// The same with the keys and values of every block.
-template <class T, class Block>
-void over_keys(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, T* room,
-               Block&& block) {
-    over_blocks(c, rows, from, to, size, [&](const Keys& keys, Visible visible) {
-        block(keys, visible, content_of<T>(c, rows, *keys.piece, keys.start, keys.length, room));
-    });
 }

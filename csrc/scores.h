@@ -15,12 +15,14 @@ struct Rows {
     int64_t token(int64_t i) const { return t0 + i % (t1 - t0); }
 };
 
-// A block of `length` keys of a piece, from its token `start` on; `index` counts keys of the call.
+// A block of `length` keys of a piece, from its token `start` on; `index` counts keys of the call. The first
+// `absent` of them are none: they fill the block up to where it begins for any call (joined.h).
 struct Keys {
     const Piece* piece;
     int64_t start, length, index;
     const int64_t* positions;  // of this block and batch row, or null: first, first + 1, …
     int64_t first;
+    int64_t absent = 0;
     int64_t position(int64_t j) const { return positions ? positions[j] : first + j; }
 };
 
@@ -34,7 +36,7 @@ inline Keys keys_at(const Piece& piece, int64_t batch, int64_t start, int64_t le
 
 // What rows of a call see of a block of keys; single pairs are checked only if bounds do not decide.
 inline Visible visible_of(const Attention& c, const Rows& rows, const Keys& keys) {
-    Visible found = Visible::all;
+    Visible found = keys.absent ? Visible::some : Visible::all;
     if (c.low) {
         int64_t least = keys.position(0), most = keys.position(keys.length - 1);
         if (keys.positions)
@@ -95,6 +97,7 @@ inline int64_t difference(int64_t a, int64_t b) {
 
 // −∞ where row i may not look, `count` scores padded to `padded`.
 inline void hide(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, float* s) {
+    for (int64_t j = 0; j < keys.absent; ++j) s[j] = kMinusInfinity;
     if (c.low) {
         const int64_t at = rows.batch * c.bounds_batch + rows.token(i);
         const int64_t low = c.low[at], high = c.high[at];

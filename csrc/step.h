@@ -155,9 +155,9 @@ const T* project_latent(const Step& s, const T* x, float* wide, Room& room, int6
 // Which positions queries see, and their own, where the attention must know.
 inline void place_queries(const Step& s, Attention& c, Room& room) {
     const bool bounded = s.tokens > 1 || s.uneven || (s.window && c.keys > s.window);
-    if (!bounded && !s.slopes && !s.by_distance) return;
     int64_t next = s.uneven ? 0 : s.position + s.tokens - c.keys;
     for (int i = 0; i < c.count; ++i) c.pieces[i].position = next, next += c.pieces[i].length;
+    if (!bounded && !s.slopes && !s.by_distance) return;
     int64_t *at = room.take<int64_t>(s.rows), *low = room.take<int64_t>(s.rows), *high = room.take<int64_t>(s.rows);
     const int64_t rows = s.uneven ? s.rows : s.tokens;
     for (int64_t m = 0; m < rows; ++m) {

@@ -314,19 +314,26 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("codes: dense scales", "or x.stride(3) != 1", ""),
         ],
     },
-    "same_bits.py": {
+    "same_bits": {
         "tests/test_same_bits.py": [
             ("native code without the mode", "with by_row.asked(), _OneOrder():", "with _OneOrder():"),
             ("functions in whole vectors", "room = -count % _VECTORS", "room = 0"),
             ("functions in one thread", "if count + room > _PIECE:", "if False:"),
-            ("sums that depend on length alone", "found = _halved(wide.permute(*rest, *chosen).reshape(*(x.shape[d] for d in rest), -1))", "found = wide.sum([*chosen])"),
-            ("products by native code", '"mm": _mm,', '"mm": _as_it_is,'),
-            ("products with a bias", '"addmm": _addmm,', '"addmm": _as_it_is,'),
-            ("products of heads", '"bmm": _bmm,', '"bmm": _as_it_is,'),
+            ("sums that depend on length alone", "found = halved(wide.permute(*rest, *chosen).reshape(*(x.shape[d] for d in rest), -1))", "found = wide.sum([*chosen])"),
+            ("products by native code", '"mm": products.mm,', '"mm": as_it_is,'),
+            ("products with a bias", '"addmm": products.addmm,', '"addmm": as_it_is,'),
+            ("products of heads", '"bmm": products.bmm,', '"bmm": as_it_is,'),
             ("another alpha", 'if kwargs.get("alpha", 1) == 1:\n        return func', "if True:\n        return func"),
             ("what is not known", "if any(isinstance(x, Tensor) and x.is_floating_point() for x in given):", "if False:"),
             ("the mean of a norm", "centred = wide - mean", "centred = wide"),
             ("no native code", "if (why := native.unavailable()) is not None:", "if False:"),
+        ],
+        "tests/test_same_bits_gradients.py": [
+            ("places that are the same", "if not accumulate or not x.is_floating_point():", "if True:"),
+            ("the derivative of LayerNorm", "(scaled - of_mean - y * of_scale)", "(scaled - of_mean)"),
+            ("the derivative of softmax", "product - wide * sums(product, [dim], True)", "product - wide * product.sum(dim, True)"),
+            ("the derivative of log_softmax", "change - by_element(_EXP, (wide,), {}) * sums(change, [dim], True)", "change - wide.exp() * sums(change, [dim], True)"),
+            ("attention was told", "return as_it_is  # native code, which was told", "pass"),
         ],
     },
     "layers": {

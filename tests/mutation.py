@@ -653,6 +653,13 @@ MUTATIONS = [
         )
     ),
     Mutation(
+        "gradients of a row alone",
+        "csrc/gradients.h",
+        "(c.by_row ? 1 : c.batch / p.batch_turns)",
+        "(c.batch / p.batch_turns)",
+        "tests/test_same_bits_gradients.py",
+    ),
+    Mutation(
         "rows of prompts as in decoding",
         "csrc/plan.h",
         "p.by_row = c.by_row || c.queries == 1 ||",
@@ -662,9 +669,34 @@ MUTATIONS = [
     Mutation(
         "shares that begin where they always do",
         "csrc/plan.h",
-        "p.by_row ? fixed_share_at(i, p.share_keys) :",
+        "p.by_row ? fixed_share_at(p.first_share + i, p.share_keys) - p.origin :",
         "p.by_row ? fixed_share_at(i, p.share_keys) - (c.queries > 1 && i == 1 ? 64 : 0) :",
         "tests/kernels/test_native.py",
+    ),
+    *(
+        Mutation(feature, file, line, instead, "tests/test_same_bits.py")
+        for feature, file, line, instead in (
+            ("rings: lanes of their keys", "csrc/joined.h", "place % (2 * W);", "0;"),
+            (
+                "rings: blocks at places",
+                "csrc/joined.h",
+                "(place / size + 1) * size - p.origin;",
+                "index + size;",
+            ),
+            (
+                "rings: shares at places",
+                "csrc/plan.h",
+                "p.joined ? c.pieces[0].position : 0;",
+                "0;",
+            ),
+            (
+                "rings: around the end",
+                "csrc/joined.h",
+                "absent || found.left < keys.length;",
+                "absent;",
+            ),
+            ("rings: keys that are none", "csrc/scores.h", "j < keys.absent; ++j)", "j < 0; ++j)"),
+        )
     ),
     Mutation(
         "the same sums for one row",

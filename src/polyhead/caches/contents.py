@@ -262,6 +262,15 @@ class Contents:
         other.main = other.memories.get("tokens") or other.memories["codes"]
         return other
 
+    def of_row(self, row: int) -> Self:
+        """What one batch row holds, where it lies; not in pages."""
+        other = copy.copy(self)
+        memories = self.memories.items()
+        other.memories = {name: m.of_row(row) for name, m in memories if isinstance(m, Rows)}
+        other.main = other.memories.get("tokens") or other.memories["codes"]
+        other.shape = self.shape._replace(batch=1)
+        return other
+
     def reorder(self, rows: list[int]) -> None:
         for memory in self.memories.values():
             memory.reorder(rows)

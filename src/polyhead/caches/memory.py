@@ -239,6 +239,13 @@ class Rows(Memory):
             other.tensors = [tensor.clone() for tensor in self.tensors]
         return other
 
+    def of_row(self, row: int) -> Rows:
+        """One batch row by itself, in the same memory."""
+        other = type(self)(self.store, 0, self.device)
+        other.stops, other.firsts = [self.stops[row]], [self.firsts[row]]
+        other.tensors = [tensor[row : row + 1] for tensor in self.tensors]
+        return other
+
     def reorder(self, rows: Sequence[int]) -> None:
         index = torch.tensor(rows, device=self.device)
         for i, tensor in enumerate(self.tensors):

@@ -11,7 +11,7 @@ Shape letters: B batch, G kv heads, S keys, n keys of a tile.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -166,6 +166,8 @@ class StoredSource(KeyValueSource):
         positions: ``[B, S]``, or None: positions are places.
         gaps: Whether rows differ in what they hold: then some keys stand at ``NOWHERE``, the order
             of keys is not that of place, and queries need positions.
+        of_row: The source of one batch row by itself, its keys in the order of place, where that of
+            index may be another one.
 
     Attributes:
         mask: With gaps, what hides them from any query. ``Causal()`` does so by itself.
@@ -182,7 +184,9 @@ class StoredSource(KeyValueSource):
         shift: int = 0,
         positions: Tensor | None = None,
         gaps: bool = False,
+        of_row: Callable[[int], KeyValueSource] | None = None,
     ) -> None:
+        self.of_row = of_row
         self.runs = [run for run in runs if run.length]
         self.batch, self.num_kv_heads = shape.batch, shape.kv_heads
         self.key_dim, self.value_dim = shape.key_dim, shape.value_dim

@@ -113,11 +113,12 @@ class StoredCache(KeyValueCache):
             self._contents = contents = Contents(self.layout, self.storage, shape, self._reserved)
         if new.explicit or contents.has_positions:
             contents.add_positions()
-        past = None
+        past, held = None, contents
         pushes = [self._pushes(*each) for each in zip(new.counts, before, strict=True)]
         if any(pushes) and not empty:
             # A long chunk's first queries still see what the chunk pushes out of a ring.
-            past = self.fork().source()
+            held = contents.fork()
+            past = view(held, explicit=self._explicit)
         self._explicit = new.explicit
         for rows, columns in new.groups:
             part = self._selected(contents, stream, new, before, rows, columns)
@@ -125,7 +126,7 @@ class StoredCache(KeyValueCache):
         self._lengths = [n + more for n, more in zip(before, new.counts, strict=True)]
         if not any(pushes):
             return self.source()
-        pushed = with_chunk(past, stream, new, before, contents, explicit=new.explicit)
+        pushed = with_chunk(past, stream, new, before, contents, held, explicit=new.explicit)
         if all(pushes) or not isinstance(self.storage, Quantized):
             return pushed
         # The chunk itself is read unencoded, so a row's result does not depend on other rows.

@@ -12,6 +12,7 @@ from polyhead.caches.arrivals import Arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape
 from polyhead.caches.source import NOWHERE, Given, Stored, StoredSource
+from polyhead.errors import UnsupportedError
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 
 
@@ -50,7 +51,14 @@ def _uneven(contents: Contents, explicit: bool) -> StoredSource:
         held = (units >= 0).repeat_interleave(tokens, dim=1).to(device)
         runs.append(run)
         positions.append(where.where(held, NOWHERE))
-    return StoredSource(runs, contents.shape, positions=torch.cat(positions, dim=1), gaps=True)
+    turned = any(contents.main.firsts)
+    return StoredSource(
+        runs,
+        contents.shape,
+        positions=torch.cat(positions, dim=1),
+        gaps=True,
+        of_row=(lambda row: view(contents.of_row(row), explicit=explicit)) if turned else None,
+    )
 
 
 def with_chunk(
@@ -59,6 +67,7 @@ def with_chunk(
     new: Arrivals,
     lengths: list[int],
     contents: Contents,
+    held: Contents,
     *,
     explicit: bool,
 ) -> StoredSource:
@@ -70,6 +79,7 @@ def with_chunk(
         new: Its rows and positions.
         lengths: Tokens of each row before it.
         contents: For shape and device.
+        held: Where the past lies.
         explicit: Whether positions are other than places.
     """
     shape, T = contents.shape, stream.k.shape[2]
@@ -85,9 +95,33 @@ def with_chunk(
         where = torch.arange(T) + torch.tensor(lengths)[:, None]
     where = where.where(where >= 0, NOWHERE).to(shape.device)
     if past is not None:
-        held: Tensor = past.tokens.position_tensor(shape.device)
-        where = torch.cat((held.expand(shape.batch, -1), where), dim=1)
-    return StoredSource(runs, shape, positions=where, gaps=gaps)
+        before: Tensor = past.tokens.position_tensor(shape.device)
+        where = torch.cat((before.expand(shape.batch, -1), where), dim=1)
+
+    def of_row(row: int) -> KeyValueSource:
+        return _row_with_chunk(held, stream, new, row, lengths[row], explicit=explicit)
+
+    return StoredSource(runs, shape, positions=where, gaps=gaps, of_row=of_row if gaps else None)
+
+
+def _row_with_chunk(
+    held: Contents, stream: Stream, new: Arrivals, row: int, length: int, *, explicit: bool
+) -> StoredSource:
+    """One batch row of ``with_chunk``."""
+    past = view(held.of_row(row), explicit=explicit) if length else None
+    shape = held.shape._replace(batch=1)
+    rest = slice(None) if new.positions is None else new.positions[row] >= 0
+    part = stream.of([x[row : row + 1][:, :, rest] for x in stream.tensors()])
+    runs: list[Stored | Given] = [Given(part, shape.value_dim)]
+    if past is None:
+        first, where = length, []
+    else:
+        runs = [*_runs(past, shape), *runs]
+        first, where = past.tokens.places.low, [past.tokens.position_tensor(shape.device)]
+    if not explicit or new.positions is None:
+        return StoredSource(runs, shape, shift=first)
+    where = [x.expand(1, -1) for x in where] + [new.positions[row][None, rest].to(shape.device)]
+    return StoredSource(runs, shape, shift=first, positions=torch.cat(where, dim=1))
 
 
 def row_by_row(
@@ -107,7 +141,16 @@ def row_by_row(
         for source, rows in ((one, chosen), (other, ~chosen))
     ]
     runs = [*_runs(one, shape), *_runs(other, shape)]
-    return StoredSource(runs, shape, positions=torch.cat(positions, dim=1), gaps=True)
+
+    def of_row(row: int) -> KeyValueSource:
+        source = one if first[row] else other
+        if source.of_row is None:
+            raise UnsupportedError("rows of a quantised ring are not read one by one")
+        return source.of_row(row)
+
+    return StoredSource(
+        runs, shape, positions=torch.cat(positions, dim=1), gaps=True, of_row=of_row
+    )
 
 
 def _runs(source: KeyValueSource, shape: Shape) -> list[Stored | Given]:

@@ -7,21 +7,23 @@ else the code is handed.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from polyhead import native
-from polyhead.errors import NotPlainError
+from polyhead.errors import NotPlainError, UnsupportedError
 from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.extras import dense, extras_of, pieces_of
 from polyhead.kernels.operators import differentiable, operators
 from polyhead.native import by_row
-from polyhead.native.arguments import DTYPES, Extras
+from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras
 from polyhead.native.code import Code
 from polyhead.native.gate import is_fake, stranger
-from polyhead.semantics import Call, DenseSource, State
-from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
+from polyhead.semantics import Call, DenseSource, KeyValueSource, State
+from polyhead.semantics.call import decisive
+from polyhead.semantics.tokens import Tokens, is_differentiated, is_traced, is_transformed
 
 
 class NativeKernel(Kernel[Extras]):
@@ -35,9 +37,14 @@ class NativeKernel(Kernel[Extras]):
     def plan(self, call: Call) -> Extras | Refusal:
         if (feature := self._refused(call)) is not None:
             return Refusal(feature)
+        if by_row.is_asked() and _is_empty(call):
+            return NO_EXTRAS._replace(by_row=True)
         found = extras_of(call)
         if isinstance(found, Refusal) or not by_row.is_asked():
             return found
+        turned = call.source.of_row is not None or call.source.tokens.places.low
+        if turned and (found.keep is not None or found.bias is not None):
+            return Refusal("an explicit mask or bias over the keys of a ring")
         return found._replace(by_row=True)
 
     def _refused(self, call: Call) -> str | None:
@@ -59,11 +66,9 @@ class NativeKernel(Kernel[Extras]):
             return "torch.func"
         if not source.in_place:
             return "keys and values that would be copied to be read"
-        if by_row.is_asked() and call.requires_grad:
-            return "gradients within reproducible()"
-        if by_row.is_asked() and source.tokens.positions is None and source.tokens.places.low:
-            return "a ring within reproducible(): its keys begin at any place; use a dense cache"
-        if not (q.shape[0] and q.shape[2] and source.tokens.length):
+        if by_row.is_asked() and _is_coded_ring(source):
+            return "a quantised ring within reproducible(): its codes begin at any place"
+        if _is_empty(call) and not by_row.is_asked():
             return "no batch rows, no queries or no keys"
         if call.spec.dropout_p:
             if call.q_tokens.stride != 1 or source.tokens.stride != 1:
@@ -80,6 +85,10 @@ class NativeKernel(Kernel[Extras]):
         return None
 
     def run(self, call: Call, plan: Extras) -> State:
+        if plan.by_row and _is_empty(call):
+            return _of_nothing(call)
+        if plan.by_row and call.source.of_row is not None:
+            return self._row_after_row(call)
         spec, pieces = call.spec, pieces_of(call)
         if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors().values()):
             (piece,) = pieces
@@ -89,6 +98,27 @@ class NativeKernel(Kernel[Extras]):
             return State(*code.attend(call.q, pieces, spec.scale, plan, lse=call.needs_lse))
         pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
         return State(*code.attend(dense(call.q), pieces, spec.scale, plan, lse=call.needs_lse))
+
+    def _row_after_row(self, call: Call) -> State:
+        """The rows of a ring that differ in length, each with its keys in the order of place."""
+        of_row, (out, lse) = call.source.of_row, _of_nothing(call)
+        assert of_row is not None
+        for b in range(len(out)):
+            source, mask, tokens = of_row(b), call.spec.mask, call.q_tokens
+            if tokens.positions is not None and tokens.positions.ndim == 2 and len(out) > 1:
+                tokens = Tokens.of(tokens.length, positions=tokens.positions[b : b + 1])
+            if mask is not None:
+                mask, _ = decisive(mask.of_rows([b]), tokens, source.tokens)
+            spec = replace(call.spec, mask=mask)
+            row = replace(call, q=call.q[b : b + 1], source=source, spec=spec, q_tokens=tokens)
+            plan = self.plan(row)
+            if isinstance(plan, Refusal):
+                raise UnsupportedError(f"reproducible() cannot keep the bits of {plan.feature}")
+            found = self.run(row, plan)
+            out[b] = found.out[0]
+            if lse is not None and found.lse is not None:
+                lse[b] = found.lse[0]
+        return State(out, lse)
 
     def gradients(
         self, call: Call, plan: Extras, result: State, grads: tuple[Tensor, Tensor]
@@ -115,6 +145,23 @@ class NativeKernel(Kernel[Extras]):
         tensors = call.spec.bias.tensors
         pulled = torch.autograd.grad(learned, tensors, of_learned, materialize_grads=True)
         return [*found, *pulled]
+
+
+def _is_empty(call: Call) -> bool:
+    B, _, T, _ = call.q.shape
+    return not (B and T and call.source.tokens.length)
+
+
+def _of_nothing(call: Call) -> State:
+    """The result of queries that see no key."""
+    shape = call.q.shape[:3]
+    lse = torch.full(shape, -torch.inf) if call.needs_lse else None
+    return State(call.q.new_zeros(*shape, call.source.value_dim), lse)
+
+
+def _is_coded_ring(source: KeyValueSource) -> bool:
+    turned = source.of_row is not None or source.tokens.places.low
+    return bool(turned) and any(strip.coding is not None for strip in source.strips())
 
 
 def _code() -> Code:

@@ -54,7 +54,8 @@ def differentiable(
     """What ``Code.attend`` computes, with gradients of q, of the piece and of the bias."""
     dropout = extras.dropout
     numbers = scale, extras.softcap, 0.0 if dropout is None else dropout.p
-    places = [piece.first] if dropout is None else [piece.first, dropout.query, dropout.key]
+    places = [piece.first, int(extras.by_row)]
+    places += [] if dropout is None else [dropout.query, dropout.key]
     tensors = [
         piece.positions, *(extras.bounds or (None, None)), extras.keep, extras.q_positions,
         None if dropout is None else dropout.seed,
@@ -171,9 +172,10 @@ def _as_given(
     extras: Sequence[Tensor | None],
 ) -> tuple[Piece, Extras]:
     positions, low, high, keep, q_positions, seed = extras
-    first, *of_dropout = places
+    first, by_row, *of_dropout = places
     bounds = None if low is None or high is None else (low, high)
     learned: dict[str, Any] = {} if bias is None else {_KINDS[bias.ndim]: bias}
     piece = Piece(dense(k), dense(v), first, positions)
     dropout = None if seed is None else Dropout(dropout_p, seed, *of_dropout)
-    return piece, Extras(softcap, bounds, keep, q_positions, dropout=dropout, **learned)
+    parts = {"dropout": dropout, "by_row": bool(by_row), **learned}
+    return piece, Extras(softcap, bounds, keep, q_positions, **parts)

@@ -22,6 +22,7 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
+from polyhead.errors import UnsupportedError
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
@@ -337,8 +338,11 @@ class Transformer(nn.Module):
         """
         if self.config.kind == "encoder":
             raise ValueError(NO_CACHE)
-        if by_row.is_asked() and kind == "auto":
-            kind = "dense"  # keys of a ring begin at any place
+        if by_row.is_asked() and quantized is not None:
+            raise UnsupportedError(
+                "reproducible() cannot keep the bits of a quantised cache: whether a key is exact "
+                "when it is read depends on how the prompt is cut into chunks"
+            )
         return ModelCache.for_config(
             self.config,
             capacity=capacity,

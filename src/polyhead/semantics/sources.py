@@ -9,6 +9,7 @@ Shape letters: B batch, G kv heads, S keys, D key size, V value size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -68,6 +69,8 @@ class KeyValueSource(ABC):
         in_place: Whether ``strips`` tells where keys and values lie.
         mask: Hides the keys that are no tokens of a batch row, where rows differ in what they hold;
             ``attention`` adds it. Keys are then in no order of place, and queries need positions.
+        of_row: The source of one batch row by itself, its keys in the order of place; None where
+            they are in that order already.
     """
 
     batch: int
@@ -80,6 +83,7 @@ class KeyValueSource(ABC):
     requires_grad: bool = False
     in_place: bool = False
     mask: Mask | None = None
+    of_row: Callable[[int], KeyValueSource] | None = None
 
     @property
     def gather_bytes(self) -> int:
