@@ -29,7 +29,8 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.gpu
 	$(PYTEST) --timeout=3600
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py \
+		tests/generation/test_repeated_launches.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

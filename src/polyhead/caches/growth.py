@@ -17,7 +17,9 @@ from polyhead.caches.contents import Contents
 from polyhead.caches.memory import Memory, Rows
 from polyhead.caches.pages import Pages
 from polyhead.caches.sizes import Dense, Quantized, Ring
+from polyhead.errors import UnsupportedError
 from polyhead.native.coding import Coding
+from polyhead.semantics.sources import DenseSource
 
 Held = tuple[Tensor, Tensor | None, int, int, Tensor | None, Coding | None]
 """The fields of ``native.arguments.Held``."""
@@ -61,6 +63,32 @@ def grown(contents: Contents, count: int, window: int | None = None) -> Growth |
     stop = rows.grow(count) + count
     first = rows.firsts[0] if window is None else max(stop - window, rows.firsts[0])
     return Growth(_in_rows(rows, first, stop), [before])
+
+
+def written_at(positions: Tensor, contents: Contents | None, k: Tensor, v: Tensor) -> DenseSource:
+    """Writes tokens where a tensor on the device says; the caller counts them (``grow``).
+
+    Args:
+        positions: ``[T]`` places that are allocated.
+        contents: Of the cache.
+        k: ``[B, G, T, D]``.
+        v: ``[B, G, T, V]``.
+
+    Returns:
+        All that there is room for, the same tensors in every step; a causal mask hides the rest.
+
+    Raises:
+        UnsupportedError: Not exact tokens in order of place.
+    """
+    rows = None if contents is None else contents.with_room(0, latents=True)
+    if contents is None or rows is None or type(contents.layout) is not Dense:
+        raise UnsupportedError("a repeated step needs a dense cache of exact tokens, not empty")
+    if positions.ndim != 1:
+        raise UnsupportedError("a repeated step needs rows of equal length")
+    for tensor, record in zip(rows.tensors, (k, v), strict=False):
+        tensor.index_copy_(2, positions, record)
+    keys, *values = rows.tensors
+    return DenseSource(keys, values[0] if values else keys[..., : contents.shape.value_dim])
 
 
 def _in_rows(rows: Rows, first: int, stop: int) -> list[Held]:

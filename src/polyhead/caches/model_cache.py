@@ -140,6 +140,24 @@ class ModelCache:
         return self.layers[0].next_positions(real)
 
     @alone
+    def grow(self, count: int = 1) -> bool:
+        """Counts tokens that the caller writes where ``StoredCache.grow`` says, in every layer.
+
+        Args:
+            count: Tokens of each row.
+
+        Returns:
+            False, and nothing is counted, unless every layer has room for them.
+        """
+        for done, cache in enumerate(self.layers):
+            if not isinstance(cache, StoredCache) or cache.grow(None, count) is None:
+                for other in self.layers[:done]:
+                    if isinstance(other, StoredCache):
+                        other.ungrow()
+                return False
+        return True
+
+    @alone
     def rollback(self, count: Counts) -> None:
         """Forgets the last ``count`` tokens of every layer; the encoder's stay.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from polyhead.caches.arrivals import Arrivals, arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape, latent_of
-from polyhead.caches.growth import Growth, Held, grown
+from polyhead.caches.growth import Growth, Held, grown, written_at
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.saved import checked
@@ -26,6 +26,7 @@ from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import row_by_row, view, with_chunk
 from polyhead.checks import whole
 from polyhead.semantics.sources import KeyValueSource, are_first_features
+from polyhead.semantics.tokens import repeated_step
 
 _NAMES = ("batch", "kv heads", "head size", "head size", "dtype", "device")
 
@@ -91,6 +92,8 @@ class StoredCache(KeyValueCache):
     @alone
     def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
         contents = self._contents
+        if positions is not None and repeated_step() is not None:
+            return written_at(positions, contents, k, v)
         if positions is None and contents is not None and self._extended(contents, k, v):
             return view(contents, explicit=False)
         stream, shape = self._checked(k, v)
@@ -243,14 +246,14 @@ class StoredCache(KeyValueCache):
         self._lengths[row] = length
 
     def grow(
-        self, shape: tuple[Any, ...], count: int = 1, window: int | None = None
+        self, shape: tuple[Any, ...] | None, count: int = 1, window: int | None = None
     ) -> list[Held] | None:
         """Room for more tokens in every row; the caller writes their keys and values there.
 
         The caller is alone with the cache (``in_use``), and ``ungrow`` takes the tokens back.
 
         Args:
-            shape: What the caller is going to write: the fields of ``Shape``.
+            shape: What the caller is going to write, the fields of ``Shape``; None: what is held.
             count: Tokens for each row.
             window: As in ``growth.grown``.
 
@@ -260,7 +263,7 @@ class StoredCache(KeyValueCache):
         """
         contents = self._contents
         found = None
-        if contents is not None and contents.shape == shape:
+        if contents is not None and shape in (None, contents.shape):
             found = grown(contents, count, window)
         if found is None:
             return None

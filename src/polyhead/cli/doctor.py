@@ -83,6 +83,7 @@ def machine() -> dict[str, Any]:
         "native_code": None if (chosen := native.code()) is None else chosen.name,
         "native_code_switched_off": native.switched_off(),
         "triton_switched_off": _triton_switched_off(),
+        "no_decoding_graphs": _no_graphs(),
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "accelerators": accelerators,
         "smaller_torch": _CPU_TORCH if torch.version.cuda and not accelerators else None,
@@ -102,6 +103,19 @@ def _triton_switched_off() -> dict[str, str]:
             for dtype in (torch.bfloat16, torch.float32):
                 self_test.objection(torch.device("cuda:0"), dtype, blocks.parts_of(64, 64), None)
     return self_test.switched_off()
+
+
+def _no_graphs() -> str | None:
+    """Why decoding steps are not replayed from a CUDA graph here, or None."""
+    import torch
+
+    from polyhead.kernels import KERNELS
+
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if (why := KERNELS["triton"].unavailable()) is not None:
+        return f"kernel 'triton' {why}"
+    return None
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -204,6 +218,8 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     row("accelerators", ", ".join(machine["accelerators"]) or "none")
     for name, wrong in machine["triton_switched_off"].items():
         row("  Triton is off", f"{name}: {wrong}", "red")
+    why = machine["no_decoding_graphs"]
+    row("decoding graphs", "recorded by stream and generate" if why is None else f"none: {why}")
     if machine["smaller_torch"]:
         row("a smaller torch", machine["smaller_torch"])
 

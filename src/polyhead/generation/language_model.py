@@ -8,7 +8,7 @@ from typing import Any, cast, overload
 from torch import Tensor
 
 from polyhead.checks import shown
-from polyhead.errors import ContextLengthError, InputError
+from polyhead.errors import ContextLengthError, InputError, UnsupportedError
 from polyhead.generation.batch import Generation, continued
 from polyhead.generation.generative_model import GenerativeModel
 from polyhead.generation.options import GenerationOptions
@@ -35,6 +35,7 @@ class LanguageModel(GenerativeModel):
         *,
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
+        graph: bool | None = None,
         **options: Any,
     ) -> TextStream:
         """Continues a text, piece by piece.
@@ -49,6 +50,8 @@ class LanguageModel(GenerativeModel):
             prompt: the text; or messages with ``role`` and ``content``, which imply ``chat``.
             chat: put the prompt into the model's chat template as the user's message.
             stop: end before this text, or before the first of several.
+            graph: replay decoding steps from a CUDA graph; True: refuse where that cannot be;
+                None: where it can (``stats.no_graph`` says why not).
             options: fields of ``GenerationOptions``: ``max_new_tokens`` (default 128),
                 ``temperature``, ``top_k``, ``top_p``, ``seed``, ``repetition_penalty`` and others.
 
@@ -60,6 +63,7 @@ class LanguageModel(GenerativeModel):
             ContextLengthError: the prompt is longer than the model's context.
             ValueError: a value out of range, by name; or beams, whose texts all end at once.
             TypeError: an option that there is not.
+            UnsupportedError: ``graph=True`` where steps cannot be replayed.
         """
         wanted = self._wanted(options)
         wanted.check_stream()
@@ -70,6 +74,7 @@ class LanguageModel(GenerativeModel):
             wanted,
             self.stop_ids(wanted),
             StopTexts(stop),
+            graph=graph,
         )
 
     @overload
@@ -80,6 +85,7 @@ class LanguageModel(GenerativeModel):
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
+        graph: bool | None = None,
         **options: Any,
     ) -> Generation: ...
     @overload
@@ -90,6 +96,7 @@ class LanguageModel(GenerativeModel):
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
+        graph: bool | None = None,
         **options: Any,
     ) -> list[Generation]: ...
     def generate(
@@ -99,6 +106,7 @@ class LanguageModel(GenerativeModel):
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
+        graph: bool | None = None,
         **options: Any,
     ) -> Generation | list[Generation]:
         """Continues a text, or several in one batch, and returns the finished result.
@@ -111,6 +119,7 @@ class LanguageModel(GenerativeModel):
             stop: texts end before this text, or before the first of several; those of beam search
                 are cut there when they are finished.
             cache: arguments of ``new_cache``, such as ``{"kind": "paged"}``.
+            graph: as in ``stream``; with several texts, beams or ``cache`` steps are not replayed.
             options: as in ``stream``, and ``num_beams``, ``num_return_sequences``,
                 ``length_penalty``, ``early_stopping`` (see ``GenerationOptions``).
 
@@ -123,9 +132,14 @@ class LanguageModel(GenerativeModel):
         many = isinstance(prompts, list) and all(isinstance(each, str) for each in prompts)
         one = None if many else cast(Prompt, prompts)
         if one is not None and wanted.num_beams == wanted.num_return_sequences == 1 and not cache:
-            stream = self.stream(one, chat=chat, stop=stop, **options)
+            stream = self.stream(one, chat=chat, stop=stop, graph=graph, **options)
             text = "".join(stream)
             return Generation(text, tuple(stream.ids), stream.stats)
+        if graph:
+            raise UnsupportedError(
+                "graph=True cannot be: steps of several texts, of beams and with cache= are not "
+                "replayed"
+            )
         texts = cast(list[Prompt], prompts) if one is None else [one]
         if not texts:
             raise InputError("prompts must hold at least one text: got none")

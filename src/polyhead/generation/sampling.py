@@ -83,6 +83,7 @@ class Sampler:
 
     Attributes:
         seed: The seed in use, drawn if the rule names none; None when greedy.
+        generator: What is drawn from; None when greedy.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class Sampler:
         self.rule = rule
         self.seed: int | None = None
         self._least = least
-        self._generator: torch.Generator | None = None
+        self.generator: torch.Generator | None = None
         if not rule.greedy:
             # 32 bits: enough variety, and short enough to type again.
             self.seed = secrets.randbits(32) if rule.seed is None else int(rule.seed)
             # Seeds are whole numbers below 2^64, and so is their sum with a small one, wrapped.
             seed = (self.seed + sample) % 2**64
-            self._generator = torch.Generator(device=device).manual_seed(seed)
+            self.generator = torch.Generator(device=device).manual_seed(seed)
 
     def __call__(self, logits: Tensor) -> int:
         """The next token from the logits ``[V]`` of the last position.
@@ -110,13 +111,30 @@ class Sampler:
         Raises:
             ValueError: no logit is finite, or one is NaN: nothing can be drawn from them.
         """
-        if self._generator is None:
+        if self.generator is None:
             token = int(logits.argmax())
             if not torch.isfinite(logits[token]):
                 raise ValueError(NO_TOKEN)
             return token
         probabilities = self.probabilities(logits)
-        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+
+    def drawn(self, logits: Tensor) -> Tensor:
+        """``[1]`` the token that a call gives, as a tensor, and nothing waits for it.
+
+        −1 where a call raises.
+        """
+        if self.generator is None:
+            token = logits.argmax(dim=0, keepdim=True)
+            sound = torch.isfinite(logits.gather(0, token))
+        else:
+            scores = self.restricted((logits.float() - logits.max())[None])[0]
+            sound = torch.isfinite(scores.max())
+            weights = scores.softmax(dim=-1)
+            # What torch.multinomial computes after it has looked at the weights, which waits.
+            noise = torch.empty_like(weights).exponential_(1, generator=self.generator)
+            token = weights.div_(noise).argmax(dim=0, keepdim=True)
+        return torch.where(sound, token, -1)
 
     def several(self, scores: Tensor, count: int) -> Tensor:
         """``count`` places of ``scores [M]``, drawn without replacement by their softmax.
@@ -126,7 +144,7 @@ class Sampler:
         """
         if not torch.isfinite(scores.max()):
             raise ValueError(NO_TOKEN)
-        return torch.multinomial(scores.softmax(dim=-1), count, generator=self._generator)
+        return torch.multinomial(scores.softmax(dim=-1), count, generator=self.generator)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The probabilities ``[V]`` (float32) from which a token is drawn, zeros left out."""

@@ -14,11 +14,21 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polyhead.errors import SharedCacheError
+from polyhead.checks import flag
+from polyhead.errors import SharedCacheError, UnsupportedError
+from polyhead.generation import graphs
 from polyhead.generation.options import GenerationOptions, room
+from polyhead.generation.repeating import RepeatedStep, Repeating, tokens_of
 from polyhead.generation.rules import rules_of
+from polyhead.generation.sampling import Sampler
 from polyhead.generation.search import draw
-from polyhead.generation.steps import Sources, check_search, source_lengths, steps_of
+from polyhead.generation.steps import (
+    DecoderSteps,
+    Sources,
+    check_search,
+    source_lengths,
+    steps_of,
+)
 from polyhead.generation.stops import StopTexts
 
 if TYPE_CHECKING:
@@ -28,6 +38,8 @@ if TYPE_CHECKING:
 
 _ROOM = 512
 """Tokens beyond the prompt that the cache makes room for at once; it doubles after that."""
+_LONG = 8192
+"""Tokens of a text beyond which a layer with a window keeps no more than the window by default."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,8 @@ class GenerationStats:
             room for another token); None while it runs or was given up.
         seed: repeats this generation; None when greedy.
         source_tokens: tokens (or frames) that an encoder read; 0 without one.
+        no_graph: why decoding steps are not replayed from a graph; None where they are, and before
+            the first token.
     """
 
     prompt_tokens: int
@@ -58,6 +72,7 @@ class GenerationStats:
     stop_reason: str | None
     seed: int | None
     source_tokens: int = 0
+    no_graph: str | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -86,8 +101,11 @@ class TextStream(Iterator[str]):
         stops: StopTexts,
         sources: Sources | None = None,
         cache: ModelCache | None = None,
+        graph: bool | None = None,
     ) -> None:
         check_search(options, model.config.vocab_size, sources)
+        if graph is not None:
+            flag("graph", graph, error=ValueError)
         self.ids: list[int] = []
         self._model, self._prompt = model, list(prompt)
         self._room, self._ends_by = room(options, len(self._prompt), model.config.max_positions)
@@ -95,7 +113,12 @@ class TextStream(Iterator[str]):
         self._sources = sources
         self._stop_ids, self._stops = stop_ids, stops
         self._decoder = tokenizer.stream()
-        self._cache = cache
+        self._cache, self._graph = cache, graph
+        self._no_graph: str | None = None
+        self._running: Repeating | None = None
+        self._rules = rules_of(self._options, sorted(self._stop_ids), self._room)
+        if graph and (why := self._why_no_graph()) is not None:
+            raise UnsupportedError(f"graph=True cannot be: {why}")
         self._cache_figures = (0, 0, 0)
         self._prefill_seconds = self._decode_seconds = 0.0
         self._stop_reason: str | None = None
@@ -130,6 +153,7 @@ class TextStream(Iterator[str]):
             stop_reason=self._stop_reason,
             seed=self._options.seed,
             source_tokens=source_lengths(self._sources, 1)[0],
+            no_graph=self._no_graph if self._running is None else self._running.why,
         )
 
     def _measure_cache(self) -> tuple[int, int, int]:
@@ -145,8 +169,12 @@ class TextStream(Iterator[str]):
         """The pieces; keeps the model in evaluation mode meanwhile."""
         training = self._model.training
         self._model.eval()
+        self._no_graph = self._why_no_graph()
         if self._cache is None:
-            self._cache = self._model.new_cache(len(self._prompt) + min(self._room, _ROOM))
+            self._cache = self._model.new_cache(
+                len(self._prompt) + min(self._room, _ROOM),
+                kind="auto" if self._no_graph else "dense",
+            )
         try:
             for token in self._tokens():
                 piece = self._stops.feed(self._decoder.push(token))
@@ -170,19 +198,10 @@ class TextStream(Iterator[str]):
         if self._room < 1:
             self._stop_reason = self._ends_by
             return
-        assert self._cache is not None  # created by _write, the only function that requests tokens
-        drawn = draw(
-            steps_of(self._model, [self._prompt[self._cache.length :]], self._cache, self._sources),
-            [self._prompt],
-            self._options,
-            rules_of(self._options, sorted(self._stop_ids), self._room),
-            self._stop_ids,
-            [self._room],
-            () if self._sources is None or isinstance(self._sources, Tensor) else self._sources,
-        )
+        drawn = self._repeated() if self._no_graph is None else self._drawn()
         while True:
             started = perf_counter()
-            _, token = next(drawn)
+            token = next(drawn)
             if self.ids:
                 self._decode_seconds += perf_counter() - started
             else:
@@ -195,3 +214,56 @@ class TextStream(Iterator[str]):
             if len(self.ids) >= self._room:
                 self._stop_reason = self._ends_by
                 return
+
+    def _drawn(self) -> Iterator[int]:
+        """Tokens of steps that Python takes one by one."""
+        drawn = draw(
+            self._steps(),
+            [self._prompt],
+            self._options,
+            self._rules,
+            self._stop_ids,
+            [self._room],
+            () if self._sources is None or isinstance(self._sources, Tensor) else self._sources,
+        )
+        return (token for _, token in drawn)
+
+    def _repeated(self) -> Iterator[int]:
+        """Tokens of a step that repeats itself on the device."""
+        steps = self._steps()
+        first = steps.start()[0]
+        sampler = Sampler(self._options.sampling, first.device)
+        step = RepeatedStep(steps.model, steps.cache, sampler, graphs.KERNEL)
+        self._running = Repeating(
+            step,
+            graphs.MAKERS[first.device.type],
+            lambda: graphs.objection(steps.model, steps.cache),
+        )
+        yield from tokens_of(self._running, first, self._stop_ids, self._room)
+
+    def _steps(self) -> DecoderSteps:
+        assert self._cache is not None  # created by _write, the only function that requests tokens
+        prompt = self._prompt[self._cache.length :]
+        return steps_of(self._model, [prompt], self._cache, self._sources)
+
+    def _why_no_graph(self) -> str | None:
+        if self._graph is False:
+            return "graph=False"
+        if self._rules:
+            return "options change scores by the tokens that are there"
+        if self._graph is None and self._cache is None and (most := self._forgets()) is not None:
+            return (
+                f"windows forget what a dense cache of {most:,} tokens would keep; graph=True "
+                "accepts that"
+            )
+        return graphs.objection(self._model, self._cache)
+
+    def _forgets(self) -> int | None:
+        """Tokens of the whole text, where layers with windows need far less memory than it."""
+        most = len(self._prompt) + self._room
+        layers = self._model.config.layers
+        return (
+            most
+            if most > _LONG and any(layer.attention.visible_window for layer in layers)
+            else None
+        )

@@ -25,7 +25,7 @@ from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.native import by_row
-from polyhead.semantics.tokens import is_traced, nothing_lasts
+from polyhead.semantics.tokens import Repeated, is_traced, nothing_lasts, repeated_step
 
 
 class _Rotation(NamedTuple):
@@ -170,6 +170,8 @@ class RoPE:
         """cos and sin in a shape that multiplies ``x``."""
         if isinstance(positions, Tensor):
             axis = head_axis if positions.ndim == 2 else head_axis - 1
+            if (step := repeated_step()) is not None:
+                return self._repeated(step, positions, dim, x).with_heads(axis)
             return self._computed(positions, dim, x.dtype).with_heads(axis)
         if nothing_lasts():  # and a comparison would fix a length that is traced
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
@@ -182,6 +184,17 @@ class RoPE:
             # Key and rotation change at once: threads share a model's rotary embedding.
             self._last = last = key, rotation.with_heads(head_axis - 1)
         return last[1]
+
+    def _repeated(self, step: Repeated, positions: Tensor, dim: int, x: Tensor) -> _Rotation:
+        """Looked up on the device, once for all layers of a step."""
+        key = id(self), id(positions), dim, x.dtype  # both outlive the step
+        found: _Rotation | None = step.made.get(key)
+        if found is None:
+            table = self._table(step.positions, dim, x.dtype, x.device)
+            found = _Rotation(*(part.index_select(0, positions) for part in table))
+            step.made[key] = found
+            step.held.append(table)
+        return found
 
     def _computed(self, positions: Tensor, dim: int, dtype: torch.dtype) -> _Rotation:
         length = 0
@@ -204,13 +217,18 @@ class RoPE:
         if own_frequencies or nothing_lasts():
             # A table would never be read again, or would fix the length that is being traced.
             return self._computed_span(first, length, dim, length, dtype, device)
-        key = (regime_, dim, dtype, device, by_row.is_asked())
+        table = self._table(length, dim, dtype, device)
+        return _Rotation(table.cos[first:length], table.sin[first:length])
+
+    def _table(self, length: int, dim: int, dtype: torch.dtype, device: torch.device) -> _Rotation:
+        """Of positions from 0 on, ``length`` of them or more; kept."""
+        key = (regime(self.config, length), dim, dtype, device, by_row.is_asked())
         table = self._tables.get(key)
         if table is None or table.cos.shape[0] < length:
             capacity = max(length, 256, 2 * table.cos.shape[0] if table is not None else 0)
             table = self._computed_span(0, capacity, dim, length, dtype, device)
             self._tables[key] = table
-        return _Rotation(table.cos[first:length], table.sin[first:length])
+        return table
 
     def _computed_span(
         self, first: int, stop: int, dim: int, length: int, dtype: torch.dtype, device: torch.device

@@ -112,7 +112,7 @@ class Embedding(nn.Module):
         x: Tensor = self.frontend(ids) if self.tokens is None else self.tokens(ids)
         if self.config.scale != 1.0:
             # Rounded to the weights' dtype first, as the families that scale were trained.
-            x = x * torch.tensor(self.config.scale, dtype=x.dtype, device=x.device)
+            x = x * torch.full((), self.config.scale, dtype=x.dtype, device=x.device)
         projection = self.config.projection
         if self.projection is not None and projection is not None and projection.of == "tokens":
             x = self.projection(x)

@@ -8,7 +8,7 @@ from torch import Tensor
 from polyhead.caches import ModelCache
 from polyhead.config import TransformerConfig
 from polyhead.errors import ContextLengthError, InputError
-from polyhead.semantics.tokens import is_traced
+from polyhead.semantics.tokens import is_traced, repeated_step
 
 
 def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
@@ -25,7 +25,7 @@ def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
         raise InputError(
             f"{name} must be [B, T] with at least one token: got shape {list(ids.shape)}"
         )
-    if is_traced(ids):
+    if is_traced(ids) or repeated_step() is not None:
         return
     low, high = torch.stack(ids.aminmax()).tolist()  # one transfer from a device
     if low < 0 or high >= vocab_size:
@@ -84,7 +84,7 @@ def check_positions(
         raise ValueError(
             f"positions must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
         )
-    if is_traced(positions):
+    if is_traced(positions) or repeated_step() is not None:
         return
     low, high = (int(end) for end in positions.aminmax())
     if low < 0 and not padding:

@@ -50,6 +50,8 @@ def call_of(
             bias = TensorBias(bias)
         elif not isinstance(bias, Bias):
             raise TypeError(f"bias must be a Bias, a tensor or None: got {_named(bias)}")
+        elif not q.is_cpu:
+            bias = bias.on(q.device)
         bias.check(B, H, T, S)
     if scale is None:
         scale = 1.0 / math.sqrt(D)

@@ -21,7 +21,7 @@ from torch import Tensor
 from polyhead.semantics.masks import check_broadcast, of_heads, of_tokens
 from polyhead.semantics.pairs import Pairs, Tile, Value, cut
 from polyhead.semantics.parts import Part, inherit_no_shortcut
-from polyhead.semantics.tokens import Tokens, distance
+from polyhead.semantics.tokens import Tokens, distance, nothing_lasts, repeated_step
 
 FARTHEST = 1 << 14
 """Most distances of a bias by distance: there is a number for each."""
@@ -64,6 +64,22 @@ class Bias(Part, ABC):
     @abstractmethod
     def of_heads(self, heads: Sequence[int]) -> Bias:
         """The same bias for some query heads alone."""
+
+    def on(self, device: torch.device) -> Bias:
+        """The same bias with its tensors on a device; without gradients kept for further calls."""
+        tensors, step = self.tensors, repeated_step()
+        if all(x.device == device for x in tensors):
+            return self
+        if any(x.requires_grad for x in tensors) or (nothing_lasts() and step is None):
+            return self.with_tensors([x.to(device) for x in tensors])
+        versions = [None if x.is_inference() else x._version for x in tensors]
+        kept: tuple[Any, Bias] | None = self.__dict__.get("_elsewhere")
+        if kept is None or kept[0] != (device, versions):
+            kept = (device, versions), self.with_tensors([x.to(device) for x in tensors])
+            self.__dict__["_elsewhere"] = kept
+        if step is not None:
+            step.held.append(kept)
+        return kept[1]
 
     def of_tokens(self, queries: slice, keys: slice) -> Bias:
         """The bias of a call with some of the queries and keys of this bias' call.

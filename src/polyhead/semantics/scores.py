@@ -17,7 +17,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.native.dropout import Dropout, kept
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Visibility
-from polyhead.semantics.tokens import Tokens, is_traced
+from polyhead.semantics.tokens import Tokens, is_traced, repeated_step
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -86,7 +86,7 @@ def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         k, v, and ``[B, G, S]`` True for keys with content that is not finite; None where all is.
     """
     # A sum is finite only if every term is: one cheap pass answers for nearly every call.
-    if k.device.type == "cpu" and not (is_traced(k) or is_traced(v)):
+    if k.is_cpu and not (is_traced(k) or is_traced(v) or repeated_step()):
         wide = accumulation_dtype(k.dtype)  # float16's own sum could overflow
         sums = k.detach().sum(dtype=wide) + v.detach().sum(dtype=wide)
         if math.isfinite(sums.item()):

@@ -15,8 +15,11 @@ position) lets a mask tell, without looking at single tokens, that a tile is emp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,6 +130,40 @@ def is_traced(tensor: Tensor) -> bool:
     )
 
 
+@dataclass(eq=False)
+class Repeated:
+    """A step that is recorded once and runs again on other values in the same tensors.
+
+    Attributes:
+        positions: Every position is below this number.
+        made: What parts of the step share, such as rotations, by whatever they choose.
+        held: What the step reads beside weights, caches and arguments, such as rotary tables:
+            whoever runs it again keeps it.
+    """
+
+    positions: int
+    made: dict[Any, Any] = field(default_factory=dict)
+    held: list[Any] = field(default_factory=list)
+
+
+_repeated: ContextVar[Repeated | None] = ContextVar("polyhead.repeated", default=None)
+
+
+@contextmanager
+def repeated(positions: int) -> Iterator[Repeated]:
+    """While this lasts no value of a tensor is read, since others stand there in the next run."""
+    token = _repeated.set(step := Repeated(positions))
+    try:
+        yield step
+    finally:
+        _repeated.reset(token)
+
+
+def repeated_step() -> Repeated | None:
+    """The step that is being recorded in this thread or task, or None."""
+    return None if torch.compiler.is_compiling() else _repeated.get()
+
+
 def nothing_lasts() -> bool:
     """Whether tensors made here belong to a graph or a mode, so that they must not be cached."""
     return torch.compiler.is_compiling() or by_row.is_watched()
@@ -159,7 +196,7 @@ def _spans(positions: Tensor, size: int) -> list[Span | None]:
     """The span of every run of ``size``, with one transfer from the device for all of them."""
     length = positions.shape[-1]
     count = max(1, -(-length // max(1, size)))
-    if is_traced(positions):
+    if is_traced(positions) or repeated_step() is not None:
         return [None] * count
     if positions.numel() == 0:
         return [Span(0, -1)] * count

@@ -41,11 +41,7 @@ class TritonKernel(Kernel[Extras]):
             return "on a CPU it is interpreted"
         if self.unavailable() is not None or q.dtype not in _DTYPES:
             return None  # ``unavailable`` says it
-        bits = _bits(source)
-        parts = blocks.parts_of(source.key_dim, source.value_dim)
-        if not blocks.fits(parts, q.itemsize, coded=bits is not None):
-            return "such heads are not known to fit the registers in this dtype"
-        return self_test.objection(q.device, q.dtype, parts, bits)
+        return objection(q.device, q.dtype, source.key_dim, source.value_dim, _bits(source))
 
     def plan(self, call: Call) -> Extras | Refusal:
         if (feature := _refused(call)) is not None:
@@ -71,6 +67,28 @@ class TritonKernel(Kernel[Extras]):
             parts = blocks.parts_of(source.key_dim, source.value_dim)
             self_test.switch_off(q.device, q.dtype, parts, _bits(source), str(error))
             raise SwitchedOffError(f"kernel 'triton' does not compile here: {error}") from error
+
+
+def objection(
+    device: torch.device,
+    dtype: torch.dtype,
+    key_dim: int,
+    value_dim: int,
+    bits: self_test.Bits | None = None,
+) -> str | None:
+    """Why ``auto`` does not take the kernels for such heads on a CUDA device, or None.
+
+    Args:
+        device: Where.
+        dtype: Of q, k and v.
+        key_dim: D.
+        value_dim: V.
+        bits: Of keys and values in codes.
+    """
+    parts = blocks.parts_of(key_dim, value_dim)
+    if not blocks.fits(parts, dtype.itemsize, coded=bits is not None):
+        return "such heads are not known to fit the registers in this dtype"
+    return self_test.objection(device, dtype, parts, bits)
 
 
 def _refused(call: Call) -> str | None:
