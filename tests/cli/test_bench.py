@@ -53,6 +53,7 @@ def test_tables_then_one_line_of_json(run: Run, tmp_path: Path) -> None:
         (("prefil",), ("no routine 'prefil' (did you mean 'prefill'?)", "prefill, decode")),
         (("decode", "--dtypes", "int8"), ("--dtypes", "bfloat16", "'int8'")),
         (("decode", "--rounds", "0"), ("--rounds",)),
+        (("decode", "--device", "tpu"), ("--device", "cpu or cuda", "'tpu'")),
     ],
 )
 def test_refusals(run: Run, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

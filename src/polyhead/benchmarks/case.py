@@ -27,11 +27,13 @@ class Settings:
         quick: Fewer and smaller cases, less time on each.
         dtypes: In which dtypes.
         rounds: Turns of every case; None: as many as fit in a fixed time.
+        device: Where cases lie, of those that are attention calls.
     """
 
     quick: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     rounds: int | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,18 @@ def seconds(run: Run) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+def device_seconds(run: Run, calls: int = 10) -> float:
+    """What one call takes on a GPU, of several that are launched one behind the other."""
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(calls):
+        run()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3 / calls
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polyhead.benchmarks.case import Case, Gauge, Run, Settings, seconds
+from polyhead.benchmarks.case import Case, Gauge, Run, Settings, device_seconds, seconds
 from polyhead.errors import DisagreementError
 
 OURS = "polyhead"
@@ -109,7 +109,7 @@ def _turns(runs: dict[Any, Run], case: Case, settings: Settings) -> dict[Any, li
     for run in runs.values():
         run()
     budget, least, most = _BUDGET[settings.quick]
-    if case.gauge is not seconds:  # bytes are the same in every turn, or nearly
+    if case.gauge not in (seconds, device_seconds):  # bytes are the same in every turn, or nearly
         budget, least = 0.0, 2
     least, most = (settings.rounds, settings.rounds) if settings.rounds else (least, most)
     end = time.perf_counter() + budget

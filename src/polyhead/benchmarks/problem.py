@@ -76,13 +76,13 @@ class Problem:
     @cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
         """The first key that each query sees and the one after its last, ``[T]`` each."""
-        positions = torch.arange(self.keys - self.queries, self.keys)
+        positions = torch.arange(self.keys - self.queries, self.keys, device="cpu")
         low, high = torch.zeros_like(positions), torch.full_like(positions, self.keys)
         if self.documents:
-            ends = torch.tensor(self.documents).cumsum(0)
+            ends = torch.tensor(self.documents, device="cpu").cumsum(0)
             document = torch.bucketize(positions, ends, right=True)
             low, high = (
-                torch.cat([torch.zeros(1, dtype=ends.dtype), ends])[document],
+                torch.cat([torch.zeros(1, dtype=ends.dtype, device="cpu"), ends])[document],
                 ends[document],
             )
         if self.causal:
@@ -94,7 +94,7 @@ class Problem:
     @property
     def keep(self) -> Tensor:
         """``[T, S]`` bool, True where a query sees a key: what torch needs for most masks."""
-        keys = torch.arange(self.keys)
+        keys = torch.arange(self.keys, device="cpu")
         low, high = self.bounds
         return (keys >= low[:, None]) & (keys < high[:, None])
 
@@ -121,5 +121,5 @@ class Problem:
         return attention(
             q, k, v, mask=self.mask, softcap=self.softcap, kernel=kernel,
             bias=ALiBi(self.heads) if self.alibi else None,
-            sinks=torch.zeros(self.heads) if self.sinks else None,
+            sinks=torch.zeros(self.heads, device=q.device) if self.sinks else None,
         )  # fmt: skip

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from polyhead.benchmarks import attention, beams, memory, model, overhead, training, watched
+import torch
+
+from polyhead.benchmarks import (
+    attention,
+    beams,
+    gpu_peers,
+    memory,
+    model,
+    overhead,
+    training,
+    watched,
+)
 from polyhead.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
-from polyhead.benchmarks.case import Case, Settings
+from polyhead.benchmarks.case import Case, Settings, device_seconds
 from polyhead.benchmarks.peers import SMOLLM2
 from polyhead.checks import meant
 from polyhead.errors import InputError
@@ -19,6 +30,27 @@ class Routine:
 
     cases: Callable[[Settings], Iterator[Case]]
     peers: tuple[str, ...]
+    on_gpu: bool = False
+
+    def drawn(self, settings: Settings) -> Iterator[Case]:
+        """The cases, on the device of the settings."""
+        if settings.device == "cpu":
+            yield from self.cases(settings)
+            return
+        cases = iter(self.cases(settings))
+        while True:
+            with torch.device(settings.device):  # only while they are made: it costs every call
+                case = next(cases, None)
+            if case is None:
+                return
+            gauge = device_seconds if settings.device.startswith("cuda") else case.gauge
+            yield replace(case, gauge=gauge)
+
+    def meets(self, settings: Settings) -> tuple[str, ...]:
+        """Names of the peers that some case is compared with."""
+        if settings.device == "cpu":
+            return self.peers
+        return (*(name for name in self.peers if name != ONNX), *gpu_peers.NAMES)
 
     @property
     def summary(self) -> str:
@@ -27,14 +59,14 @@ class Routine:
 
 
 ROUTINES = {
-    "prefill": Routine(attention.prefill, (SDPA, MODULE, X_TRANSFORMERS, FLEX)),
-    "decode": Routine(attention.decode, (SDPA, ONNX)),
-    "chunk": Routine(attention.chunk, (SDPA,)),
-    "window": Routine(attention.window, (SDPA, FLEX)),
-    "features": Routine(attention.features, (SDPA, FLEX)),
-    "mla": Routine(attention.mla, (SDPA,)),
-    "backward": Routine(attention.backward, (SDPA,)),
-    "growth": Routine(attention.growth, (SDPA,)),
+    "prefill": Routine(attention.prefill, (SDPA, MODULE, X_TRANSFORMERS, FLEX), on_gpu=True),
+    "decode": Routine(attention.decode, (SDPA, ONNX), on_gpu=True),
+    "chunk": Routine(attention.chunk, (SDPA,), on_gpu=True),
+    "window": Routine(attention.window, (SDPA, FLEX), on_gpu=True),
+    "features": Routine(attention.features, (SDPA, FLEX), on_gpu=True),
+    "mla": Routine(attention.mla, (SDPA,), on_gpu=True),
+    "backward": Routine(attention.backward, (SDPA,), on_gpu=True),
+    "growth": Routine(attention.growth, (SDPA,), on_gpu=True),
     "overhead": Routine(overhead.cases, (SDPA,)),
     "model": Routine(model.cases, (SMOLLM2, "transformers", "llama.cpp")),
     "beams": Routine(beams.cases, ("transformers", SMOLLM2)),
@@ -44,16 +76,27 @@ ROUTINES = {
 }
 
 
-def chosen(names: Sequence[str]) -> dict[str, Routine]:
+def chosen(names: Sequence[str], device: str = "cpu") -> dict[str, Routine]:
     """The routines of these names, in the order of ``ROUTINES``; without names all of them.
 
+    Args:
+        names: As given.
+        device: Elsewhere than on the CPU only calls of attention are measured.
+
     Raises:
-        InputError: There is no such routine; the message lists those there are.
+        InputError: There is no such routine, here or on that device; the message lists those
+            there are.
     """
+    able = [name for name, each in ROUTINES.items() if each.on_gpu or device == "cpu"]
     for name in names:
         if name not in ROUTINES:
             raise InputError(
                 f"no routine {name!r}{meant(name, ROUTINES)}: give some of {', '.join(ROUTINES)}, "
                 "or none"
             )
-    return {name: each for name, each in ROUTINES.items() if not names or name in names}
+        if name not in able:
+            raise InputError(
+                f"routine {name!r} is measured on a CPU only: on {device} give some of "
+                f"{', '.join(able)}, or none"
+            )
+    return {name: ROUTINES[name] for name in able if not names or name in names}

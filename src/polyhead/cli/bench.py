@@ -33,6 +33,9 @@ def bench(
         int | None,
         typer.Option(min=1, help="Repetitions of each case; default: as many as fit the time."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda; on cuda calls of attention, with a GPU's limits.")
+    ] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Only JSON.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Write a plot of rate against length to this SVG file.")
@@ -50,8 +53,8 @@ def bench(
     from polyhead.benchmarks import Settings, chosen
     from polyhead.cli.terminal import print_json
 
-    picked = chosen(routines or [])
-    settings = Settings(quick, _dtypes(dtypes), rounds)
+    settings = Settings(quick, _dtypes(dtypes), rounds, _device(device))
+    picked = chosen(routines or [], settings.device)
     torch.manual_seed(0)
     with torch.no_grad():
         report, found = _run(picked, settings, show=not json)
@@ -73,7 +76,7 @@ def _run(
     from polyhead.cli.terminal import console, progress
 
     screen = console()
-    peers = dict.fromkeys(peer for routine in picked.values() for peer in routine.peers)
+    peers = dict.fromkeys(peer for routine in picked.values() for peer in routine.meets(settings))
     facts = machine()
     absent = [{"peer": name, "install": how} for name, how in others.missing(peers).items()]
     if settings.quick and "FlexAttention" in peers:
@@ -83,11 +86,13 @@ def _run(
             f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads, native "
             f"code {facts['native_code'] or 'none'}, torch {versions()['torch']}\n"
         )
+        if settings.device != "cpu":
+            screen.print(f"on {', '.join(facts['accelerators'])}\n")
     found: dict[str, list[Result]] = {}
     for name, routine in picked.items():
         found[name] = []
         with progress(name) as advance:
-            for case in routine.cases(settings):
+            for case in routine.drawn(settings):
                 found[name].append(measure(case, settings))
                 advance(f"{name}, {case.group} {case.length}", len(found[name]), 0)
         if show:
@@ -101,6 +106,7 @@ def _run(
         "machine": facts,
         "versions": versions() | others.versions(),
         "quick": settings.quick,
+        "device": settings.device,
         "missing": absent,
     }
     return about | document(found), found
@@ -116,3 +122,15 @@ def _dtypes(text: str) -> tuple[torch.dtype, ...]:
     if unknown := [name for name in names if name not in known]:
         raise InputError(f"--dtypes takes {', '.join(known)}: got {unknown[0]!r}")
     return tuple(known[name] for name in names)
+
+
+def _device(name: str) -> str:
+    import torch
+
+    from polyhead.errors import InputError
+
+    if name != "cpu" and name.partition(":")[0] != "cuda":
+        raise InputError(f"--device takes cpu or cuda: got {name!r}")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise InputError(f"--device {name} needs a CUDA device: torch finds none here")
+    return name
