@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 import polyhead as ph
-from polyhead.caches import Latent, Paged
+from polyhead.caches import Latent, Paged, pages
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -49,6 +49,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(launch.merging, "merge", Recorded(found))
     monkeypatch.setattr(kernel, "interpreting", lambda: True)  # takes tensors of a CPU
     monkeypatch.setattr(kernel.TritonKernel, "unavailable", lambda self: None)
+    monkeypatch.setattr(pages, "WITHOUT_INDEX", frozenset())  # as on a GPU
     return found
 
 

@@ -95,6 +95,10 @@ class PagePool:
                 self.free.append(page)
 
 
+WITHOUT_INDEX = frozenset({"cpu"})
+"""Devices where writing makes the numbers of its pages anew, and keeps no index of all."""
+
+
 class Pages(Memory):
     """Rows of a pool; forks share it, and give their pages back when they are collected."""
 
@@ -136,7 +140,7 @@ class Pages(Memory):
         if count:
             self._own(touched, start, stop)
             unit, first = torch.arange(start, stop, device=self.device), start // page
-            if self.device.type == "cpu":  # no index of all pages is kept for this
+            if self.device.type in WITHOUT_INDEX:
                 pages = torch.tensor([self.table[row][first:] for row in touched])
             else:
                 index = self.page_index() if rows is None else self.page_index()[list(rows)]
