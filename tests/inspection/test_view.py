@@ -77,6 +77,16 @@ def test_map_holds_the_largest_or_mean_weight_of_each_cell(seen: Probe, pixels: 
         assert wanted.shape[1] <= pixels
 
 
+@pytest.mark.parametrize("pixels", [1, 3, 40])
+def test_map_joins_tiles_smaller_than_a_cell(
+    seen: Probe, monkeypatch: pytest.MonkeyPatch, pixels: int
+) -> None:
+    """As in texts of 100,000 tokens, of which a cell is hundreds."""
+    wanted = seen[0].map(3, pixels)
+    monkeypatch.setattr("polyhead.inspection.view.tile_size", lambda call: (6, 5))
+    torch.testing.assert_close(seen[0].map(3, pixels), wanted)
+
+
 def test_chosen_heads_keep_their_numbers_and_their_own_keys_only(
     model: ph.Transformer, ids: Tensor, seen: Probe
 ) -> None:

@@ -187,9 +187,34 @@ class AttentionView(Statistics):
         bands = [call.lse.new_zeros(call.q.shape[0], 0, -(-(keys[1] - keys[0]) // cell))]
         height = max(1, tile_size(call)[0] // cell) * cell
         for first in range(start, stop, height):
-            weights = self._tile(place, first, min(first + height, stop), keys)
-            bands.append(_reduced(weights, cell, reduce))
+            band = first, min(first + height, stop)
+            if reduce == "max":
+                bands.append(self._largest(place, *band, keys, cell))
+            else:
+                bands.append(_mean(self._tile(place, *band, keys), cell))
         return torch.cat(bands, dim=1)
+
+    def _largest(
+        self, place: int, start: int, stop: int, keys: tuple[int, int], cell: int
+    ) -> Tensor:
+        """The largest weight of each cell of a band of queries, ``[B, cells, cells]``.
+
+        A band is either one row of cells, of any number of tiles, or one row of tiles. The largest
+        logarithm has the largest weight, so ``exp`` is taken of cells and not of weights.
+        """
+        call = self.call
+        first, last = keys
+        row_size, key_size = tile_size(call)
+        columns = _runs(call.k_tokens, first, last, max(1, key_size // cell) * cell)
+        size = [call.q.shape[0], -(-(stop - start) // cell), -(-(last - first) // cell)]
+        logs = call.lse.new_full(size, -torch.inf)
+        for rows in _runs(call.q_tokens, start, stop, row_size):
+            for tile, _ in tiles_seen(call, rows, columns):
+                found = _largest_of(call.log_weights(place, rows, tile)[:, 0], cell)
+                top, left = (rows.start - start) // cell, (tile.start - first) // cell
+                here = logs[:, top : top + found.shape[1], left : left + found.shape[2]]
+                torch.maximum(here, found, out=here)
+        return logs.exp_()
 
     def _tile(
         self, place: int, start: int, stop: int, keys: tuple[int, int] | None = None
@@ -287,13 +312,21 @@ def _runs(tokens: Tokens, start: int, stop: int, size: int) -> list[Tokens]:
     return tokens.slice(start, stop).split(size)
 
 
-def _reduced(weights: Tensor, cell: int, reduce: str) -> Tensor:
-    """``[B, rows, keys]`` in cells of ``cell`` × ``cell``, smaller at the last edges."""
+def _largest_of(values: Tensor, cell: int) -> Tensor:
+    """The largest of each cell of ``[B, rows, keys]``, of fewer rows and keys at the last edges."""
+    batch, rows, keys = values.shape
+    down, across = min(rows, cell), min(keys, cell)
+    if rows % down or keys % across:
+        values = F.pad(values, (0, -keys % across, 0, -rows % down), value=-torch.inf)
+    cells = values.view(batch, -(-rows // down), down, -(-keys // across), across)
+    return cells.amax(dim=2).amax(dim=-1)  # three times faster than both at once
+
+
+def _mean(weights: Tensor, cell: int) -> Tensor:
+    """The mean of each cell of ``[B, rows, keys]``, of fewer rows and keys at the last edges."""
     batch, rows, keys = weights.shape
     padded = F.pad(weights, (0, -keys % cell, 0, -rows % cell))
     cells = padded.view(batch, -(-rows // cell), cell, -(-keys // cell), cell)
-    if reduce == "max":
-        return cells.amax(dim=2).amax(dim=-1)  # three times faster than both at once
     down, across = (
         torch.tensor([min(cell, length - i) for i in range(0, length, cell)], device=weights.device)
         for length in (rows, keys)

@@ -2,15 +2,19 @@
 
 const MOST_ROWS = 256; // of more keys the largest weights are shown
 
-const row = { by: "key", descending: false };
+const row = {
+  by: "key", descending: false,
+  weights: /** @type {Float32Array | null} */ (null), of: "", // what the table shows
+};
 
-function rowWeights() {
-  const { layer, head, query } = state;
-  if (!look.has(layer, head)) return [];
-  const weights = look.row(layer, head, query);
+function rowWeights(weights = knownRow()) {
+  const { layer } = state;
+  if (!look.has(layer, state.head)) return [];
   const first = look.layers[layer].keys[0];
   return weights ? Array.from(weights, (weight, i) => ({ key: first + i, token: look.tokens[first + i], weight })) : [];
 }
+
+const knownRow = () => (look.has(state.layer, state.head) ? look.row(state.layer, state.head, state.query) : null);
 
 function drawRowHead() {
   const focused = focusedIn($("#row-head"))?.dataset.testid;
@@ -36,8 +40,13 @@ function drawRowHead() {
 
 function drawRow() {
   if (!state.open) return;
+  const weights = knownRow();
+  // Other answers arrive for the same row; hundreds of table rows take longer to make than to keep.
+  const of = [state.look, state.layer, state.head, state.query, state.key, row.by, row.descending, language].join();
+  if (weights && weights === row.weights && of === row.of) return;
+  Object.assign(row, { weights, of });
   drawRowHead();
-  let all = rowWeights();
+  let all = rowWeights(weights);
   const sum = all.reduce((total, { weight }) => total + weight, 0);
   $("#exact-title").textContent = look.length
     ? t("row_of", { token: visible(state.query), index: state.query }) : t("no_tokens");
