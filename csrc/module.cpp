@@ -158,8 +158,12 @@ bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Fa
     if (!fields || !view_of(fields[Group_Weight::weight], name, weight) ||
         !optional_view_of(fields[Group_Weight::bias], name, bias))
         return false;
-    const int64_t type = fields.whole(Group_Weight::type), row_bytes = type ? bytes_of_row(type, inputs) : 0;
+    const int64_t told = fields.whole(Group_Weight::type);
     if (PyErr_Occurred()) return false;
+    const bool eights = told & kInEights;
+    const int64_t type = told & ~(int64_t)kInEights, row_bytes = type ? bytes_of_row(type, inputs) : 0;
+    if (eights && (!takes_eights(type) || inputs > kMostEights))
+        return wrong("a weight that does not take x in 8 bits");
     if (weight.dims != 2 || weight.kind != (type ? (int)kOfUint8 : kind) || weight.size[1] != (type ? row_bytes : inputs) ||
         !weight.is_dense_from(0) ||
         (bias && (bias.dims != 1 || bias.kind != kind || bias.size[0] != weight.size[0] || !bias.is_dense_from(0)))) {
@@ -168,7 +172,7 @@ bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Fa
                      name, (long long)inputs);
         return false;
     }
-    f = Factor{weight.at, bias.at, weight.size[0], (int)type, row_bytes};
+    f = Factor{weight.at, bias.at, weight.size[0], (int)type, row_bytes, eights};
     return true;
 }
 

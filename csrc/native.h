@@ -44,6 +44,14 @@ inline int64_t bytes_of_row(int64_t type, int64_t count) {
     return -1;
 }
 
+// Types whose products take x in 8 bits where they are asked to, by kInEights beside the type's number; and how many
+// numbers a row may have.
+constexpr int kInEights = 256;
+constexpr int64_t kMostEights = 1 << 15;
+inline bool takes_eights(int64_t type) {
+    return type == 2 || type == 3 || (type >= 6 && type <= 8) || (type >= 12 && type <= 14);
+}
+
 // Rows of a weight [out_features, in_features] without gaps, and a bias [out_features] or null.
 struct Factor {
     const void* weight;
@@ -51,6 +59,7 @@ struct Factor {
     int64_t out_features;
     int type;                           // of the weight in blocks; 0: numbers of the dtype
     int64_t row_bytes;                  // of such a row
+    bool eights;                        // x is rounded to 8 bits
 };
 
 constexpr int kMostFactors = 4;

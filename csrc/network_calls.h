@@ -56,15 +56,18 @@ PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.y_stride = f.network.down.out_features;
     p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
-    const bool few = p.rows <= kMostRows;
+    const Network& n = f.network;
+    const bool few = p.rows <= kMostRows || n.gate.eights || n.up.eights || n.down.eights;
     p.room = room_of(f);
-    const Room<float> room(few ? p.rows * (p.in_features + f.network.up.out_features) : p.room.numbers(a.threads));
+    const Room<float> room(few ? kMostRows * (p.in_features + n.up.out_features) : p.room.numbers(a.threads));
     if (!(p.room.at = room.get())) return PyErr_NoMemory();
     const Unlocked unlocked;
     if (few) {
         float* wide = room.get();
-        a.code->widen(p.dtype, p.x, p.x_stride, p.rows, p.in_features, wide);
-        a.code->feed_forward(FeedForward{p.dtype, wide, p.rows, p.in_features, f.network, wide + p.rows * p.in_features, p.y}, a.threads);
+        few_at_a_time(p, [&](int64_t rows, const char* x, char* y) {
+            a.code->widen(p.dtype, x, p.x_stride, rows, p.in_features, wide);
+            a.code->feed_forward(FeedForward{p.dtype, wide, rows, p.in_features, n, wide + rows * p.in_features, y}, a.threads);
+        });
     } else {
         a.code->many_network(f, a.threads);
     }

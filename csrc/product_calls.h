@@ -1,12 +1,21 @@
 // Products with weights, and weights unpacked: part of module.cpp.
 
-// A product whose rows are few, with room for them in float32.
+// Calls of(rows, x, y) for up to kMostRows rows at a time.
+template <class Of> void few_at_a_time(const ManyProduct& p, const Of& of) {
+    const int64_t size = p.dtype == kFloat32 ? 4 : 2;
+    for (int64_t m = 0; m < p.rows; m += kMostRows)
+        of(p.rows - m < kMostRows ? p.rows - m : kMostRows, (const char*)p.x + m * p.x_stride * size, (char*)p.y + m * p.y_stride * size);
+}
+
+// A product of few rows at a time, with room for them in float32.
 void few_product(const Code& code, const ManyProduct& p, int threads) {
     float* wide = p.room.at;
-    code.widen(p.dtype, p.x, p.x_stride, p.rows, p.in_features, wide);
-    Product few{p.dtype, wide, p.rows, p.in_features, {}, p.count, p.y, p.y_stride};
-    for (int i = 0; i < p.count; ++i) few.factors[i] = p.factors[i];
-    code.product(few, threads);
+    few_at_a_time(p, [&](int64_t rows, const char* x, char* y) {
+        code.widen(p.dtype, x, p.x_stride, rows, p.in_features, wide);
+        Product few{p.dtype, wide, rows, p.in_features, {}, p.count, y, p.y_stride};
+        for (int i = 0; i < p.count; ++i) few.factors[i] = p.factors[i];
+        code.product(few, threads);
+    });
 }
 
 PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -31,10 +40,11 @@ PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
-    const bool few = p.rows <= kMostRows;
+    bool few = p.rows <= kMostRows;
+    for (int i = 0; i < p.count; ++i) few = few || p.factors[i].eights;
     p.pairs = a[A::by_row] != Py_True;
     p.room = room_of(p);
-    const Room<float> room(few ? p.rows * p.in_features : p.room.numbers(a.threads));
+    const Room<float> room(few ? kMostRows * p.in_features : p.room.numbers(a.threads));
     if (!(p.room.at = room.get())) return PyErr_NoMemory();
     const Unlocked unlocked;
     if (few) few_product(*a.code, p, a.threads);

@@ -59,11 +59,13 @@ inline void dots_with(const float* x, int64_t stride, int64_t rows, const T* w, 
 
 #include "quantized.h"
 #include "quantized_products.h"
+#include "eights.h"
 
 // done(n, dots of row n of a factor with every row of x [rows, K]) for n in [first, last). What a weight
 // consists of is asked once: asked for every row, it made a head of 49,152 rows a fifth slower.
 template <class T, class Done>
 inline void over_rows(const float* x, int64_t rows, int64_t K, const Factor& f, int64_t first, int64_t last, Done&& done) {
+    if (f.eights) return over_rows_in_eights(x, rows, K, f, first, last, done);
     if (f.type && rows == 1) return over_blocks_of_rows(x, K, f, first, last, done);
     float found[kMostRows];
     if (f.type) {

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyhead import native
 from polyhead.benchmarks.case import Case, Contestant, Differs, Run, Settings
 from polyhead.benchmarks.limits import matrix_rate, read_rate
 from polyhead.benchmarks.llama_cpp import LlamaCpp, Told
@@ -21,6 +22,8 @@ from polyhead.checkpoints import find
 from polyhead.generation import LanguageModel, load
 
 MODEL, PROMPT, STEPS = "smollm2", 128, 16
+IN_EIGHTS = "polyhead, int8 activations"
+"""The same model, which rounds what it multiplies to 8 bits as llama.cpp does."""
 UNPACKED = "polyhead, unpacked"
 """The same model with its weights in the case's dtype."""
 # Share of positions at which both must say the same likeliest token.
@@ -37,12 +40,15 @@ def cases(settings: Settings) -> Iterator[Case]:
     try:
         for dtype in settings.dtypes:
             ours = load(MODEL, expect=LanguageModel).to(dtype)  # weights as the file holds them
+            eights = None
+            if native.code() is not None:
+                eights = load(MODEL, activations="int8", expect=LanguageModel).to(dtype)
             unpacked = load(MODEL, dtype=dtype, expect=LanguageModel)
             ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
             if peer is not None:
                 peer = _as_dtype(peer, dtype)
-            yield _decode(ours, unpacked, peer, llama, ids, dtype)
-            yield _prefill(ours, unpacked, peer, llama, ids, dtype)
+            yield _decode(ours, eights, unpacked, peer, llama, ids, dtype)
+            yield _prefill(ours, eights, unpacked, peer, llama, ids, dtype)
     finally:
         if llama is not None:
             llama.close()
@@ -63,6 +69,7 @@ def _steps(model: LanguageModel, prompt: Tensor, steps: Tensor) -> Run:
 
 def _decode(
     ours: LanguageModel,
+    eights: LanguageModel | None,
     unpacked: LanguageModel,
     theirs: Any,
     llama: LlamaCpp | None,
@@ -73,6 +80,8 @@ def _decode(
     prompt, steps = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
     same = _says_the_same(dtype)
     peers = {UNPACKED: Contestant(_steps(unpacked, prompt, steps), same)}
+    if eights is not None:
+        peers[IN_EIGHTS] = Contestant(_steps(eights, prompt, steps), _says_nearly_the_same)
     if theirs is not None:
         past = theirs(prompt, use_cache=True, logits_to_keep=1).past_key_values
 
@@ -98,6 +107,7 @@ def _decode(
 
 def _prefill(
     ours: LanguageModel,
+    eights: LanguageModel | None,
     unpacked: LanguageModel,
     theirs: Any,
     llama: LlamaCpp | None,
@@ -111,6 +121,8 @@ def _prefill(
         return lambda: model(ids, cache=model.new_cache(tokens), last=1)
 
     peers = {UNPACKED: Contestant(read(unpacked), _says_the_same(dtype))}
+    if eights is not None:
+        peers[IN_EIGHTS] = Contestant(read(eights), _says_nearly_the_same)
     if theirs is not None:
         run: Run = lambda: theirs(ids, use_cache=True, logits_to_keep=1).logits  # noqa: E731
         peers["transformers"] = Contestant(run, _says_the_same(dtype))
@@ -143,6 +155,13 @@ def _says_the_same(dtype: torch.dtype) -> Differs:
         return f"the likeliest token agrees at {same:.0%} of places, logits differ by {error:.2g}"
 
     return differs
+
+
+def _says_nearly_the_same(ours: Tensor, theirs: Tensor) -> str | None:
+    """In 8 bits: logits within a tenth of the largest."""
+    error = (ours.float() - theirs.float()).abs().max().item()
+    near = error <= 0.1 * ours.float().abs().max().item()
+    return None if near else f"logits differ by {error:.2g}"
 
 
 def _knows(llama: LlamaCpp, ids: list[int], place: int) -> Callable[[Tensor, Told], str | None]:

@@ -26,14 +26,18 @@ _VERBS = {
 
 
 def load_expecting(
-    name: str, dtype: str | None, kind: type[Expected], device: str = "cpu"
+    name: str,
+    dtype: str | None,
+    kind: type[Expected],
+    device: str = "cpu",
+    activations: str | None = None,
 ) -> Expected:
     """The model called ``name``, which must be of a kind.
 
     Raises:
         UnsupportedError: it is of another.
     """
-    model = _load(name, dtype, device)
+    model = _load(name, dtype, device, activations)
     if not isinstance(model, kind):
         raise UnsupportedError(f"{name} {_WORDS[type(model).__name__]}: {_VERBS[kind.__name__]}")
     return model
@@ -71,12 +75,14 @@ def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder |
     return model
 
 
-def _load(name: str, dtype: str | None, device: str = "cpu") -> Model:
+def _load(
+    name: str, dtype: str | None, device: str = "cpu", activations: str | None = None
+) -> Model:
     from polyhead.cli.terminal import progress
 
     with progress(f"loading {name}") as advance:
         # torch is imported here, which takes a second itself
         from polyhead.generation import load
 
-        loaded: Model = load(name, dtype, device=device, progress=advance)
+        loaded: Model = load(name, dtype, device=device, progress=advance, activations=activations)
         return loaded

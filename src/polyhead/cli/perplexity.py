@@ -32,6 +32,10 @@ def perplexity(
     ] = None,
     batch: Annotated[int, typer.Option(help="Windows in a batch.")] = 1,
     dtype: options.Dtype = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(help="int8: what multiplies quantised weights is rounded to 8 bits."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Perplexity and bits per byte of a model on texts.
@@ -46,7 +50,7 @@ def perplexity(
     from polyhead.generation import LanguageModel
 
     texts = [read_text(None, file) for file in files]
-    loaded = load_expecting(model, dtype, LanguageModel)
+    loaded = load_expecting(model, dtype, LanguageModel, activations=activations)
     with progress("perplexity") as advance:
         found = evaluate(loaded, texts, window=window, stride=stride, batch=batch, progress=advance)
     if json:

@@ -16,6 +16,7 @@ from polyhead.generation.language_model import LanguageModel
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.speech_to_text import SpeechToText
 from polyhead.generation.text_to_text import TextToText
+from polyhead.models.eights import round_activations
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,6 +34,7 @@ def load(
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    activations: str | None = None,
 ) -> LanguageModel: ...
 @overload
 def load(
@@ -42,6 +44,7 @@ def load(
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    activations: str | None = None,
 ) -> TextEncoder: ...
 @overload
 def load(
@@ -51,6 +54,7 @@ def load(
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    activations: str | None = None,
 ) -> SpeechToText: ...
 @overload
 def load(
@@ -60,6 +64,7 @@ def load(
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    activations: str | None = None,
 ) -> Any: ...
 @overload
 def load(
@@ -69,6 +74,7 @@ def load(
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    activations: str | None = None,
     expect: type[Expected],
 ) -> Expected: ...
 def load(
@@ -78,6 +84,7 @@ def load(
     device: str | torch.device = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    activations: str | None = None,
     expect: type[Any] | None = None,
 ) -> Model:
     """Loads a model with its tokenizer.
@@ -95,6 +102,11 @@ def load(
             (``attach_adapter`` keeps one apart). Given as ``source``, the base is the one that it
             names.
         progress: called with what is being done, how much is done, and how much there is.
+        activations: ``"int8"``: what multiplies quantised weights is rounded to 8 bits, 32 numbers
+            at a time with a scale of their own, and products are sums of whole numbers, as
+            llama.cpp computes. Decoding is faster, and logits are no longer those of the unpacked
+            weights (docs/performance.md says by how much). Prompts are read more slowly in
+            float32. None: they stay as they are.
         expect: the class that the caller needs; a model of another kind is then an error, and type
             checkers know what comes. Without it they know the classes of known names, and of
             others nothing.
@@ -110,7 +122,8 @@ def load(
         CheckpointError: a file is truncated, corrupt, or does not fit its configuration.
         ConfigError: the configuration says something impossible or not understood.
         UnsupportedError: an encoder of images, a way of generating that is not built, or another
-            kind than ``expect``.
+            kind than ``expect``; ``activations`` for weights that are not in blocks, or in blocks
+            of a type that does not take them (the message names it).
         ValueError: an unknown dtype, or a device that is not here.
         TypeError: an argument of another kind.
     """
@@ -118,7 +131,11 @@ def load(
         raise TypeError(
             f"source must be a model's name or a path, as text: got {type(source).__name__}"
         )
+    if activations not in (None, "int8"):
+        raise ValueError(f"activations must be 'int8' or None: got {activations!r}")
     checkpoint = load_checkpoint(source, _dtype(dtype), progress, device=device, adapter=adapter)
+    if activations is not None:
+        round_activations(checkpoint.model)
     model = _wrapped(checkpoint, source)
     if expect is not None and not isinstance(model, expect):
         raise UnsupportedError(

@@ -2,8 +2,8 @@
 
 Native code reads the blocks in place for up to 8 rows, and unpacks each once for more. Without it,
 and in bfloat16 on processors with matrix tiles, a panel of rows of the weight is unpacked at a time
-and multiplied as any weight is. Inputs are never rounded to fewer bits: results are those of the
-unpacked weights, within the rounding of sums.
+and multiplied as any weight is. Inputs are not rounded to fewer bits unless that was asked for
+(``eights.py``): results are those of the unpacked weights, within the rounding of sums.
 
 Gradients of inputs are those of the unpacked weights. What changes weights (training, conversion,
 adapters) is refused by name, with the way out: a dtype given to ``load``.
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.layers.exact import Exactly
-from polyhead.layers.rows import as_rows, code_for_blocks
+from polyhead.layers.rows import as_rows, code_for_blocks, code_for_eights
 from polyhead.native import by_row, gate
-from polyhead.native.arguments import Weight
+from polyhead.native.arguments import IN_EIGHTS, Weight
 from polyhead.quantization import BlockType, readable, unpack
 
 _PANEL = 1 << 20  # numbers that are unpacked at a time: what a large cache holds
@@ -36,6 +36,7 @@ class QuantizedMatrix(nn.Module):
 
     Attributes:
         blocks: As given; a buffer, which no optimiser finds.
+        in_eights: Whether products round x to 8 bits, 32 numbers at a time.
         like: Empty; its dtype is that of numbers made of the blocks, and follows ``to``.
     """
 
@@ -44,7 +45,7 @@ class QuantizedMatrix(nn.Module):
 
     def __init__(self, blocks: Tensor, kind: BlockType) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.in_eights = kind, False
         self.out_features, self.in_features = blocks.shape[0], kind.row_numbers(blocks.shape[1])
         self.register_buffer("blocks", blocks)
         like = torch.empty(0, dtype=torch.float32, device=blocks.device)
@@ -56,12 +57,23 @@ class QuantizedMatrix(nn.Module):
         return unpack(self.blocks, self.kind, self.like.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """``x Wᵀ + b`` for x ``[..., in_features]``, in the dtype of x."""
+        """``x Wᵀ + b`` for x ``[..., in_features]``, in the dtype of x.
+
+        Raises:
+            UnsupportedError: Gradients through x that is rounded to 8 bits.
+        """
         if not (x.requires_grad or (bias is not None and bias.requires_grad)):
             with torch.no_grad():
                 y = self._natively(x, bias)
             if y is not None:
                 return y
+        if self.in_eights:
+            if x.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(
+                    "gradients need x as it is, and activations='int8' rounds it: load the model "
+                    "without activations"
+                )
+            x = in_eights(x)
         rows = max(1, _PANEL // self.in_features)
         parts = [
             F.linear(
@@ -75,7 +87,7 @@ class QuantizedMatrix(nn.Module):
 
     def _natively(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """The product by native code, or None."""
-        code = code_for_blocks(x)
+        code = code_for_eights(x) if self.in_eights else code_for_blocks(x)
         if code is None or x.shape[-1] != self.in_features:
             return None
         weight = native_weight(self, x, bias)
@@ -122,6 +134,22 @@ class QuantizedEmbedding(QuantizedMatrix):
         return unpack(self.blocks[ids], self.kind, self.like.dtype)
 
 
+def in_eights(x: Tensor) -> Tensor:
+    """x rounded to 8 bits as products with blocks do it: 32 numbers share a scale, max |x| / 127.
+
+    Args:
+        x: ``[..., n]``, n a multiple of 32.
+
+    Returns:
+        The same shape and dtype, not finite in all 32 numbers of which one is not.
+    """
+    runs = x.float().unflatten(-1, (-1, 32))
+    most = runs.abs().amax(-1, keepdim=True)
+    by = torch.where(most > 1e-30, 127 / most, torch.zeros_like(most))
+    scale = torch.where(most.isfinite(), most / 127, torch.full_like(most, torch.nan))
+    return ((runs * by).round() * scale).flatten(-2).to(x.dtype)
+
+
 QUANTIZED_LINEAR = Exactly(QuantizedLinear)
 
 
@@ -137,7 +165,7 @@ def native_weight(matrix: QuantizedMatrix, x: Tensor, bias: Tensor | None) -> We
         or (bias is not None and not native.is_plain(bias, x))
     ):
         return None
-    return Weight(blocks, bias, matrix.kind.number)
+    return Weight(blocks, bias, matrix.kind.number + (IN_EIGHTS if matrix.in_eights else 0))
 
 
 def refuse_quantized(model: nn.Module, what: str) -> None:

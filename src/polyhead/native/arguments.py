@@ -19,6 +19,10 @@ from polyhead.native.dropout import Dropout
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MOST_ROWS = 8
 """Rows of x that ``Code.product`` takes."""
+IN_EIGHTS = 256
+"""Beside the number of a type of blocks: x is rounded to 8 bits."""
+MOST_EIGHTS = 1 << 15
+"""Inputs of such a weight."""
 MOST_WEIGHTS = 4
 """Weights of one ``Code.product``."""
 MOST_PIECES = 16
@@ -36,7 +40,8 @@ class Weight(NamedTuple):
     Attributes:
         weight: In the dtype of what it multiplies; or blocks as a GGUF file has them, bytes
             ``[out, bytes of a row]``.
-        type: Number of the blocks' type; 0: there are none.
+        type: Number of the blocks' type, with ``IN_EIGHTS`` where x is rounded to 8 bits; 0: there
+            are no blocks.
     """
 
     weight: Tensor

@@ -1,0 +1,56 @@
+"""Activations in 8 bits: what multiplies weights in blocks is rounded.
+
+    x_k ≈ s q_k        s = max |x| / 127 of 32 numbers that lie next to each other, q in -127 … 127
+
+Every row of x has its own scales, so a row gets the same bits beside others and alone. llama.cpp
+always computes like this; here it is an option (``load(activations="int8")``), because logits are
+no longer those of the unpacked weights. Elsewhere it is called dynamic quantisation of activations.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from polyhead import native
+from polyhead.errors import UnsupportedError
+from polyhead.layers.quantized import QuantizedEmbedding, QuantizedMatrix
+from polyhead.native.arguments import MOST_EIGHTS
+
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""Types of blocks whose products take x in 8 bits."""
+
+
+def round_activations(model: nn.Module) -> None:
+    """From now on products with weights in blocks round what they multiply to 8 bits.
+
+    Linear modules whose weights are not in blocks, attention and norms compute as before, and so
+    does a table of embeddings of another type than ``TYPES``, also where it makes the logits.
+
+    Args:
+        model: Changed in place.
+
+    Raises:
+        UnsupportedError: no weight is in blocks, one is of another type than ``TYPES`` or reads
+            more than 32,768 features, or there is no native code here. The model is unchanged.
+    """
+    found = {n: part for n, part in model.named_modules() if isinstance(part, QuantizedMatrix)}
+    if not found:
+        raise UnsupportedError(
+            "activations='int8' needs weights in blocks, and this model has none: load a quantised "
+            "GGUF file on a CPU without a dtype"
+        )
+    if native.code() is None:
+        raise UnsupportedError("activations='int8' needs native code, which is not here")
+    multiplied = []
+    for name, part in found.items():
+        carried = part.kind.name in TYPES and part.in_features <= MOST_EIGHTS
+        if not carried and not isinstance(part, QuantizedEmbedding):
+            raise UnsupportedError(
+                f"activations='int8' takes blocks of type {', '.join(TYPES)} that read at most "
+                f"{MOST_EIGHTS:,} features: {name} is {part.kind.name} and reads "
+                f"{part.in_features:,}"
+            )
+        if carried:
+            multiplied.append(part)
+    for part in multiplied:
+        part.in_eights = True

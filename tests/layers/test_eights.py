@@ -1,0 +1,150 @@
+"""Activations in 8 bits: products against exact ones, with every instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_quantized_layers import layers
+from torch import Tensor
+
+import polyhead as ph
+from polyhead import native
+from polyhead.caches import DenseCache
+from polyhead.layers import transformer_layer
+from polyhead.layers.linear import feed_forward, side_by_side
+from polyhead.layers.quantized import QuantizedLinear, in_eights
+from polyhead.models.eights import TYPES, round_activations
+from polyhead.native.arguments import IN_EIGHTS, Weight
+from polyhead.native.code import Code
+from polyhead.quantization import block_type
+from random_blocks import by_package, random_blocks
+
+pytestmark = pytest.mark.skipif(native.code() is None, reason="no native code here")
+CODES = native.all_codes()
+
+
+def exact(x: Tensor, numbers: Tensor) -> Tensor:
+    """Sums in float64 of codes of 8 bits, times scales and weights that are exact."""
+    runs = x.double().unflatten(-1, (-1, 32))
+    most = runs.abs().amax(-1, keepdim=True)
+    codes = (runs * torch.where(most > 0, 127 / most, 0.0)).round()
+    return ((codes * most / 127).flatten(-2)) @ numbers.double().T
+
+
+def rows_of_codes(rows: int, numbers: int) -> Tensor:
+    """Whole numbers times powers of two, one of each 32 the largest: nothing is rounded."""
+    x = torch.randint(-127, 128, (rows, numbers // 32, 32)).float()
+    x[..., 5] = torch.where(torch.rand(x.shape[:-1]) < 0.5, -127.0, 127.0)
+    return (x * 2.0 ** torch.randint(-6, 3, (rows, numbers // 32, 1))).flatten(1)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("name", TYPES)
+def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
+    """Extreme codes too, of which an instruction for 16 bits must not lose a part."""
+    kind = block_type(name)
+    for blocks in (random_blocks(kind, 23, 768), random_blocks(kind, 23, 768).fill_(0x7F)):
+        if blocks[0, 0] == 0x7F:  # all codes alike and large, with scales that are numbers
+            scaled = random_blocks(kind, 23, 768).view(23, -1, kind.octets)
+            full = torch.full_like(scaled, 255 if name != "Q8_0" else 128)
+            halves = {"Q6_K": slice(208, 210), "Q4_1": slice(0, 4), "Q5_1": slice(0, 4)}
+            k = slice(0, 4) if name in ("Q4_K", "Q5_K") else slice(0, 2)
+            at = halves.get(name, k)
+            full[..., at] = scaled[..., at]
+            blocks = full.flatten(1)
+        numbers = by_package(blocks, kind)
+        for rows in (1, 2, 3, 7, 8, 19):
+            x = rows_of_codes(rows, 768)
+            y = code.product(x, [Weight(blocks, None, kind.number + IN_EIGHTS)])
+            expected = exact(x, numbers)
+            size = (x.abs().double() @ numbers.double().abs().T).clamp(min=1e-30)
+            assert ((y - expected).abs() / size).max() < 1e-6
+            alone = torch.cat(
+                [
+                    code.product(r, [Weight(blocks, None, kind.number + IN_EIGHTS)])
+                    for r in x[:, None]
+                ]
+            )
+            assert torch.equal(alone, y)
+        x = torch.randn(3, 768)
+        y = code.product(x, [Weight(blocks, None, kind.number + IN_EIGHTS)])
+        size = x.abs().double() @ numbers.double().abs().T
+        assert ((y - in_eights(x).double() @ numbers.double().T).abs() / size).max() < 1e-5
+        assert not torch.equal(y, code.product(x, [Weight(blocks, None, kind.number)]))
+
+
+def test_what_is_not_finite_or_nothing() -> None:
+    kind = block_type("Q4_1")
+    module = QuantizedLinear(random_blocks(kind, 16, 128), kind)
+    module.in_eights = True
+    x = torch.randn(4, 128)
+    x[0, 3], x[1, 70], x[2] = torch.nan, torch.inf, 0
+    for y in (module(x), torch.nn.functional.linear(in_eights(x), module.weight)):
+        assert y[:2].isnan().all()
+        assert (y[2] == 0).all()
+        assert y[3].isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_and_prompts_have_the_bits_of_modules_row_by_row(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, _ = layers()
+    before = layer.to(dtype)
+    x, mask = torch.randn(2, 9, 128, dtype=dtype), ph.Causal()
+
+    def decoded() -> Tensor:
+        cache = DenseCache()
+        before(x[:, :3], mask=mask, cache=cache)
+        rows = [x[:, i : i + 1].contiguous() for i in range(3, 9)]
+        return torch.cat([before(row, mask=mask, cache=cache) for row in rows], dim=1)
+
+    plain = decoded()
+    for part in before.modules():
+        if isinstance(part, QuantizedLinear) and part.kind.name in TYPES:
+            part.in_eights = True  # the step sees it at once
+    stepped = decoded()
+    assert not torch.equal(stepped, plain)
+    assert torch.allclose(stepped.float(), plain.float(), atol=0.1 * plain.abs().max().item())
+    assert before.remembered.layer is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(transformer_layer, "step", lambda *call: None)
+        assert torch.equal(decoded(), stepped)
+    q, k = before.attention.q_proj, before.attention.k_proj
+    ff = before.feed_forward
+    many = torch.randn(21, 128, dtype=dtype)
+    for made in (
+        lambda rows: q(rows),
+        lambda rows: side_by_side(rows, q, k),
+        lambda rows: feed_forward(rows, None, ff.up_proj, ff.down_proj, (1, torch.inf, 0.0)),
+    ):
+        each = [made(many[i : i + 1]) for i in range(21)]
+        whole = made(many)
+        if whole is not None:
+            assert torch.equal(whole, torch.cat(each))
+        assert torch.equal(made(many[:8]), torch.cat(each[:8]))
+
+
+def test_what_cannot_round_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = block_type("Q4_0")
+    module = QuantizedLinear(random_blocks(kind, 16, 128), kind)
+    round_activations(module)
+    with pytest.raises(ph.UnsupportedError, match="gradients need x as it is"):
+        module(torch.randn(2, 128, requires_grad=True))
+    with pytest.raises(ph.UnsupportedError, match="weights in blocks, and this model has none"):
+        round_activations(torch.nn.Linear(3, 4))
+    other = torch.nn.Sequential(
+        QuantizedLinear(random_blocks(block_type("IQ4_XS"), 4, 256), block_type("IQ4_XS"))
+    )
+    with pytest.raises(ph.UnsupportedError, match=r"Q4_0, Q4_1.* 0 is IQ4_XS and reads 256"):
+        round_activations(other)
+    with pytest.raises(ValueError, match="activations must be 'int8' or None: got 'int4'"):
+        ph.load("smollm2", activations="int4")
+    code = native.code()
+    assert code is not None
+    with pytest.raises(ValueError, match="does not take x in 8 bits"):
+        code.product(torch.randn(1, 256), [Weight(other[0].blocks, None, 23 + IN_EIGHTS)])
+    monkeypatch.setattr(native, "code", lambda: None)
+    with pytest.raises(ph.UnsupportedError, match="needs native code"):
+        round_activations(module)
