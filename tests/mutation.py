@@ -480,6 +480,32 @@ MUTATIONS = [
         )
     ),
     *(
+        Mutation(feature, f"csrc/{file}", line, instead, "tests/layers/test_eights.py")
+        for file, feature, line, instead in (
+            ("eights.h", "the middle of x's codes", "return -Whole<B>::kMiddle;", "return 0;"),
+            ("eights.h", "minima", "* (float)total;", "* 0.0f;"),
+            (
+                "eights.h",
+                "fifth bits in whole numbers",
+                "nibbles(at + 6) | fifth",
+                "nibbles(at + 6) & fifth",
+            ),
+            (
+                "eights.h",
+                "two scales of a unit",
+                "Lanes{a, a, a, a, b, b, b, b}",
+                "Lanes{a, a, a, a, a, a, a, a}",
+            ),
+            ("eights.h", "what is not finite", "sum(all) != 0.0f", "false"),
+            (
+                "product_calls.h",
+                "later rows in 8 bits",
+                "(const char*)p.x + m * p.x_stride * size",
+                "(const char*)p.x",
+            ),
+        )
+    ),
+    *(
         Mutation(feature, f"csrc/{file}", line, instead, "tests/quantization")
         for file, feature, line, instead in (
             ("quantized.h", "Q4_0's middle", "-8.0f * *d", "-7.0f * *d"),

@@ -17,6 +17,7 @@ from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.checkpoints.gguf_file import GGUFFile
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
 from polyhead.models import Transformer
+from polyhead.models.eights import round_activations
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -134,3 +135,18 @@ def test_real_files_decode_with_the_bits_of_float32(name: str, hamlet: str) -> N
         assert torch.equal(rows[0].argmax(-1), token)
         rows = [model(token, cache=cache) for model, cache in models]
         assert (rows[0] - rows[1]).abs().max() < 2e-4
+
+
+@torch.no_grad()
+def test_a_file_whose_activations_are_rounded(tmp_path: Path) -> None:
+    tiny = Tiny("Llama", {**SIZES, "tie_word_embeddings": True})
+    path = write_gguf(tmp_path / "tiny.gguf", tiny.build(), kind=Kind.Q8_0)
+    model, ids = load_checkpoint(path, None).model, tiny.ids()
+    exact = decoded(model, ids)
+    round_activations(model)
+    rounded = decoded(model, ids)
+    assert 0 < (rounded - exact).norm() < 0.05 * exact.norm()
+    beside = torch.cat([decoded(model, row[None]) for row in ids])
+    assert (beside - rounded).norm() < 0.02 * exact.norm()
+    with pytest.raises(ph.UnsupportedError, match="needs weights in blocks, and this model has"):
+        ph.load(path, "float32", activations="int8")

@@ -143,11 +143,11 @@ def in_eights(x: Tensor) -> Tensor:
     Returns:
         The same shape and dtype, not finite in all 32 numbers of which one is not.
     """
-    runs = x.float().unflatten(-1, (-1, 32))
+    runs = x.float().reshape(*x.shape[:-1], -1, 32)
     most = runs.abs().amax(-1, keepdim=True)
     by = torch.where(most > 1e-30, 127 / most, torch.zeros_like(most))
     scale = torch.where(most.isfinite(), most / 127, torch.full_like(most, torch.nan))
-    return ((runs * by).round() * scale).flatten(-2).to(x.dtype)
+    return ((runs * by).round() * scale).reshape(x.shape).to(x.dtype)
 
 
 QUANTIZED_LINEAR = Exactly(QuantizedLinear)
