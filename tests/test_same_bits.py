@@ -165,6 +165,32 @@ def test_a_ring_has_the_bits_of_a_dense_cache(heads, dtype):
     assert ring.used_bytes < dense.used_bytes / 3
 
 
+def test_a_ring_adds_up_values_in_the_order_of_a_dense_cache():
+    """Where they cancel, so that the result is nothing but what was rounded on the way."""
+    window = 150
+    draw = torch.Generator().manual_seed(0)
+    half = torch.randn(1, 1, window // 2, 32, generator=draw).bfloat16()
+    half *= 2.0 ** torch.randint(24, half.shape, generator=draw)
+    v = torch.cat((half, -half), dim=2)[:, :, torch.randperm(window, generator=draw)].repeat(
+        1, 1, 2, 1
+    )
+    q = torch.zeros(1, 4, 2 * window, 32, dtype=v.dtype)
+    dense, ring = ph.DenseCache(), ph.RingCache(window)
+    seen = []
+    with ph.reproducible():
+        for first, last in ((0, window), *((i, i + 1) for i in range(window, 2 * window))):
+            part = q[:, :1, first:last], v[:, :, first:last]
+            wanted, found = (
+                ph.attention(
+                    q[:, :, first:last], held.append(*part), mask=ph.Causal() & ph.Window(window)
+                )
+                for held in (dense, ring)
+            )
+            assert torch.equal(found, wanted), first
+            seen.append(found[:, :, -1])
+    assert len(torch.cat(seen).unique(dim=0)) > window // 2  # they do depend on the order
+
+
 TINY = TransformerConfig("decoder", WORDS, 48, LENGTH, (LLAMA,))
 
 
