@@ -34,7 +34,7 @@ if platform.machine() in ("x86_64", "AMD64"):
         "avx512_bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"],
     }
     PROCESSORS["avx512_amx"] = PROCESSORS["avx512_bf16"]  # tiles are written in assembly
-    # Only processors older than AVX2 run it: the same bits, slower, compiled in a third of the time.
+    # Only processors older than AVX2 run it: the same bits, compiled in a third of the time.
     PROCESSORS["portable"] = ["-O1"]
 LIBRARIES = ["-lgomp"]
 # What compilers lack that are too old, and the library of threads.

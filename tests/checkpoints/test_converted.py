@@ -151,14 +151,25 @@ def test_full_or_read_only_cache_directory(
 
 
 def test_concurrent_writers_leave_one_good_copy(source: Path, cache_folder: Path) -> None:
-    code = (
-        "import sys; from polyhead.checkpoints import load_checkpoint; load_checkpoint(sys.argv[1])"
-    )
+    # Forked from one that has imported everything, so that all three write at the same time.
+    code = """
+import os, sys, traceback
+from polyhead.checkpoints import load_checkpoint
+children = []
+for _ in range(3):
+    children.append(os.fork())
+    if not children[-1]:
+        try:
+            load_checkpoint(sys.argv[1])
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
     command = [sys.executable, "-W", "error", "-c", code, str(source)]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
-    for process in processes:
-        _, stderr = process.communicate(timeout=240)
-        assert process.returncode == 0, stderr.decode()
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr.decode()
     assert len(_copies(cache_folder)) == 1
     assert _steps(source) == set()
 

@@ -26,7 +26,7 @@ def test_a_model_is_converted_healed_saved_and_loads_again(
     files = [_write(tmp_path, f"{name}.txt", i) for i, name in enumerate("abcd")]
     result = run(
         *("convert", tiny, "--latent", "8,12", "--calibration", files[0], "--out", "new"),
-        *("--evaluation", files[1], "--unseen", files[2], "--heal", "2s", "--healing", files[3]),
+        *("--evaluation", files[1], "--unseen", files[2], "--heal", "1s", "--healing", files[3]),
         "--json",
     )
     assert (result.code, result.err) == (0, "")

@@ -367,7 +367,7 @@ def test_terminal_gets_no_control_characters(
 ASCII = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
 
 
-def test_every_verb_writes_its_signs_in_ascii(run, tmp_path, smollm2):
+def test_every_verb_writes_its_signs_in_ascii(run, tmp_path, tiny):
     identity = [[1.0, 0.0], [0.0, 1.0]]
     weights = {name: [identity] for name in ("W_Q", "W_K", "W_V")} | {"W_O": identity}
     layer = {"X": identity, **weights, "causal": True}
@@ -375,7 +375,7 @@ def test_every_verb_writes_its_signs_in_ascii(run, tmp_path, smollm2):
     for line in (
         "trace --input layer.json", "doctor", "--help", "look --help", "plan --help",
         "generate --help", "bench --help", "plan deepseek-v3",
-        f"look a-cat,-a-cat --model {smollm2} -n 1 --find",
+        f"look a-cat,-a-cat --model {tiny} -n 1 --find",
     ):  # fmt: skip
         result = run(*line.split(), **ASCII)
         assert result.code == 0, result

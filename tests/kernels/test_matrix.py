@@ -25,9 +25,10 @@ def _count(cells, capsys, label, kernels=matrix.SWIFT, device="cpu"):
     return counts
 
 
-def test_covering_cells_match_the_oracle_or_are_refused_by_name(small_tiles, capsys):
-    cells = [cell for seed in range(4) for cell in axes.covering_cells(seed)]
-    counts = _count(cells, capsys, "every pair of values, four times over")
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 8), marks=pytest.mark.slow)])
+def test_covering_cells_match_the_oracle_or_are_refused_by_name(seeds, small_tiles, capsys):
+    cells = [cell for seed in seeds for cell in axes.covering_cells(seed)]
+    counts = _count(cells, capsys, f"every pair of values, {len(seeds)} times over")
     assert counts["reference", "match"] == len(cells)
     assert counts["tiled", "match"] == len(cells)
     assert sum(n for (name, _), n in counts.items() if name == "sdpa") == len(cells)

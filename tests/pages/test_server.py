@@ -109,7 +109,7 @@ def test_connections_over_the_limit_are_closed(
 ) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 60.0)
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
-    clients = [socket.create_connection(("127.0.0.1", port), timeout=1) for _ in range(40)]
+    clients = [socket.create_connection(("127.0.0.1", port), timeout=0.3) for _ in range(40)]
     closed = 0
     for client in clients:
         try:

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from polyhead.parallel.order import ORDERS, Spread, visible_pairs
 from polyhead.parallel.ranks import fingerprint
 
 ALL = [*FEATURES]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[World]:
-    with World(2) as world:
-        yield world
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from cases_of_decoding import WAYS
 from cases_of_layers import LAYERS
 from cases_of_models import FAMILIES, MESHES
 from worlds import World
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[World]:
-    with World(2) as world:
-        yield world
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,19 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from cases_of_training import alone
 from worlds import World
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[World]:
-    with World(2) as world:
-        yield world
 
 
 def _equals_alone(first: int, seen: list[tuple[float, float]]) -> None:

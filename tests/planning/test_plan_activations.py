@@ -107,7 +107,14 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("code", ["native", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    # What the queries' latent adds is seen at test-all: in tiles the two cost a second each.
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "latent queries" else name
+        for name in LAYERS
+    ],
+)
 def test_planned_activations_are_those_that_are_allocated(
     name: str, dtype: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

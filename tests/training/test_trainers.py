@@ -47,7 +47,10 @@ def _losses(trainer: Any, **options: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "t5", "bart"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "t5", *(pytest.param(n, marks=pytest.mark.slow) for n in ("deepseek_v3", "bart"))],
+)
 def test_a_trainer_sees_the_losses_of_transformers(name: str, tmp_path: Path) -> None:
     pairs = name in ("t5", "bart")
     theirs, ours = make_pair(name, tmp_path / "model", **{"dropout": 0.0} if name == "bart" else {})
