@@ -87,6 +87,17 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "generation": {
+        "tests/generation/test_repeated_steps.py": [
+            ("the position of a repeated step", "self.at.add_(1)", "self.at.add_(0)"),
+            ("a graph of a model that changed", "elif self.graph is not None and self.graph.is_valid():", "elif self.graph is not None:"),
+            ("a graph that agrees with its step", "if agree(step.logits, expected):", "if True:"),
+            ("draws of a graph that is not used", "generator.set_state(drawn)", "pass"),
+            ("steps ahead of the reader", "step.cache.crop(before + max(0, read - 1))", "pass"),
+            ("a warm step", "elif self._warm != cache.capacity:", "elif False:"),
+            ("watched attention", "if module._hooks or module._edits:", "if module._edits:"),
+            ("rope by length", "rope.type not in _ROPES:", "False:"),
+            ("logits without a number", "return torch.where(sound, token, -1)", "return token"),
+        ],
         "tests/generation/test_sound.py tests/generation/test_speech_tokens.py": [
             ("the loudness of resampled sound", "(count / len(padded))", "1.0"),
             ("channels are mixed", "samples.mean(dim=1), rate", "samples[:, 0], rate"),

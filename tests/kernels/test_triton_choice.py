@@ -109,6 +109,18 @@ def test_doctor_says_what_is_switched_off(monkeypatch):
     assert doctor.machine()["triton_switched_off"] == said
 
 
+def test_doctor_says_whether_decoding_is_recorded(monkeypatch):
+    from polyhead.cli import doctor
+
+    assert doctor._no_graphs() == "no CUDA device"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernel, "_has_triton", lambda: False)
+    assert doctor._no_graphs() == "kernel 'triton' needs Triton: pip install 'polyhead[gpu]'"
+    monkeypatch.setattr(kernel, "_has_triton", lambda: True)
+    monkeypatch.setattr(kernel, "_has_gpu", lambda: True)
+    assert doctor._no_graphs() is None
+
+
 def test_a_first_call_says_what_it_waits_for_once_it_takes_a_moment(monkeypatch, caplog):
     def tried(*asked):
         with waiting.waiting("a kernel of the test"):
