@@ -169,6 +169,11 @@ def test_every_scene_fits_and_can_be_read(
         box = page.get_by_test_id(f"scene-{name}").bounding_box()
         assert box["height"] > 150, name
         assert box["x"] + box["width"] <= width, name
+    looks = page.evaluate(
+        "[...document.querySelectorAll('section')].map((x) => getComputedStyle(x))"
+        ".map((x) => `${x.backgroundColor} ${x.borderTop} ${x.padding}`)"
+    )
+    assert len(set(looks)) == 1  # the styles of the other pages do not reach a scene
     texts = page.evaluate(TEXT_COLOURS)
     assert len(texts) > 300
     poor = [(words, round(contrast(ink, back), 2)) for words, ink, back in texts

@@ -20,7 +20,7 @@ const ablatedHeads = () => [...ablated].map((name) => {
   const [layer, head] = name.split(" ").map(Number);
   return [look.layers[layer].number, head];
 });
-const ablatedNames = () => [...ablated].map((name) => headName(...name.split(" ").map(Number))).join(", ");
+const ablatedNames = () => [...ablated].map((name) => headName(.../** @type {[number, number]} */ (name.split(" ").map(Number)))).join(", ");
 const isOwn = (layer) => ["layer", "decoder"].includes(look.layers[layer]?.part);
 
 // Says how far the model is, while it runs.

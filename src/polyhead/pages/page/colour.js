@@ -4,12 +4,14 @@ const shades = () => ramps[state.dark ? "dark" : "light"];
 const shadesIn = () => ramps[state.dark ? "darkIn" : "lightIn"];
 
 // Index 0..255 into a ramp.
+/** @param {number} share */
 function step(share) {
   return Math.round(255 * Math.min(1, SCALES[state.scale].at(share)));
 }
 
 // Ramp indexes of a map of weights, −1 for what stays blank: keys after their query, where all are,
 // and the hidden first key. `at` says which query and key a cell begins with, counted in the layer.
+/** @param {Rectangle} map @param {{ triangle: boolean, q0?: number, k0?: number, high?: number, wide?: number, first?: number }} at */
 function shaded({ rows, columns, cell, values }, { triangle, q0 = 0, k0 = 0, high = cell, wide = cell, first = 0 }) {
   const steps = new Int16Array(rows * columns);
   for (let row = 0; row < rows; row++) {
@@ -25,6 +27,7 @@ function shaded({ rows, columns, cell, values }, { triangle, q0 = 0, k0 = 0, hig
 }
 
 // A row's weights as the colours see them: without the first key they are shares of the rest.
+/** @param {Float32Array | null} row */
 function colourRow(row) {
   if (!row || !state.hideFirst) return row;
   const rest = row.reduce((sum, x) => sum + x, 0) - row[0];

@@ -25,18 +25,21 @@ function element(tag, { text, classes, data, ...attributes } = {}, children = []
 const elements = (selector) => document.querySelectorAll(selector);
 
 // The focused element, if it is within `box`.
+/** @param {HTMLElement} box */
 function focusedIn(box) {
   const node = document.activeElement;
   return node instanceof HTMLElement && box.contains(node) ? node : null;
 }
 
 // Gives a cell of a table a bar as long as a share.
+/** @param {HTMLElement} cell @param {number} share */
 function withBar(cell, share) {
   cell.style.setProperty("--share", `${100 * Math.min(1, share)}%`);
   return cell;
 }
 
 // Scrolls `box`, and nothing around it, until `child` is in view.
+/** @param {HTMLElement} box @param {HTMLElement} child */
 function reveal(box, child) {
   const outer = box.getBoundingClientRect();
   const inner = child.getBoundingClientRect();
@@ -46,6 +49,7 @@ function reveal(box, child) {
 
 // ---- what floats beside the pointer, on pages that have it ----
 
+/** @param {number} x @param {number} y @param {string[]} lines */
 function showTip(x, y, lines) {
   const tip = $("#tip");
   tip.replaceChildren(...lines.map((text) => element("div", { text })));

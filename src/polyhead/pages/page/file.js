@@ -1,14 +1,18 @@
 // A look whose data stand in this file. Every answer is there at once; null until its layer is read.
 
 class FileSource {
+  /** @param {FileHeader} header */
   constructor(header) {
     this.header = header;
-    this.weights = [];
+    /** @type {(Float32Array | Uint16Array)[]} */
+    this.weights = []; // of each layer, once read
+    /** @type {Float32Array[]} */
     this.vectors = [];
     this.lookup = header.half ? halves() : null;
   }
 
   // Reads every layer in turn and tells `arrived(layer)`.
+  /** @param {(layer: number) => void} arrived */
   async read(arrived) {
     if (!("DecompressionStream" in window)) throw new Error(t("too_old"));
     const { layers, block } = this.header;
@@ -27,16 +31,19 @@ class FileSource {
     }
   }
 
+  /** @param {Layer} about */
   perHead({ triangle, queries, keys }) {
     const [rows, columns] = [queries[1] - queries[0], keys[1] - keys[0]];
     return triangle ? (rows * (rows + 1)) / 2 : rows * columns;
   }
 
+  /** @param {number} layer */
   isThere(layer) {
     return Boolean(this.weights[layer]);
   }
 
   // Queries and keys are counted from 0 in their layer here, as in all of a source's functions.
+  /** @param {number} layer @param {number} head @param {number} query @param {number} key */
   weight(layer, head, query, key) {
     const about = this.header.layers[layer];
     if (about.triangle && key > query) return 0;
@@ -45,22 +52,26 @@ class FileSource {
     return this.lookup ? this.lookup[value] : value;
   }
 
+  /** @param {number} layer @param {number} head @param {number} query */
   row(layer, head, query) {
     const { keys } = this.header.layers[layer];
     return Float32Array.from({ length: keys[1] - keys[0] }, (_, key) => this.weight(layer, head, query, key));
   }
 
+  /** @param {number} layer @param {number} head @param {number} key */
   column(layer, head, key) {
     const { queries } = this.header.layers[layer];
     return Float32Array.from({ length: queries[1] - queries[0] }, (_, query) => this.weight(layer, head, query, key));
   }
 
+  /** @param {number} layer @param {number} head @param {Ends} ends @param {number} pixels */
   part(layer, head, ends, pixels) {
     const { keys } = this.header.layers[layer];
     return reduced(keys[1] - keys[0], this.rows(layer, head, ends), ends, pixels);
   }
 
   // A head's weights row by row, those of some queries.
+  /** @param {number} layer @param {number} head @param {{ q0: number, q1: number }} ends */
   rows(layer, head, { q0, q1 }) {
     const { keys } = this.header.layers[layer];
     const columns = keys[1] - keys[0];
@@ -72,6 +83,7 @@ class FileSource {
   }
 
   // A head as a small map. Without the first key, rows are shares of what is left.
+  /** @param {number} layer @param {number} head @param {boolean} hideFirst */
   small(layer, head, hideFirst) {
     const { queries, keys } = this.header.layers[layer];
     const [rows, columns] = [queries[1] - queries[0], keys[1] - keys[0]];
@@ -80,6 +92,7 @@ class FileSource {
     return map;
   }
 
+  /** @param {number} query @param {number} key */
   pair(query, key) {
     if (!this.isThere(this.header.layers.length - 1)) return null;
     return Float32Array.from(this.header.layers.flatMap(({ heads, queries, keys }, layer) => {
@@ -89,19 +102,22 @@ class FileSource {
     }));
   }
 
+  /** @param {number} layer */
   statistics(layer) {
     return Object.fromEntries(Object.entries(this.header.statistics).map(([name, rows]) => [name, rows[layer]]));
   }
 
   // The query, the key, the raw scores q·k of all keys, and the scores that softmax sees.
+  /** @param {number} layer @param {number} head @param {number} query @param {number} key */
   product(layer, head, query, key) {
     const numbers = this.vectors[layer];
     if (!numbers) return null;
-    const { heads, kvHeads, queries, keys, size } = this.header.layers[layer];
+    const { heads, kvHeads, queries, keys, size = 0 } = this.header.layers[layer];
     const [rows, columns] = [queries[1] - queries[0], keys[1] - keys[0]];
     const behind = heads * rows * size;
     const kvHead = Math.floor(head / (heads / kvHeads));
     const q = numbers.subarray((head * rows + query) * size, (head * rows + query + 1) * size);
+    /** @param {number} i */
     const keyOf = (i) => numbers.subarray(behind + (kvHead * columns + i) * size, behind + (kvHead * columns + i + 1) * size);
     const lse = numbers[behind + kvHeads * columns * size + head * rows + query];
     const raw = Float32Array.from({ length: columns }, (_, i) => keyOf(i).reduce((sum, x, d) => sum + x * q[d], 0));
@@ -109,12 +125,14 @@ class FileSource {
     return { q, k: keyOf(key), raw, scores };
   }
 
+  /** @param {number} token */
   way(token) {
     return this.header.way?.[token - this.header.own] ?? null;
   }
 }
 
 // Blanks the first key of a map, and makes rows shares of the rest.
+/** @param {{ rows: number, columns: number, values: Float32Array }} map */
 function withoutFirst({ rows, columns, values }) {
   for (let row = 0; row < rows; row++) {
     const line = values.subarray(row * columns, (row + 1) * columns);

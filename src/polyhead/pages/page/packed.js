@@ -1,6 +1,7 @@
 // Numbers that stand in the file: base64 of gzip of little-endian numbers.
 
 // Every float16 as a number: sign, 5 bits of exponent, 10 bits of mantissa.
+/** @type {Float32Array | null} */
 let halfTable = null;
 
 function halves() {
@@ -14,6 +15,7 @@ function halves() {
 }
 
 // The bytes of a block, which is dropped once read; null where it is missing or damaged.
+/** @param {string} name */
 async function unpacked(name) {
   const block = document.getElementById(name);
   if (!block) return null;

@@ -10,6 +10,7 @@ const RAMPS = {
 };
 
 // OKLCH to 8-bit sRGB (Ottosson 2020, https://bottosson.github.io/posts/oklab/).
+/** @param {number} lightness @param {number} chroma @param {number} degrees */
 function srgb(lightness, chroma, degrees) {
   const angle = (degrees * Math.PI) / 180;
   const a = chroma * Math.cos(angle);
@@ -27,6 +28,7 @@ function srgb(lightness, chroma, degrees) {
   });
 }
 
+/** @param {number[]} rgb */
 function luminance(rgb) {
   const [r, g, b] = rgb.map((x) => {
     const y = x / 255;
@@ -37,6 +39,7 @@ function luminance(rgb) {
 
 // 256 colours: as 8-bit sRGB, for style sheets, as the number that image data hold on little-endian
 // machines, and the ink (black or white) that reads best on each.
+/** @param {{ from: number, to: number, chroma: number[], hue: number[] }} parts */
 function ramp({ from, to, chroma: [c0, c1, c2], hue: [h0, h1] }) {
   return Array.from({ length: 256 }, (_, i) => {
     const t = i / 255;
@@ -51,6 +54,7 @@ const ramps = Object.fromEntries(Object.entries(RAMPS).map(([name, parts]) => [n
 
 const LOG_DECADES = 4;
 
+/** @type {Record<string, { at: (share: number) => number, ticks: number[] }>} */
 const SCALES = {
   linear: { at: (x) => x, ticks: [0, 0.25, 0.5, 0.75, 1] },
   sqrt: { at: Math.sqrt, ticks: [0, 0.01, 0.1, 0.3, 0.6, 1] },

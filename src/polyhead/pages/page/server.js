@@ -2,6 +2,7 @@
 
 class Refusal extends Error {}
 
+/** @param {string} address @param {unknown} [body] @param {AbortSignal} [signal] */
 async function ask(address, body, signal) {
   const options = body === undefined ? { signal } : { method: "POST", body: JSON.stringify(body), signal };
   let answer;
@@ -22,6 +23,7 @@ async function ask(address, body, signal) {
   throw new Refusal(reason || t("answered", { status: answer.status }));
 }
 
+/** @param {string} address @param {unknown} [body] @param {AbortSignal} [signal] */
 const askJson = async (address, body, signal) => (await ask(address, body, signal)).json();
 
 // The numbers of an answer and their shape.
@@ -33,12 +35,14 @@ async function askNumbers(address, Kind = Float32Array) {
 }
 
 // Large enough to read, small enough that all heads together stay far below 2 MB.
+/** @param {number} heads */
 const thumbPixels = (heads) => Math.max(16, Math.min(48, Math.floor(Math.sqrt(1.2e6 / heads))));
 
 // Of a byte of a small map, 255 √weight, the weight.
 const SQUARES = Float32Array.from({ length: 256 }, (_, byte) => (byte / 255) ** 2);
 
 class ServerSource {
+  /** @param {LookHeader} header */
   constructor(header) {
     this.header = header;
     this.pixels = thumbPixels(header.layers.reduce((sum, { heads }) => sum + heads, 0));
@@ -47,6 +51,7 @@ class ServerSource {
   }
 
   // Small maps of all layers, two at a time, then the statistics, a layer after the other.
+  /** @param {(layer: number) => void} arrived */
   async read(arrived) {
     const layers = [...this.header.layers.keys()];
     /** @type {Promise<any> | null} */
@@ -61,6 +66,7 @@ class ServerSource {
     }
   }
 
+  /** @param {number} layer @param {boolean} hideFirst */
   thumbnails(layer, hideFirst) {
     const name = `${hideFirst ? "hidden" : "shown"} ${layer}`;
     if (!this.thumbs.has(name)) {
@@ -72,6 +78,7 @@ class ServerSource {
     return Promise.resolve(this.thumbs.get(name));
   }
 
+  /** @param {number} layer @param {number} head @param {boolean} hideFirst */
   small(layer, head, hideFirst) {
     const found = this.thumbs.get(`${hideFirst ? "hidden" : "shown"} ${layer}`);
     if (!found?.shape) {
@@ -93,29 +100,35 @@ class ServerSource {
     return this.header.look;
   }
 
+  /** @param {number} layer @param {number} head @param {number} query */
   async row(layer, head, query) {
     return (await askNumbers(`row/${this.place}/${layer}/${head}/${query}`)).values;
   }
 
+  /** @param {number} layer @param {number} head @param {number} key */
   async column(layer, head, key) {
     return (await askNumbers(`column/${this.place}/${layer}/${head}/${key}`)).values;
   }
 
+  /** @param {number} layer @param {number} head @param {Ends} ends @param {number} pixels */
   async part(layer, head, ends, pixels) {
-    const words = new URLSearchParams({ ...ends, pixels });
+    const words = new URLSearchParams(Object.entries({ ...ends, pixels }).map(([name, value]) => [name, String(value)]));
     const { shape: [rows, columns], values } = await askNumbers(`region/${this.place}/${layer}/${head}?${words}`);
     const cell = Math.max(1, Math.ceil(Math.max(ends.q1 - ends.q0, ends.k1 - ends.k0) / pixels));
     return { rows, columns, cell, values };
   }
 
+  /** @param {number} query @param {number} key */
   async pair(query, key) {
     return (await askNumbers(`pair/${this.place}/${query}/${key}`)).values;
   }
 
+  /** @param {number} layer */
   statistics(layer) {
     return askJson(`statistics/${this.place}/${layer}`);
   }
 
+  /** @param {number} layer @param {number} head @param {number} query @param {number} key */
   async product(layer, head, query, key) {
     const { shape, values } = await askNumbers(`product/${this.place}/${layer}/${head}/${query}/${key}`);
     let from = 0;
@@ -123,6 +136,7 @@ class ServerSource {
     return { q, k, raw, scores };
   }
 
+  /** @param {number} token */
   way(token) {
     return askJson(`way/${this.place}/${token}`);
   }

@@ -22,15 +22,20 @@ const state = {
   measured: 0, // layers whose statistics are there
 };
 
+/** @typedef {keyof typeof state} StateName */
+
+/** @type {{ names: StateName[], draw: () => void }[]} */
 const watchers = [];
 
 // Calls `draw` whenever one of `names` changes, once there is a look; some before all others.
+/** @param {StateName[]} names @param {() => void} draw */
 function on(names, draw, { first = false } = {}) {
   watchers[first ? "unshift" : "push"]({ names, draw });
 }
 
+/** @param {Partial<typeof state>} changes */
 function set(changes) {
-  const changed = Object.keys(changes).filter((name) => !Object.is(state[name], changes[name]));
+  const changed = /** @type {StateName[]} */ (Object.keys(changes)).filter((name) => !Object.is(state[name], changes[name]));
   if (!changed.length) return;
   Object.assign(state, changes);
   if (!look) return;
@@ -44,6 +49,7 @@ function redraw() {
   if (look) for (const { draw } of watchers) draw();
 }
 
+/** @param {string} message */
 function say(message) {
   $("#status").textContent = message;
   $("#status").hidden = !message;
@@ -53,10 +59,13 @@ function say(message) {
 
 let waiting = 0;
 let frame = 0;
+/** @type {Set<"parts" | "rows" | "pairs" | "products" | "ways">} */
 const came = new Set(); // kinds of answers that are not drawn yet
+/** @type {((done: unknown) => void)[]} */
 const settling = [];
 
 // Counts an answer of a kind that is asked for, and draws what shows such ones when it is there.
+/** @param {Promise<any>} promise @param {"parts" | "rows" | "pairs" | "products" | "ways"} kind */
 function awaited(promise, kind) {
   waiting++;
   return promise.finally(() => {
@@ -67,7 +76,7 @@ function awaited(promise, kind) {
       const kinds = [...came];
       came.clear();
       set(Object.fromEntries(kinds.map((name) => [name, state[name] + 1])));
-      if (!waiting) settling.splice(0).forEach((done) => done());
+      if (!waiting) settling.splice(0).forEach((done) => done(null));
     });
   });
 }

@@ -2,6 +2,7 @@
 
 const spoken = JSON.parse($("#texts").textContent); // { chosen, names: { code: name }, texts: { code: { key: text } } }
 
+/** @param {string} name */
 function remembered(name) {
   try {
     return localStorage.getItem(name);
@@ -14,11 +15,13 @@ let language = [spoken.chosen, remembered("polyhead-language"), ...(navigator.la
   .map((code) => code?.slice(0, 2).toLowerCase()).find((code) => code in spoken.texts) ?? "en";
 
 // The text of a key with its {places} filled.
+/** @param {string} key @param {Record<string, unknown>} values */
 function t(key, values = {}) {
-  return spoken.texts[language][key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
+  return spoken.texts[language][key].replace(/\{(\w+)\}/g, (/** @type {string} */ _, /** @type {string} */ name) => values[name]);
 }
 
 // The text of a key that may not be there: what a caller named has no translation.
+/** @param {string} key @param {string} otherwise @returns {string} */
 const told = (key, otherwise) => spoken.texts[language][key] ?? otherwise;
 
 const TRANSLATED = [
@@ -36,16 +39,18 @@ function translate() {
 }
 
 // "16.0 and 11.1 look at the token just before; …": `found` has heads as [layer, head, score].
-/** @param {any} box @param {any} found @param {(layer: number, head: number) => void} open @param {(layer: number, head: number) => string} nameOf */
+/** @param {HTMLElement} box @param {Notable} found @param {(layer: number, head: number) => void} open @param {(layer: number, head: number) => string} nameOf */
 function fillNotable(box, { alignment = [], induction, previous_token, sinks, all }, open, nameOf) {
+  /** @param {Scored} head */
   const name = ([layer, head]) => {
     const said = nameOf(layer, head);
     const button = element("button", { type: "button", text: said, data: `notable-${said}` });
     button.addEventListener("click", () => open(layer, head));
     return button;
   };
-  const parts = [["notable.alignment", alignment], ["notable.induction", induction], ["notable.previous_token", previous_token]]
-    .filter(([, heads]) => heads.length)
+  /** @type {[string, Scored[]][]} */
+  const known = [["notable.alignment", alignment], ["notable.induction", induction], ["notable.previous_token", previous_token]];
+  const parts = known.filter(([, heads]) => heads.length)
     .map(([key, heads]) => {
       const [before, after] = t(key, { heads: "\n" }).split("\n");
       return [before, ...heads.flatMap((head, i) => [...(i ? [" · "] : []), name(head)]), after];
@@ -56,6 +61,7 @@ function fillNotable(box, { alignment = [], induction, previous_token, sinks, al
 }
 
 // Offers the languages in a select; `changed` redraws what scripts have written.
+/** @param {() => void} changed */
 function startLanguage(changed) {
   const select = $("#language");
   select.append(...Object.entries(spoken.names).map(([value, text]) =>

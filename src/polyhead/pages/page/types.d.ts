@@ -65,6 +65,11 @@ interface LookHeader {
   bytes?: number;
 }
 
+interface FileHeader extends LookHeader { // of a look whose data stand in the file
+  block: number; // the first of its blocks
+  statistics: Record<string, (number | null)[][]>;
+}
+
 interface Rectangle { // weights; a cell is the largest of `cell` × `cell`
   rows: number;
   columns: number;
