@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import polyhead as ph
 from arrangements import LAYERS, model, texts
 from polyhead import native
+from polyhead.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -132,3 +133,38 @@ def test_derivatives_have_the_same_bits_in_any_place():
         if exact is None:
             exact = derivative(formula, x, grad, 1)
         assert torch.allclose(wanted.double(), exact.double(), rtol=1e-4, atol=1e-4), name
+
+
+def test_derivatives_of_long_sums_have_the_same_bits_for_any_threads():
+    draw = torch.Generator().manual_seed(0)
+    x, grad = torch.randn(2, 3, 70_001, generator=draw)
+    for formula in (torch.softmax, torch.log_softmax):
+        x[..., 0] = 12.0 if formula is torch.log_softmax else 0.0  # the sum of grad is seen there
+        with ph.reproducible():
+            torch.set_num_threads(1)
+            whole = x.clone().requires_grad_()
+            formula(whole, -1).backward(grad)
+            torch.set_num_threads(3)
+            for i in range(3):
+                one = x[i].clone().requires_grad_()
+                formula(one, -1).backward(grad[i])
+                assert torch.equal(one.grad, whole.grad[i]), formula
+
+
+def test_additions_to_one_place_have_one_order():
+    y = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
+    places = torch.arange(200_000) % 2
+    with ph.reproducible():
+        torch.set_num_threads(1)
+        wanted = torch.zeros(2).index_put((places,), y, accumulate=True)
+        torch.set_num_threads(3)
+        for _ in range(3):
+            assert torch.equal(torch.zeros(2).index_put((places,), y, accumulate=True), wanted)
+            assert torch.equal(torch.zeros(2).index_add(0, places, y), wanted)
+    assert torch.allclose(wanted, y.view(-1, 2).double().sum(0).float(), rtol=1e-3, atol=1e-2)
+
+
+def test_without_native_code_there_is_no_such_block(monkeypatch):
+    monkeypatch.setattr(native, "unavailable", lambda: "switched off by a test")
+    with pytest.raises(UnsupportedError, match="switched off by a test"), ph.reproducible():
+        pass
