@@ -169,9 +169,9 @@ def gradients(
     """Gradients of a call whose result was merged with those of other keys (``Kernel.gradients``).
 
     Args:
-        call: Of dense keys and values, with ``requires_grad``.
-        result: Of all keys, in the dtype of q, and its lse.
-        grads: Of both.
+        call: A call on dense keys and values, with ``requires_grad``.
+        result: The output over all keys, in the dtype of q, and its lse.
+        grads: The gradients of both.
         kernel: ``"auto"`` or a kernel's name.
 
     Returns:

@@ -49,7 +49,7 @@ def grown(contents: Contents, count: int, window: int | None = None) -> Growth |
     """Counts ``count`` more tokens in every row.
 
     Args:
-        contents: Of the cache; its rows may differ in length.
+        contents: What the cache holds; its rows may differ in length.
         count: Tokens.
         window: Tokens that the new one sees, itself included, where ``held`` is to begin with them.
 
@@ -70,7 +70,7 @@ def written_at(positions: Tensor, contents: Contents | None, k: Tensor, v: Tenso
 
     Args:
         positions: ``[T]`` places that are allocated.
-        contents: Of the cache.
+        contents: What the cache holds.
         k: ``[B, G, T, D]``.
         v: ``[B, G, T, V]``.
 

@@ -131,8 +131,8 @@ def row_by_row(
 
     Args:
         first: Whether a row is that of ``one``.
-        one: Of B rows.
-        other: Of the same rows.
+        one: A source of B rows.
+        other: A source of the same rows.
         shape: Theirs.
     """
     chosen = torch.tensor(first, device=shape.device)[:, None]

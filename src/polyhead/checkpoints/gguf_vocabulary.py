@@ -36,7 +36,7 @@ def vocabulary(tokenizer: Tokenizer, size: int, where: Path) -> dict[str, Any]:
     Args:
         tokenizer: Byte-level or SentencePiece BPE.
         size: Tokens of the model; ids without a token get one that no text has.
-        where: Of the model, for messages.
+        where: The model's path, for messages.
 
     Raises:
         ConfigError: The format has no name for this tokenizer, or reads it back differently.

@@ -49,7 +49,7 @@ _Healing = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE", help="Text to heal on; default: the text of --calibration."),
 ]
-_Tokens = Annotated[int, typer.Option(help="Of calibration, at most.")]
+_Tokens = Annotated[int, typer.Option(help="At most so many tokens for calibration.")]
 _Form = Annotated[
     str, typer.Option(help="hugging-face, polyhead, or auto: the first that can represent it.")
 ]

@@ -109,7 +109,7 @@ class _Wanted:
         pair: Query word and key word; None: they are found.
         ablated: Heads to ablate, by layer.
         drawn: Heads of the picture, by layer; none: there is no picture.
-        layers: Of the table; None: all.
+        layers: The layers in the table; None: all.
         out: The file of the page or the picture.
         page: Whether the page is written.
         languages: Languages of the terminal and of the page, where None is the browser's.

@@ -47,8 +47,8 @@ PromptFile = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="Of weights: float32, bfloat16, float16 or auto; default float32, and quantised "
-        "weights of a GGUF file as it holds them."
+        help="Dtype of the weights: float32, bfloat16, float16 or auto; default float32, and "
+        "quantised weights of a GGUF file as it holds them."
     ),
 ]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")]

@@ -18,7 +18,9 @@ def quantize(
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
-    type: Annotated[str, typer.Option(help="Of the blocks: Q4_K, Q6_K, Q8_0, Q4_0, ...")] = "Q4_K",
+    type: Annotated[
+        str, typer.Option(help="Type of the blocks: Q4_K, Q6_K, Q8_0, Q4_0, ...")
+    ] = "Q4_K",
     text: Annotated[
         list[Path] | None,
         typer.Option(

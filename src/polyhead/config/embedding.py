@@ -44,7 +44,7 @@ class EmbeddingProjectionConfig(Data):
         dim: Features of the token embedding.
         of: What is projected: the ``"sum"`` of tokens, positions and segments, normalised (ELECTRA,
             ALBERT), or the ``"tokens"`` before the others are added (OPT-350m).
-        bias: Of the projection.
+        bias: Whether the projection has a bias.
     """
 
     dim: int

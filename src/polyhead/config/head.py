@@ -23,7 +23,7 @@ class HeadTransformConfig(Data):
     Attributes:
         dim: Features of the result; None: embed_dim.
         activation: Or None.
-        bias: Of the projection.
+        bias: Whether the projection has a bias.
         norm: Or None.
     """
 
@@ -61,7 +61,7 @@ class TaskHeadConfig(Data):
         num_labels: Classes; 0: the pooled and transformed states are the result (sentence
             embeddings, CLIP's text projection).
         transforms: One after the other (BERT's sequence classification has the pooler alone).
-        bias: Of the classes.
+        bias: Whether the classes have a bias.
         labels: Names of the classes; none: they have numbers alone.
         late: Every token is transformed and classified, and what comes of it is pooled (EuroBERT).
         spans: The two labels of a token are where an answer begins and where it ends (question

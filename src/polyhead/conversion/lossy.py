@@ -185,7 +185,7 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
     Args:
         draft: Changed.
         layer: Its number.
-        latents: Of this layer of this draft.
+        latents: The latents of this layer of this draft.
         rotated: P, even.
         size: R.
 

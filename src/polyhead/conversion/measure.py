@@ -30,9 +30,9 @@ class DomainFigures:
     Attributes:
         name: Name of the domain.
         calibrated: Whether the conversion read texts of this domain (others than these).
-        tokens: That were read.
+        tokens: How many tokens were read.
         before: Perplexity of the model that was converted.
-        after: Of the new one.
+        after: The perplexity of the new one.
         kl: KL divergence of the new model's next-token distributions from the old ones', nats per
             token.
         top1: Share of tokens after which both find the same token likeliest.

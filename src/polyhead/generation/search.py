@@ -221,12 +221,12 @@ def draw(
 
     Args:
         steps: The model.
-        prompts: Of the sentences.
+        prompts: Ids of the sentences' prompts.
         options: How tokens are drawn.
         rules: Applied to the logits first.
         stop_ids: Tokens that end a text.
         most: New tokens at most, for each sentence.
-        sources: Of an encoder-decoder; empty: the prompts.
+        sources: Ids that an encoder reads; empty: the prompts.
     """
     R, sources = options.num_return_sequences, sources or prompts
     rows = [row for row in range(len(prompts) * R) if most[row // R] > 0]

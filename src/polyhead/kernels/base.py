@@ -61,9 +61,9 @@ class Kernel(ABC, Generic[Plan]):
         ``call``: states were merged. None: this kernel has no backward pass apart from autograd's.
 
         Args:
-            call: Of a ``DenseSource``.
+            call: A call on a ``DenseSource``.
             plan: This kernel's own plan of it.
             result: out in the dtype of q, and lse, of all keys.
-            grads: Of both.
+            grads: The gradients of both.
         """
         return None

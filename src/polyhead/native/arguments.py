@@ -146,7 +146,7 @@ class Latent(NamedTuple):
         rotated: P, those that are.
         value: V, features of a head's value.
         q: From the latent of queries ``[H(N + P), q_lora_rank]``; None: straight from x.
-        q_norm: Of that latent, or None.
+        q_norm: The norm of that latent, or None.
         norm: Norm of the latent of keys and values, or None.
         up: ``[H(N + V), R]``, what keys and values would be made with.
     """

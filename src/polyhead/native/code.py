@@ -199,7 +199,7 @@ class Code:
         Args:
             x: Dense.
             dropout: The places are not looked at: the first number has place 0.
-            plus: Of x's shape, dense, in its dtype or float32, which is then the result's.
+            plus: What is added, of x's shape, dense; its dtype, x's or float32, is the result's.
         """
         y = x.new_empty(x.shape, dtype=x.dtype if plus is None else plus.dtype)
         self._dropped(self._index, threads(), x, plus, dropout, y)

@@ -51,7 +51,7 @@ class SeenLayer:
 
     Attributes:
         view: What its heads did.
-        part: Of the model: ``"layer"`` where all are alike.
+        part: The part of the model: ``"layer"`` where all are alike.
         number: In that part, from 0.
         queries: (start, stop) of its queries among the look's tokens.
         keys: (start, stop) of its keys.
@@ -93,7 +93,7 @@ class Look:
         next_token: After the last token; None of an encoder.
         stream: The residual stream of the model's own layers.
         tokenizer: Tokenizer of the tokens that the model names.
-        alignment: Of an encoder-decoder.
+        alignment: The alignment that an encoder-decoder made.
         number: Its name in a studio.
     """
 
@@ -133,7 +133,7 @@ class Look:
         pixel the largest weight is shown.
 
         Args:
-            layer: Of ``layers``.
+            layer: Its index in ``layers``.
             pixels: P, where there are as many tokens.
             first: Whether the first key is shown; without it rows are shares of the rest.
         """
@@ -213,7 +213,7 @@ class Look:
         """What each of the model's own layers adds to a token, and the guess after each.
 
         Args:
-            token: Of the look's tokens; one that the model's own layers read.
+            token: Index of one of the look's tokens, one that the model's own layers read.
             guesses: Whether they are made.
 
         Returns:

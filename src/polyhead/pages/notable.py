@@ -68,7 +68,7 @@ def aligning_heads(found: SourceAlignment, first: int, count: int) -> dict[str, 
     """Heads of cross-attention that follow the source token by token, the best first.
 
     Args:
-        found: Of one translation.
+        found: The alignments of one translation.
         first: Number of the first layer of cross-attention among all layers.
         count: Heads of cross-attention.
 

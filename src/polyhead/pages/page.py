@@ -80,7 +80,7 @@ class PageData:
         title: The text that was looked at; the page shortens it as needed.
         model: The model's name.
         tokens: The T tokens as pieces of text, any characters.
-        weights: Of each layer float32 (or float16) ``[H, queries, keys]``, row = query, column =
+        weights: For each layer float32 (or float16) ``[H, queries, keys]``, row = query, column =
             key; each row sums to 1, or to 0 where a query may see nothing. An array
             ``[L, H, T, T]`` is such a sequence.
         num_kv_heads: kv heads G, one number or one per layer; query head h uses kv head

@@ -160,7 +160,7 @@ def attention(
         dropout_p: Share of the weights set to zero; the same weights as in one process.
         generator: Where the seed is drawn from; that of the first rank counts.
         return_lse: Also return the log-sum-exp of each row.
-        kernel: Of each block: ``"auto"``, ``"tiled"`` or ``"reference"``.
+        kernel: The kernel of each block: ``"auto"``, ``"tiled"`` or ``"reference"``.
 
     Returns:
         ``out [B, H, T, V]`` of this rank's queries; with ``return_lse`` also ``lse [B, H, T]``.

@@ -31,7 +31,7 @@ class ParallelPlan:
     Attributes:
         figures: Bytes held and sent, of one rank.
         parts: What becomes of the parameters of regions, by their name without the layer's number.
-        layers: Of the model, both stacks.
+        layers: The model's layers, both stacks.
     """
 
     figures: MeshPlan

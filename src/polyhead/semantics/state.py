@@ -72,7 +72,7 @@ def add_sinks(state: State, sinks: Tensor) -> State:
     """Adds a score per head to the denominator, without a value.
 
     Args:
-        state: Of all keys, with its lse.
+        state: The state over all keys, with its lse.
         sinks: ``[H]`` scores.
 
     Returns:

@@ -248,7 +248,7 @@ def read_settings(
     """A file's settings.
 
     Args:
-        gguf: Of the family.
+        gguf: What the family states for GGUF.
         metadata: Metadata of the file's header.
         tensors: The file's names.
         where: The file, for messages.
