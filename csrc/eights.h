@@ -228,8 +228,7 @@ void over_rows_in_eights(const float* x, int64_t rows, int64_t K, const Factor& 
         using B = typename decltype(of)::Blocks;
         constexpr int R = kRowsAtOnce;
         const int64_t units = K / kUnit, row_bytes = f.row_bytes;
-        alignas(64) unsigned char memory[kMostRows * kMostEights / kUnit * sizeof(Eight)];
-        Eight* made = (Eight*)memory;
+        Eight* made = (Eight*)__builtin_alloca_with_align(rows * units * sizeof(Eight), 8 * alignof(Eight));
         for (int64_t u = 0; u < rows * units; ++u) made[u] = eight_of(x + u * kUnit, start_of<B>());
         float found[R * kMostRows];
         const uint8_t* w = (const uint8_t*)f.weight + first * row_bytes;

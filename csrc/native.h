@@ -47,7 +47,7 @@ inline int64_t bytes_of_row(int64_t type, int64_t count) {
 // Types whose products take x in 8 bits where they are asked to, by kInEights beside the type's number; and how many
 // numbers a row may have.
 constexpr int kInEights = 256;
-constexpr int64_t kMostEights = 1 << 15;
+constexpr int64_t kMostEights = 1 << 15;  // a thread keeps them on its stack
 inline bool takes_eights(int64_t type) {
     return type == 2 || type == 3 || (type >= 6 && type <= 8) || (type >= 12 && type <= 14);
 }
