@@ -143,6 +143,19 @@ def test_forks_and_beams_equal_runs_of_their_own():
 
 
 @torch.no_grad()
+def test_what_a_fork_takes_back_or_forgets_stays_where_it_came_from():
+    k = torch.randn(1, 1, 10, 8)
+    cache = ModelCache([DenseCache()], [DenseCache()])
+    for layer in (*cache.layers, *cache.cross):
+        layer.append(k, k)
+    fork = cache.fork()
+    fork.rollback(4)
+    assert (fork.layers[0].lengths, cache.layers[0].lengths) == ([6], [10])
+    fork.reset()
+    assert (fork.cross[0].lengths, cache.cross[0].lengths) == ([0], [10])
+
+
+@torch.no_grad()
 def test_a_failed_call_leaves_layers_equal_or_empty():
     k = torch.randn(1, 1, 10, 8)
     cache = ModelCache([RingCache(4, spare=3), DenseCache(), DenseCache()])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polyhead.quantization import block_type, pack, packable
+from polyhead.quantization.packing import _symmetric
 from random_blocks import by_package
 
 # The root mean square error of normal numbers: a little above what llama.cpp reaches.
@@ -50,3 +51,15 @@ def test_what_cannot_be_packed_is_named() -> None:
         pack(torch.zeros(1, 100), block_type("Q4_K"))
     with pytest.raises(ValueError, match="must be finite"):
         pack(torch.full((1, 256), torch.nan), block_type("Q4_K"))
+
+
+def test_a_symmetric_scale_is_nearer_than_one_that_fits_the_largest_number():
+    x = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
+
+    def error(scale):
+        code = (x / scale).round().clamp(-4, 3)
+        return (x.square() * (x - scale * code).square()).sum(-1)
+
+    found, plain = error(_symmetric(x, 4)), error(largest / -4)
+    assert found.mean() < 0.9 * plain.mean()
