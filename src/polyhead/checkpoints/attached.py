@@ -40,7 +40,7 @@ class Adapter:
     Args:
         model: Whose projections have it.
         lora: What its files say.
-        table: Of the tensors' names in them.
+        table: Names of the tensors in them.
         names: For each module of the files polyhead's weights, of which there are several where
             the files fuse projections.
     """

@@ -68,7 +68,7 @@ def as_gguf(parts: Parts, words: Mapping[str, Any], where: Path) -> Export:
     """A model as a GGUF file, of the architecture of its family or of another that says the same.
 
     Args:
-        parts: Of the model.
+        parts: The model's configuration, weights and tokenizer.
         words: Keys of its tokenizer.
         where: For messages.
 

@@ -153,7 +153,7 @@ class HeadLayout(OneOfSeveral, ABC):
             tokens: T.
             batch: B.
             ranks: That share the heads.
-            half: Of 16 bits: without native code, norms then go through float32.
+            half: Whether numbers have 16 bits: without native code, norms then go through float32.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ class MixtureConfig(Network, kind="mixture"):
         scoring: ``"softmax"`` (Mixtral, DeepSeek-V2), ``"sigmoid"`` (DeepSeek-V3, Llama 4) or
             ``"sparsemixer"`` (PhiMoE: two experts; each weight is a softmax over the experts
             whose score is near the best of those left, see ``jitter``).
-        jitter: Of sparsemixer: experts count as near within 2 · jitter of the best, relatively.
+        jitter: For sparsemixer, experts count as near within 2 · jitter of the best, relatively.
         choice_bias: A number per expert that is added for the choice alone (DeepSeek-V3, GLM-4
             MoE, MiniMax-M2).
         normalise: Weights of the chosen experts sum to 1. With softmax this is also the softmax

@@ -79,7 +79,7 @@ class Healing:
 
     Attributes:
         before: KL divergence on the validation texts, nats per token.
-        after: Of the state that was kept.
+        after: The same of the state that was kept.
         rate: The learning rate that was found.
         curve: All validations.
         tokens: Trained on, repeats counted.

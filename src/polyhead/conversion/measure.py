@@ -126,7 +126,7 @@ def measure(
 
     Args:
         model: The converted one.
-        teacher: Of the one it was made of.
+        teacher: The model that it was made of.
         domains: For each name whether it was calibrated on, and windows ``[T]``.
         progress: Called as ``progress("evaluation", windows, windows in all)``.
     """

@@ -43,7 +43,7 @@ class Report:
     Attributes:
         source: What was converted.
         steps: Exact steps, with their errors in float64.
-        layers: Of each layer.
+        layers: Figures on each layer.
         domains: Figures on each domain of texts.
         speed_before, speed_after: Measured on this machine.
         elements_before, elements_after: Numbers of cache per token, all layers.

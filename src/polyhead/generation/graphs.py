@@ -96,7 +96,7 @@ class CudaGraph(Recorded):
 
     Args:
         step: What it records.
-        model: Of which.
+        model: The model whose step is recorded.
         generator: What the step draws from; replays advance it.
     """
 

@@ -101,7 +101,7 @@ class GenerationOptions:
         renormalize_logits: Beam search adds log-probabilities of what the rules leave, which sum to
             1 again (Marian's files ask for it).
         eos_token_ids: Tokens that end a text.
-        pad_token_id: Of batches.
+        pad_token_id: Token that fills the shorter rows of a batch.
         decoder_start_token_id: First token of an encoder-decoder's text.
         forced_bos_token_id: The token after it (the target language of mBART, M2M-100).
         forced_eos_token_ids: The last token that there is room for.

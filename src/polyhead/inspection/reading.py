@@ -93,7 +93,7 @@ def align(
         target: Ids that the decoder read and wrote, ``[P + T]``: the prompt, then the new ones.
         prompt: P, tokens of the prompt, at least the start token.
         heads: (layer, head) of those to use; None: those that score best on this text.
-        above: Of those that are looked for, the ones with at least this share of the best score.
+        above: Share of the best score that heads must have to be used, where none are given.
 
     Raises:
         InputError: The model has no cross-attention, no new tokens, or a head that is not there.

@@ -80,7 +80,7 @@ class FeedForward(nn.Module):
         hidden_dim: F.
         activation: One of ``FeedForwardConfig``.
         gated: Multiply the activated ``gate_proj`` with ``up_proj``.
-        bias: Of every projection.
+        bias: Whether every projection has a bias.
         dropout: On the hidden features, when training.
 
     Attributes:

@@ -55,7 +55,7 @@ def dropped(x: Tensor, p: float, plus: Tensor | None = None) -> Tensor:
     Args:
         x: What a share p of is set to zero, and the rest scaled by 1 / (1 − p).
         p: Below 1; 0: nothing is dropped.
-        plus: Of x's shape, or None.
+        plus: Tensor of x's shape that is added, or None.
     """
     mixes = plus is None or (plus.shape == x.shape and plus.dtype in (x.dtype, torch.float32))
     others = () if plus is None else (plus,)

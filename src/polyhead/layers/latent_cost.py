@@ -25,7 +25,7 @@ class LatentExplanation:
     Attributes:
         computation: The one that runs.
         forced: Whether the caller chose it.
-        costs: Of both, by name.
+        costs: Cost of both ways, by name.
         shapes: The shapes in words.
     """
 

@@ -147,8 +147,8 @@ class RoPE:
         """cos and signed sin of ``count`` positions, as ``Code.rotate`` takes them.
 
         Args:
-            x: Of the dtype and device that they shall have.
-            starts: Of the first token; or of that of every row.
+            x: Tensor whose dtype and device the tables shall have.
+            starts: Position of the first token; or that of every row's first.
             count: Tokens of a row.
             head_dim: D, all of which is rotated.
         """

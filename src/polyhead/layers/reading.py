@@ -128,7 +128,7 @@ def modules_of(part: nn.Module, *, visited: bool) -> Iterator[nn.Module]:
     """Modules of a part whose facts hold for every token.
 
     Args:
-        part: Of a layer.
+        part: A part of a layer.
         visited: Without experts, which are looked at where a token visits them.
     """
     if not visited or type(part) is not Experts:

@@ -217,9 +217,9 @@ class Experts(NamedTuple):
 
     Attributes:
         routing: How tokens choose.
-        networks: Of every expert.
-        facts: Of every expert what must hold for its network to hold, as ``Code.layer`` takes it:
-            looked at where the expert is visited.
+        networks: The network of every expert.
+        facts: What must hold for each expert's network to hold, as ``Code.layer`` takes it: looked
+            at where the expert is visited.
         shared: The network that every token visits, or None.
         weighs_input: Weights multiply what experts read, not what they give.
     """

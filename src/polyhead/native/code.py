@@ -50,7 +50,7 @@ class Code:
     where none are allowed) a ``polyhead.errors.NotPlainError``, too little memory a MemoryError.
 
     Attributes:
-        block_sizes: Of the types of blocks that it reads, by number: numbers of a block, bytes.
+        block_sizes: Numbers and bytes of a block, by the number of its type, for all that it reads.
         dtypes: In which products of more than ``MOST_ROWS`` rows are as fast as torch's.
         block_dtypes: The same for weights in blocks.
     """
@@ -263,7 +263,7 @@ class Code:
             scale: Factor of the scores.
             extras: Mask, bias, softcap.
             result: out and lse, as ``attend`` gave them.
-            grads: Of out, the last dimension dense, and of lse ``[B, H, T]`` float32, dense.
+            grads: Gradients of out, the last dimension dense, and of lse ``[B, H, T]`` float32.
             of_bias: Whether to return the gradient of ``extras.learned`` too.
         """
         found = [q.new_empty(x.shape) for x in (q, piece.k, piece.v)]
@@ -346,6 +346,6 @@ class Code:
         Args:
             logs: ``[B, rows, columns]`` float32, dense.
             first: Index of the first column's key.
-            sums: Of these rows and these columns.
+            sums: The running sums of these rows and columns.
         """
         self._tile_sums(self._index, threads(), logs, first, sums)

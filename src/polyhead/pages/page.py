@@ -354,7 +354,7 @@ def texts_json(language: str | None, part: str) -> str:
 
     Args:
         language: The one to begin with; None: the browser's.
-        part: Of the texts, beside those that all pages have.
+        part: Part of the texts that this page needs beside those of all pages.
     """
     texts = every("common", "statistics", part)
     return script_json({"chosen": language, "names": dict(LANGUAGES), "texts": texts})

@@ -50,7 +50,7 @@ class Context:
         exchange: How keys get to queries.
         order: Which rank holds which tokens.
         tensor: Those of ``tensor``, which hold the same tokens, or None.
-        spreads: Of the tokens that a stack of layers reads, by its name.
+        spreads: How the tokens that a stack of layers reads are spread, by its name.
         latents: The latent attentions of a stack.
     """
 
@@ -80,7 +80,7 @@ class Context:
         Args:
             stack: Whose tokens these are.
             ids: Ids of this rank.
-            positions: Of this rank, or None: their places.
+            positions: Positions of this rank's tokens; None: their places.
             sizes: Sizes of the vocabulary and of the model's context.
             *told: What must be the same on all ranks.
             kernel: ``"auto"`` or a kernel's name.

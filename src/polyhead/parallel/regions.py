@@ -53,7 +53,7 @@ class Region:
     """A module's ``forward`` where ranks share its work.
 
     Attributes:
-        module: Of which every rank computes a part.
+        module: The module of which every rank computes a part.
         ranks: Those of ``tensor``.
         parts: What of each parameter this rank uses, by name.
         shares: How tokens lie on the ranks between regions; None: all are on all.
@@ -292,7 +292,7 @@ def share_vocabulary(
     Args:
         model: In place.
         ranks: Those of ``tensor``.
-        mesh: Of them alone.
+        mesh: Mesh of those ranks alone.
         gathered: Whether every rank gets the logits of the whole vocabulary.
     """
     tables = {

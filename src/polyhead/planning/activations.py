@@ -38,7 +38,7 @@ def activation_elements(
         tokens: Tokens of each sequence's prompt; of an encoder-decoder, of both sides.
         batch: Sequences.
         ranks: That share heads and hidden features.
-        half: Of 16 bits: without native code, norms then go through float32.
+        half: Whether numbers have 16 bits: without native code, norms then go through float32.
     """
     E, context = model.embed_dim, encoder_dim(model)
     stacks = [(E, shape) for shape in {*model.layers}]

@@ -127,8 +127,8 @@ def flops(
         queries: New tokens of each sequence.
         cached: Tokens of each sequence that the cache holds.
         batch: Sequences.
-        context: Of an encoder-decoder: tokens of the encoder's output. The encoder itself is part
-            of the pass where nothing is cached.
+        context: Tokens of the encoder's output, in an encoder-decoder. The encoder itself is
+            part of the pass where nothing is cached.
     """
     E, C, causal = model.embed_dim, encoder_dim(model), model.kind != "encoder"
     sums: Counter[str] = Counter()

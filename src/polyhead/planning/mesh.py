@@ -58,8 +58,8 @@ class MeshPlan:
         cache_bytes: Bytes of the tokens that a rank remembers.
         activation_bytes: Bytes of a prompt in one piece, at most.
         sent: In a step of training, by exchange; the three of ``context`` are alternatives.
-        step_seconds: Of the attention to one block, and of the transfer of the next; None without
-            a link and a rate.
+        step_seconds: Seconds of the attention to one block, and of the transfer of the next; None
+            without a link and a rate.
         hides_from: Tokens of a rank from which the transfer takes less time than the attention;
             None without a link and a rate.
     """

@@ -106,7 +106,7 @@ class Joined:
     Attributes:
         whole: Its name.
         parts: The names in the file; ``{i}`` is a layer's number.
-        join: Of the parts.
+        join: How the parts are put together.
     """
 
     whole: str
@@ -217,7 +217,7 @@ class Settings:
         values: By config.json's keys.
         shown: What the file calls them, for messages.
         hints: Those that follow from the file's tensors or tokenizer, which a family may not have.
-        by_layer: Of the values that differ from layer to layer, all.
+        by_layer: For values that differ from layer to layer, all of them.
     """
 
     values: Mapping[str, Any]

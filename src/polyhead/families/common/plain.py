@@ -111,7 +111,7 @@ def windowed(
 
     Args:
         keys: Keys of config.json.
-        attention: Of the layers with a window.
+        attention: Attention of the layers with a window.
         count: Layers.
         default: The types where the file gives none.
         **on_full: What is different in layers that see everything.

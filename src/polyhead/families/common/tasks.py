@@ -53,7 +53,7 @@ def read_head(
     Args:
         keys: Keys of config.json: ``architectures``, ``tie_word_embeddings`` and the labels.
         masked: Before the logits of masked tokens.
-        head_bias: Of the logits of masked tokens.
+        head_bias: Whether the logits of masked tokens have a bias.
         pooled: Before the classes of a text.
         each: Before the classes of a token.
         pooling: Of the classes of a text.

@@ -52,15 +52,15 @@ class Table(NamedTuple):
     """Tiles of a generation of GPUs, by the size that ``_size`` says.
 
     Attributes:
-        few: Of numbers of 16 bits, up to 16 rows.
-        many: More rows.
+        few: Tiles for numbers of 16 bits and up to 16 rows.
+        many: The same for more rows.
         kept: More rows beside an explicit mask, whose bytes take registers too.
         few_codes: As ``few``, of keys and values in codes, whose scales take registers too.
         many_codes: More rows.
-        gradients: Of both backward passes.
+        gradients: Tiles of both backward passes.
         busy_gradients: Where pairs have a bias or dropout: the pass over keys, that over queries.
-        latent: Of sizes above 256, by bytes of a number.
-        float32: Of float32, the forward pass.
+        latent: Tiles for sizes above 256, by bytes of a number.
+        float32: Tiles of the forward pass in float32.
         float32_gradients: Both backward passes.
         tails: Whether gradients take a head in two parts, or in one as large as both.
     """
@@ -144,8 +144,8 @@ def forward_tiles(
     """Tile sizes of the forward pass over so many rows of a group.
 
     Args:
-        table: Of the device.
-        parts: Of head and value.
+        table: The device's table of tiles.
+        parts: The powers of two that hold a key and a value.
         itemsize: Bytes of a number of the query.
         rows: Tokens times query heads of a group.
         busy: Whether pairs have a bias or dropout, whose numbers take registers too.

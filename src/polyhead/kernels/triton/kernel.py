@@ -80,10 +80,10 @@ def objection(
 
     Args:
         device: Where.
-        dtype: Of q, k and v.
+        dtype: Dtype of q, k and v.
         key_dim: D.
         value_dim: V.
-        bits: Of keys and values in codes.
+        bits: Bits of a key's and of a value's code.
     """
     parts = blocks.parts_of(key_dim, value_dim)
     if not blocks.fits(parts, dtype.itemsize, coded=bits is not None):

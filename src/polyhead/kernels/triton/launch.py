@@ -161,7 +161,7 @@ def _arguments(
         piece: The keys and values.
         extras: What joins the softmax.
         column: Index of the piece's first key in the call.
-        parts: Of the head size.
+        parts: The powers of two that hold a key and a value.
         scale: Factor of the scores.
     """
     H, G, S = q.shape[1], piece.k.shape[1], piece.length

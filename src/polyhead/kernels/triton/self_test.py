@@ -118,7 +118,7 @@ def disagreement(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) 
     Args:
         device: Where to compute.
         dtype: Dtype of q, k and v.
-        parts: Of the head sizes.
+        parts: The powers of two that hold a key and a value.
     """
     from polyhead.kernels.triton import launch
 

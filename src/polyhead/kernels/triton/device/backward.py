@@ -152,7 +152,7 @@ def queries_pass(
     """dQ of a block of rows, and with LEARNS what it adds to the gradient of the bias.
 
     Args as of ``keys_pass``, and:
-        d_bias: Of slopes: pointer ``[B, H, T]``, a sum for every row. By distance: pointer
+        d_bias: For slopes, pointer ``[B, H, T]``, a sum for every row. By distance: pointer
             ``[H, 2 n + 1]`` of the columns between, and pointers ``[B, H, T]`` for the first and
             the last column. Of a tensor: pointer and four strides; SHARED: pairs share entries.
     """
