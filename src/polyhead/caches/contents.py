@@ -263,7 +263,7 @@ class Contents:
         return other
 
     def of_row(self, row: int) -> Self:
-        """What one batch row holds, where it lies; not in pages."""
+        """The part of one batch row, with the same memory; not for pages."""
         other = copy.copy(self)
         memories = self.memories.items()
         other.memories = {name: m.of_row(row) for name, m in memories if isinstance(m, Rows)}

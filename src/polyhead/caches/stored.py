@@ -262,10 +262,9 @@ class StoredCache(KeyValueCache):
             None, and nothing is counted, unless ``append`` would only write.
         """
         contents = self._contents
-        found = None
-        if contents is not None and shape in (None, contents.shape):
-            found = grown(contents, count, window)
-        if found is None:
+        if contents is None or shape not in (None, contents.shape):
+            return None
+        if (found := grown(contents, count, window)) is None:
             return None
         self._grown = found, self._lengths
         self._lengths = [length + count for length in self._lengths]

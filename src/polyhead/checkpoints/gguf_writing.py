@@ -42,8 +42,8 @@ def quantize_gguf(
     """Writes a GGUF file whose matrices are in blocks, whole or not at all.
 
     The output matrix (with a tied head the table of tokens) is Q6_K where ``kind`` is a K type of
-    fewer bits. Rows that are not whole blocks of 256 take the type of 32 numbers that is next in
-    bits (Q4_K: Q5_0), those that are not whole blocks of 32 stay as they are.
+    fewer bits. Where a row's length is no multiple of 256, blocks of 32 numbers are used, of the
+    type next in bits (Q5_0 for Q4_K); where it is no multiple of 32, the matrix stays as it is.
 
     Args:
         source: A GGUF file, or a Hugging Face directory. Weights of a GGUF file that are quantised

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyhead.caches import ModelCache
+from polyhead.caches import ModelCache, Quantized
 from polyhead.config import TransformerConfig
-from polyhead.errors import ContextLengthError, InputError
+from polyhead.errors import ContextLengthError, InputError, UnsupportedError
+from polyhead.native import by_row
 from polyhead.semantics.tokens import is_traced, repeated_step
 
 
@@ -42,6 +43,22 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     if x.is_cpu and device.type == "cuda":
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
+
+
+def check_caching(config: TransformerConfig, quantized: Quantized | None) -> None:
+    """Raises unless a model can have a new cache.
+
+    Raises:
+        ValueError: An encoder.
+        UnsupportedError: A quantised cache under ``reproducible()``.
+    """
+    if config.kind == "encoder":
+        raise ValueError(NO_CACHE)
+    if by_row.is_asked() and quantized is not None:
+        raise UnsupportedError(
+            "reproducible() cannot keep the bits of a quantised cache: whether a key is exact "
+            "when it is read depends on how the prompt is cut into chunks"
+        )
 
 
 def check_cache(cache: object) -> None:

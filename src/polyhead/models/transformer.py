@@ -22,7 +22,6 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
-from polyhead.errors import UnsupportedError
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
@@ -32,10 +31,9 @@ from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead
 from polyhead.models.initial import draw_weights
-from polyhead.models.inputs import NO_CACHE, check_cache, check_call, check_encoder_call, sent
+from polyhead.models.inputs import check_cache, check_caching, check_call, check_encoder_call, sent
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import biases, relative_table, stack
-from polyhead.native import by_row
 from polyhead.semantics import Causal, Mask
 
 
@@ -336,13 +334,7 @@ class Transformer(nn.Module):
         Raises:
             ValueError: An encoder, which has nothing to remember, or a number that cannot be.
         """
-        if self.config.kind == "encoder":
-            raise ValueError(NO_CACHE)
-        if by_row.is_asked() and quantized is not None:
-            raise UnsupportedError(
-                "reproducible() cannot keep the bits of a quantised cache: whether a key is exact "
-                "when it is read depends on how the prompt is cut into chunks"
-            )
+        check_caching(self.config, quantized)
         return ModelCache.for_config(
             self.config,
             capacity=capacity,
