@@ -116,17 +116,11 @@ inline Vec acted(Vec x, Activation kind) {
     if (kind == kSilu) return gated(x);
     if (kind == kQuickGelu) return gated(1.702f * x);
     if (kind == kRelu2) return choose((VecInt)(x > Vec{}), x * x, choose((VecInt)(x == x), Vec{}, x));
-    if (kind == kGelu) {
-        for (int i = 0; i < W; ++i) x[i] = 0.5f * x[i] * (1.0f + __builtin_erff(x[i] * 0.707106781f));
-        return x;
-    }
+    if (kind == kGelu) return x * normal_distribution(x);
     const Vec inner = 0.7978845608f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.0f + hyperbolic_tangent(inner));
 }
-inline float activated(float x, Activation kind) {
-    if (kind == kGelu) return 0.5f * x * (1.0f + __builtin_erff(x * 0.707106781f));
-    return acted(splat(x), kind)[0];
-}
+inline float activated(float x, Activation kind) { return acted(splat(x), kind)[0]; }
 
 inline float exponential_of(float x) { return exponential(splat(x))[0]; }
 inline float sigmoid(float x) { return 1.0f / (1.0f + exponential_of(-x < 88.0f ? -x : 88.0f)); }

@@ -732,6 +732,13 @@ MUTATIONS = [
         "tests/test_sharing.py",
     ),
     Mutation(
+        "GELU: which side of the normal distribution",
+        "csrc/vector.h",
+        "choose((VecInt)(x < Vec{}), beyond, 1.0f - beyond)",
+        "1.0f - beyond",
+        "tests/layers/test_linear.py",
+    ),
+    Mutation(
         "LayerNorm's mean",
         "csrc/products.h",
         "mean = total / (float)p.dim;",

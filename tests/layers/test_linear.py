@@ -353,3 +353,18 @@ def test_silu_far_below_zero_is_zero(code: Code) -> None:
         far = Weight(one * gate, None)
         network = Network(far, Weight(one, None), Weight(one, None), ACTIVATIONS["silu"])
         assert abs(code.feed_forward(one, network)) < 1e-6
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+def test_gelu_keeps_its_precision_far_below_zero(code: Code) -> None:
+    """Where 1 + erf would lose all of it; an infinite and an undefined number as torch has them."""
+    x = torch.linspace(-12, 12, 4001)[:, None]
+    one = Weight(torch.ones(1, 1), None)
+    network = Network(None, one, one, ACTIVATIONS["gelu"])
+    y = code.feed_forward(x, network)
+    exact = 0.5 * x.double() * torch.erfc(-x.double() / 2**0.5)
+    assert ((y - exact).abs() / exact.abs().clamp(min=1e-37)).max() < 1e-5
+    assert (y - exact).abs().max() < 1e-6
+    edges = code.feed_forward(torch.tensor([[math.inf], [math.nan]]), network)
+    assert edges[0] == math.inf
+    assert edges[1].isnan()
