@@ -46,7 +46,8 @@ class Patches(nn.Module):
         shape = (self.config.channels, *self.config.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != shape:
             raise InputError(f"images must be [B, {shape}]: got {list(images.shape)}")
-        x: Tensor = self.projection(images).flatten(2).mT
+        # A token's numbers side by side here: every layer keeps the order that it gets.
+        x: Tensor = self.projection(images).flatten(2).mT.contiguous()
         if self.class_token is None:
             return x
         return torch.cat((self.class_token.expand(len(x), 1, -1), x), dim=1)
@@ -73,7 +74,7 @@ class AudioFrames(nn.Module):
                 f"features must be [B, num_mel_bins={self.config.num_mel_bins}, frames]: got "
                 f"{list(features.shape)}"
             )
-        return F.gelu(self.conv2(F.gelu(self.conv1(features)))).mT
+        return F.gelu(self.conv2(F.gelu(self.conv1(features)))).mT.contiguous()
 
 
 def build_frontend(embed_dim: int, config: Frontend) -> Patches | AudioFrames:
