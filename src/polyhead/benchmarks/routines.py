@@ -14,12 +14,13 @@ from polyhead.benchmarks import (
     memory,
     model,
     overhead,
+    speech,
     training,
     watched,
 )
 from polyhead.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
 from polyhead.benchmarks.case import Case, Settings, device_seconds
-from polyhead.benchmarks.peers import SMOLLM2
+from polyhead.benchmarks.peers import SMOLLM2, WHISPER
 from polyhead.checks import meant
 from polyhead.errors import InputError
 
@@ -69,6 +70,7 @@ ROUTINES = {
     "growth": Routine(attention.growth, (SDPA,), on_gpu=True),
     "overhead": Routine(overhead.cases, (SDPA,)),
     "model": Routine(model.cases, (SMOLLM2, "transformers", "llama.cpp")),
+    "speech": Routine(speech.cases, (WHISPER, speech.CTRANSLATE2, "transformers")),
     "beams": Routine(beams.cases, ("transformers", SMOLLM2)),
     "memory": Routine(memory.cases, (SDPA,)),
     "train": Routine(training.cases, (training.TRANSFORMERS, SDPA)),

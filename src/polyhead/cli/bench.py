@@ -19,7 +19,7 @@ def bench(
         typer.Argument(
             metavar="[ROUTINES]...",
             help="prefill, decode, chunk, window, features, mla, backward, growth, overhead, "
-            "model, beams, memory, train, statistics; default: all.",
+            "model, speech, beams, memory, train, statistics; default: all.",
             show_default=False,
         ),
     ] = None,
