@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyhead.benchmarks import Settings, measure, speech
-from polyhead.benchmarks.peers import WHISPER, installed
+from polyhead.benchmarks import Settings, measure, sentences, speech
+from polyhead.benchmarks.peers import MINILM, WHISPER, installed
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -19,3 +19,13 @@ def test_whisper_writes_the_tokens_of_the_others() -> None:
         found = [measure(case, settings) for case in speech.cases(settings)]
     assert [result.case.unit for result in found] == ["windows/s", "tokens/s"] * 2
     assert all({speech.CTRANSLATE2, speech.IN_EIGHTS} <= {*result.ratios} for result in found)
+
+
+def test_minilm_computes_what_the_others_do() -> None:
+    if not installed(MINILM):
+        pytest.skip(f"{MINILM} is not installed")
+    settings = Settings(quick=True, rounds=1)
+    with torch.no_grad():
+        found = [measure(case, settings) for case in sentences.cases(settings)]
+    assert [result.case.unit for result in found] == ["sentences/s"] * 2
+    assert all("transformers" in result.ratios for result in found)

