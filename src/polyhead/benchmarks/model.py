@@ -1,4 +1,4 @@
-"""Cases of a whole model: SmolLM2 decoding and reading a prompt, in three programs."""
+"""Cases of whole models: SmolLM2 and Gemma 3 decode and read a prompt, in three programs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from polyhead import native
 from polyhead.benchmarks.case import Case, Contestant, Differs, Run, Settings
 from polyhead.benchmarks.limits import matrix_rate, read_rate
 from polyhead.benchmarks.llama_cpp import LlamaCpp, Told
-from polyhead.benchmarks.peers import SMOLLM2, installed
+from polyhead.benchmarks.peers import GEMMA3, SMOLLM2, installed
 from polyhead.checkpoints import find
 from polyhead.generation import LanguageModel, load
 
 MODEL, PROMPT, STEPS = "smollm2", 128, 16
+_MODELS = {MODEL: ("SmolLM2", SMOLLM2), "gemma3-270m": ("Gemma 3", GEMMA3)}
+"""Names in tables, and the package of the file, by the catalogue's name."""
 IN_EIGHTS = "polyhead, int8 activations"
 """The same model, which rounds what it multiplies to 8 bits as llama.cpp does."""
 UNPACKED = "polyhead, unpacked"
@@ -31,24 +33,32 @@ _AGREEMENT = {torch.float32: 0.999, torch.float16: 0.95, torch.bfloat16: 0.9}
 
 
 def cases(settings: Settings) -> Iterator[Case]:
-    """SmolLM2-135M: tokens a second, one by one after a prompt and a prompt at once."""
-    if not installed(SMOLLM2):
-        return
+    """SmolLM2-135M and Gemma 3 270M: tokens a second, one by one and a prompt at once.
+
+    Quick: SmolLM2 alone.
+    """
+    for name, (title, file) in _MODELS.items():
+        if installed(file) and (name == MODEL or not settings.quick):
+            yield from _of_model(name, title, settings)
+
+
+def _of_model(name: str, title: str, settings: Settings) -> Iterator[Case]:
     length = 256 if settings.quick else 1024
-    peer = theirs() if installed("transformers") else None
-    llama = LlamaCpp(find(MODEL).path) if installed("llama.cpp") else None
+    peer = theirs(name) if installed("transformers") else None
+    llama = LlamaCpp(find(name).path) if installed("llama.cpp") else None
     try:
         for dtype in settings.dtypes:
-            ours = load(MODEL, expect=LanguageModel).to(dtype)  # weights as the file holds them
+            ours = load(name, expect=LanguageModel).to(dtype)  # weights as the file holds them
             eights = None
             if native.code() is not None:
-                eights = load(MODEL, activations="int8", expect=LanguageModel).to(dtype)
-            unpacked = load(MODEL, dtype=dtype, expect=LanguageModel)
+                eights = load(name, activations="int8", expect=LanguageModel).to(dtype)
+            unpacked = load(name, dtype=dtype, expect=LanguageModel)
             ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
             if peer is not None:
                 peer = _as_dtype(peer, dtype)
-            yield _decode(ours, eights, unpacked, peer, llama, ids, dtype)
-            yield _prefill(ours, eights, unpacked, peer, llama, ids, dtype)
+            for made in (_decode, _prefill):
+                case = made(ours, eights, unpacked, peer, llama, ids, dtype)
+                yield replace(case, group=f"{title}, {case.group}")
     finally:
         if llama is not None:
             llama.close()
@@ -174,11 +184,11 @@ def _knows(llama: LlamaCpp, ids: list[int], place: int) -> Callable[[Tensor, Tol
     return differs
 
 
-def theirs() -> Any:
-    """SmolLM2 in transformers."""
+def theirs(name: str = MODEL) -> Any:
+    """A model of the catalogue in transformers."""
     import transformers
 
-    file = find(MODEL).path
+    file = find(name).path
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
@@ -188,7 +198,9 @@ def theirs() -> Any:
 
 def _as_dtype(model: Any, dtype: torch.dtype) -> Any:
     """In another dtype; rotary frequencies stay float32, as when the model is loaded so."""
-    frequencies = model.model.rotary_emb.inv_freq.float()
+    rotary = model.model.rotary_emb
+    frequencies = {name: each.float() for name, each in rotary.named_buffers()}
     model = model.to(dtype)
-    model.model.rotary_emb.inv_freq = frequencies
+    for name, each in frequencies.items():
+        setattr(rotary, name, each)
     return model

