@@ -45,7 +45,7 @@ def by_script(times: dict[str, list[float]], length: int = 8) -> Case:
     return Case(
         "made up", length, torch.float32, lambda: way("ours"),
         {"peer": Contestant(lambda: way("peer"), close(torch.float32))},
-        Limit("best", lambda: way("limit"), 2.0), work=6.0, gauge=gauge,
+        (Limit("bytes", "best", lambda: way("limit"), 2.0),), work=6.0, gauge=gauge,
     )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def test_a_result_does_not_keep_what_the_case_computed_with() -> None:
     peer = Contestant(lambda model=model: model.weight.detach(), close(torch.float32))
     case = Case(
         "made up", 1, torch.float32, lambda model=model: model.weight.detach(), {"peer": peer},
-        Limit("best", lambda model=model: model.weight, 1.0),
+        (Limit("bytes", "best", lambda model=model: model.weight, 1.0),),
     )  # fmt: skip
     result = measure(case, Settings(rounds=1))
     del model, case, peer
@@ -151,3 +151,15 @@ def test_plot_is_well_formed_and_has_a_line_for_each_way() -> None:
     text = [e.text for e in root.iter() if e.tag.endswith("text")]
     assert {"made, float32", "made up · FLOP/s"} <= set(text)
     assert not any("one length" in (each or "") for each in text)
+
+
+def test_the_limit_that_takes_longest_binds() -> None:
+    slow, quick = (Limit(kind, kind, lambda: ONES, 1.0) for kind in ("operations", "bytes"))
+    times = iter([1.0, 0.5, 0.25] * 3)
+    case = Case(
+        "made up", 8, torch.float32, lambda: ONES, {}, (slow, quick.times(3.0)), 1.0,
+        gauge=lambda run: next(times),
+    )  # fmt: skip
+    result = measure(case, Settings(rounds=3))
+    assert result.bound is not None
+    assert (result.bound.kind, result.of_limit) == ("bytes", 0.75)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from polyhead.benchmarks.case import Case, Contestant, Limit, Run, Settings, close
+from polyhead.benchmarks.case import Case, Contestant, Run, Settings, close
 from polyhead.benchmarks.limits import matrix_rate, read_rate
 from polyhead.benchmarks.peers import contestants
 from polyhead.benchmarks.problem import Problem
@@ -54,7 +54,7 @@ def _layer(embed_dim: int, heads: int, tokens: int, dtype: torch.dtype) -> Case:
     return Case(
         f"layer {embed_dim}, {heads} heads, causal", tokens, dtype, lambda: run(ours),
         {MODULE: Contestant(lambda: run(theirs), close(dtype))},
-        matrix_rate(dtype, operations), operations,
+        (matrix_rate(dtype, operations),), operations,
     )  # fmt: skip
 
 
@@ -177,18 +177,14 @@ def _case(
     tensors: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Case:
     q, k, v = problem.draw() if tensors is None else tensors
-    limit: Limit
-    if problem.operations > _COMPUTE_BOUND * problem.bytes:
-        limit, work, unit = (
-            matrix_rate(problem.dtype, problem.operations),
-            problem.operations,
-            "FLOP/s",
-        )
-    else:
-        limit, work, unit = read_rate(problem.bytes), problem.bytes, "B/s"
+    arithmetic = problem.operations > _COMPUTE_BOUND * problem.bytes
+    limits = [matrix_rate(problem.dtype, problem.operations)]
+    if not arithmetic:  # one of both binds; bytes are what people count
+        limits.append(read_rate(problem.bytes))
     return Case(
         group, length, problem.dtype, lambda: problem.ours(q, k, v),
-        contestants(problem, (q, k, v), names), limit, work, unit,
+        contestants(problem, (q, k, v), names), tuple(limits),
+        *((problem.operations, "FLOP/s") if arithmetic else (problem.bytes, "B/s")),
     )  # fmt: skip
 
 
@@ -209,9 +205,8 @@ def _gradients(case: Case, tensors: tuple[Tensor, Tensor, Tensor]) -> Case:
 
         return both
 
-    assert case.limit is not None
     return replace(
         case, ours=of(case.ours), work=3.5 * case.work,
         peers={name: Contestant(of(peer.run), peer.differs) for name, peer in case.peers.items()},
-        limit=replace(case.limit, share=3.5 * case.limit.share),
+        limits=tuple(limit.times(3.5) for limit in case.limits),
     )  # fmt: skip

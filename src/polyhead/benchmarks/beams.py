@@ -72,7 +72,7 @@ def _case(group: str, ours: Transformer, theirs: Any, count: int) -> Case:
 
     peers = {} if theirs is None else {"transformers": Contestant(their_run, _differs)}
     tokens = count * NEW
-    return Case(group, count, torch.float32, run, peers, None, tokens, "tokens/s")
+    return Case(group, count, torch.float32, run, peers, (), tokens, "tokens/s")
 
 
 def _differs(ours: Tensor, theirs: Tensor) -> str | None:

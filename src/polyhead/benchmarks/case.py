@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,14 +55,20 @@ class Limit:
     """What the machine does at best: a plain operation that is measured beside the work.
 
     Attributes:
+        kind: What it takes: "operations" or "bytes".
         name: What it is.
         run: Does it once.
         share: How much of it the work is: 2 if the work is twice as much.
     """
 
+    kind: str
     name: str
     run: Run
     share: float
+
+    def times(self, share: float) -> Limit:
+        """The limit of ``share`` times as much work."""
+        return replace(self, share=self.share * share)
 
 
 def seconds(run: Run) -> float:
@@ -94,7 +100,8 @@ class Case:
         dtype: In which dtype.
         ours: polyhead's way, with the result that others are compared with.
         peers: Others by name.
-        limit: The machine's best, or None where there is none to name.
+        limits: What the machine does at best in each respect, bytes and operations; the one that
+            takes longest binds. Empty where there is none to name.
         work: Operations, bytes or tokens of one call, for the rate.
         unit: Unit of the rate: "FLOP/s", "B/s", "tokens/s", "calls/s"; "" where the gauge is bytes.
         gauge: What is measured of a call: its seconds, or the bytes it takes.
@@ -105,7 +112,7 @@ class Case:
     dtype: torch.dtype
     ours: Run
     peers: Mapping[str, Contestant]
-    limit: Limit | None = None
+    limits: tuple[Limit, ...] = ()
     work: float = 0.0
     unit: str = "FLOP/s"
     gauge: Gauge = field(default=seconds)

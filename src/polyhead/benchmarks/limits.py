@@ -16,13 +16,13 @@ def matrix_rate(dtype: torch.dtype, operations: float) -> Limit:
     if _on_gpu():
         n = 8192
     a, b = torch.randn(2, n, n).to(dtype)
-    return Limit(f"{n}³ matrix product", lambda: a @ b, operations / (2 * n**3))
+    return Limit("operations", f"{n}³ matrix product", lambda: a @ b, operations / (2 * n**3))
 
 
 def read_rate(size: float) -> Limit:
     """One pass over as many bytes, on a GPU over 1 GiB or more: a sum of float32."""
     memory = torch.ones(int(max(size, 1 << 30) if _on_gpu() else size) // 4)
-    return Limit(f"sum over {memory.nbytes:,} bytes", memory.sum, size / memory.nbytes)
+    return Limit("bytes", f"sum over {memory.nbytes:,} bytes", memory.sum, size / memory.nbytes)
 
 
 def _on_gpu() -> bool:

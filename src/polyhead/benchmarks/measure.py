@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polyhead.benchmarks.case import Case, Gauge, Run, Settings, device_seconds, seconds
+from polyhead.benchmarks.case import Case, Gauge, Limit, Run, Settings, device_seconds, seconds
 from polyhead.errors import DisagreementError
 
 OURS = "polyhead"
-_LIMIT = object()
+_LIMIT = "limit: "
 # Seconds for the turns of a case, and how many turns at least and at most: full run, quick run.
 _BUDGET = {False: (1.5, 5, 31), True: (0.25, 3, 9)}
 
@@ -48,12 +48,14 @@ class Result:
         ours: polyhead's sample.
         peers: Theirs, by name.
         limit: What the machine would take for this work at best, or None.
+        bound: The limit that this is: of several the one that takes longest.
     """
 
     case: Case
     ours: Sample
     peers: Mapping[str, Sample]
     limit: Sample | None
+    bound: Limit | None
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -85,18 +87,20 @@ def measure(case: Case, settings: Settings) -> Result:
             )
     runs: dict[Any, Run] = {OURS: case.ours}
     runs |= {name: peer.run for name, peer in case.peers.items()}
-    if case.limit is not None:
-        runs[_LIMIT] = case.limit.run
+    runs |= {_LIMIT + limit.kind: limit.run for limit in case.limits}
     samples = {name: Sample(tuple(taken)) for name, taken in _turns(runs, case, settings).items()}
-    limit = None
-    if case.limit is not None:
-        limit = Sample(tuple(x * case.limit.share for x in samples.pop(_LIMIT).values))
-    return Result(_without_runs(case), samples.pop(OURS), samples, limit)
+    limits = [
+        (Sample(tuple(x * limit.share for x in samples.pop(_LIMIT + limit.kind).values)), limit)
+        for limit in case.limits
+    ]
+    sample, bound = max(limits, key=lambda pair: pair[0].median, default=(None, None))
+    case = _without_runs(case)
+    bound = bound and replace(bound, run=_done)
+    return Result(case, samples.pop(OURS), samples, sample, bound)
 
 
 def _without_runs(case: Case) -> Case:
-    limit = None if case.limit is None else replace(case.limit, run=_done)
-    return replace(case, ours=_done, peers={}, limit=limit)
+    return replace(case, ours=_done, peers={}, limits=())
 
 
 def _done() -> Any:

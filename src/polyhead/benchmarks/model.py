@@ -108,10 +108,9 @@ def _decode(
         known = ids[0, : PROMPT + 1].tolist()
         peers["llama.cpp"] = Contestant(lambda: llama.decode(known, STEPS), _knows(llama, known, 0))
     weights = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
-    limit = read_rate(weights)
     return Case(
         f"decode after {PROMPT} tokens, steps:", STEPS, dtype, _steps(ours, prompt, steps), peers,
-        replace(limit, share=STEPS * limit.share), STEPS, "tokens/s", _seconds,
+        (read_rate(weights).times(STEPS),), STEPS, "tokens/s", _seconds,
     )  # fmt: skip
 
 
@@ -144,7 +143,7 @@ def _prefill(
     operations = 2.0 * body * tokens
     return Case(
         "prefill, tokens:", tokens, dtype,
-        read(ours), peers, matrix_rate(dtype, operations), tokens, "tokens/s", _seconds,
+        read(ours), peers, (matrix_rate(dtype, operations),), tokens, "tokens/s", _seconds,
     )  # fmt: skip
 
 

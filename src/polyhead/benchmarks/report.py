@@ -35,8 +35,9 @@ def _row(routine: str, result: Result) -> dict[str, Any]:
         "unit": case.unit or None,
         "rates": {n: result.rate(s) for n, s in samples.items()} if case.unit else None,
         "ratios": result.ratios,
-        "limit": None if result.limit is None or case.limit is None else {
-            "name": case.limit.name, **result.limit.as_dict(), "rate": result.rate(result.limit),
+        "limit": None if result.limit is None or result.bound is None else {
+            "kind": result.bound.kind, "name": result.bound.name,
+            "rate": result.rate(result.limit), **result.limit.as_dict(),
         },
         "of_limit": result.of_limit,
     }  # fmt: skip
@@ -84,6 +85,8 @@ def table(routine: str, summary: str, results: Iterable[Result]) -> Table:
     found.add_column("peer ÷ polyhead", min_width=26)
     for result in results:
         share = "" if result.of_limit is None else f"{result.of_limit:.0%}"
+        if result.bound is not None:
+            share += f" {result.bound.kind}"
         found.add_row(
             f"{result.case.group} {result.case.length}", dtype_name(result), _amount(result),
             _rate(result), _spread(result.ours), share,

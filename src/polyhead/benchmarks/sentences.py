@@ -50,7 +50,7 @@ def _case(ours: TextEncoder, peer: Any, ids: Tensor, dtype: torch.dtype) -> Case
     operations = count * (2.0 * TOKENS * body + 4.0 * TOKENS**2 * width * len(model.layers))
     return Case(
         f"sentences of {TOKENS} tokens:", count, dtype, lambda: model.hidden_states(ids), peers,
-        matrix_rate(dtype, operations), count, "sentences/s",
+        (matrix_rate(dtype, operations),), count, "sentences/s",
     )  # fmt: skip
 
 

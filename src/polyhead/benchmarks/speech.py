@@ -6,7 +6,6 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def _encode(
     operations += 4.0 * length**2 * width * len(model.encoder_layers)
     return Case(
         "encode, windows of 30 s:", 1, dtype, lambda: model.encode(mels), peers,
-        matrix_rate(dtype, operations), 1.0, "windows/s", _rested,
+        (matrix_rate(dtype, operations),), 1.0, "windows/s", _rested,
     )  # fmt: skip
 
 
@@ -115,10 +114,10 @@ def _decode(
             _same_tokens if exact else _as_many_tokens,
         )
     weights = sum(p.nbytes for p in model.layers.parameters()) + model.embedding.table.nbytes
-    limit = read_rate(weights + 2.0 * hidden.nbytes * len(model.layers))
+    size = weights + 2.0 * hidden.nbytes * len(model.layers)
     return Case(
         "decode, new tokens:", NEW, dtype, run, peers,
-        replace(limit, share=NEW * limit.share), NEW, "tokens/s", _rested,
+        (read_rate(size).times(NEW),), NEW, "tokens/s", _rested,
     )  # fmt: skip
 
 

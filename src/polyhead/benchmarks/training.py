@@ -97,12 +97,12 @@ def _two(group: str, tokens: int, models: Mapping[str, Training]) -> Iterator[Ca
             raise DisagreementError(f"{group} {tokens}, {ours.dtype}: losses of {name}: {why}")
     peers = {name: Contestant(other.step, None) for name, other in others}
     operations = 6.0 * tokens * _rows(tokens) * sum(p.numel() for p in ours.model.parameters())
-    limit = matrix_rate(ours.dtype, operations)
-    case = Case(group, tokens, ours.dtype, ours.step, peers, limit, operations)
+    limits = (matrix_rate(ours.dtype, operations),)
+    case = Case(group, tokens, ours.dtype, ours.step, peers, limits, operations)
     yield case
     if memory.MEASURED:
         yield replace(
-            case, group=f"memory, {group}", limit=None, work=0.0, unit="", gauge=memory.taken
+            case, group=f"memory, {group}", limits=(), work=0.0, unit="", gauge=memory.taken
         )
 
 
@@ -127,7 +127,7 @@ def _dropout(tokens: int, dtype: torch.dtype) -> Case:
     }
     ours = gradients(lambda: attention(q, k, v, mask=mask, dropout_p=DROPOUT))
     operations = 3.5 * 4.0 * 16 * 64 * tokens * (tokens + 1) / 2
-    return Case("attention with dropout, tokens:", tokens, dtype, ours, peers, None, operations)
+    return Case("attention with dropout, tokens:", tokens, dtype, ours, peers, (), operations)
 
 
 def _rows(tokens: int) -> int:
