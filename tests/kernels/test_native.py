@@ -76,7 +76,13 @@ def check(q, k, v, **arguments):
     )
     wanted, wanted_lse = exact(q, k, v, **arguments)
     close = CLOSE[q.dtype]
-    torch.testing.assert_close(out.double(), wanted, atol=close, rtol=close, equal_nan=True)
+    # Of a row whose scores are large (far from all its keys, with ALiBi) float32 keeps less.
+    scores = wanted_lse.abs().where(wanted_lse.isfinite(), 0.0)[..., None]
+    error = (out - wanted).abs()
+    real = wanted.isfinite()
+    assert torch.equal(out.double()[~real].nan_to_num(0.5), wanted[~real].nan_to_num(0.5))
+    allowed = close * (1 + wanted.abs()) + 2**-23 * scores * v.abs().max()
+    assert (error <= allowed)[real].all(), (error - allowed)[real].max()
     # Scores are added up in float32 whatever the dtype, so lse is as exact as that.
     torch.testing.assert_close(lse.double(), wanted_lse, atol=2e-5, rtol=1e-5, equal_nan=True)
 
