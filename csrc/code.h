@@ -58,9 +58,10 @@ void many_network(const ManyNetwork& f, int threads) {
 }
 
 void unpack(const Unpacked& u, int threads) {
-    if (u.rows * u.numbers < 1 << 14) threads = 1;
+    const int64_t rows = u.from.out_features;
+    if (rows * u.numbers < 1 << 14) threads = 1;
     in_team(threads, [&](int64_t thread, int64_t team) {
-        const int64_t first = u.rows * thread / team, last = u.rows * (thread + 1) / team;
+        const int64_t first = rows * thread / team, last = rows * (thread + 1) / team;
         if (u.dtype == kFloat32) unpack_rows<float>(u, first, last);
         else if (u.dtype == kBFloat16) unpack_rows<BFloat16>(u, first, last);
         else unpack_rows<Half>(u, first, last);

@@ -24,7 +24,9 @@
     FIELD(heads, "int") FIELD(kv_heads, "int") FIELD(key_dim, "int") FIELD(value_dim, "int") \
     FIELD(scale, "float") FIELD(softcap, "float") FIELD(rotary, "int") FIELD(norm_place, "int")
 
-#define PH_WEIGHT(FIELD) FIELD(weight, "Tensor") FIELD(bias, "Tensor | None") FIELD(type, "int")
+#define PH_SCALES(FIELD) FIELD(scales, "Tensor") FIELD(zeros, "Tensor | None") FIELD(numbers, "int") FIELD(rows, "int")
+
+#define PH_WEIGHT(FIELD) FIELD(weight, "Tensor") FIELD(bias, "Tensor | None") FIELD(type, "int") FIELD(scales, "Scales | None")
 
 #define PH_NORM(FIELD) \
     FIELD(weight, "Tensor | None") FIELD(eps, "float") FIELD(offset, "float") FIELD(bias, "Tensor | None") FIELD(centred, "bool")
@@ -74,7 +76,7 @@
 // The tuples, by their names in Python.
 #define PH_GROUPS(GROUP) \
     GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Dropout, PH_DROPOUT) GROUP(Heads, PH_HEADS) \
-    GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(Latent, PH_LATENT) GROUP(Network, PH_NETWORK) \
+    GROUP(Scales, PH_SCALES) GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(Latent, PH_LATENT) GROUP(Network, PH_NETWORK) \
     GROUP(Routing, PH_ROUTING) GROUP(Experts, PH_EXPERTS) \
     GROUP(LayerWeights, PH_LAYER) GROUP(Cross, PH_CROSS) GROUP(LayerForm, PH_FORM) GROUP(Held, PH_HELD) GROUP(TileSums, PH_TILE_SUMS)
 
@@ -84,7 +86,7 @@
     FIELD(y, "Tensor")
 
 #define PH_UNPACK_ARGUMENTS(FIELD) \
-    FIELD(code, "int") FIELD(threads, "int") FIELD(blocks, "Tensor") FIELD(type, "int") FIELD(y, "Tensor")
+    FIELD(code, "int") FIELD(threads, "int") FIELD(blocks, "Weight") FIELD(y, "Tensor")
 
 #define PH_FEED_FORWARD_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(network, "Network") FIELD(by_row, "bool") \

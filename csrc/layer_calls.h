@@ -80,7 +80,7 @@ class LayerReader {
     bool factor(PyObject* tuple, const char* name, int64_t inputs, int64_t outputs, Factor& to) {
         if (!factor_from(tuple, name, kind(), inputs, to)) return false;
         if (outputs && to.out_features != outputs) return wrong("a projection of another size");
-        return remember_both(tuple, name, data_.guard);
+        return remember_all(tuple, name, data_.guard);
     }
     bool factor(int field, int64_t inputs, int64_t outputs, Factor& to) {
         return factor(weights_[field], k_LayerWeights[field].name, inputs, outputs, to);
@@ -133,10 +133,14 @@ class LayerReader {
   private:
     bool remember(PyObject* tensor, const char* name) { return remember_weight(data_.guard, tensor, name); }
 
-    // The weight of a projection and its bias.
-    static bool remember_both(PyObject* tuple, const char* name, Guard& guard) {
-        return tuple == Py_None || (remember_weight(guard, PyTuple_GetItem(tuple, Group_Weight::weight), name) &&
-                                    remember_weight(guard, PyTuple_GetItem(tuple, Group_Weight::bias), name));
+    // The tensors of a projection: the weight, its bias and its scales.
+    static bool remember_all(PyObject* tuple, const char* name, Guard& guard) {
+        if (tuple == Py_None) return true;
+        PyObject* scales = PyTuple_GetItem(tuple, Group_Weight::scales);
+        return remember_weight(guard, PyTuple_GetItem(tuple, Group_Weight::weight), name) &&
+               remember_weight(guard, PyTuple_GetItem(tuple, Group_Weight::bias), name) &&
+               (scales == Py_None || (remember_weight(guard, PyTuple_GetItem(scales, Group_Scales::scales), name) &&
+                                      remember_weight(guard, PyTuple_GetItem(scales, Group_Scales::zeros), name)));
     }
 
     bool network(PyObject* tuple, const char* name, Network& to, Guard& guard) {
@@ -145,7 +149,7 @@ class LayerReader {
         if (!network_from(tuple, name, kind(), E, to)) return false;
         if (to.down.out_features != E) return wrong("a network of another size");
         for (int field : {(int)F::gate, (int)F::up, (int)F::down})
-            if (!remember_both(PyTuple_GetItem(tuple, field), name, guard)) return false;
+            if (!remember_all(PyTuple_GetItem(tuple, field), name, guard)) return false;
         return true;
     }
 
@@ -180,9 +184,9 @@ class LayerReader {
         e.networks = data_.networks, e.hidden = data_.networks->up.out_features, e.weighs_input = f[F::weighs_input] == Py_True;
         data_.step.experts = &e;
         if (e.routing.shared_gate.weight && f[F::shared] == Py_None) return wrong("experts: a shared gate without its network");
-        return remember_both(PyTuple_GetItem(routing, R::router), "router", data_.guard) &&
+        return remember_all(PyTuple_GetItem(routing, R::router), "router", data_.guard) &&
                remember(PyTuple_GetItem(routing, R::choice_bias), "choice_bias") &&
-               remember_both(PyTuple_GetItem(routing, R::shared_gate), "shared_gate", data_.guard) &&
+               remember_all(PyTuple_GetItem(routing, R::shared_gate), "shared_gate", data_.guard) &&
                (f[F::shared] == Py_None || network(f[F::shared], "shared", e.shared, data_.guard));
     }
 

@@ -169,7 +169,7 @@ template <class T> WeightRows<float> weight_rows(const Factor& f, int64_t n, int
     const int64_t row = panel_row(K);
     for (int64_t i = 0; i < count; ++i) {
         float* to = panel + i * row;
-        if (f.type) unpack_run(f.type, (const uint8_t*)f.weight + (n + i) * f.row_bytes, 0, K, to);
+        if (f.type) unpack_run(f, n + i, 0, K, to);
         else widen<T>((const T*)f.weight + (n + i) * K, K, 1, K, to);
     }
     return {panel, row};
@@ -200,7 +200,7 @@ template <class T> WeightRows<Pair> weight_rows(const Factor& f, int64_t n, int6
         if (!f.type) __builtin_memcpy(to, (const T*)f.weight + (n + i) * K, K * sizeof *to);
         for (int64_t from = 0; f.type && from < K; from += kRun) {
             const int64_t some = K - from < kRun ? K - from : kRun;
-            unpack_run(f.type, (const uint8_t*)f.weight + (n + i) * f.row_bytes, from, some, run);
+            unpack_run(f, n + i, from, some, run);
             pack_weights(run, some, (Pair*)(to + from));
         }
     }

@@ -151,30 +151,7 @@ bool rows_of(PyObject* x, View& v) {
                                   wrong("x must be [rows, features] of floating point, its rows without gaps"));
 }
 
-// A weight [out, in] in the dtype of x, or in blocks as bytes [out, n], and its bias [out], without gaps.
-bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Factor& f) {
-    const Fields<Group_Weight> fields(tuple, name);
-    View weight, bias;
-    if (!fields || !view_of(fields[Group_Weight::weight], name, weight) ||
-        !optional_view_of(fields[Group_Weight::bias], name, bias))
-        return false;
-    const int64_t told = fields.whole(Group_Weight::type);
-    if (PyErr_Occurred()) return false;
-    const bool eights = told & kInEights;
-    const int64_t type = told & ~(int64_t)kInEights, row_bytes = type ? bytes_of_row(type, inputs) : 0;
-    if (eights && (!takes_eights(type) || inputs > kMostEights))
-        return wrong("a weight that does not take x in 8 bits");
-    if (weight.dims != 2 || weight.kind != (type ? (int)kOfUint8 : kind) || weight.size[1] != (type ? row_bytes : inputs) ||
-        !weight.is_dense_from(0) ||
-        (bias && (bias.dims != 1 || bias.kind != kind || bias.size[0] != weight.size[0] || !bias.is_dense_from(0)))) {
-        PyErr_Format(PyExc_ValueError,
-                     "%s must be a weight [out, %lld] in the dtype of x or in whole blocks, and a bias [out] in the dtype of x, without gaps",
-                     name, (long long)inputs);
-        return false;
-    }
-    f = Factor{weight.at, bias.at, weight.size[0], (int)type, row_bytes, eights};
-    return true;
-}
+#include "weight_calls.h"
 
 bool norm_from(PyObject* tuple, const char* name, int kind, int64_t features, NormWeight& n) {
     const Fields<Group_NormWeight> fields(tuple, name);

@@ -20,14 +20,17 @@ struct Watch {
 
 enum Dtype { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// Block types of GGUF files that are read without unpacking: name, type number, numbers and bytes of a block.
+// Types of blocks that are read without unpacking, as GGUF files number them: name, type number, numbers and bytes of a
+// block. From kFirstScaled on their scales lie in another tensor, as in files of Hugging Face (Scales).
+constexpr int kFirstScaled = 64, kFloat8 = 64, kScaledNumbers = 32;
 #define PH_BLOCKS(BLOCK) \
     BLOCK(Q4_0, 2, 32, 18) BLOCK(Q4_1, 3, 32, 20) BLOCK(Q5_0, 6, 32, 22) BLOCK(Q5_1, 7, 32, 24) BLOCK(Q8_0, 8, 32, 34) \
     BLOCK(Q2_K, 10, 256, 84) BLOCK(Q3_K, 11, 256, 110) BLOCK(Q4_K, 12, 256, 144) BLOCK(Q5_K, 13, 256, 176) \
     BLOCK(Q6_K, 14, 256, 210) BLOCK(IQ4_NL, 20, 32, 18) BLOCK(IQ4_XS, 23, 256, 136) BLOCK(TQ2_0, 35, 256, 66) \
     BLOCK(MXFP4, 39, 32, 17) BLOCK(IQ2_XXS, 16, 256, 66) BLOCK(IQ2_XS, 17, 256, 74) BLOCK(IQ3_XXS, 18, 256, 98) \
     BLOCK(IQ1_S, 19, 256, 50) BLOCK(IQ3_S, 21, 256, 110) BLOCK(IQ2_S, 22, 256, 82) BLOCK(IQ1_M, 29, 256, 56) \
-    BLOCK(TQ1_0, 34, 256, 54)
+    BLOCK(TQ1_0, 34, 256, 54) BLOCK(F16, 1, 32, 64) BLOCK(BF16, 30, 32, 64) \
+    BLOCK(F8_E4M3, 64, 32, 32) BLOCK(I8, 65, 32, 32) BLOCK(U8, 66, 32, 32) BLOCK(U4, 67, 32, 16)
 
 // The grids of the IQ types, entries of 8 or 4 bytes, one after the other. They are the gguf package's, which
 // Python hands over before a block of these types is read.
@@ -52,6 +55,14 @@ inline bool takes_eights(int64_t type) {
     return type == 2 || type == 3 || (type >= 6 && type <= 8) || (type >= 12 && type <= 14);
 }
 
+// The scales of a weight whose blocks have none: number k of row n has those at [n / rows, k / numbers].
+struct Scales {
+    const void* scales;                 // [.., row]
+    Dtype dtype;                        // of scales
+    const uint8_t* zeros;               // the code that stands for 0, of the same shape; null: the middle one
+    int64_t numbers, rows, row;
+};
+
 // Rows of a weight [out_features, in_features] without gaps, and a bias [out_features] or null.
 struct Factor {
     const void* weight;
@@ -60,6 +71,7 @@ struct Factor {
     int type;                           // of the weight in blocks; 0: numbers of the dtype
     int64_t row_bytes;                  // of such a row
     bool eights;                        // x is rounded to 8 bits
+    Scales scales;                      // from kFirstScaled on
 };
 
 constexpr int kMostFactors = 4;
@@ -120,9 +132,8 @@ inline ManyRoom room_of(const ManyProduct& p) {
 // y = the numbers of rows of blocks.
 struct Unpacked {
     Dtype dtype;                        // of y
-    int type;
-    const uint8_t* blocks;              // rows `row_bytes` apart
-    int64_t row_bytes, rows, numbers;
+    Factor from;                        // rows `row_bytes` apart, without a bias
+    int64_t numbers;
     void* y;                            // [rows, numbers]
 };
 

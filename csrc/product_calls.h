@@ -56,14 +56,11 @@ PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = Call_unpack;
     const Arguments<A> a("unpack", args, count);
-    View blocks, y;
-    if (!a.code || !view_of(a[A::blocks], "blocks", blocks) || !view_of(a[A::y], "y", y)) return nullptr;
-    const int64_t type = a.whole(A::type);
-    if (PyErr_Occurred()) return nullptr;
-    if (blocks.dims != 2 || y.dims != 2 || blocks.kind != kOfUint8 || y.kind > kOfFloat16 || !blocks.is_dense_from(1) ||
-        !y.is_dense_from(0) || !blocks.is(0, y.size[0]) || !blocks.is(1, bytes_of_row(type, y.size[1])))
-        return wrong("blocks must be bytes [rows, n] of whole blocks of a known type, and y [rows, their numbers], without gaps");
-    const Unpacked u{(Dtype)y.kind, (int)type, (const uint8_t*)blocks.at, blocks.stride[0], blocks.size[0], y.size[1], y.at};
+    View y;
+    if (!a.code || !view_of(a[A::y], "y", y)) return nullptr;
+    if (y.dims != 2 || y.kind > kOfFloat16 || !y.is_dense_from(0)) return wrong("y must be floating-point [rows, numbers], without gaps");
+    Unpacked u{(Dtype)y.kind, {}, y.size[1], y.at};
+    if (!blocks_from(a[A::blocks], y.size[0], u.numbers, u.from)) return nullptr;
     const Unlocked unlocked;
     a.code->unpack(u, a.threads);
     Py_RETURN_NONE;

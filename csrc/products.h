@@ -70,7 +70,7 @@ inline void over_rows(const float* x, int64_t rows, int64_t K, const Factor& f, 
     float found[kMostRows];
     if (f.type) {
         for (int64_t n = first; n < last; ++n) {
-            quantized_dots(f.type, x, K, rows, (const uint8_t*)f.weight + n * f.row_bytes, K, found);
+            quantized_dots(x, K, rows, f, n, K, found);
             done(n, found);
         }
         return;

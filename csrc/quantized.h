@@ -8,7 +8,10 @@
 // A product adds them in the order of dot_rows: its results are those of the same numbers in float32.
 
 #define PH_SIZE(name, number, numbers, bytes) \
-    struct SizeOf_##name { static constexpr int kNumbers = numbers, kBytes = bytes, kHalves = 0, kGiven = 1; };
+    struct SizeOf_##name { \
+        static constexpr int kNumbers = numbers, kBytes = bytes, kHalves = 0, kGiven = 1, kMiddle = 0; \
+        static constexpr bool kScaled = number >= kFirstScaled, kSigned = false; \
+    };
 PH_BLOCKS(PH_SIZE)
 #undef PH_SIZE
 
@@ -313,11 +316,12 @@ struct MXFP4 : SizeOf_MXFP4 {
 };
 
 #include "quantized_grids.h"
+#include "quantized_scaled.h"
 
 // Calls of a tag of the blocks of a type; nothing where there are none.
 template <class B> struct Tag { using Blocks = B; };
 template <class B> inline B block_at(const uint8_t* p, const float* halves) {
-    if constexpr (B::kHalves) return B(p, halves);
+    if constexpr (B::kHalves || B::kScaled) return B(p, halves);
     else return B(p);
 }
 template <class Of> inline void with_blocks(int type, const Of& of) {

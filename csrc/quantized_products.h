@@ -5,25 +5,57 @@ template <class B> inline void prefetch_block(const uint8_t* p) {
     for (int line = 0; line < B::kBytes; line += 64) __builtin_prefetch(p + 2 * kPrefetch + line, 0, 1);
 }
 
-// Numbers [first, first + count) of a row, both whole blocks.
-template <class B> void unpack_blocks(const uint8_t* row, int64_t first, int64_t count, float* to) {
-    const uint8_t* p = row + first / B::kNumbers * B::kBytes;
-    for (int64_t done = 0; done < count; done += B::kNumbers, p += B::kBytes) {
-        prefetch_block<B>(p);
-        float halves[2];
-        halves_of<B::kHalves, 1>(p, 0, halves);
-        const B block = block_at<B>(p, halves);
+// What R rows of blocks from row n on are handed: halves of their own, for one block after another, or for a run of
+// blocks the scales and zeros that lie in another tensor.
+template <class B, int R> struct Given {
+    float at[2 * R];
+    const Scales& from;
+    int64_t row[R];  // in the scales
+    Given(const Factor& f, int64_t n) : from(f.scales) {
+        if constexpr (B::kScaled)
+            for (int r = 0; r < R; ++r) row[r] = (n + r) / from.rows * from.row;
+    }
+    // The scales of number k, of a row of K; returns where others begin.
+    int64_t scales(int64_t k, int64_t K) {
+        if constexpr (B::kScaled) {
+            const int64_t i = k / from.numbers, end = (i + 1) * from.numbers;
+            for (int r = 0; r < R; ++r) {
+                const int64_t place = row[r] + i;
+                at[2 * r] = scale_at(from, place);
+                at[2 * r + 1] = !from.zeros ? (float)B::kMiddle : B::kSigned ? (float)(int8_t)from.zeros[place] : (float)from.zeros[place];
+            }
+            if (end < K) return end;
+        }
+        return K;
+    }
+    void halves(const uint8_t* p, int64_t row_bytes) {
+        if constexpr (!B::kScaled) halves_of<B::kHalves, R>(p, row_bytes, at);
+    }
+    B block(const uint8_t* p, int r) const { return block_at<B>(p, at + r * (B::kScaled ? 2 : B::kHalves)); }
+};
+
+// Numbers [first, first + count) of row n, both whole blocks.
+template <class B> void unpack_blocks(const Factor& f, int64_t n, int64_t first, int64_t count, float* to) {
+    const uint8_t* p = (const uint8_t*)f.weight + n * f.row_bytes + first / B::kNumbers * B::kBytes;
+    Given<B, 1> given(f, n);
+    for (int64_t done = 0; done < count;) {
+        const int64_t end = given.scales(first + done, first + count) - first;
+        for (; done < end; done += B::kNumbers, p += B::kBytes) {
+            prefetch_block<B>(p);
+            given.halves(p, 0);
+            const B block = given.block(p, 0);
 #pragma GCC unroll 2
-        for (int j = 0; j < B::kNumbers / kUnit; j += B::kGiven) {
-            Vec numbers[B::kGiven * kVectors];
-            block.unit(j, numbers);
-            for (int v = 0; v < B::kGiven * kVectors; ++v) store(numbers[v], to + done + j * kUnit + v * W);
+            for (int j = 0; j < B::kNumbers / kUnit; j += B::kGiven) {
+                Vec numbers[B::kGiven * kVectors];
+                block.unit(j, numbers);
+                for (int v = 0; v < B::kGiven * kVectors; ++v) store(numbers[v], to + done + j * kUnit + v * W);
+            }
         }
     }
 }
 
-inline void unpack_run(int type, const uint8_t* row, int64_t first, int64_t count, float* to) {
-    with_blocks(type, [&](auto of) { unpack_blocks<typename decltype(of)::Blocks>(row, first, count, to); });
+inline void unpack_run(const Factor& f, int64_t n, int64_t first, int64_t count, float* to) {
+    with_blocks(f.type, [&](auto of) { unpack_blocks<typename decltype(of)::Blocks>(f, n, first, count, to); });
 }
 
 constexpr int64_t kRun = 512;  // numbers of a row that are unpacked at a time
@@ -31,13 +63,13 @@ constexpr int64_t kRun = 512;  // numbers of a row that are unpacked at a time
 static_assert(kVectors % kSums == 0, "a unit is added up in whole rounds");
 
 // dot_rows of a row of blocks, its numbers unpacked where they stay in the nearest cache.
-template <int M> void dot_runs(int type, const float* x, int64_t stride, const uint8_t* w, int64_t K, float* found) {
+template <int M> void dot_runs(const float* x, int64_t stride, const Factor& f, int64_t n, int64_t K, float* found) {
     constexpr int S = kSums;
     Vec acc[S][M] = {};
     float run[kRun];
     for (int64_t from = 0; from < K; from += kRun) {
         const int64_t count = K - from < kRun ? K - from : kRun;
-        unpack_run(type, w, from, count, run);
+        unpack_run(f, n, from, count, run);
         const float* at = x + from;
         for (int64_t k = 0; k < count; k += S * W)
 #pragma GCC unroll 4
@@ -58,23 +90,28 @@ template <int M> void dot_runs(int type, const float* x, int64_t stride, const u
 constexpr int kRowsAtOnce = PH_WIDTH == 16 ? 4 : 2;
 
 // dot_rows of one row of x with R rows of blocks: the numbers are never in memory.
-template <class B, int R> void dot_blocks(const float* x, const uint8_t* w, int64_t row_bytes, int64_t K, float* found) {
+template <class B, int R> void dot_blocks(const float* x, const Factor& f, int64_t n, int64_t K, float* found) {
     constexpr int kSteps = B::kNumbers / kUnit / B::kGiven, V = B::kGiven * kVectors;
+    const int64_t row_bytes = f.row_bytes;
+    const uint8_t* w = (const uint8_t*)f.weight + n * row_bytes;
     Vec acc[R][kSums] = {};
-    for (int64_t k = 0; k < K; k += B::kNumbers, w += B::kBytes) {
-        float halves[2 * R];
-        halves_of<B::kHalves, R>(w, row_bytes, halves);
+    Given<B, R> given(f, n);
+    for (int64_t k = 0; k < K;) {
+        const int64_t end = given.scales(k, K);
+        for (; k < end; k += B::kNumbers, w += B::kBytes) {
+            given.halves(w, row_bytes);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const uint8_t* p = w + r * row_bytes;
-            prefetch_block<B>(p);
-            const B block = block_at<B>(p, halves + r * B::kHalves);
+            for (int r = 0; r < R; ++r) {
+                const uint8_t* p = w + r * row_bytes;
+                prefetch_block<B>(p);
+                const B block = given.block(p, r);
 #pragma GCC unroll 8
-            for (int j = 0; j < kSteps; ++j) {
-                Vec numbers[V];
-                block.unit(j * B::kGiven, numbers);
+                for (int j = 0; j < kSteps; ++j) {
+                    Vec numbers[V];
+                    block.unit(j * B::kGiven, numbers);
 #pragma GCC unroll 8
-                for (int v = 0; v < V; ++v) acc[r][v % kSums] = multiply_add(acc[r][v % kSums], numbers[v], load(x + k + (j * V + v) * W));
+                    for (int v = 0; v < V; ++v) acc[r][v % kSums] = multiply_add(acc[r][v % kSums], numbers[v], load(x + k + (j * V + v) * W));
+                }
             }
         }
     }
@@ -86,16 +123,16 @@ template <class B, int R> void dot_blocks(const float* x, const uint8_t* w, int6
     }
 }
 
-// dots[m] of one row of blocks with every row of x, of 2 or more.
-inline void quantized_dots(int type, const float* x, int64_t stride, int64_t rows, const uint8_t* w, int64_t K, float* found) {
+// dots[m] of row n of blocks with every row of x, of 2 or more.
+inline void quantized_dots(const float* x, int64_t stride, int64_t rows, const Factor& f, int64_t n, int64_t K, float* found) {
     switch (rows) {
-        case 2: return dot_runs<2>(type, x, stride, w, K, found);
-        case 3: return dot_runs<3>(type, x, stride, w, K, found);
-        case 4: return dot_runs<4>(type, x, stride, w, K, found);
-        case 5: return dot_runs<5>(type, x, stride, w, K, found);
-        case 6: return dot_runs<6>(type, x, stride, w, K, found);
-        case 7: return dot_runs<7>(type, x, stride, w, K, found);
-        default: return dot_runs<8>(type, x, stride, w, K, found);
+        case 2: return dot_runs<2>(x, stride, f, n, K, found);
+        case 3: return dot_runs<3>(x, stride, f, n, K, found);
+        case 4: return dot_runs<4>(x, stride, f, n, K, found);
+        case 5: return dot_runs<5>(x, stride, f, n, K, found);
+        case 6: return dot_runs<6>(x, stride, f, n, K, found);
+        case 7: return dot_runs<7>(x, stride, f, n, K, found);
+        default: return dot_runs<8>(x, stride, f, n, K, found);
     }
 }
 
@@ -103,16 +140,14 @@ inline void quantized_dots(int type, const float* x, int64_t stride, int64_t row
 template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K, const Factor& f, int64_t first, int64_t last, Done&& done) {
     with_blocks(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
-        const int64_t row_bytes = f.row_bytes;
         float found[kRowsAtOnce];
         int64_t n = first;
-        const uint8_t* w = (const uint8_t*)f.weight + first * row_bytes;
-        for (; n + kRowsAtOnce <= last; n += kRowsAtOnce, w += kRowsAtOnce * row_bytes) {
-            dot_blocks<B, kRowsAtOnce>(x, w, row_bytes, K, found);
+        for (; n + kRowsAtOnce <= last; n += kRowsAtOnce) {
+            dot_blocks<B, kRowsAtOnce>(x, f, n, K, found);
             for (int r = 0; r < kRowsAtOnce; ++r) done(n + r, found + r);
         }
-        for (; n < last; ++n, w += row_bytes) {
-            dot_blocks<B, 1>(x, w, 0, K, found);
+        for (; n < last; ++n) {
+            dot_blocks<B, 1>(x, f, n, K, found);
             done(n, found);
         }
     });
@@ -122,11 +157,10 @@ template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K,
 template <class T> void unpack_rows(const Unpacked& u, int64_t first, int64_t last) {
     float run[kRun];
     for (int64_t n = first; n < last; ++n) {
-        const uint8_t* row = u.blocks + n * u.row_bytes;
         T* y = (T*)u.y + n * u.numbers;
         for (int64_t from = 0; from < u.numbers; from += kRun) {
             const int64_t count = u.numbers - from < kRun ? u.numbers - from : kRun;
-            unpack_run(u.type, row, from, count, run);
+            unpack_run(u.from, n, from, count, run);
             for (int64_t k = 0; k < count; k += W) store(load(run + k), y + from + k);
         }
     }

@@ -351,11 +351,15 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         "tests/parallel/test_parallel_models.py": [
             ("a call is one call for its hooks", "type(self).forward(self, folded,", "self(folded,"),
         ],
+        "tests/checkpoints/test_coded.py": [
+            ("scales keep their dtype", "self.scales = fn(scales.view(torch.uint8)).view(scales.dtype)", "self.scales = fn(scales)"),
+            ("scales of a panel", "of_rows(scales, torch.arange(first, first + len(blocks), device=blocks.device))", "scales"),
+        ],
         "tests/layers/test_quantized_layers.py": [
             ("other blocks are seen", '"_parameters", "_buffers", "_modules"', '"_parameters", "_modules"'),
-            ("a bias of another dtype", "        or (bias is not None and not native.is_plain(bias, x))\n    ):\n        return None\n    return Weight(blocks", "    ):\n        return None\n    return Weight(blocks"),
+            ("a bias of another dtype", "        or (bias is not None and not native.is_plain(bias, x))\n    ):\n        return None\n    number", "    ):\n        return None\n    number"),
             ("what changes weights", "if isinstance(module, QuantizedMatrix):\n            raise", "if False:\n            raise"),
-            ("rows in the model's dtype", "return unpack(self.blocks[ids], self.kind, self.like.dtype)", "return unpack(self.blocks[ids], self.kind)"),
+            ("rows in the model's dtype", "self.rows(ids.flatten(), self.like.dtype)", "self.rows(ids.flatten(), torch.float32)"),
             ("a panel's part of the bias", "else bias[first : first + rows]", "else bias[:rows]"),
             ("gradients of inputs", "if not (x.requires_grad or (bias is not None and bias.requires_grad)):", "if True:"),
         ],
@@ -435,6 +439,16 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "checkpoints": {
+        "tests/checkpoints/test_coded.py": [
+            ("scales that are no numbers", "wrong = scales[~(scales.abs() <= _LARGEST)]", "wrong = scales[:0]"),
+            ("scales of other sizes", "if tuple(tensor.shape) != shape:", "if False:"),
+            ("GPTQ's zeros are one less", "zeros.to(torch.int16) + self._scheme.plus", "zeros.to(torch.int16)"),
+            ("the order of AWQ", "_OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]", "_OF_AWQ = [0, 1, 2, 3, 4, 5, 6, 7]"),
+            ("groups in another order", "return None if torch.equal(found.long(), plain) else found.long()", "return None"),
+            ("rows that share no whole scales", "if first % by.rows:", "if False:"),
+            ("scales of rows that move", "weight.kind, of_rows(by, chosen))", "weight.kind, by)"),
+            ("tables stay beside codes", "blocks |= _halves(state)", "pass"),
+        ],
         "tests/checkpoints/test_gguf_quantized.py": [
             ("types that are not read", "return found if readable(native, found[1]) else None", "return found"),
             ("nothing learns", "model.requires_grad_(False)", "pass"),

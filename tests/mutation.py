@@ -544,8 +544,46 @@ MUTATIONS = [
             (
                 "quantized_products.h",
                 "scales of each row",
-                "halves + r * B::kHalves",
-                "halves",
+                "at + r * (B::kScaled ? 2 : B::kHalves)",
+                "at",
+            ),
+            (
+                "quantized_products.h",
+                "rows that share scales",
+                "(n + r) / from.rows * from.row",
+                "(n + r) * from.row",
+            ),
+            (
+                "quantized_products.h",
+                "later groups of numbers",
+                "const int64_t i = k / from.numbers, end",
+                "const int64_t i = 0 * k, end",
+            ),
+            (
+                "quantized_products.h",
+                "zeros of signed codes",
+                "(float)(int8_t)from.zeros[place]",
+                "(float)from.zeros[place]",
+            ),
+            (
+                "quantized_scaled.h",
+                "codes that are no number, as halves",
+                "_mm256_cmpeq_epi8_mask(codes | _mm256_set1_epi8(-128), _mm256_set1_epi8(-1))",
+                "0",
+            ),
+            ("quantized_scaled.h", "the sign of 8-bit floats", "| code >> 7 << 31", ""),
+            ("quantized_scaled.h", "the middle of 4 bits", "kMiddle = 8;", "kMiddle = 7;"),
+            (
+                "weight_calls.h",
+                "scales of every number",
+                "!scales.is(0, count) || !scales.is(1, s.row) ||",
+                "",
+            ),
+            (
+                "weight_calls.h",
+                "zeros of every number",
+                "!zeros.is(0, count) || !zeros.is(1, s.row) ||",
+                "",
             ),
             ("quantized_products.h", "both sums", "acc[r][0] += acc[r][s];", ";"),
             (
@@ -561,7 +599,7 @@ MUTATIONS = [
                 "acc[r][0] = multiply_add(acc[r][0]",
             ),
             (
-                "module.cpp",
+                "weight_calls.h",
                 "sizes of blocks",
                 "weight.size[1] != (type ? row_bytes : inputs)",
                 "(!type && weight.size[1] != inputs)",

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from polyhead import native
 from polyhead.native.arguments import ACTIVATIONS, Network, Weight
 from polyhead.native.code import Code
-from polyhead.quantization import block_type, block_types, readable, unpack, unpacking
+from polyhead.quantization import block_type, block_types, readable, scaled, unpack, unpacking
 from random_blocks import by_package, random_blocks
 
 needs_native = pytest.mark.skipif(native.code() is None, reason="no native code here")
@@ -37,7 +37,7 @@ def test_native_code_reads_what_the_package_unpacks(code: Code, name: str) -> No
         wanted = by_package(blocks, kind)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             assert torch.equal(
-                code.unpack(blocks, kind.number, numbers, dtype), wanted.to(dtype)
+                code.unpack(Weight(blocks, None, kind.number), numbers, dtype), wanted.to(dtype)
             ), (count, dtype)
         bias = torch.randn(9)
         for rows in (1, 2, 5, 8):
@@ -68,7 +68,8 @@ def test_all_types_that_weights_are_quantised_to_are_read() -> None:
     }
     code = native.code()
     assert code is not None
-    sizes = {kind.number: (kind.numbers, kind.octets) for kind in block_types().values()}
+    kinds = *block_types().values(), *scaled.TYPES.values()
+    sizes = {kind.number: (kind.numbers, kind.octets) for kind in kinds}
     assert code.block_sizes.items() <= sizes.items()
 
 
@@ -105,7 +106,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
             code.product(x, [wrong])
     for numbers, number in ((512, kind.number), (250, kind.number), (256, 99)):
         with pytest.raises(ValueError, match="blocks must be bytes"):
-            code.unpack(blocks, number, numbers, torch.float32)
+            code.unpack(Weight(blocks, None, number), numbers, torch.float32)
 
 
 def test_without_native_code_the_package_unpacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.checkpoints import adapters, block_float8
+from polyhead.checkpoints import adapters
+from polyhead.checkpoints.coded import Coded, Codes
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json
-from polyhead.checkpoints.parts import Parts
+from polyhead.checkpoints.parts import Blocks, Parts
 from polyhead.checkpoints.safetensors_files import read_tensors
 from polyhead.checkpoints.sentencepiece_tokenizer import from_sentencepiece
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
 from polyhead.families import find_family, read_config
-from polyhead.families.common.quantization import read_blocks
+from polyhead.families.common.quantization import read_scheme
+from polyhead.families.common.tensors import Tensors
+from polyhead.native import code
+from polyhead.quantization import of_rows, readable, scaled
 
 OWN = "polyhead"
 """The model_type of directories whose config.json is a ``TransformerConfig`` as it is."""
@@ -44,12 +48,22 @@ def read_tokenizers(directory: Path) -> tuple[Tokenizer | None, Tokenizer | None
     return from_sentencepiece(directory) or (None, None)
 
 
-def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
+def read_directory(
+    directory: Path,
+    adapter: Path | None = None,
+    *,
+    keep: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Parts:
     """Reads a Hugging Face directory; its tensors stay memory-mapped.
 
     Args:
         directory: with config.json.
         adapter: the directory of a LoRA adapter to merge into the weights.
+        keep: leave weights that are codes of few bits in blocks that native code reads in place,
+            and matrices of 16 bits beside them too. Others, or without native code, are numbers.
+        dtype: of the numbers that codes become; default bfloat16 for 8-bit floats, as DeepSeek's
+            own conversion does, and otherwise that of their scales.
 
     Raises:
         CheckpointError: a file is missing, truncated or corrupt, or a tied head differs.
@@ -75,26 +89,97 @@ def read_directory(directory: Path, adapter: Path | None = None) -> Parts:
     family = find_family(values.get("model_type"), path)
     values |= family.observed(values, tensors)
     config = read_config(values, path)
-    blocks = read_blocks(values, path)
-    if blocks is not None:
-        tensors = block_float8.widened(tensors, blocks, directory)
-    table = family.tensors_of(values)
+    scheme, table = read_scheme(values, path), family.tensors_of(values)
+    blocks: dict[str, Blocks] = {}
+    kept_names: dict[str, str] = {}
+    if scheme is not None:
+        numbers: dict[str, Tensor] = {}
+        for name, each in Codes(tensors, scheme, directory):
+            if table.is_dropped(name):
+                continue
+            if keep and adapter is None and _stays(name, each, table, config):
+                made, called = _placed(name, each, table, config, directory)
+                blocks |= made
+                kept_names |= called
+            else:
+                numbers[name] = each.numbers(dtype or _own_dtype(each))
+        tensors |= numbers
     if adapter is not None:
         tensors = adapters.merged(tensors, adapter, table.prefix)
     state, file_names = table.to_ours(tensors, config, directory)
     if config.head == "tied":
         _drop_tied_copy(state, file_names, directory)
+    if blocks:
+        blocks |= _halves(state)
     return Parts(
         config,
         state,
         tokenizer,
         ignored=tuple(name for name in tensors if table.is_dropped(name)),
-        file_names=file_names,
+        file_names=file_names | kept_names,
         family=family.model_type,
         generation=generation,
         pooling=_pooling(directory),
         target_tokenizer=target_tokenizer,
+        blocks=blocks,
     )
+
+
+def _own_dtype(weight: Coded) -> torch.dtype:
+    return torch.bfloat16 if weight.kind == scaled.F8_E4M3 else weight.scales.scales.dtype
+
+
+def _stays(name: str, weight: Coded, table: Tensors, config: TransformerConfig) -> bool:
+    """Whether codes can be read in place, and are of no head that repeats the embedding."""
+    native = code()
+    return (
+        native is not None
+        and weight.in_runs
+        and table.moves_rows(name)
+        and not (config.head == "tied" and table.our_name(name) == "head.weight")
+        and readable(native, weight.kind)
+    )
+
+
+def _placed(
+    name: str, weight: Coded, table: Tensors, config: TransformerConfig, where: Path
+) -> tuple[dict[str, Blocks], dict[str, str]]:
+    """polyhead's matrices of one of the file's, whose rows may move, and what the file calls each.
+
+    Rows that lie next to each other stay in the file, with their scales if those are theirs alone.
+    """
+    places, called = table.to_ours({name: torch.arange(weight.shape[0])[:, None]}, config, where)
+    made = {}
+    for ours, rows in places.items():
+        chosen, by = rows.flatten(), weight.scales
+        first, last = int(chosen[0]), int(chosen[0]) + len(chosen)
+        if not torch.equal(chosen, torch.arange(first, last)):
+            made[ours] = Blocks(weight.blocks[chosen], weight.kind, of_rows(by, chosen))
+            continue
+        if first % by.rows:
+            by = of_rows(by, chosen)
+        else:
+            groups = slice(first // by.rows, -(-last // by.rows))
+            zeros = None if by.zeros is None else by.zeros[groups]
+            by = by._replace(scales=by.scales[groups], zeros=zeros)
+        made[ours] = Blocks(weight.blocks[first:last], weight.kind, by)
+    return made, called
+
+
+def _halves(state: dict[str, Tensor]) -> dict[str, Blocks]:
+    """Matrices of 16 bits, taken out of a state: they stay beside codes, as the file holds them."""
+    kinds = {torch.float16: scaled.F16, torch.bfloat16: scaled.BF16}
+    found = {
+        name: tensor
+        for name, tensor in state.items()
+        if tensor.ndim == 2 and tensor.dtype in kinds and not tensor.shape[1] % 32
+    }
+    for name in found:
+        del state[name]
+    return {
+        name: Blocks(tensor.contiguous().view(torch.uint8), kinds[tensor.dtype])
+        for name, tensor in found.items()
+    }
 
 
 def _pooling(directory: Path) -> str:

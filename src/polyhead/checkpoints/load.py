@@ -111,8 +111,9 @@ def load_checkpoint(
         source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
             file, or a hub id ``"org/name"``.
         dtype: dtype of the weights; ``"auto"``: that of most of the file's numbers. None: quantised
-            weights of a GGUF file stay as it holds them, mapped into memory, where native code
-            reads their type (on a CPU); all other weights are float32.
+            weights of a GGUF file or a Hugging Face directory stay as it holds them, mapped into
+            memory, where native code reads their type (on a CPU); all other weights are float32,
+            but those of 16 bits beside quantised ones in a directory stay too.
         progress: called as ``progress(step, done, total)`` while a GGUF file or a
             CTranslate2 directory is read.
         cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
@@ -140,14 +141,20 @@ def load_checkpoint(
     resolved = find(source)
     if adapter is not None and resolved.format != "hugging_face":
         raise ValueError(f"adapter is merged into a Hugging Face directory: got {source}")
-    if resolved.format == "gguf" and dtype is None and where.type == "cpu":
+    keep = dtype is None and where.type == "cpu"
+    if resolved.format == "gguf" and keep:
         parts = read_gguf(resolved.path, progress or no_progress, keep=True)
     elif resolved.format == "gguf":
         parts = _gguf(resolved.path, progress or no_progress, cache)
     elif resolved.format == "ctranslate2":
         parts = read_ctranslate2(resolved.path, progress or no_progress)
     else:
-        parts = read_directory(resolved.path, None if adapter is None else Path(adapter))
+        parts = read_directory(
+            resolved.path,
+            None if adapter is None else Path(adapter),
+            keep=keep,
+            dtype=torch.float32 if dtype is None else None if dtype == "auto" else dtype,
+        )
     if dtype == "auto":
         dtype = _commonest_dtype(parts)
     elif dtype is None:
@@ -220,7 +227,7 @@ def build(
         if quantizable(model, name):
             blocks[name] = each
         else:
-            given[name] = unpack(each.octets, each.kind)
+            given[name] = unpack(each.octets, each.kind, scales=each.scales)
     vocab_size = parts.config.vocab_size
     source_size = parts.config.encoder.vocab_size or vocab_size
     target = parts.target_tokenizer or parts.tokenizer
@@ -246,7 +253,7 @@ def build(
     state = {name: own(name, tensor) for name, tensor in given.items()}
     for name, each in blocks.items():
         octets = each.octets.to(device).contiguous()
-        state[put_blocks(model, name, octets, each.kind)] = octets
+        state |= put_blocks(model, name, octets, each.kind, each.scales)
     model.load_state_dict(state, strict=True, assign=True)
     if blocks:
         for module in model.modules():

@@ -11,6 +11,7 @@ from torch import Tensor
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
+from polyhead.native.arguments import Scales
 from polyhead.quantization import BlockType
 
 # Called with the name of the work, the units done, and the total.
@@ -28,10 +29,12 @@ class Blocks:
     Attributes:
         octets: ``[rows, bytes of a row]`` uint8.
         kind: Type of the blocks.
+        scales: Of blocks that have none of their own.
     """
 
     octets: Tensor
     kind: BlockType
+    scales: Scales | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -57,8 +57,8 @@ def save_checkpoint(
     whole, so a failure or an interruption leaves what was there before.
 
     Args:
-        checkpoint: what to save; its weights keep their dtype. Those that are in blocks, as a GGUF
-            file holds them, are unpacked, with a warning: no such directory holds blocks.
+        checkpoint: what to save; its weights keep their dtype. Those that are in blocks, as a file
+            holds them, are unpacked, with a warning.
         directory: made if need be; files of the same names in it are replaced.
         form: ``"polyhead"`` can say every configuration (layers that differ in their heads, say),
             and only polyhead reads it.
@@ -76,7 +76,7 @@ def save_checkpoint(
     if any(isinstance(module, QuantizedMatrix) for module in checkpoint.model.modules()):
         warnings.warn(
             f"weights in blocks of a few bits are saved unpacked: {target} takes more room than "
-            "the GGUF file",
+            "the file that they come from",
             stacklevel=2,
         )
     if form == "polyhead":

@@ -94,8 +94,9 @@ def load(
             file, or a hub id ``"org/name"``.
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"auto"`` (that of
             most of the file's numbers) or a ``torch.dtype``. None: float32, but on a CPU quantised
-            weights of a GGUF file stay as the file holds them, mapped into memory. Such a model
-            computes the same numbers in a quarter of the memory; ``to(torch.bfloat16)`` makes its
+            weights of a GGUF file or a Hugging Face directory stay as the file holds them, mapped
+            into memory (docs/quantised.md). Such a model computes the same numbers in a quarter of
+            the memory; ``to(torch.bfloat16)`` makes its
             activations bfloat16. What changes weights (training, conversion) needs a dtype.
         device: where the model runs: ``"cpu"``, ``"cuda"``, ...
         adapter: the directory of a LoRA adapter (PEFT), merged into the weights

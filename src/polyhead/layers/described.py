@@ -241,8 +241,8 @@ def _latent(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads, dict
     rotary = _rotated(attention.rope, P)
     heads = Heads(H, 1, R + P, R, attention.scale, 0.0, rotary, NORM_PLACES["before_rope"])
     parts = attention._modules
-    up, bias, blocks = linear(parts["kv_b_proj"], R, H * (N + V), x)
-    if bias is not None or blocks:
+    up = linear(parts["kv_b_proj"], R, H * (N + V), x)
+    if up.bias is not None or up.type:
         raise CannotBeReadError
     q = q_norm = None
     first = linear(parts["q_proj" if into is None else "q_a_proj"], E, into or H * (N + P), x)
@@ -253,7 +253,7 @@ def _latent(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads, dict
     return heads, {
         "q": first,
         "k": linear(parts["kv_a_proj_with_mqa"], E, R + P, x),
-        "latent": Latent(R, N, P, V, q, q_norm, latent, up),
+        "latent": Latent(R, N, P, V, q, q_norm, latent, up.weight),
         "out": linear(parts["o_proj"], H * V, E, x),
     }
 

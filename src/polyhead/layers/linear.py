@@ -164,7 +164,7 @@ def weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) ->
 
 
 def _fits(pair: Weight, x: Tensor, inputs: int | None = None) -> bool:
-    weight, bias, _ = pair
+    weight, bias = pair.weight, pair.bias
     return (
         native.is_plain(weight, x)
         and weight.shape[1] == (x.shape[-1] if inputs is None else inputs)

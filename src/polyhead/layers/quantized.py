@@ -1,4 +1,7 @@
-"""Weights that stay as a GGUF file holds them: blocks of a few bits for each number.
+"""Weights that stay as a file holds them: blocks of a few bits for each number.
+
+Blocks of GGUF files have scales of their own; those of Hugging Face directories have them in
+another tensor (``Scales``).
 
 Native code reads the blocks in place for up to 8 rows, and unpacks each once for more. Without it,
 and in bfloat16 on processors with matrix tiles, a panel of rows of the weight is unpacked at a time
@@ -11,6 +14,9 @@ adapters) is refused by name, with the way out: a dtype given to ``load``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,8 +26,8 @@ from polyhead.errors import UnsupportedError
 from polyhead.layers.exact import Exactly
 from polyhead.layers.rows import as_rows, code_for_blocks, code_for_eights
 from polyhead.native import by_row, gate
-from polyhead.native.arguments import IN_EIGHTS, Weight
-from polyhead.quantization import BlockType, readable, unpack
+from polyhead.native.arguments import IN_EIGHTS, Scales, Weight
+from polyhead.quantization import BlockType, of_rows, readable, unpack
 
 _PANEL = 1 << 20  # numbers that are unpacked at a time: what a large cache holds
 _WAY_OUT = "load the model with dtype='float32' (or 'bfloat16'), which unpacks them"
@@ -33,28 +39,48 @@ class QuantizedMatrix(nn.Module):
     Args:
         blocks: ``[out_features, bytes of a row]`` uint8; a file mapped into memory stays there.
         kind: Type of the blocks.
+        scales: Of blocks that have none of their own.
 
     Attributes:
         blocks: As given; a buffer, which no optimiser finds.
+        scales: Likewise, None where blocks have their own; ``to`` moves it but keeps its dtype.
+        zeros: Likewise.
         in_eights: Whether products round x to 8 bits, 32 numbers at a time.
         like: Empty; its dtype is that of numbers made of the blocks, and follows ``to``.
     """
 
     blocks: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
     like: Tensor
 
-    def __init__(self, blocks: Tensor, kind: BlockType) -> None:
+    def __init__(self, blocks: Tensor, kind: BlockType, scales: Scales | None = None) -> None:
         super().__init__()
         self.kind, self.in_eights = kind, False
         self.out_features, self.in_features = blocks.shape[0], kind.row_numbers(blocks.shape[1])
         self.register_buffer("blocks", blocks)
+        self.register_buffer("scales", None if scales is None else scales.scales)
+        self.register_buffer("zeros", None if scales is None else scales.zeros)
+        self._shares = (0, 0) if scales is None else (scales.numbers, scales.rows)
         like = torch.empty(0, dtype=torch.float32, device=blocks.device)
         self.register_buffer("like", like, persistent=False)
 
     @property
     def weight(self) -> Tensor:
         """All numbers, unpacked anew at each access; changes to them are lost."""
-        return unpack(self.blocks, self.kind, self.like.dtype)
+        return unpack(self.blocks, self.kind, self.like.dtype, self.beside)
+
+    @property
+    def beside(self) -> Scales | None:
+        """The scales of blocks that have none of their own."""
+        scales = self._buffers["scales"]
+        return None if scales is None else Scales(scales, self._buffers["zeros"], *self._shares)
+
+    def rows(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
+        """``[rows, in_features]`` numbers of the rows ``[rows]`` chosen."""
+        scales = self.beside
+        by = None if scales is None else of_rows(scales, chosen)
+        return unpack(self.blocks[chosen], self.kind, dtype, by)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x Wᵀ + b`` for x ``[..., in_features]``, in the dtype of x.
@@ -78,12 +104,27 @@ class QuantizedMatrix(nn.Module):
         parts = [
             F.linear(
                 x,
-                unpack(self.blocks[first : first + rows], self.kind, x.dtype),
+                self._panel(first, rows, x.dtype),
                 None if bias is None else bias[first : first + rows],
             )
             for first in range(0, self.out_features, rows)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _panel(self, first: int, rows: int, dtype: torch.dtype) -> Tensor:
+        """Numbers of some rows from the first on."""
+        blocks, scales = self.blocks[first : first + rows], self.beside
+        if scales is not None:
+            scales = of_rows(scales, torch.arange(first, first + len(blocks), device=blocks.device))
+        return unpack(blocks, self.kind, dtype, scales)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Conversions to another dtype are for numbers made of blocks, not for their scales."""
+        scales, self.scales = self.scales, None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if scales is not None:
+            self.scales = fn(scales.view(torch.uint8)).view(scales.dtype)
+        return self
 
     def _natively(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """The product by native code, or None."""
@@ -106,12 +147,19 @@ class QuantizedLinear(QuantizedMatrix):
         blocks: As in ``QuantizedMatrix``.
         kind: Type of the blocks.
         bias: ``[out_features]`` or None; a parameter without a gradient.
+        scales: As in ``QuantizedMatrix``.
     """
 
     bias: Tensor | None
 
-    def __init__(self, blocks: Tensor, kind: BlockType, bias: Tensor | None = None) -> None:
-        super().__init__(blocks, kind)
+    def __init__(
+        self,
+        blocks: Tensor,
+        kind: BlockType,
+        bias: Tensor | None = None,
+        scales: Scales | None = None,
+    ) -> None:
+        super().__init__(blocks, kind, scales)
         made = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.register_parameter("bias", made)
 
@@ -131,7 +179,8 @@ class QuantizedEmbedding(QuantizedMatrix):
 
     def forward(self, ids: Tensor) -> Tensor:
         """``[...]`` whole numbers to ``[..., in_features]``."""
-        return unpack(self.blocks[ids], self.kind, self.like.dtype)
+        found = self.rows(ids.flatten(), self.like.dtype)
+        return found.view(*ids.shape, self.in_features)
 
 
 def in_eights(x: Tensor) -> Tensor:
@@ -155,17 +204,22 @@ QUANTIZED_LINEAR = Exactly(QuantizedLinear)
 
 def native_weight(matrix: QuantizedMatrix, x: Tensor, bias: Tensor | None) -> Weight | None:
     """The arguments of native code, or None if it cannot be used."""
-    code, blocks = native.code(), matrix._buffers["blocks"]
+    code, blocks, scales = native.code(), matrix._buffers["blocks"], matrix.beside
     if (
         code is None
         or blocks is None
-        or not blocks.is_contiguous()
-        or not gate.is_plain(blocks)
+        or not _is_read(blocks)
+        or not (scales is None or (_is_read(scales.scales) and _is_read(scales.zeros)))
         or not readable(code, matrix.kind)
         or (bias is not None and not native.is_plain(bias, x))
     ):
         return None
-    return Weight(blocks, bias, matrix.kind.number + (IN_EIGHTS if matrix.in_eights else 0))
+    number = matrix.kind.number + (IN_EIGHTS if matrix.in_eights else 0)
+    return Weight(blocks, bias, number, scales)
+
+
+def _is_read(x: Tensor | None) -> bool:
+    return x is None or (x.is_contiguous() and gate.is_plain(x))
 
 
 def refuse_quantized(model: nn.Module, what: str) -> None:

@@ -50,9 +50,10 @@ def count_parameters(model: nn.Module) -> ParameterCounts:
     """Counts the parameters of a Transformer by the part that their names begin with."""
     counts = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
     quantized = {
-        f"{name}.blocks": module.out_features * module.in_features
+        f"{name}.{leaf}": module.out_features * module.in_features if leaf == "blocks" else 0
         for name, module in model.named_modules()
         if isinstance(module, QuantizedMatrix)
+        for leaf in ("blocks", "scales", "zeros")
     }
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         counts[_part(name)] += quantized.get(name, tensor.numel())

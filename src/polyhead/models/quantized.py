@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
 from polyhead.models.heads import Head
 from polyhead.models.transformer import Transformer
+from polyhead.native.arguments import Scales
 from polyhead.quantization import BlockType
 
 _READ_AS_NUMBERS = ("kv_b_proj", "router")
@@ -24,7 +25,8 @@ def quantizable(model: Transformer, name: str) -> bool:
     owner = model.get_submodule(path)
     if leaf != "weight" or path.endswith(_READ_AS_NUMBERS):
         return False
-    return type(owner) in (nn.Linear, nn.Embedding, Head)
+    tokens = type(owner) is nn.Embedding and path.endswith(".tokens")
+    return tokens or type(owner) in (nn.Linear, Head)
 
 
 def unpacked_state(model: nn.Module) -> dict[str, Tensor]:
@@ -35,14 +37,16 @@ def unpacked_state(model: nn.Module) -> dict[str, Tensor]:
     state = {}
     for name, tensor in model.state_dict().items():
         path, _, leaf = name.rpartition(".")
-        if leaf != "blocks" or path not in quantized:
+        if path not in quantized or leaf == "bias":
             state[name] = tensor
-        else:
+        elif leaf == "blocks":
             state[path if path == "head.weight" else f"{path}.weight"] = quantized[path].weight
     return state
 
 
-def put_blocks(model: Transformer, name: str, blocks: Tensor, kind: BlockType) -> str:
+def put_blocks(
+    model: Transformer, name: str, blocks: Tensor, kind: BlockType, scales: Scales | None
+) -> dict[str, Tensor]:
     """Puts a matrix in blocks in the place of a parameter that is ``quantizable``.
 
     Args:
@@ -50,23 +54,29 @@ def put_blocks(model: Transformer, name: str, blocks: Tensor, kind: BlockType) -
         name: In its state dict.
         blocks: ``[rows, bytes of a row]`` uint8, dense.
         kind: Their type.
+        scales: Of blocks that have none of their own, dense.
 
     Returns:
-        The name of the blocks in the state dict.
+        Its tensors, as the state dict names them.
     """
     path = name.removesuffix(".weight")
     owner = model.get_submodule(path)
     if isinstance(owner, Head):
         del owner.weight  # a module cannot replace a parameter of the same name
-        owner.weight = QuantizedMatrix(blocks, kind)
-        return f"{name}.blocks"
-    made = (
-        QuantizedEmbedding(blocks, kind)
-        if isinstance(owner, nn.Embedding)
-        else QuantizedLinear(blocks, kind, owner._parameters["bias"])
-    )
-    above, _, leaf = path.rpartition(".")
-    setattr(model.get_submodule(above), leaf, made)
-    if path == "embedding.tokens" and hasattr(model, "encoder_embedding"):
-        model.encoder_embedding.share(owner, made)
-    return f"{path}.blocks"
+        owner.weight = made = QuantizedMatrix(blocks, kind, scales)
+        path = name
+    else:
+        made = (
+            QuantizedEmbedding(blocks, kind, scales)
+            if isinstance(owner, nn.Embedding)
+            else QuantizedLinear(blocks, kind, owner._parameters["bias"], scales)
+        )
+        above, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(above), leaf, made)
+        if path == "embedding.tokens" and hasattr(model, "encoder_embedding"):
+            model.encoder_embedding.share(owner, made)
+    return {
+        f"{path}.{leaf}": tensor
+        for leaf in ("blocks", "scales", "zeros")
+        if (tensor := made._buffers[leaf]) is not None
+    }

@@ -34,19 +34,37 @@ DIFFERENTIATED = ("relu", "silu", "gelu_tanh")
 """The activations that ``Code.gated`` and its gradients know."""
 
 
+class Scales(NamedTuple):
+    """Scales of blocks that have none: number k of row n has those at [n / rows, k / numbers].
+
+    Attributes:
+        scales: ``[groups of rows, groups of numbers]``, dense.
+        zeros: The codes that stand for 0, bytes of the same shape; None: the middle one.
+        numbers: Of a row that share a scale, a multiple of 32; the last group may be smaller.
+        rows: That share scales; the last group may be smaller.
+    """
+
+    scales: Tensor
+    zeros: Tensor | None
+    numbers: int
+    rows: int
+
+
 class Weight(NamedTuple):
     """A weight ``[out, in]`` and its bias ``[out]`` or None, dense.
 
     Attributes:
-        weight: In the dtype of what it multiplies; or blocks as a GGUF file has them, bytes
+        weight: In the dtype of what it multiplies; or blocks as a file has them, bytes
             ``[out, bytes of a row]``.
         type: Number of the blocks' type, with ``IN_EIGHTS`` where x is rounded to 8 bits; 0: there
             are no blocks.
+        scales: Of blocks that have none of their own.
     """
 
     weight: Tensor
     bias: Tensor | None
     type: int = 0
+    scales: Scales | None = None
 
 
 class Piece(NamedTuple):

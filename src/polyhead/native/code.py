@@ -95,20 +95,19 @@ class Code:
         """
         self._grids(grids)
 
-    def unpack(self, blocks: Tensor, kind: int, numbers: int, dtype: torch.dtype) -> Tensor:
+    def unpack(self, blocks: Weight, numbers: int, dtype: torch.dtype) -> Tensor:
         """Rows of blocks as numbers, rounded from float32.
 
         Args:
-            blocks: ``[rows, bytes]`` uint8, the last dimension dense.
-            kind: Number of their type, one of ``block_sizes``.
+            blocks: Of which only the last dimension is dense; a bias is not looked at.
             numbers: Numbers of a row.
             dtype: One of ``DTYPES``.
 
         Returns:
             ``[rows, numbers]``.
         """
-        y = blocks.new_empty((blocks.shape[0], numbers), dtype=dtype)
-        self._unpack(self._index, threads(), blocks, kind, y)
+        y = blocks.weight.new_empty((blocks.weight.shape[0], numbers), dtype=dtype)
+        self._unpack(self._index, threads(), blocks, y)
         return y
 
     def feed_forward(self, x: Tensor, network: Network, *, by_row: bool = True) -> Tensor:

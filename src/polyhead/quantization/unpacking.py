@@ -1,6 +1,6 @@
-"""Blocks to numbers: by native code where it reads the type, else by the ``gguf`` package.
+"""Blocks to numbers: by native code where it reads the type, else by the ``gguf`` package or torch.
 
-Both give the same bits in float32.
+All give the same bits in float32.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.native import gate
-from polyhead.native.arguments import DTYPES, Weight
+from polyhead.native.arguments import DTYPES, Scales, Weight
 from polyhead.native.code import Code
+from polyhead.quantization import scaled
 from polyhead.quantization.blocks import BlockType, block_types
 
 _Q8_1 = "Q8_1"
@@ -25,13 +26,19 @@ _Q8_1 = "Q8_1"
 _WITH_GRIDS = "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 
 
-def unpack(blocks: Tensor, kind: BlockType, dtype: torch.dtype = torch.float32) -> Tensor:
+def unpack(
+    blocks: Tensor,
+    kind: BlockType,
+    dtype: torch.dtype = torch.float32,
+    scales: Scales | None = None,
+) -> Tensor:
     """The numbers of rows of blocks.
 
     Args:
-        blocks: ``[..., bytes of a row]`` uint8.
+        blocks: ``[..., bytes of a row]`` uint8; ``[rows, bytes of a row]`` with scales.
         kind: Kind of the blocks.
         dtype: Dtype of the result; what is no float32 is rounded from it.
+        scales: Of blocks that have none of their own.
 
     Returns:
         ``[..., numbers of a row]``, dense, on the device of ``blocks``.
@@ -41,19 +48,32 @@ def unpack(blocks: Tensor, kind: BlockType, dtype: torch.dtype = torch.float32) 
         NotImplementedError: A type whose meaning the ``gguf`` package does not know.
     """
     if torch.compiler.is_compiling() or gate.is_fake([blocks]):
-        made: Tensor = _operator(blocks, kind.name, dtype)
+        by = (None, None, 0, 0) if scales is None else scales
+        made: Tensor = _operator(blocks, kind.name, dtype, *by)
         return made
-    return _unpacked(blocks, kind, dtype)
+    return _unpacked(blocks, kind, dtype, scales)
 
 
-def _unpacked(blocks: Tensor, kind: BlockType, dtype: torch.dtype) -> Tensor:
+def _unpacked(blocks: Tensor, kind: BlockType, dtype: torch.dtype, scales: Scales | None) -> Tensor:
     shape = *blocks.shape[:-1], kind.row_numbers(blocks.shape[-1])
     code = native.code()
-    if code is not None and dtype in DTYPES and gate.is_plain(blocks) and readable(code, kind):
+    if code is not None and dtype in DTYPES and _is_plain(blocks, scales) and readable(code, kind):
         rows = blocks.reshape(-1, blocks.shape[-1])
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        return code.unpack(rows, kind.number, shape[-1], dtype).view(shape)
-    return _by_package(blocks, kind).view(shape).to(blocks.device, dtype)
+        return code.unpack(Weight(rows, None, kind.number, scales), shape[-1], dtype).view(shape)
+    return _meant(blocks, kind, scales).view(shape).to(blocks.device, dtype)
+
+
+def _is_plain(blocks: Tensor, scales: Scales | None) -> bool:
+    beside = () if scales is None else [x for x in scales[:2] if x is not None]
+    return gate.is_plain(blocks) and all(gate.is_plain(x) and x.is_contiguous() for x in beside)
+
+
+def _meant(blocks: Tensor, kind: BlockType, scales: Scales | None) -> Tensor:
+    """float32, without native code."""
+    if kind.name in scaled.TYPES:
+        return scaled.numbers_of(blocks.reshape(-1, blocks.shape[-1]), kind, scales)
+    return _by_package(blocks, kind)
 
 
 def _by_package(blocks: Tensor, kind: BlockType) -> Tensor:
@@ -76,19 +96,40 @@ def _from_q8_1(octets: np.ndarray) -> Tensor:
 
 
 @torch.library.custom_op("polyhead::unpack_blocks", mutates_args=())
-def _operator(blocks: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    return _unpacked(blocks, block_types()[kind], dtype)
+def _operator(
+    blocks: Tensor,
+    kind: str,
+    dtype: torch.dtype,
+    scales: Tensor | None,
+    zeros: Tensor | None,
+    numbers: int,
+    rows: int,
+) -> Tensor:
+    by = None if scales is None else Scales(scales, zeros, numbers, rows)
+    return _unpacked(blocks, _type(kind), dtype, by)
 
 
 @_operator.register_fake
-def _(blocks: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    numbers = block_types()[kind].row_numbers(blocks.shape[-1])
-    return blocks.new_empty((*blocks.shape[:-1], numbers), dtype=dtype)
+def _(
+    blocks: Tensor,
+    kind: str,
+    dtype: torch.dtype,
+    scales: Tensor | None,
+    zeros: Tensor | None,
+    numbers: int,
+    rows: int,
+) -> Tensor:
+    count = _type(kind).row_numbers(blocks.shape[-1])
+    return blocks.new_empty((*blocks.shape[:-1], count), dtype=dtype)
+
+
+def _type(name: str) -> BlockType:
+    return scaled.TYPES.get(name) or block_types()[name]
 
 
 @cache
 def readable(code: Code, kind: BlockType) -> bool:
-    """Whether native code reads blocks of a type, and has agreed with the package on some.
+    """Whether native code reads blocks of a type, and has agreed on some with what they mean.
 
     One that disagrees is not used, with a warning.
     """
@@ -124,21 +165,37 @@ def disagreement(code: Code, kind: BlockType) -> str | None:
     """What a code reads wrongly in some random blocks, or None: the test at first use."""
     generator = torch.Generator().manual_seed(0)
     numbers = 3 * kind.numbers
-    shape = 7, kind.row_octets(numbers)
-    blocks = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    blocks, scales = _samples(kind, numbers, generator)
     with np.errstate(all="ignore"):
-        wanted = _by_package(blocks, kind)
-    found = code.unpack(blocks, kind.number, numbers, torch.float32)
+        wanted = _meant(blocks, kind, scales)
+    weight = Weight(blocks, None, kind.number, scales)
+    found = code.unpack(weight, numbers, torch.float32)
     whole = wanted.isfinite()  # a random scale may be no number
     if not torch.equal(found[whole], wanted[whole]) or bool(found[~whole].isfinite().any()):
-        return "numbers differ from the gguf package's"
+        return "numbers differ from those of the package or torch"
     rows = whole.all(dim=1)
     for count in (1, 3):
         x = torch.randn(count, numbers, generator=generator)
-        y = code.product(x, [Weight(blocks, None, kind.number)])[:, rows].double()
+        y = code.product(x, [weight])[:, rows].double()
         exact = x.double() @ wanted[rows].double().mT
         # In units of what is added up: scales of random bits differ by many orders.
         most = x.abs().double() @ wanted[rows].abs().double().mT
         if not bool(((y - exact).abs() <= 1e-5 * most).all()):
             return "a product differs from float64"
     return None
+
+
+def _samples(
+    kind: BlockType, numbers: int, generator: torch.Generator
+) -> tuple[Tensor, Scales | None]:
+    """Seven rows of random blocks, and scales of two rows and of all numbers but some."""
+    if kind in (scaled.F16, scaled.BF16):
+        dtype = torch.float16 if kind == scaled.F16 else torch.bfloat16
+        return torch.randn(7, numbers, generator=generator).to(dtype).view(torch.uint8), None
+    shape = 7, kind.row_octets(numbers)
+    blocks = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    if not scaled.is_scaled(kind):
+        return blocks, None
+    scales = torch.randn(4, 2, generator=generator)
+    zeros = torch.randint(256, (4, 2), generator=generator, dtype=torch.uint8)
+    return blocks, Scales(scales, None if kind == scaled.F8_E4M3 else zeros, 2 * kind.numbers, 2)

@@ -123,7 +123,7 @@ def read_config(
             always by name.
     """
     keys = Keys(values, where, defaults=family.defaults, aliases=family.aliases, shown=shown)
-    quantization.read_blocks(values, where)
+    quantization.read_scheme(values, where)
     config = _read(keys, family)
     keys.finish({*HARMLESS, *family.harmless, family.initial_key, *hints})
     key = family.initial_key

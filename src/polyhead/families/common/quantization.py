@@ -1,42 +1,176 @@
-"""``quantization_config`` of config.json: weights in 8-bit floats with a scale per block."""
+"""``quantization_config`` of config.json: how a directory's weights became codes of few bits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from polyhead.errors import ConfigError
 from polyhead.families.common.keys import Keys
 
 KEY = "quantization_config"
-_HARMLESS = ("activation_scheme", "modules_to_not_convert")
+_HARMLESS = {
+    "fp8": ("activation_scheme", "modules_to_not_convert"),
+    "gptq": (
+        "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "sym", "dataset",
+        "model_name_or_path", "model_file_base_name", "is_marlin_format", "lm_head", "meta",
+        "quantizer", "format", "backend", "block_name_to_quantize",
+        "module_name_preceding_first_block",
+        "modules_in_block_to_quantize", "batch_size", "pad_token_id", "disable_exllama",
+        "use_exllama", "exllama_config", "max_input_length", "use_cuda_fp16", "model_seqlen",
+        "cache_block_outputs", "tokenizer", "desc_act",
+    ),
+    "awq": (
+        "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse",
+        "exllama_config", "zero_point",
+    ),
+    "compressed-tensors": (
+        "ignore", "quantization_status", "global_compression_ratio", "kv_cache_scheme", "version",
+        "sparsity_config", "transform_config",
+    ),
+}  # fmt: skip
+"""What changes no number of a weight, or is seen in the tensors themselves."""
+_HARMLESS_OF_WEIGHTS = (
+    "observer",
+    "observer_kwargs",
+    "actorder",
+    "dynamic",
+    "scale_dtype",
+    "zp_dtype",
+)
 
 
-def read_blocks(values: Mapping[str, Any], where: object) -> tuple[int, int] | None:
-    """Rows and columns of a block, as config.json's ``quantization_config`` says; None: no blocks.
+@dataclass(frozen=True)
+class Scheme:
+    """How weights became codes.
+
+    Attributes:
+        layout: How tensors hold them: "fp8", "gptq", "awq", "pack-quantized", "int-quantized" or
+            "float-quantized" (compressed-tensors).
+        bits: Of a code.
+        rows: Of a weight that share a scale; None: all of them.
+        numbers: Of a row that share a scale; None: all of them.
+        plus: What is added to the zeros of a file.
+    """
+
+    layout: str
+    bits: int
+    rows: int | None
+    numbers: int | None
+    plus: int = 0
+
+
+def read_scheme(values: Mapping[str, Any], where: object) -> Scheme | None:
+    """What config.json's ``quantization_config`` says; None: weights are numbers.
 
     Args:
         values: The object of config.json.
         where: The file, for messages.
 
     Raises:
-        ConfigError: Another quantisation than this one, by the field.
+        ConfigError: A quantisation that is not read, by the field.
     """
     scheme = values.get(KEY)
     if scheme is None:
         return None
-    if not isinstance(scheme, Mapping):
-        raise ConfigError(f"{where}: {KEY} must be an object: got {scheme!r}")
-    keys = Keys(scheme, f"{where}: {KEY}")
-    if (method := keys.take("quant_method")) != "fp8":
-        raise keys.refused("quant_method", method, "'fp8'")
+    keys = _keys(scheme, f"{where}: {KEY}")
+    method = keys.take("quant_method")
+    if not isinstance(method, str) or method not in _READERS:
+        raise keys.refused("quant_method", method, ", ".join(repr(name) for name in _READERS))
+    found = _READERS[method](keys)
+    keys.finish(_HARMLESS[method])
+    return found
+
+
+def _keys(values: Any, named: str) -> Keys:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{named} must be an object: got {values!r}")
+    return Keys(values, named)
+
+
+def _fp8(keys: Keys) -> Scheme:
     keys.expect("fmt", "e4m3")
-    size = keys.take("weight_block_size")
+    return Scheme("fp8", 8, *_block(keys, "weight_block_size"))
+
+
+def _block(keys: Keys, key: str) -> tuple[int, int]:
+    size = keys.take(key)
     if not (isinstance(size, list) and len(size) == 2 and all(_is_count(n) for n in size)):
-        raise keys.refused("weight_block_size", size, "[rows, columns], such as [128, 128]")
-    keys.finish(_HARMLESS)
+        raise keys.refused(key, size, "[rows, columns], such as [128, 128]")
     return size[0], size[1]
+
+
+def _gptq(keys: Keys) -> Scheme:
+    form = keys.choice("checkpoint_format", {"gptq": 1, "gptq_v2": 0}, "gptq")
+    keys.expect("pack_dtype", "int32")
+    return Scheme("gptq", _bits(keys, "bits", 4, 8), 1, _numbers(keys), form)
+
+
+def _awq(keys: Keys) -> Scheme:
+    keys.expect("version", "gemm", "GEMM")
+    return Scheme("awq", _bits(keys, "bits", 4), 1, _numbers(keys))
+
+
+def _compressed(keys: Keys) -> Scheme:
+    layout = keys.take("format")
+    groups = keys.take("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise keys.refused("config_groups", groups, "an object of one group")
+    (name, group), *_ = groups.items()
+    part = _keys(group, f"{keys.where}: config_groups: {name}")
+    part.take("targets", None)
+    own = part.take("format", None)
+    own_weights = _keys(part.take("weights"), f"{part.where}: weights")
+    part.finish(("input_activations", "output_activations"))
+    found = _weights(own_weights, layout if own is None else own, keys)
+    own_weights.finish(_HARMLESS_OF_WEIGHTS)
+    return found
+
+
+def _weights(keys: Keys, layout: Any, above: Keys) -> Scheme:
+    kinds = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
+    if not isinstance(layout, str) or layout not in kinds:
+        raise above.refused("format", layout, ", ".join(repr(name) for name in kinds))
+    keys.expect("type", kinds[layout])
+    bits = _bits(keys, "num_bits", *((4, 8) if layout == "pack-quantized" else (8,)))
+    keys.take("symmetric", True)  # seen in the tensors
+    strategy = keys.take("strategy", None)
+    numbers, size = keys.take("group_size", None), keys.take("block_structure", None)
+    if strategy is None:
+        strategy = "group" if numbers not in (None, -1) else "channel"
+    if strategy == "tensor":
+        return Scheme(layout, bits, None, None)
+    if strategy == "channel":
+        return Scheme(layout, bits, 1, None)
+    if strategy == "group" and _is_count(numbers):
+        return Scheme(layout, bits, 1, numbers)
+    if strategy == "block" and size is not None:
+        return Scheme(layout, bits, *_block(keys, "block_structure"))
+    raise keys.refused(
+        "strategy", strategy, "'tensor', 'channel', 'group' or 'block', with its size"
+    )
+
+
+def _bits(keys: Keys, key: str, *allowed: int) -> int:
+    bits = keys.take(key)
+    if bits not in allowed or not _is_count(bits):
+        raise keys.refused(key, bits, " or ".join(str(each) for each in allowed))
+    return int(bits)
+
+
+def _numbers(keys: Keys) -> int | None:
+    """The size of a group; None where a row is one."""
+    size = keys.take("group_size")
+    if size == -1:
+        return None
+    if not _is_count(size):
+        raise keys.refused("group_size", size, "a whole number from 1, or -1 for whole rows")
+    return int(size)
 
 
 def _is_count(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+_READERS = {"fp8": _fp8, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}

@@ -177,6 +177,13 @@ class Tensors:
         found = self._find(name.removeprefix(self.prefix), self._by_theirs)
         return found is not None and all(step.moves_rows for step in found.rule.steps)
 
+    def our_name(self, name: str) -> str | None:
+        """What polyhead calls the first tensor that one of the file becomes; None: nothing."""
+        found = self._find(name.removeprefix(self.prefix), self._by_theirs)
+        if found is None:
+            return None
+        return found.rule.our_names(found.numbers, found.leaf, 1)[0]
+
     def extended(self, *rules: Rule) -> Tensors:
         """With further rules, which come before those that are there."""
         return replace(self, rules=(*rules, *self.rules))
