@@ -20,6 +20,7 @@ from polyhead.benchmarks.llama_cpp import LlamaCpp, Told
 from polyhead.benchmarks.peers import GEMMA3, SMOLLM2, installed
 from polyhead.checkpoints import find
 from polyhead.generation import LanguageModel, load
+from polyhead.planning import plan
 
 MODEL, PROMPT, STEPS = "smollm2", 128, 16
 _MODELS = {MODEL: ("SmolLM2", SMOLLM2), "gemma3-270m": ("Gemma 3", GEMMA3)}
@@ -138,9 +139,7 @@ def _prefill(
     if llama is not None:
         known = ids[0].tolist()
         peers["llama.cpp"] = Contestant(lambda: llama.prefill(known), _knows(llama, known, -1))
-    embedding = ours.config.vocab_size * ours.config.embed_dim
-    body = sum(p.numel() for p in unpacked.parameters()) - embedding
-    operations = 2.0 * body * tokens
+    operations = plan(ours.config, tokens=tokens).prefill.model
     return Case(
         "prefill, tokens:", tokens, dtype,
         read(ours), peers, (matrix_rate(dtype, operations),), tokens, "tokens/s", _seconds,

@@ -18,6 +18,7 @@ from polyhead.benchmarks.onnx_peer import session_options
 from polyhead.benchmarks.peers import MINILM, ONNX_MODELS, installed
 from polyhead.checkpoints import find
 from polyhead.generation import TextEncoder, load
+from polyhead.planning import plan
 
 MODEL, TOKENS = "minilm", 128
 
@@ -45,9 +46,7 @@ def _case(ours: TextEncoder, peer: Any, ids: Tensor, dtype: torch.dtype) -> Case
         peers["transformers"] = Contestant(lambda: peer(ids).last_hidden_state, same)
         if installed(ONNX_MODELS):
             peers[ONNX_MODELS] = Contestant(_in_onnxruntime(ids), same)
-    body = sum(p.numel() for p in model.layers.parameters() if p.ndim == 2)
-    width = model.config.embed_dim
-    operations = count * (2.0 * TOKENS * body + 4.0 * TOKENS**2 * width * len(model.layers))
+    operations = plan(model.config, tokens=TOKENS, batch=count).prefill.model
     return Case(
         f"sentences of {TOKENS} tokens:", count, dtype, lambda: model.hidden_states(ids), peers,
         (matrix_rate(dtype, operations),), count, "sentences/s",
