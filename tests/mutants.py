@@ -188,7 +188,11 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("the step that wrote a token", "queries=slice(prompt - 1, None)", "queries=slice(prompt, None)"),
             ("heads that align too little", "if flat[number] >= least", "if True"),
         ],
+        "tests/inspection/test_far_device.py": [
+            ("counts on a device", "return call.q.is_cpu", "return True"),
+        ],
         "tests/inspection/test_statistics.py tests/inspection/test_probe.py tests/inspection/test_view.py": [
+            ("weights on pairs that are masked", "weights.masked_fill(~pairs, 0.0)", "weights.masked_fill(pairs, 0.0)"),
             ("a sink's entropy", 'self.found["entropy"] -= share * log_share', "pass"),
             ("keys of a weight 0", ".masked_fill(new == 0, -1)", ""),
             ("a tile's place", "new_keys + tile.start", "new_keys"),

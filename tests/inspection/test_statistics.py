@@ -127,10 +127,14 @@ def _defined(call: KeptCall, weights: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.fixture(params=(None, *native.all_codes()), ids=lambda code: code.name if code else "torch")
+@pytest.fixture(
+    params=("torch", "as on a device", *native.all_codes()), ids=lambda x: getattr(x, "name", x)
+)
 def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What computes the sums of a tile: native code of some instruction set, or torch."""
-    if request.param is None:
+    if isinstance(request.param, str):
+        if request.param == "as on a device":
+            monkeypatch.setattr(measuring, "_is_near", lambda call: False)
         monkeypatch.setattr(measuring, "code_for", lambda x: None)
         yield
     else:

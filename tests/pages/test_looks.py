@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny import byte_tokenizer, decoder
 
+import far
 import polyhead as ph
 from polyhead.inspection.heads import TokenizedText
 from polyhead.inspection.statistics import AVERAGED, TABLE
@@ -116,3 +117,27 @@ def test_a_look_without_heads_is_that_of_the_ablated_model(model: ph.LanguageMod
     torch.testing.assert_close(torch.from_numpy(found.row(1, 0, 9)), seen[1].rows([0])[0, 0, 9])
     assert found.next_token is not None
     assert found.next_token.tokens[0][0] == int(logits.argmax())
+
+
+@pytest.mark.filterwarnings("ignore:at..frobenius_norm is deprecated")
+def test_a_look_at_a_model_on_a_device_shows_the_same(look: Look) -> None:
+    with far.Away() as away:
+        model = ph.LanguageModel(decoder(), byte_tokenizer(), "tiny").eval().to(far.DEVICE)
+        there = look_at("tiny", model, TokenizedText.of(model.tokenizer, TEXT), {})
+        assert there.next_json() is not None
+        part = slice(2, 9)
+        before = away.bytes
+        for ask in (
+            lambda look: look.thumbnails(1, 8).astype(int),
+            lambda look: look.region(0, 1, part, part, 4),
+            lambda look: look.row(1, 2, 12),
+            lambda look: look.column(1, 2, 3),
+            lambda look: look.pair(12, 3),
+        ):
+            found, wanted = ask(there), ask(look)
+            assert abs(found - wanted).max() <= (1 if found.dtype == int else 1e-5)
+        # A byte a pixel of 4 heads, then 4 × 4 cells, a row, a column, a number of each head.
+        pixels = 4 * 8 * 8
+        assert away.bytes - before <= pixels + 4 * (4 * 4 + 16 + 16 + 8)
+        assert there.notable().keys() == look.notable().keys()
+        assert isinstance(there.way(12), dict)

@@ -9,7 +9,7 @@ Letters: B batch, H query heads, T queries, S keys.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from polyhead.semantics.tokens import Span, distance
 
 ROWS_PER_TILE, KEYS_PER_TILE = 512, 1024
 """Half a million weights at a time, 2 MiB in float32: they stay in a CPU's cache."""
+
+DEVICE_ROWS, DEVICE_KEYS = 2048, 8192
+"""On other devices 64 MiB: fewer launches."""
 
 _NEAR = 1 << 20
 """Spans longer than this hold a token that stands nowhere (``caches.source.NOWHERE``)."""
@@ -51,9 +54,10 @@ def measure(call: KeptCall, names: Collection[str], top_k: int = 8) -> dict[str,
 
 def tile_size(call: KeptCall) -> tuple[int, int]:
     """Queries and keys of a tile: fewer of both where a batch is large."""
+    most, keys = (ROWS_PER_TILE, KEYS_PER_TILE) if _is_near(call) else (DEVICE_ROWS, DEVICE_KEYS)
     batch = max(1, call.q.shape[0])
-    rows = max(16, ROWS_PER_TILE // batch)
-    return rows, max(64, ROWS_PER_TILE * KEYS_PER_TILE // (rows * batch))
+    rows = max(16, most // batch)
+    return rows, max(64, most * keys // (rows * batch))
 
 
 def tiles_seen(call: KeptCall, rows: Tokens, tiles: list[Tokens]) -> Iterator[tuple[Tokens, bool]]:
@@ -63,6 +67,11 @@ def tiles_seen(call: KeptCall, rows: Tokens, tiles: list[Tokens]) -> Iterator[tu
         kind = Visibility.ALL if mask is None else mask.classify(rows, tile)
         if kind is not Visibility.NONE:
             yield tile, kind is Visibility.ALL and call.spec.bias is None
+
+
+def _is_near(call: KeptCall) -> bool:
+    """Whether counting something on the device of a call waits for nothing."""
+    return call.q.is_cpu
 
 
 def _check(call: KeptCall, names: Collection[str]) -> None:
@@ -129,7 +138,7 @@ class _Measurement:
         rows: Tokens,
         tile: Tokens,
         all_seen: bool,
-        relations: dict[str, tuple[Tensor, ...]],
+        relations: Mapping[str, Tensor | tuple[Tensor, ...]],
     ) -> None:
         """Adds one head's weights on one tile to every sum."""
         part = slice(rows.start, rows.start + rows.length)
@@ -146,9 +155,13 @@ class _Measurement:
         if self.indicators is not None:
             columns = self.indicators[:, tile.start : tile.start + tile.length]
             found["document_mass"][:, head, part] += weights @ columns
-        for name, (batch, row, key) in relations.items():
+        for name, pairs in relations.items():
             sums = found[name][:, head, part]
-            sums.index_put_((batch, row), weights[batch, row, key], accumulate=True)
+            if isinstance(pairs, Tensor):
+                sums += weights.masked_fill(~pairs, 0.0).sum(dim=-1)
+            else:
+                batch, row, key = pairs
+                sums.index_put_((batch, row), weights[batch, row, key], accumulate=True)
 
     def _sums(self, head: int, part: slice, tile: Tokens) -> TileSums:
         """What native code adds to in its pass over a tile."""
@@ -185,6 +198,9 @@ class _Measurement:
     def _add_top(self, head: int, part: slice, weights: Tensor, tile: Tokens) -> None:
         best = self.found["top_weights"][:, head, part]
         best_keys = self.found["top_keys"][:, head, part]
+        if not _is_near(self.call):  # counting rows would wait for the device
+            _merge_top(best, best_keys, weights, tile)
+            return
         # Few rows of a later tile have anything among their largest; NaN is not less either.
         rows = ~(weights.amax(dim=-1) <= best[..., -1])
         if 2 * int(rows.sum()) > rows.numel():
@@ -194,11 +210,11 @@ class _Measurement:
             _merge_top(values, keys, weights[rows], tile)
             best[rows], best_keys[rows] = values, keys
 
-    def _relations(self, rows: Tokens, tile: Tokens) -> dict[str, tuple[Tensor, ...]]:
+    def _relations(self, rows: Tokens, tile: Tokens) -> Mapping[str, Tensor | tuple[Tensor, ...]]:
         """For each statistic that is the weight on related keys: the pairs of this tile.
 
         Pairs are few (a diagonal, a column, the copies of a token), so picking them costs less
-        than multiplying the tile by a mask, for each head.
+        than masking the tile, for each head. Other devices mask: to count pairs is to wait.
         """
         nearest, farthest = _distance_range(rows, tile)
         possible = {
@@ -213,7 +229,7 @@ class _Measurement:
         call = self.call
         device = call.q.device
         apart = distance(rows, tile, device)[:, 0]
-        related = {}
+        related: dict[str, Tensor] = {}
         if "first_token" in wanted:
             at_zero = positions_of(tile, device) == 0
             related["first_token"] = at_zero[:, None].expand(-1, rows.length, -1)
@@ -230,6 +246,8 @@ class _Measurement:
             if "induction" in tokens:
                 same = asking == call.ids.preceding[:, None, part]
                 related["induction"] = same & (asking >= 0) & (apart >= 0)
+        if not _is_near(call):
+            return related
         batch = call.q.shape[0]
         return {
             name: pairs.expand(batch, -1, -1).nonzero(as_tuple=True)

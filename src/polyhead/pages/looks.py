@@ -153,7 +153,7 @@ class Look:
             return padded.view(len(row), -1, cell).amax(dim=-1)
 
         small = torch.stack([line(query) for query in chosen], dim=1)
-        return (small.sqrt() * 255).round().to(torch.uint8).numpy()
+        return (small.sqrt() * 255).round().to(torch.uint8).cpu().numpy()
 
     def region(
         self, layer: int, head: int, q_range: slice, k_range: slice, pixels: int
@@ -161,19 +161,19 @@ class Look:
         """The largest weight of each cell of a rectangle, at most ``pixels`` cells a side."""
         view = self.layers[layer].view
         picture = view.map(head, pixels, q_range=q_range, k_range=k_range)
-        return picture[0].float().numpy()
+        return picture[0].float().cpu().numpy()
 
     def row(self, layer: int, head: int, query: int) -> npt.NDArray[np.float32]:
         """One query's weights on all keys of a layer, ``[S]``."""
         view = self.layers[layer].view
         whole("query", query, least=0, most=view.call.q_tokens.length - 1)
-        return view.rows([head], slice(query, query + 1))[0, 0, 0].float().numpy()
+        return view.rows([head], slice(query, query + 1))[0, 0, 0].float().cpu().numpy()
 
     def column(self, layer: int, head: int, key: int) -> npt.NDArray[np.float32]:
         """All queries' weights on one key of a layer, ``[T]``."""
         view = self.layers[layer].view
         whole("key", key, least=0, most=view.call.k_tokens.length - 1)
-        return view.tile(head, slice(None), slice(key, key + 1))[0, :, 0].float().numpy()
+        return view.tile(head, slice(None), slice(key, key + 1))[0, :, 0].float().cpu().numpy()
 
     def pair(self, query: int, key: int) -> npt.NDArray[np.float32]:
         """The weight of one token on another in every head, layer by layer.
@@ -189,8 +189,10 @@ class Look:
             if q0 <= query < q1 and k0 <= key < k1:
                 found.append(layer.view.call.row(query - q0)[0, :, key - k0].float())
             else:
-                found.append(torch.full((len(layer.view.heads),), torch.nan))
-        return torch.cat(found).numpy()
+                found.append(
+                    torch.full((len(layer.view.heads),), torch.nan, device=layer.view.lse.device)
+                )
+        return torch.cat(found).cpu().numpy()
 
     def product(self, layer: int, head: int, query: int, key: int) -> Product:
         """How a query and a key of a layer come to their weight."""

@@ -222,7 +222,7 @@ class _Handlers:
         place = [request.path_params[name] for name in ("layer", "head", "query", "key")]
         found = self._look(request).product(*place)
         parts = (found.q, found.k, found.raw, found.scores)
-        return _binary(torch.cat(parts).numpy(), tuple(map(len, parts)))
+        return _binary(torch.cat(parts).cpu().numpy(), tuple(map(len, parts)))
 
     def way(self, request: Request) -> Response:
         found = self._look(request).way(request.path_params["token"])
