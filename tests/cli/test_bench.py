@@ -60,6 +60,12 @@ def test_refusals(run: Run, arguments: tuple[str, ...], words: tuple[str, ...]) 
     run("bench", *arguments).refused(2, *words)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_one_sentence_says_so(run: Run) -> None:
+    words = "--device cuda needs a CUDA device: torch finds none here"
+    run("bench", "model", "--device", "cuda").refused(2, words)
+
+
 def test_a_missing_peer_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

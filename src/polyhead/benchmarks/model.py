@@ -14,23 +14,32 @@ import torch
 from torch import Tensor
 
 from polyhead import native
-from polyhead.benchmarks.case import Case, Contestant, Differs, Run, Settings
+from polyhead.benchmarks.case import Case, Contestant, Run, Settings
 from polyhead.benchmarks.limits import matrix_rate, read_rate
 from polyhead.benchmarks.llama_cpp import LlamaCpp, Told
 from polyhead.benchmarks.peers import GEMMA3, SMOLLM2, installed
+from polyhead.benchmarks.stepping import (
+    PROMPT,
+    STEPS,
+    decode_on_device,
+    prefill_on_device,
+    reading,
+    says_the_same,
+    steps,
+    their_reading,
+    their_steps,
+)
 from polyhead.checkpoints import find
 from polyhead.generation import LanguageModel, load
 from polyhead.planning import plan
 
-MODEL, PROMPT, STEPS = "smollm2", 128, 16
+MODEL = "smollm2"
 _MODELS = {MODEL: ("SmolLM2", SMOLLM2), "gemma3-270m": ("Gemma 3", GEMMA3)}
 """Names in tables, and the package of the file, by the catalogue's name."""
 IN_EIGHTS = "polyhead, int8 activations"
 """The same model, which rounds what it multiplies to 8 bits as llama.cpp does."""
 UNPACKED = "polyhead, unpacked"
 """The same model with its weights in the case's dtype."""
-# Share of positions at which both must say the same likeliest token.
-_AGREEMENT = {torch.float32: 0.999, torch.float16: 0.95, torch.bfloat16: 0.9}
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -40,10 +49,28 @@ def cases(settings: Settings) -> Iterator[Case]:
     """
     for name, (title, file) in _MODELS.items():
         if installed(file) and (name == MODEL or not settings.quick):
-            yield from _of_model(name, title, settings)
+            of_model = _of_model if settings.device == "cpu" else _on_device
+            for case in of_model(name, settings):
+                yield replace(case, group=f"{title}, {case.group}")
 
 
-def _of_model(name: str, title: str, settings: Settings) -> Iterator[Case]:
+def _on_device(name: str, settings: Settings) -> Iterator[Case]:
+    """On a GPU: decoding from a captured graph and without, a prompt, transformers there."""
+    here = torch.device("cpu")  # a file is read here, wherever cases are drawn
+    with here:
+        peer = theirs(name).to(settings.device) if installed("transformers") else None
+    for dtype in settings.dtypes:
+        with here:
+            ours = load(name, dtype=dtype, device=settings.device, expect=LanguageModel)
+        text = ours.tokenizer.encode(topics["compound"])
+        ids = torch.tensor([text[: 256 if settings.quick else 1024]], device=settings.device)
+        if peer is not None:
+            peer = _as_dtype(peer, dtype)
+        yield decode_on_device(ours, peer, ids, dtype)
+        yield prefill_on_device(ours, peer, ids, dtype)
+
+
+def _of_model(name: str, settings: Settings) -> Iterator[Case]:
     length = 256 if settings.quick else 1024
     peer = theirs(name) if installed("transformers") else None
     llama = LlamaCpp(find(name).path) if installed("llama.cpp") else None
@@ -58,24 +85,10 @@ def _of_model(name: str, title: str, settings: Settings) -> Iterator[Case]:
             if peer is not None:
                 peer = _as_dtype(peer, dtype)
             for made in (_decode, _prefill):
-                case = made(ours, eights, unpacked, peer, llama, ids, dtype)
-                yield replace(case, group=f"{title}, {case.group}")
+                yield made(ours, eights, unpacked, peer, llama, ids, dtype)
     finally:
         if llama is not None:
             llama.close()
-
-
-def _steps(model: LanguageModel, prompt: Tensor, steps: Tensor) -> Run:
-    """Logits of tokens behind a prompt, one at a time, through a cache."""
-    cache = model.new_cache(PROMPT + STEPS)
-    model(prompt, cache=cache, last=1)
-
-    def run() -> Tensor:
-        logits = [model(steps[:, i : i + 1], cache=cache, last=1) for i in range(STEPS)]
-        cache.rollback(STEPS)
-        return torch.cat(logits, dim=1)
-
-    return run
 
 
 def _decode(
@@ -88,29 +101,19 @@ def _decode(
     dtype: torch.dtype,
 ) -> Case:
     """The same 16 tokens after the same prompt."""
-    prompt, steps = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
-    same = _says_the_same(dtype)
-    peers = {UNPACKED: Contestant(_steps(unpacked, prompt, steps), same)}
+    prompt, tokens = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
+    same = says_the_same(dtype)
+    peers = {UNPACKED: Contestant(steps(unpacked, prompt, tokens), same)}
     if eights is not None:
-        peers[IN_EIGHTS] = Contestant(_steps(eights, prompt, steps), _says_nearly_the_same)
+        peers[IN_EIGHTS] = Contestant(steps(eights, prompt, tokens), _says_nearly_the_same)
     if theirs is not None:
-        past = theirs(prompt, use_cache=True, logits_to_keep=1).past_key_values
-
-        def their_run() -> Tensor:
-            logits = [
-                theirs(steps[:, i : i + 1], past_key_values=past, use_cache=True).logits
-                for i in range(STEPS)
-            ]
-            past.crop(-STEPS)
-            return torch.cat(logits, dim=1)
-
-        peers["transformers"] = Contestant(their_run, same)
+        peers["transformers"] = Contestant(their_steps(theirs, prompt, tokens), same)
     if llama is not None:
         known = ids[0, : PROMPT + 1].tolist()
         peers["llama.cpp"] = Contestant(lambda: llama.decode(known, STEPS), _knows(llama, known, 0))
     weights = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
     return Case(
-        f"decode after {PROMPT} tokens, steps:", STEPS, dtype, _steps(ours, prompt, steps), peers,
+        f"decode after {PROMPT} tokens, steps:", STEPS, dtype, steps(ours, prompt, tokens), peers,
         (read_rate(weights).times(STEPS),), STEPS, "tokens/s", _seconds,
     )  # fmt: skip
 
@@ -127,22 +130,18 @@ def _prefill(
     """A whole prompt into an empty cache."""
     tokens = ids.shape[1]
 
-    def read(model: LanguageModel) -> Run:
-        return lambda: model(ids, cache=model.new_cache(tokens), last=1)
-
-    peers = {UNPACKED: Contestant(read(unpacked), _says_the_same(dtype))}
+    peers = {UNPACKED: Contestant(reading(unpacked, ids), says_the_same(dtype))}
     if eights is not None:
-        peers[IN_EIGHTS] = Contestant(read(eights), _says_nearly_the_same)
+        peers[IN_EIGHTS] = Contestant(reading(eights, ids), _says_nearly_the_same)
     if theirs is not None:
-        run: Run = lambda: theirs(ids, use_cache=True, logits_to_keep=1).logits  # noqa: E731
-        peers["transformers"] = Contestant(run, _says_the_same(dtype))
+        peers["transformers"] = Contestant(their_reading(theirs, ids), says_the_same(dtype))
     if llama is not None:
         known = ids[0].tolist()
         peers["llama.cpp"] = Contestant(lambda: llama.prefill(known), _knows(llama, known, -1))
     operations = plan(ours.config, tokens=tokens).prefill.model
     return Case(
         "prefill, tokens:", tokens, dtype,
-        read(ours), peers, (matrix_rate(dtype, operations),), tokens, "tokens/s", _seconds,
+        reading(ours, ids), peers, (matrix_rate(dtype, operations),), tokens, "tokens/s", _seconds,
     )  # fmt: skip
 
 
@@ -152,17 +151,6 @@ def _seconds(run: Run) -> float:
     result = run()
     wall = time.perf_counter() - start
     return result.seconds if isinstance(result, Told) else wall
-
-
-def _says_the_same(dtype: torch.dtype) -> Differs:
-    def differs(ours: Tensor, theirs: Tensor) -> str | None:
-        same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
-        error = (ours.float() - theirs.float()).abs().max().item()
-        if same >= _AGREEMENT[dtype] and error <= 0.1 * ours.float().abs().max().item():
-            return None
-        return f"the likeliest token agrees at {same:.0%} of places, logits differ by {error:.2g}"
-
-    return differs
 
 
 def _says_nearly_the_same(ours: Tensor, theirs: Tensor) -> str | None:

@@ -28,11 +28,17 @@ from polyhead.errors import InputError
 
 @dataclass(frozen=True)
 class Routine:
-    """A group of cases, and the peers that some of them are compared with."""
+    """A group of cases, and the peers that some of them are compared with.
+
+    Attributes:
+        cases: Draws them.
+        peers: On a CPU.
+        gpu_peers: On a GPU; None where it is measured on a CPU only.
+    """
 
     cases: Callable[[Settings], Iterator[Case]]
     peers: tuple[str, ...]
-    on_gpu: bool = False
+    gpu_peers: tuple[str, ...] | None = None
 
     def drawn(self, settings: Settings) -> Iterator[Case]:
         """The cases, on the device of the settings."""
@@ -50,9 +56,7 @@ class Routine:
 
     def meets(self, settings: Settings) -> tuple[str, ...]:
         """Names of the peers that some case is compared with."""
-        if settings.device == "cpu":
-            return self.peers
-        return (*(name for name in self.peers if name != ONNX), *gpu_peers.NAMES)
+        return self.peers if settings.device == "cpu" else self.gpu_peers or ()
 
     @property
     def summary(self) -> str:
@@ -60,17 +64,26 @@ class Routine:
         return (self.cases.__doc__ or "").splitlines()[0]
 
 
+def _calls(cases: Callable[[Settings], Iterator[Case]], *peers: str) -> Routine:
+    """Of attention alone."""
+    return Routine(cases, peers, (*(name for name in peers if name != ONNX), *gpu_peers.NAMES))
+
+
 ROUTINES = {
-    "prefill": Routine(attention.prefill, (SDPA, MODULE, X_TRANSFORMERS, FLEX), on_gpu=True),
-    "decode": Routine(attention.decode, (SDPA, ONNX), on_gpu=True),
-    "chunk": Routine(attention.chunk, (SDPA,), on_gpu=True),
-    "window": Routine(attention.window, (SDPA, FLEX), on_gpu=True),
-    "features": Routine(attention.features, (SDPA, FLEX), on_gpu=True),
-    "mla": Routine(attention.mla, (SDPA,), on_gpu=True),
-    "backward": Routine(attention.backward, (SDPA,), on_gpu=True),
-    "growth": Routine(attention.growth, (SDPA,), on_gpu=True),
+    "prefill": _calls(attention.prefill, SDPA, MODULE, X_TRANSFORMERS, FLEX),
+    "decode": _calls(attention.decode, SDPA, ONNX),
+    "chunk": _calls(attention.chunk, SDPA),
+    "window": _calls(attention.window, SDPA, FLEX),
+    "features": _calls(attention.features, SDPA, FLEX),
+    "mla": _calls(attention.mla, SDPA),
+    "backward": _calls(attention.backward, SDPA),
+    "growth": _calls(attention.growth, SDPA),
     "overhead": Routine(overhead.cases, (SDPA,)),
-    "model": Routine(model.cases, (SMOLLM2, GEMMA3, "transformers", "llama.cpp")),
+    "model": Routine(
+        model.cases,
+        (SMOLLM2, GEMMA3, "transformers", "llama.cpp"),
+        (SMOLLM2, GEMMA3, "transformers"),
+    ),
     "sentences": Routine(sentences.cases, (MINILM, "transformers", ONNX_MODELS)),
     "speech": Routine(speech.cases, (WHISPER, speech.CTRANSLATE2, "transformers")),
     "beams": Routine(beams.cases, ("transformers", SMOLLM2)),
@@ -85,13 +98,15 @@ def chosen(names: Sequence[str], device: str = "cpu") -> dict[str, Routine]:
 
     Args:
         names: As given.
-        device: Elsewhere than on the CPU only calls of attention are measured.
+        device: Elsewhere than on the CPU only calls of attention and whole models are measured.
 
     Raises:
         InputError: There is no such routine, here or on that device; the message lists those
             there are.
     """
-    able = [name for name, each in ROUTINES.items() if each.on_gpu or device == "cpu"]
+    able = [
+        name for name, each in ROUTINES.items() if each.gpu_peers is not None or device == "cpu"
+    ]
     for name in names:
         if name not in ROUTINES:
             raise InputError(

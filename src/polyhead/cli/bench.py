@@ -34,7 +34,8 @@ def bench(
         typer.Option(min=1, help="Repetitions of each case; default: as many as fit the time."),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="cpu or cuda; on cuda calls of attention, with a GPU's limits.")
+        str,
+        typer.Option(help="cpu or cuda; on cuda attention and whole models, with a GPU's limits."),
     ] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Only JSON.")] = False,
     plot: Annotated[
