@@ -135,7 +135,7 @@ bool extras_from(PyObject* tuple, Attention& c) {
     using F = Group_Extras;
     const Fields<F> f(tuple, "extras");
     if (!f) return false;
-    c.softcap = f.real(F::softcap), c.by_row = f[F::by_row] == Py_True;
+    c.softcap = f.real(F::softcap), c.by_row = f[F::by_row] == Py_True, c.rounded = f.real(F::rounded);
     View low, high, keep, q_positions, slopes, by_distance, bias;
     if (!pair_of(f[F::bounds], "bounds", low, high) || !optional_view_of(f[F::keep], "keep", keep) ||
         !optional_view_of(f[F::q_positions], "q_positions", q_positions) ||
@@ -179,6 +179,7 @@ bool extras_from(PyObject* tuple, Attention& c) {
         c.bias = (const float*)bias.at;
         c.bias_batch = bias.step(0), c.bias_head = bias.step(1), c.bias_query = bias.step(2), c.bias_key = bias.step(3);
     }
+    if (c.rounded != 0.0f && !c.slopes) return wrong("rounded goes with slopes");
     if (f[F::dropout] != Py_None && !dropout_from(f[F::dropout], c.dropout)) return false;
     return !PyErr_Occurred();
 }

@@ -16,7 +16,7 @@
     FIELD(softcap, "float") FIELD(bounds, "tuple[Tensor, Tensor] | None") FIELD(keep, "Tensor | None") \
     FIELD(q_positions, "Tensor | None") FIELD(slopes, "Tensor | None") \
     FIELD(by_distance, "Tensor | None") FIELD(bias, "Tensor | None") FIELD(dropout, "Dropout | None") \
-    FIELD(by_row, "bool")
+    FIELD(by_row, "bool") FIELD(rounded, "float")
 
 #define PH_DROPOUT(FIELD) FIELD(p, "float") FIELD(seed, "Tensor") FIELD(query, "int") FIELD(key, "int")
 
@@ -41,11 +41,11 @@
     FIELD(out, "Weight") FIELD(attention_out_norm, "NormWeight | None") FIELD(feed_forward_norm, "NormWeight | None") \
     FIELD(network, "Network | None") FIELD(experts, "Experts | None") \
     FIELD(feed_forward_out_norm, "NormWeight | None") FIELD(slopes, "Tensor | None") FIELD(cross, "Cross | None") \
-    FIELD(sinks, "Tensor | None")
+    FIELD(sinks, "Tensor | None") FIELD(temperatures, "Tensor | None")
 
 #define PH_NETWORK(FIELD) \
     FIELD(gate, "Weight | None") FIELD(up, "Weight") FIELD(down, "Weight") FIELD(activation, "int") FIELD(clamp, "float") \
-    FIELD(offset, "float")
+    FIELD(offset, "float") FIELD(alphas, "tuple[Tensor, Tensor] | None")
 
 #define PH_ROUTING(FIELD) \
     FIELD(router, "Weight") FIELD(choice_bias, "Tensor | None") FIELD(shared_gate, "Weight | None") FIELD(visited, "int") \
@@ -62,7 +62,8 @@
 
 #define PH_FORM(FIELD) \
     FIELD(dtype, "int") FIELD(embed_dim, "int") FIELD(heads, "Heads") FIELD(parallel, "int") \
-    FIELD(post, "bool") FIELD(residual_scale, "float") FIELD(window, "int | None") FIELD(clip, "float")
+    FIELD(post, "bool") FIELD(residual_scale, "float") FIELD(window, "int | None") FIELD(clip, "float") \
+    FIELD(chunk, "int | None") FIELD(rounded, "float") FIELD(every, "int") FIELD(offset, "int")
 
 #define PH_HELD(FIELD) \
     FIELD(k, "Tensor") FIELD(v, "Tensor | None") FIELD(first, "int") FIELD(length, "int") FIELD(pages, "Tensor | None") \
@@ -175,6 +176,6 @@ PH_GROUPS(PH_DECLARE)
 PH_FUNCTIONS(PH_DECLARE_FUNCTION)
 
 constexpr const char* kDtypes[] = {"float32", "bfloat16", "float16"};     // in the order of Dtype
-constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh", "relu2", "gelu", "quick_gelu"};  // in the order of Activation
+constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh", "relu2", "gelu", "quick_gelu", "xielu"};  // in the order of Activation
 
 }  // namespace polyhead

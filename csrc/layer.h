@@ -6,6 +6,7 @@ struct NormWeight {
     const void* bias;                   // or null
     bool centred;                       // LayerNorm
     bool there;                         // false: no norm
+    int64_t heads;                      // rows of weight and bias: 1, or one for each head
 };
 
 // A product for each head: y[m, h] = x[m, h] · W[h] (`summed`, W[h] is [in, out]) or W[h] · x[m, h] (W[h]
@@ -134,10 +135,14 @@ struct Step {
     bool uneven;                        // rows differ in length: keys count on from 0 in a single piece
     int64_t starts[kMostRows];          // where the first token of each row goes, if they are uneven
     int64_t window;                     // keys that a query sees, itself included; 0: all before it
+    int64_t chunk;                      // positions are cut into runs of so many, of which a query sees its own; 0: they are not
+    const float* temperatures;          // of queries, by period of their positions, or null
+    int64_t periods, every, offset;     // periods: of which there are temperatures
     const void* sinks;                  // [H], in float32 or the dtype of x; or null
     bool wide_sinks;                    // they are float32
     const float* slopes;                // of ALiBi, or null
-    const float* by_distance;           // or null: as in Attention, as is the next
+    float rounded;                      // as in Attention, as are the next two
+    const float* by_distance;           // or null
     int64_t farthest, position;         // position: of the first token, unless rows are uneven
     float scale, softcap;
     Factor out;
@@ -153,6 +158,10 @@ struct Step {
     void* y;                            // [B, T, E]
     char* room;                         // step_bytes(step) to work in
 };
+
+inline int64_t position_of(const Step& s, int64_t row) {
+    return (s.uneven ? s.starts[row / s.tokens] : s.position) + row % s.tokens;
+}
 
 inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -127,7 +127,7 @@ class LayerReader {
         const int64_t E = s.embed_dim;
         return norm(L::attention_norm, E, s.attention_norm) && norm(L::attention_out_norm, E, s.attention_out_norm) &&
                norm(L::feed_forward_norm, E, s.feed_forward_norm) && norm(L::feed_forward_out_norm, E, s.feed_forward_out_norm) &&
-               network() && slopes() && sinks() && cross(weights_[L::cross]);
+               network() && slopes() && sinks() && temperatures() && cross(weights_[L::cross]);
     }
 
   private:
@@ -150,7 +150,9 @@ class LayerReader {
         if (to.down.out_features != E) return wrong("a network of another size");
         for (int field : {(int)F::gate, (int)F::up, (int)F::down})
             if (!remember_all(PyTuple_GetItem(tuple, field), name, guard)) return false;
-        return true;
+        PyObject* alphas = PyTuple_GetItem(tuple, F::alphas);
+        return alphas == Py_None || (remember_weight(guard, PyTuple_GetItem(alphas, 0), name) &&
+                                     remember_weight(guard, PyTuple_GetItem(alphas, 1), name));
     }
 
     bool network() {
@@ -214,6 +216,19 @@ class LayerReader {
         return remember(tensor, "sinks");
     }
 
+    // Constants, which nobody changes.
+    bool temperatures() {
+        PyObject* tensor = weights_[Group_LayerWeights::temperatures];
+        if (tensor == Py_None) return true;
+        View view;
+        if (!view_of(tensor, "temperatures", view)) return false;
+        Step& s = data_.step;
+        if (view.kind != kOfFloat32 || view.dims != 1 || !view.is_dense_from(0) || s.every < 1 || s.offset < 0 || s.offset > kMostFeatures || s.latent.rank)
+            return wrong("temperatures: sizes that do not go together");
+        s.temperatures = (const float*)view.at, s.periods = view.size[0];
+        return true;
+    }
+
     bool cross(PyObject* tuple) {
         using F = Group_Cross;
         if (tuple == Py_None) return true;
@@ -244,9 +259,11 @@ bool form_from(PyObject* tuple, Step& s) {
     s.parallel = (Parallel)form.whole(F::parallel), s.post = form[F::post] == Py_True;
     s.residual_scale = form.real(F::residual_scale), s.clip = form.real(F::clip);
     s.window = form[F::window] == Py_None ? 0 : form.whole(F::window);
+    s.chunk = form[F::chunk] == Py_None ? 0 : form.whole(F::chunk);
+    s.rounded = form.real(F::rounded), s.every = form.whole(F::every), s.offset = form.whole(F::offset);
     if (PyErr_Occurred()) return false;
     if (s.dtype < 0 || s.dtype > kFloat16 || s.parallel < 0 || s.parallel > kTwoNorms || s.embed_dim < 1 || s.embed_dim > kMostFeatures ||
-        s.window < 0 || !(s.clip > 0))
+        s.window < 0 || s.chunk < 0 || (s.window && s.chunk) || !(s.clip > 0))
         return wrong("layer: sizes that do not go together");
     return true;
 }

@@ -1,24 +1,24 @@
 // Feed-forward networks of many rows: the hidden features of a tile of rows are activated where they are found, and
 // packed for the last product. Each row has the bits that hidden_rows gives it, unless pairs are multiplied.
 
-inline Vec gated_hidden(const Network& by, Vec gate, Vec value) {
+inline Vec gated_hidden(const Network& by, Bend bend, Vec gate, Vec value) {
     const Vec most = splat(by.clamp);
     value = larger(-most, smaller(most, value));
     if (by.offset != 0.0f) value += by.offset;
-    return acted(smaller(most, gate), by.activation) * value;
+    return acted(smaller(most, gate), by.activation, bend) * value;
 }
 
 // Hidden features of rows kPanel apart from dots that lie likewise, in the place of `values`.
 template <class T>
-void activate_panel(const Network& by, const float* gates, float* values, int64_t rows, int64_t n, int64_t count) {
+void activate_panel(const Network& by, Bend bend, const float* gates, float* values, int64_t rows, int64_t n, int64_t count) {
     float gate_bias[kPanel] = {}, up_bias[kPanel] = {};
     for (int64_t i = 0; by.gate.bias && i < count; ++i) gate_bias[i] = to_float(((const T*)by.gate.bias)[n + i]);
     for (int64_t i = 0; by.up.bias && i < count; ++i) up_bias[i] = to_float(((const T*)by.up.bias)[n + i]);
     for (int64_t r = 0; r < rows; ++r, gates += kPanel, values += kPanel)
         for (int64_t i = 0; i < kPanel; i += W) {
             const Vec value = load(values + i) + load(up_bias + i);
-            store(by.gate.weight ? gated_hidden(by, load(gates + i) + load(gate_bias + i), value)
-                                 : acted(smaller(splat(by.clamp), value), by.activation), values + i);
+            store(by.gate.weight ? gated_hidden(by, bend, load(gates + i) + load(gate_bias + i), value)
+                                 : acted(smaller(splat(by.clamp), value), by.activation, bend), values + i);
         }
 }
 
@@ -44,6 +44,7 @@ void hidden_panels(const ManyNetwork& f, TilesOfRows tiles, int thread, int thre
     const int64_t hidden_width = whole_vectors(elements_of<E>(F));
     const Share share(tiles.count, F, kPanel, thread, threads);
     if (share.first_tile == share.last_tile) return;
+    const Bend bend = bend_of<T>(by);
     for (int64_t n = share.first_column, count; n < share.last_column; n += count) {
         count = share.last_column - n < kPanel ? share.last_column - n : kPanel;
         const WeightRows<E> up = weight_rows<T>(by.up, n, count, K, (E*)p.room.panel(thread));
@@ -56,7 +57,7 @@ void hidden_panels(const ManyNetwork& f, TilesOfRows tiles, int thread, int thre
             if (count < kPanel) __builtin_memset(values, 0, sizeof values);  // of the last tile
             if (by.gate.weight) dots_of_tile(rows, x, gate, count, elements, (Vec*)p.room.sums(thread), gates);
             dots_of_tile(rows, x, up, count, elements, (Vec*)p.room.sums(thread), values);
-            activate_panel<T>(by, gates, values, rows, n, count);
+            activate_panel<T>(by, bend, gates, values, rows, n, count);
             pack_panel(values, rows, n, hidden_width, (E*)p.room.hidden() + row * hidden_width);
         }
     }

@@ -159,14 +159,19 @@ bool norm_from(PyObject* tuple, const char* name, int kind, int64_t features, No
     if (!fields || !optional_view_of(fields[Group_NormWeight::weight], name, weight) ||
         !optional_view_of(fields[Group_NormWeight::bias], name, bias))
         return false;
-    auto fits = [&](const View& v) { return v.dims == 1 && v.kind == kind && v.size[0] == features && v.is_dense_from(0); };
-    if ((weight && !fits(weight)) || (bias && !fits(bias))) {
-        PyErr_Format(PyExc_ValueError, "%s must be a weight [%lld], and such a bias, in the dtype of x, without gaps", name,
-                     (long long)features);
+    const View& any = weight ? weight : bias;
+    const int64_t heads = any.dims == 2 ? any.size[0] : 1;
+    auto fits = [&](const View& v) {
+        return v.dims == any.dims && (v.dims == 1 || (v.dims == 2 && v.is(0, heads))) && v.kind == kind && v.is(v.dims - 1, features) &&
+               v.is_dense_from(0);
+    };
+    if ((weight && !fits(weight)) || (bias && !fits(bias)) || heads < 1) {
+        PyErr_Format(PyExc_ValueError, "%s must be a weight [%lld] or [heads, %lld], and such a bias, in the dtype of x, without gaps",
+                     name, (long long)features, (long long)features);
         return false;
     }
     n = NormWeight{weight.at, fields.real(Group_NormWeight::eps), fields.real(Group_NormWeight::offset), bias.at,
-                   fields[Group_NormWeight::centred] == Py_True, true};
+                   fields[Group_NormWeight::centred] == Py_True, true, heads};
     return !PyErr_Occurred();
 }
 
@@ -182,7 +187,7 @@ PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     void* y = made_for(a[A::y], "y", x.size[0] * x.size[1], x.kind);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
-    a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y, n.bias, n.centred}, a.threads);
+    a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y, n.bias, n.centred, n.heads}, a.threads);
     Py_RETURN_NONE;
 }
 

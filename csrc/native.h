@@ -138,7 +138,7 @@ struct Unpacked {
 };
 
 // From kRelu2 on without a derivative in training.h.
-enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2, kRelu2 = 3, kGelu = 4, kQuickGelu = 5 };
+enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2, kRelu2 = 3, kGelu = 4, kQuickGelu = 5, kXielu = 6 };
 
 // down(activation(gate(x)) · up(x)), or down(activation(up(x))) where gate has no weight.
 struct Network {
@@ -146,6 +146,7 @@ struct Network {
     Activation activation;
     float clamp;            // what is activated is at most this, and what a gate multiplies within ± it
     float offset;           // added to what a gate multiplies
+    const void *alpha_p, *alpha_n;  // of xielu: a number each, in the dtype of the weights
 };
 
 // y = what a network makes of x.
@@ -183,6 +184,7 @@ struct Norm {
     void* y;                // [rows, dim]
     const void* bias;       // or null
     bool centred;           // LayerNorm
+    int64_t heads;          // rows of weight and bias, which rows of x take in turn
 };
 
 // y[b, t, n] = x[b, t, n] · cos[t] + x[b, t, n] rolled by half · sin[t]: rotary positions.
@@ -249,6 +251,7 @@ struct Attention {
     const uint8_t* keep;                // nonzero: visible; strides in elements, keys dense; or null
     int64_t keep_batch, keep_head, keep_query;
     const float* slopes;                // [H] of ALiBi, or null
+    float rounded;                      // not 0: they add bfloat16(slope · key position) times this
     const float* by_distance;           // [H, 2 · farthest + 1], by key − query held within ±farthest; or null
     int64_t farthest;
     const int64_t* q_positions;         // [B or 1, T], with either of them

@@ -12,6 +12,12 @@ bool network_from(PyObject* tuple, const char* name, int kind, int64_t inputs, N
     if (!f) return false;
     n.activation = activation_from(f.whole(F::activation));
     n.clamp = f.real(F::clamp), n.offset = f.real(F::offset);
+    View above, below;
+    if (PyErr_Occurred() || !pair_of(f[F::alphas], "alphas", above, below)) return false;
+    auto is_number = [&](const View& v) { return v.kind == kind && v.dims == 1 && v.is(0, 1); };
+    if (n.activation == kXielu ? !above || !is_number(above) || !is_number(below) : (bool)above)
+        return wrong("alphas must be two tensors [1] of the weights' dtype, for xielu");
+    n.alpha_p = above.at, n.alpha_n = below.at;
     if (PyErr_Occurred() || !factor_from(f[F::up], "up", kind, inputs, n.up) ||
         !factor_from(f[F::down], "down", kind, n.up.out_features, n.down) ||
         (f[F::gate] != Py_None && !factor_from(f[F::gate], "gate", kind, inputs, n.gate)))

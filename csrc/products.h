@@ -109,27 +109,48 @@ template <class T> void product_of(const Product& p, int thread, int threads) {
     }
 }
 
+// What xielu's learned numbers make of x: above · x² beyond 0, below · (eˣ − 1 − x) up to 0.
+struct Bend { float above, below; };
+
+inline float softplus(float x) { return x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x)); }
+
+template <class T> Bend bend_of(const Network& n) {
+    if (n.activation != kXielu) return {};
+    return {softplus(to_float(*(const T*)n.alpha_p)), 0.5f + softplus(to_float(*(const T*)n.alpha_n))};
+}
+
+// eˣ − 1 − x for x ≤ 0: near 0 its series, of which rounding would leave nothing.
+inline Vec beyond_line(Vec x) {
+    Vec p = splat(1.0f / 362880.0f);
+    for (float factorial : {40320.0f, 5040.0f, 720.0f, 120.0f, 24.0f, 6.0f, 2.0f}) p = p * x + 1.0f / factorial;
+    return choose((VecInt)(x > splat(-0.5f)), p * x * x, exponential(x) - 1.0f - x);
+}
+
 // An activation of W numbers; of one, the same bits.
-inline Vec acted(Vec x, Activation kind) {
+inline Vec acted(Vec x, Activation kind, Bend bend) {
     auto gated = [x](Vec by) { return x / (1.0f + exponential(smaller(-by, splat(88.0f)))); };  // beyond, nothing of x is left
     if (kind == kRelu) return larger(x, Vec{});
     if (kind == kSilu) return gated(x);
     if (kind == kQuickGelu) return gated(1.702f * x);
     if (kind == kRelu2) return choose((VecInt)(x > Vec{}), x * x, choose((VecInt)(x == x), Vec{}, x));
     if (kind == kGelu) return x * normal_distribution(x);
+    if (kind == kXielu) {
+        const Vec low = smaller(splat(-1e-6f), x);  // not quite 0, as the models were trained
+        return choose((VecInt)(x > Vec{}), bend.above * x * x, (beyond_line(low) + (low - x)) * bend.below) + 0.5f * x;
+    }
     const Vec inner = 0.7978845608f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.0f + hyperbolic_tangent(inner));
 }
-inline float activated(float x, Activation kind) { return acted(splat(x), kind)[0]; }
+inline float activated(float x, Activation kind, Bend bend) { return acted(splat(x), kind, bend)[0]; }
 
 inline float exponential_of(float x) { return exponential(splat(x))[0]; }
 inline float sigmoid(float x) { return 1.0f / (1.0f + exponential_of(-x < 88.0f ? -x : 88.0f)); }
 
 // x = activation(x held below a clamp), `count` numbers.
-inline void activate(const Network& n, float* x, int64_t count) {
+inline void activate(const Network& n, Bend bend, float* x, int64_t count) {
     int64_t i = 0;
-    for (; i + W <= count; i += W) store(acted(choose((VecInt)(load(x + i) > splat(n.clamp)), splat(n.clamp), load(x + i)), n.activation), x + i);
-    for (; i < count; ++i) x[i] = activated(x[i] > n.clamp ? n.clamp : x[i], n.activation);
+    for (; i + W <= count; i += W) store(acted(choose((VecInt)(load(x + i) > splat(n.clamp)), splat(n.clamp), load(x + i)), n.activation, bend), x + i);
+    for (; i < count; ++i) x[i] = activated(x[i] > n.clamp ? n.clamp : x[i], n.activation, bend);
 }
 
 // Hidden features [first, last). What they are summed up in stays float32 until the last product.
@@ -137,8 +158,9 @@ template <class T> void hidden_rows(const FeedForward& f, int64_t first, int64_t
     const Network& n = f.network;
     const int64_t F = n.up.out_features, K = f.in_features;
     const bool gate = n.gate.weight;
+    const Bend bend = bend_of<T>(n);
     auto activate_all = [&] {
-        for (int64_t m = 0; m < f.rows; ++m) activate(n, f.hidden + m * F + first, last - first);
+        for (int64_t m = 0; m < f.rows; ++m) activate(n, bend, f.hidden + m * F + first, last - first);
     };
     if (gate) {
         factor_rows<T>(f.x, f.rows, K, n.gate, first, last, f.hidden, F);
@@ -174,8 +196,7 @@ template <class T> void output_of(const FeedForward& f, int thread, int threads)
 
 // In 16 bits the quotient is rounded before it meets the weight, as the models with such norms were
 // trained; with an offset it is rounded once, at the end.
-template <class T> void norm_row(const T* x, const Norm& p, T* y) {
-    const T* weight = (const T*)p.weight;
+template <class T> void norm_row(const T* x, const T* weight, const Norm& p, T* y) {
     Vec squares{};
     int64_t d = 0;
     for (; d + W <= p.dim; d += W) squares += load(x + d) * load(x + d);
@@ -204,8 +225,7 @@ template <class T> void norm_row(const T* x, const Norm& p, T* y) {
 
 // LayerNorm rounds once, at the end. The mean goes first: of the squares alone, what is left of large
 // numbers would be rounding.
-template <class T> void centred_norm_row(const T* x, const Norm& p, T* y) {
-    const T *weight = (const T*)p.weight, *bias = (const T*)p.bias;
+template <class T> void centred_norm_row(const T* x, const T* weight, const T* bias, const Norm& p, T* y) {
     Vec numbers{}, squares{};
     int64_t d = 0;
     for (; d + W <= p.dim; d += W) numbers += load(x + d);
@@ -232,8 +252,10 @@ template <class T> void norm_rows(const Norm& p, int64_t first, int64_t last) {
     for (int64_t m = first; m < last; ++m) {
         const T* x = (const T*)p.x + m * p.x_stride;
         T* y = (T*)p.y + m * p.dim;
-        if (p.centred) centred_norm_row(x, p, y);
-        else norm_row(x, p, y);
+        const int64_t own = m % p.heads * p.dim;
+        const T* weight = p.weight ? (const T*)p.weight + own : nullptr;
+        if (p.centred) centred_norm_row(x, weight, p.bias ? (const T*)p.bias + own : nullptr, p, y);
+        else norm_row(x, weight, p, y);
     }
 }
 

@@ -171,7 +171,15 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
     if (c.slopes) {
         const float slope = c.slopes[h];
         const int64_t query = query_position(c, rows, i);
-        if (keys.positions || !is_near(query, keys)) {
+        if (c.rounded != 0.0f) {
+            const Vec scale = splat(c.rounded);
+            for (int64_t j = 0; j < keys.length; j += W) {
+                Vec at{};
+                for (int64_t i = 0; i < W && j + i < keys.length; ++i) at[i] = (float)keys.position(j + i);
+                const Vec product = rounded<BFloat16>(rounded<BFloat16>(splat(slope)) * rounded<BFloat16>(at));
+                store_any(s + j, multiply_add(load(s + j), product, scale));
+            }
+        } else if (keys.positions || !is_near(query, keys)) {
             with_distances(query, keys, [&](int64_t j, float apart) { s[j] -= slope * apart; });
         } else {
             VecInt apart = splat_int((int32_t)(query - keys.first)) - counted();

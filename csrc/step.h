@@ -20,7 +20,7 @@ template <class T> void add_rows(const T* x, const T* h, int64_t count, T* y) {
 // Rows of x `stride` apart, those of y without gaps; y may be x.
 inline void norm_with(const Step& s, const NormWeight& n, const void* x, int64_t stride, int64_t rows, int64_t dim,
                       void* y, int threads) {
-    norm(Norm{s.dtype, x, rows, dim, stride, n.weight, n.eps, n.offset, y, n.bias, n.centred}, threads);
+    norm(Norm{s.dtype, x, rows, dim, stride, n.weight, n.eps, n.offset, y, n.bias, n.centred, n.heads}, threads);
 }
 
 template <class T>
@@ -82,6 +82,14 @@ template <class T> void clip(const Step& s, T* x, int64_t count) {
     }
 }
 
+// Queries times the temperatures of their positions; rows are `stride` apart.
+template <class T> void temper(const Step& s, T* q, int64_t stride) {
+    for (int64_t m = 0; m < s.rows; ++m) {
+        const float factor = s.temperatures[(position_of(s, m) + s.offset) / s.every];
+        for (int64_t i = 0; i < s.heads * s.key_dim; ++i) round_to(to_float(q[m * stride + i]) * factor, q + m * stride + i);
+    }
+}
+
 // Queries, keys and values of the new tokens; keys and values go to the end of the cache. Returns
 // the queries, whose rows are q_row apart.
 template <class T>
@@ -102,6 +110,7 @@ const T* project(const Step& s, const T* x, float* wide, Room& room, int64_t& q_
     if (s.norm_place == kBeforeTurn) both_normed();
     if (s.cos) turn(s, qkv, width, H + G, D, room.take<T>(s.rows * (H + G) * D), threads);
     if (s.norm_place == kAfterTurn) both_normed();
+    if (s.temperatures) temper(s, qkv, width);
     remember(s, qkv + H * D, width, true);
     q_row = width;
     return qkv;
@@ -154,15 +163,16 @@ const T* project_latent(const Step& s, const T* x, float* wide, Room& room, int6
 
 // Which positions queries see, and their own, where the attention must know.
 inline void place_queries(const Step& s, Attention& c, Room& room) {
-    const bool bounded = s.tokens > 1 || s.uneven || (s.window && c.keys > s.window);
+    auto lowest = [&](int64_t at) { return s.chunk ? at - at % s.chunk : s.window ? at - s.window + 1 : INT64_MIN; };
+    const bool bounded = s.tokens > 1 || s.uneven || s.position + 1 - c.keys < lowest(s.position);
     int64_t next = s.uneven ? 0 : s.position + s.tokens - c.keys;
     for (int i = 0; i < c.count; ++i) c.pieces[i].position = next, next += c.pieces[i].length;
     if (!bounded && !s.slopes && !s.by_distance) return;
     int64_t *at = room.take<int64_t>(s.rows), *low = room.take<int64_t>(s.rows), *high = room.take<int64_t>(s.rows);
     const int64_t rows = s.uneven ? s.rows : s.tokens;
     for (int64_t m = 0; m < rows; ++m) {
-        at[m] = (s.uneven ? s.starts[m / s.tokens] : s.position) + m % s.tokens;
-        low[m] = s.window ? at[m] - s.window + 1 : INT64_MIN;
+        at[m] = position_of(s, m);
+        low[m] = lowest(at[m]);
         high[m] = at[m] + 1;
     }
     c.q_positions = at, c.q_positions_batch = s.uneven ? s.tokens : 0;
@@ -185,7 +195,7 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* wide, 
         piece.k += skipped * sizeof(T);
         c.keys += piece.length;
     }
-    c.slopes = s.slopes, c.by_distance = s.by_distance, c.farthest = s.farthest;
+    c.slopes = s.slopes, c.rounded = s.rounded, c.by_distance = s.by_distance, c.farthest = s.farthest;
     place_queries(s, c, room);
     int64_t heads = s.heads * s.value_dim;
     T* out = room.take<T>(s.rows * heads);

@@ -155,6 +155,10 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     };
     if (s.rotary ? !is_table(cos) || !is_table(sin) : (bool)cos) return wrong("rotation: sizes that do not go together");
     if (s.uneven && s.by_distance) return wrong("by_distance: rows of one length");
+    for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
+        const int64_t at = position_of(s, m);
+        if (at < 0 || at > INT64_MAX / 2 || (at + s.offset) / s.every >= s.periods) return wrong("starts: positions that have no temperature");
+    }
     s.y = made_for(a[A::y], "y", s.rows * s.embed_dim, x.kind);
     const Room<char> room(step_bytes(s));
     if (PyErr_Occurred()) return nullptr;

@@ -89,10 +89,10 @@ PyObject* norm_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     View x;
     NormWeight n{};
     if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::norm], "norm", x.kind, x.size[1], n)) return nullptr;
-    if (n.centred) return wrong("gradients of norms that are centred are torch's");
+    if (n.centred || n.heads > 1) return wrong("gradients of norms that are centred, or of every head, are torch's");
     const int64_t rows = x.size[0], dim = x.size[1];
     NormGradients g{};
-    g.norm = Norm{(Dtype)x.kind, x.at, rows, dim, x.stride[0], n.weight, n.eps, n.offset, nullptr};
+    g.norm = Norm{(Dtype)x.kind, x.at, rows, dim, x.stride[0], n.weight, n.eps, n.offset, nullptr, nullptr, false, 1};
     g.grad = alike(a[A::grad], "grad", x, rows * dim);
     if (PyErr_Occurred()) return nullptr;
     g.grad_x = made_for(a[A::grad_x], "grad_x", rows * dim, x.kind);

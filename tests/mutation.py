@@ -613,8 +613,21 @@ MUTATIONS = [
             (
                 "step.h",
                 "what a window hides",
-                "s.window ? at[m] - s.window + 1 : INT64_MIN",
+                "s.window ? at - s.window + 1 : INT64_MIN",
                 "INT64_MIN",
+            ),
+            ("step.h", "what a chunk hides", "s.chunk ? at - at % s.chunk : s.window", "s.window"),
+            (
+                "step.h",
+                "temperatures of rows",
+                "s.temperatures[(position_of(s, m) + s.offset) / s.every]",
+                "s.temperatures[(s.position + s.offset) / s.every]",
+            ),
+            (
+                "step_calls.h",
+                "positions without a temperature",
+                "(at + s.offset) / s.every >= s.periods)",
+                "false)",
             ),
             (
                 "step.h",
@@ -664,6 +677,14 @@ MUTATIONS = [
                 "norms of all heads",
                 "whole = s.norm_place == kFullWidth;",
                 "whole = false;",
+            ),
+            ("step.h", "temperatures", "if (s.temperatures) temper(", "if (false) temper("),
+            ("step.h", "slopes that are rounded", "c.rounded = s.rounded", "c.rounded = 0.0f"),
+            (
+                "layer_calls.h",
+                "numbers of an activation that moved",
+                "alphas == Py_None || (remember_weight(",
+                "true || (remember_weight(",
             ),
             ("step.h", "norms of latents", "if (l.norm.there) {", "if (false) {"),
             (
@@ -775,6 +796,34 @@ MUTATIONS = [
         "choose((VecInt)(x < Vec{}), beyond, 1.0f - beyond)",
         "1.0f - beyond",
         "tests/layers/test_linear.py",
+    ),
+    Mutation(
+        "xIELU near zero",
+        "csrc/products.h",
+        "choose((VecInt)(x > splat(-0.5f)), p * x * x,",
+        "choose((VecInt)(x > Vec{}), p * x * x,",
+        "tests/layers/test_linear.py",
+    ),
+    Mutation(
+        "biases that are rounded",
+        "csrc/scores.h",
+        "rounded<BFloat16>(rounded<BFloat16>(splat(slope)) * rounded<BFloat16>(at));",
+        "splat(slope) * at;",
+        "tests/kernels/test_native.py",
+    ),
+    Mutation(
+        "gradients of biases that are rounded",
+        NATIVE,
+        "extras_of(call, rounds=plainly)",
+        "extras_of(call, rounds=True)",
+        "tests/kernels/test_native.py",
+    ),
+    Mutation(
+        "norms of each head",
+        "csrc/products.h",
+        "own = m % p.heads * p.dim;",
+        "own = 0;",
+        "tests/layers/test_choices.py",
     ),
     Mutation(
         "LayerNorm's mean",

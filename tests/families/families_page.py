@@ -30,8 +30,8 @@ greatest, weights saved back are equal bit for bit and transformers loads them. 
 config.json that is not understood is an error that names it.
 
 *GGUF* is the architecture of GGUF files that are read and compared in the same way. *One call*: a
-decoding step is one native call for every layer, in every kind of cache (begun: a call
-up to the first part that native code does not know; from there on,
+decoding step is one native call for every layer, in every kind of cache (–: encoders have no
+such steps; begun: a call up to the first part that native code does not know; from there on,
 and where it says no, the modules are called one by one).
 
 | `model_type` | kind | heads | positions | norms | feed-forward | one call | GGUF | not supported |

@@ -15,9 +15,11 @@ import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache, PagedCache, RingCache
 from polyhead.cli import main
+from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS
 from polyhead.native import gate
 from polyhead.native.arguments import Extras, Piece
+from polyhead.semantics import RoundedALiBi
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -116,6 +118,21 @@ def test_shapes_of_decoding_and_prompts(code, threads, H, G, T, S, D, V):
     with native.using(code):
         for dtype in CLOSE:
             check(q.to(dtype), k.to(dtype), v.to(dtype), mask=ph.Causal())
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_rounded_alibi_is_read_as_slopes_where_no_gradient_is_asked_for(code):
+    torch.manual_seed(0)
+    bias, at = RoundedALiBi(4, 0.3), torch.arange(0, 3900, 13)
+    with native.using(code):
+        for dtype in CLOSE:
+            for T, places in (
+                (1, {}), (5, {}), (90, {}), (7, {"q_positions": at[-7:], "kv_positions": at}),
+            ):  # fmt: skip
+                q, k, v = (torch.randn(2, n, s, 16).to(dtype) for n, s in ((4, T), *[(2, 300)] * 2))
+                check(q, k, v, mask=ph.Causal(), bias=bias, softcap=9.0, **places)
+    with torch.enable_grad(), pytest.raises(UnsupportedError, match="bias=RoundedALiBi"):
+        ph.attention(q.requires_grad_(), k, v, bias=bias, kernel="native")
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)

@@ -206,6 +206,21 @@ def test_norms_by_their_formulas() -> None:
             torch.testing.assert_close(per_head(x)[:, head], one(x[:, head]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("config", [LAYER_NORM, NormConfig(), NormConfig(weight_offset=1.0)])
+def test_a_norm_for_each_head_is_that_norm_on_its_features(
+    config: NormConfig, dtype: torch.dtype
+) -> None:
+    per_head = randomised(HeadNorm(H, D, config)).to(dtype)
+    x = torch.randn(2, 5, 2 * H, D).to(dtype)[:, :, ::2]
+    for head in range(H):
+        one = build_norm(D, config).to(dtype)
+        one.load_state_dict({name: p[head] for name, p in per_head.named_parameters()})
+        with torch.no_grad():
+            assert torch.equal(per_head(x)[:, :, head], one(x[:, :, head]))
+        torch.testing.assert_close(per_head(x)[:, :, head], one(x[:, :, head]))
+
+
 @pytest.mark.parametrize("name", ["relu2", "quick_gelu", "mish", "tanh", "xielu", "gelu_tanh"])
 def test_activations_are_transformers(name: str) -> None:
     from transformers.activations import ACT2FN

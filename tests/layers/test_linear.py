@@ -113,9 +113,11 @@ def test_networks_of_many_rows_have_the_bits_of_few(code, dtype, gated):
             for _ in range(2)
         )
         down = Weight(torch.randn(21, hidden).to(dtype), torch.randn(21).to(dtype))
+        alphas = torch.tensor([0.3]).to(dtype), torch.tensor([-0.7]).to(dtype)
         x = torch.randn(23, 60).to(dtype)[:, :50]
         for activation in ACTIVATIONS.values():
-            network = Network(gate if gated else None, up, down, activation, clamp, offset)
+            own = (alphas,) if activation == ACTIVATIONS["xielu"] else ()
+            network = Network(gate if gated else None, up, down, activation, clamp, offset, *own)
             y = code.feed_forward(x, network)
             few = torch.cat([code.feed_forward(rows, network) for rows in x.split(8)])
             assert torch.equal(y, few), (activation, hidden)
@@ -186,7 +188,8 @@ def test_strided_inputs_are_read_rightly():
 def test_feed_forward_equals_float64(code, dtype, activation, gated, bias):
     network = FeedForward(48, 100, activation, gated, bias).to(dtype)
     x = torch.randn(2, 3, 48).to(dtype)
-    form = ACTIVATIONS[activation], math.inf, 0.0
+    form = network.form(x)
+    assert form is not None
     found = few_rows.feed_forward(x, network.gate_proj, network.up_proj, network.down_proj, form)
     exact = copy.deepcopy(network).double()(x.double())
     close = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
@@ -368,3 +371,27 @@ def test_gelu_keeps_its_precision_far_below_zero(code: Code) -> None:
     edges = code.feed_forward(torch.tensor([[math.inf], [math.nan]]), network)
     assert edges[0] == math.inf
     assert edges[1].isnan()
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+def test_xielu_keeps_its_precision_near_zero(code: Code) -> None:
+    """Where eˣ − 1 − x would lose all of it; infinite and undefined numbers as torch has them."""
+    x = torch.cat([torch.linspace(-20, 5, 4001), -torch.logspace(-8, 0, 500)])[:, None]
+    one = Weight(torch.ones(1, 1), None)
+    for numbers in ((0.3, -0.7), (25.0, -30.0)):
+        alphas = torch.tensor([numbers[0]]), torch.tensor([numbers[1]])
+        network = Network(None, one, one, ACTIVATIONS["xielu"], alphas=alphas)
+        above, below = (nn.functional.softplus(each.double()) for each in alphas)
+        low = x.double().clamp(max=-1e-6)
+        bent = (torch.expm1(low) - low + (low - x)) * (0.5 + below)
+        bent = torch.where(x > 0, above * x.double() ** 2, bent)
+        y = code.feed_forward(x, network)
+        assert ((y - bent - 0.5 * x).abs() / (bent.abs() + 0.5 * x.abs() + 1e-12)).max() < 1e-6
+        edges = code.feed_forward(torch.tensor([[math.inf], [math.nan]]), network)
+        assert edges[0] == math.inf
+        assert edges[1].isnan()
+    for wrong in (None, (torch.ones(1), torch.ones(2)), (torch.ones(1), torch.ones(1).double())):
+        with pytest.raises(ValueError, match="alphas"):
+            code.feed_forward(x, network._replace(alphas=wrong))
+    with pytest.raises(ValueError, match="alphas"):
+        code.feed_forward(x, network._replace(activation=ACTIVATIONS["relu"]))

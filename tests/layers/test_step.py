@@ -23,6 +23,7 @@ from polyhead.config import (
     LayerConfig,
     NormConfig,
     QKNormConfig,
+    QueryTemperatureConfig,
     RopeConfig,
 )
 from polyhead.layers import MultiHeadAttention, RoPE, described, reading, transformer_layer
@@ -111,6 +112,42 @@ LAYERS = {
         attention=replace(
             LLAMA.attention, qkv_clip=0.9, qk_norm=QKNormConfig(NormConfig(weight=False))
         ),
+    ),
+    "cohere": replace(
+        LLAMA,
+        attention=replace(
+            LLAMA.attention, qk_norm=QKNormConfig(NormConfig("layernorm"), per_head=True)
+        ),
+        norm=NormConfig("layernorm"),
+        parallel="one norm",
+    ),
+    "a norm for each head, with biases, behind the rotation": replace(
+        LLAMA,
+        attention=replace(
+            LLAMA.attention,
+            qk_norm=QKNormConfig(NormConfig("layernorm", bias=True), "after_rope", per_head=True),
+        ),
+    ),
+    "an RMS norm for each head": replace(
+        LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNormConfig(per_head=True))
+    ),
+    "llama4, chunks": replace(LLAMA, attention=replace(LLAMA.attention, chunk=3)),
+    "llama4, temperatures": replace(
+        LLAMA,
+        attention=replace(
+            LLAMA.attention, rope=None, query_temperature=QueryTemperatureConfig(0.4, 3, 1)
+        ),
+    ),
+    "apertus": replace(
+        LLAMA,
+        attention=replace(LLAMA.attention, qk_norm=QKNormConfig()),
+        feed_forward=FeedForwardConfig(80, "xielu", gated=False),
+    ),
+    "xielu with a gate": replace(LLAMA, feed_forward=FeedForwardConfig(33, "xielu")),
+    "falcon-rw": replace(
+        LLAMA,
+        attention=replace(LLAMA.attention, rope=None, alibi=ALiBiConfig(scale=0.3, rounded=True)),
+        norm=NormConfig("layernorm", bias=True),
     ),
     "norms behind the rotation, none before attention": replace(
         LLAMA,
@@ -528,10 +565,12 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
 
 @pytest.mark.parametrize("spare", [0, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seen", ["window", "chunk"])
 def test_a_step_goes_around_a_ring(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, spare: int
+    monkeypatch: pytest.MonkeyPatch, seen: str, dtype: torch.dtype, spare: int
 ) -> None:
-    layer = _layer(LAYERS["window"], dtype)
+    config = replace(LLAMA, attention=replace(LLAMA.attention, **{seen: 9}))
+    layer = _layer(config, dtype)
     cache = _prompted(layer, 2, RingCache(9, spare=spare))
     other, taken = cache.fork(), 0
     for seed in range(25):
@@ -588,10 +627,6 @@ def test_other_caches_are_appended_to(monkeypatch: pytest.MonkeyPatch, name: str
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        (
-            "norms with weights for each head",
-            replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNormConfig(per_head=True))),
-        ),
         ("mish", replace(LLAMA, feed_forward=FeedForwardConfig(80, "mish"))),
     ],
 )
@@ -706,6 +741,41 @@ def test_a_changed_parameter_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "path"), [("cohere", "attention.q_norm"), ("apertus", "feed_forward.xielu")]
+)
+def test_numbers_of_heads_and_activations_count_at_once(
+    monkeypatch: pytest.MonkeyPatch, name: str, path: str
+) -> None:
+    layer = _layer(LAYERS[name])
+    module, cache = layer.get_submodule(path), _prompted(layer)
+    step(layer, _token(), ph.Causal(), cache)
+    first = next(module.parameters())
+
+    def replaced() -> None:
+        first.data = first + 0.3
+
+    for seed, change in enumerate((lambda: first.add_(0.5), replaced)):
+        before = step(layer, _token(seed=seed), ph.Causal(), cache.fork())
+        change()
+        other = cache.fork()
+        found = step(layer, _token(seed=seed), ph.Causal(), cache)
+        x = _token(seed=seed)
+        wanted = _without(
+            monkeypatch, lambda x=x, other=other: layer(x, mask=ph.Causal(), cache=other)
+        )
+        assert found is not None
+        assert before is not None
+        assert torch.equal(found, wanted)
+        assert not torch.equal(found, before)
+    hook = module.register_forward_hook(lambda module, arguments, out: out * 2)
+    assert step(layer, _token(), ph.Causal(), cache) is None
+    hook.remove()
+    assert step(layer, _token(), ph.Causal(), cache.fork()) is not None
+    first.data = first.double()
+    assert step(layer, _token(), ph.Causal(), cache) is None
+
+
 def test_steps_go_on_from_what_was_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = _layer()
     cache = _prompted(layer, batch=2)
@@ -773,6 +843,21 @@ def _hooked_across(layer: TransformerLayer) -> None:
 
 def _hooked_behind(layer: TransformerLayer) -> None:
     _hooked("feed_forward")(layer)
+
+
+@pytest.mark.parametrize(
+    "own", [{"window": 3}, {"query_temperature": QueryTemperatureConfig(0.3, 2, 9)}]
+)
+def test_a_step_ends_before_attention_to_a_context_that_it_does_not_know(
+    own: dict[str, Any],
+) -> None:
+    layer = _layer(replace(ENCODER_DECODERS["bart"], cross_attention=replace(CROSS, **own)))
+    context, held, memory = torch.randn(2, 11, E), ph.DenseCache(capacity=64), ph.DenseCache()
+    layer(torch.randn(2, 5, E), context, mask=ph.Causal(), cache=held, context_cache=memory)
+    given = Surroundings(ph.Causal(), None, held, context, None, memory)
+    found = step_module.step(layer, _token(2), given)
+    assert found is not None
+    assert found[1] == ATTENTION
 
 
 @pytest.mark.parametrize(

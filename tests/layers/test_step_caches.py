@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from polyhead.config import (
     LatentAttentionConfig,
     LayerConfig,
     MixtureConfig,
+    QueryTemperatureConfig,
     RopeConfig,
 )
 from polyhead.layers import step as step_module
@@ -45,6 +47,11 @@ DEEPSEEK = replace(
 ALIBI = replace(LLAMA, attention=replace(LLAMA.attention, rope=None, alibi=ALiBiConfig()))
 WINDOW = replace(LLAMA, attention=replace(LLAMA.attention, window=9, rope=RopeConfig(dim=16)))
 SINKS = replace(LLAMA, attention=replace(LLAMA.attention, sinks=True))
+CHUNKS = replace(LLAMA, attention=replace(LLAMA.attention, chunk=9))
+TEMPERED = replace(
+    LLAMA, attention=replace(LLAMA.attention, query_temperature=QueryTemperatureConfig(0.3, 7))
+)
+ROUNDED = replace(ALIBI, attention=replace(ALIBI.attention, alibi=ALiBiConfig(rounded=True)))
 LATENT = Latent(32, 16)
 
 
@@ -111,6 +118,10 @@ CACHES: dict[str, tuple[LayerConfig, Callable[[], StoredCache]]] = {
         DEEPSEEK, lambda: ph.QuantizedCache(latent=LATENT, group=8, recent=6)),
     "a window in rows": (WINDOW, lambda: ph.DenseCache(capacity=64)),
     "a window in pages": (WINDOW, lambda: ph.PagedCache(4)),
+    "chunks in rows": (CHUNKS, lambda: ph.DenseCache(capacity=64)),
+    "chunks in pages": (CHUNKS, lambda: ph.PagedCache(4)),
+    "temperatures in rows": (TEMPERED, lambda: ph.DenseCache(capacity=64)),
+    "rounded ALiBi in pages": (ROUNDED, lambda: ph.PagedCache(4)),
 }  # fmt: skip
 
 
@@ -131,7 +142,14 @@ def test_every_kind_of_cache_is_read_and_written_in_place(name: str, dtype: torc
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "name",
-    ["dense", "dense, ALiBi", "latents", "a ring", *(n for n in CACHES if "latent" not in n)],
+    [
+        "dense",
+        "dense, ALiBi",
+        "latents",
+        "a ring",
+        "a ring of chunks",
+        *(n for n in CACHES if "latent" not in n),
+    ],
 )
 def test_several_tokens_see_themselves_and_those_before(name: str, dtype: torch.dtype) -> None:
     made = {
@@ -139,6 +157,7 @@ def test_several_tokens_see_themselves_and_those_before(name: str, dtype: torch.
         "dense, ALiBi": (ALIBI, lambda: ph.DenseCache(capacity=64)),
         "latents": (DEEPSEEK, lambda: ph.LatentCache(32, 16, capacity=64)),
         "a ring": (WINDOW, lambda: ph.RingCache(9, spare=3)),
+        "a ring of chunks": (CHUNKS, lambda: ph.RingCache(9, spare=3)),
     } | CACHES
     config, make = made[name]
     layer = _layer(config, dtype)
@@ -146,11 +165,21 @@ def test_several_tokens_see_themselves_and_those_before(name: str, dtype: torch.
         cache = make()
         layer(_tokens(batch, 21, 9, dtype), mask=ph.Causal(), cache=cache)
         taken = _alike(layer, cache, counts)
-        assert taken >= 2 if name == "a ring" or "codes" in name else taken == len(counts)
+        assert taken >= 2 if "a ring" in name or "codes" in name else taken == len(counts)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["dense", "pages", "pages, sinks", "a window in rows"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense",
+        "pages",
+        "pages, sinks",
+        "a window in rows",
+        "chunks in rows",
+        "temperatures in rows",
+    ],
+)
 def test_rows_of_different_lengths_step_together(name: str, dtype: torch.dtype) -> None:
     made = {"dense": (LLAMA, lambda: ph.DenseCache(capacity=64))} | CACHES
     config, make = made[name]
@@ -178,6 +207,26 @@ def test_rows_of_different_lengths_with_biases_or_latents_take_the_modules() -> 
         held.rollback([0, 3])
         assert _step(layer, _tokens(2, 1, 1), held) is None
         assert held.lengths == [9, 6]
+
+
+def test_queries_without_a_temperature_go_to_the_modules() -> None:
+    """Temperatures of 4096 periods are computed ahead."""
+    temperature = QueryTemperatureConfig(0.3, 1, 4087)
+    layer = _layer(replace(TEMPERED, attention=replace(TEMPERED.attention, rope=None,
+                                                       query_temperature=temperature)))  # fmt: skip
+    cache = ph.DenseCache(capacity=64)
+    layer(_tokens(1, 5, 0), mask=ph.Causal(), cache=cache)
+    assert _alike(layer, cache, [1, 2, 1]) == 3
+    assert _alike(layer, cache, [1, 1]) == 0
+    cache.rollback(3)
+    assert _alike(layer, cache, [3]) == 0
+    cache.rollback(3)
+    known = layer.remembered.layer
+    assert known is not None
+    layer.remembered.layer = known._replace(most_past=math.inf)
+    with pytest.raises(ValueError, match="positions that have no temperature"):
+        _step(layer, _tokens(1, 4, 0), cache)
+    assert cache.lengths == [8]
 
 
 def test_more_tokens_than_an_expert_takes_go_to_the_modules() -> None:

@@ -40,12 +40,13 @@ def pieces_of(call: Call) -> list[Piece]:
     return found
 
 
-def extras_of(call: Call, drawn: int = 0) -> Extras | Refusal:
+def extras_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> Extras | Refusal:
     """Features beside plain softmax(Q Kᵀ · scale) V, or the one that would need a T×S tensor.
 
     Args:
         call: The call.
         drawn: Bytes that such a T×S tensor may have; 0: none is drawn.
+        rounds: Whether ``Extras.rounded`` is understood.
     """
     spec, q = call.spec, call.q
     if spec.mask is None and spec.bias is None and spec.softcap is None and not spec.dropout_p:
@@ -65,7 +66,9 @@ def extras_of(call: Call, drawn: int = 0) -> Extras | Refusal:
         if not torch.compiler.is_compiling():
             for x in spec.bias.tensors:
                 check_storage("bias", x)  # copied below if need be
-        found_numbers = spec.bias.numbers() or _drawn_bias(call, spec.bias, drawn)
+        found_numbers = spec.bias.numbers()
+        if found_numbers is None or (found_numbers.rounded and not rounds):
+            found_numbers = _drawn_bias(call, spec.bias, drawn)
         if found_numbers is None:
             return Refusal(f"bias={spec.bias!r} (it would need a T×S tensor)")
         numbers = found_numbers
@@ -74,7 +77,7 @@ def extras_of(call: Call, drawn: int = 0) -> Extras | Refusal:
     slopes, by_distance = (None if x is None else dense(x) for x in numbers[:2])
     dropout = dropout_of(spec, call.q_tokens, call.source.tokens) if spec.dropout_p else None
     bias = positions, slopes, by_distance, numbers.tensor
-    return Extras(spec.softcap or 0.0, bounds, keep, *bias, dropout)
+    return Extras(spec.softcap or 0.0, bounds, keep, *bias, dropout, rounded=numbers.rounded)
 
 
 def _drawn_mask(call: Call, mask: Mask, most: int) -> Range | None:

@@ -39,7 +39,8 @@ class NativeKernel(Kernel[Extras]):
             return Refusal(feature)
         if by_row.is_asked() and _is_empty(call):
             return NO_EXTRAS._replace(by_row=True)
-        found = extras_of(call)
+        plainly = not (call.requires_grad or torch.compiler.is_compiling() or _is_fake(call))
+        found = extras_of(call, rounds=plainly)
         if isinstance(found, Refusal) or not by_row.is_asked():
             return found
         turned = call.source.of_row is not None or call.source.tokens.places.low
@@ -90,7 +91,7 @@ class NativeKernel(Kernel[Extras]):
         if plan.by_row and call.source.of_row is not None:
             return self._row_after_row(call)
         spec, pieces = call.spec, pieces_of(call)
-        if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors().values()):
+        if call.requires_grad or torch.compiler.is_compiling() or _is_fake(call):
             (piece,) = pieces
             return differentiable(_OPERATORS, piece, call.q, spec.scale, plan)
         code = _code()
@@ -145,6 +146,10 @@ class NativeKernel(Kernel[Extras]):
         tensors = call.spec.bias.tensors
         pulled = torch.autograd.grad(learned, tensors, of_learned, materialize_grads=True)
         return [*found, *pulled]
+
+
+def _is_fake(call: Call) -> bool:
+    return is_fake(call.tensors().values())
 
 
 def _is_empty(call: Call) -> bool:

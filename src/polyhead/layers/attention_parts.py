@@ -6,6 +6,8 @@ Shape letters: B batch, H query heads, T queries, D head size.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from polyhead.checks import whole
 from polyhead.config import ALiBiConfig, QKNormConfig, QueryTemperatureConfig
 from polyhead.errors import ConfigError
 from polyhead.layers.norms import HeadNorm, build_norm
-from polyhead.semantics import ALiBi, Bias, RoundedALiBi, alibi_slopes
+from polyhead.semantics import ALiBi, RoundedALiBi, alibi_slopes
 from polyhead.semantics.masks.algebra import called
 
 
@@ -26,7 +28,7 @@ def build_qk_norm(heads: int, head_dim: int, config: QKNormConfig) -> nn.Module:
     return build_norm(heads * head_dim if full else head_dim, config.norm)
 
 
-def alibi_of(heads: int, config: ALiBiConfig) -> Bias:
+def alibi_of(heads: int, config: ALiBiConfig) -> ALiBi:
     """What ALiBi adds to the scores of so many heads."""
     slopes = alibi_slopes(heads, config.max_bias)
     if config.rounded:
@@ -40,9 +42,20 @@ def tempered(q: Tensor, positions: int | Tensor, config: QueryTemperatureConfig)
         positions = torch.arange(positions, positions + q.shape[2], device=q.device)
     precise = torch.promote_types(q.dtype, torch.float32)
     periods = torch.floor((positions.to(precise) + config.offset) / config.every)
-    factor = torch.log1p(periods) * config.scale + 1.0
+    factor = _temperatures(periods, config)
     factor = factor[None, None, :, None] if factor.ndim == 1 else factor[:, None, :, None]
     return (q * factor).to(q.dtype)
+
+
+def _temperatures(periods: Tensor, config: QueryTemperatureConfig) -> Tensor:
+    return torch.log1p(periods) * config.scale + 1.0
+
+
+@cache
+def temperatures(config: QueryTemperatureConfig) -> Tensor:
+    """``[4096]`` float32: the temperatures of the first periods of positions."""
+    with torch.inference_mode(False):
+        return _temperatures(torch.arange(4096.0, device="cpu"), config)
 
 
 def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:

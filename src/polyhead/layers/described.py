@@ -19,6 +19,7 @@ from torch import Tensor
 from polyhead.config import FeedForwardConfig, LayerConfig, RopeConfig
 from polyhead.layers import reading
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.attention_parts import temperatures
 from polyhead.layers.exact import UNSEEN, Exactly, KnownFields, facts_of
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.positions import RoPE
@@ -30,13 +31,13 @@ from polyhead.layers.reading import (
     latent_norm,
     linear,
     modules_of,
-    norm,
+    norm_of_heads,
     read,
 )
 from polyhead.native import Code, Heads, LayerForm, LayerWeights
 from polyhead.native.arguments import DTYPES, MOST_ROWS, NORM_PLACES, PARALLEL, Cross, Latent
 from polyhead.native.code import Layer
-from polyhead.semantics import ALiBi, Bias
+from polyhead.semantics import ALiBi, RoundedALiBi
 
 if TYPE_CHECKING:
     from polyhead.layers.transformer_layer import TransformerLayer
@@ -70,6 +71,7 @@ class DescribedLayer(NamedTuple):
     heads: Heads
     biased: bool
     window: int | None
+    most_past: float
     least_past: int
     most_tokens: int
     embed_dim: int
@@ -110,14 +112,17 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
     done = _further(parts, last, weights, x)
     if config.parallel is not None and done != NETWORK:
         return None
-    rope, window, clip, absorbed_from = attention.rope, None, None, 1
+    rope, window, absorbed_from, most_past = attention.rope, None, 1, math.inf
     if isinstance(attention, MultiHeadLatentAttention):
         fewest = attention.config.absorbed_from
         if fewest is None or attention.preferred is not None:
             return None
         absorbed_from = fewest
     else:
-        window, clip = attention.config.window, attention.config.qkv_clip
+        window = attention.config.visible_window
+        if (temperature := attention.config.query_temperature) is not None:
+            periods = len(weights["temperatures"])
+            most_past = temperature.every * periods - temperature.offset
     capacity = getattr(config.feed_forward, "capacity", None)
     form = LayerForm(
         DTYPES[x.dtype],
@@ -126,8 +131,7 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
         PARALLEL[config.parallel],
         config.norm_placement == "post",
         config.residual_scale,
-        window,
-        math.inf if clip is None else clip,
+        *_masks(attention),
     )
     # Also for parts that could be described without a hook: it may be removed later.
     names = [f"{part}{norm}" for part in _PARTS[:last] for norm in ("", "_norm", "_out_norm")]
@@ -147,6 +151,7 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
         heads,
         weights["slopes"] is not None,
         window,
+        most_past,
         absorbed_from - 1,
         MOST_ROWS if capacity is None else capacity,
         x.shape[2],
@@ -203,16 +208,18 @@ def _heads(
     }
     whole = place == "full_width"
     if place is not None:
-        own["q_norm"] = norm(parts["q_norm"], H * D if whole else D, x)
+        own["q_norm"] = norm_of_heads(parts["q_norm"], H, D, x, whole=whole)
     if of_context:
         return heads, own
     own["k"] = linear(parts["k_proj"], E, G * D, x)
     own["v"] = linear(parts["v_proj"], E, G * V, x)
     if place is not None:
-        own["k_norm"] = norm(parts["k_norm"], G * D if whole else D, x)
+        own["k_norm"] = norm_of_heads(parts["k_norm"], G, D, x, whole=whole)
     if attention._alibi is not None:
         own["slopes"] = _slopes(attention._alibi)
     own["sinks"] = _sinks(attention, x)
+    if attention.config.query_temperature is not None:
+        own["temperatures"] = temperatures(attention.config.query_temperature)
     return heads, own
 
 
@@ -224,9 +231,21 @@ def _sinks(attention: MultiHeadAttention, x: Tensor) -> Tensor | None:
     return read(sinks, (attention.num_heads,), x)
 
 
-def _slopes(alibi: Bias) -> Tensor:
+def _masks(attention: MultiHeadAttention | MultiHeadLatentAttention) -> tuple[Any, ...]:
+    """The fields of ``LayerForm`` that only attention by heads has."""
+    if isinstance(attention, MultiHeadLatentAttention):
+        return ()
+    config, alibi = attention.config, attention._alibi
+    clip = math.inf if config.qkv_clip is None else config.qkv_clip
+    rounded = alibi.scale if type(alibi) is RoundedALiBi else 0.0
+    found = config.window, clip, config.chunk, rounded
+    temperature = config.query_temperature
+    return found if temperature is None else (*found, temperature.every, temperature.offset)
+
+
+def _slopes(alibi: ALiBi) -> Tensor:
     """``[H]`` float32: as they are kept, so that a change of them is seen."""
-    if type(alibi) is not ALiBi or alibi.slopes.dtype != torch.float32:
+    if type(alibi) not in (ALiBi, RoundedALiBi) or alibi.slopes.dtype != torch.float32:
         raise CannotBeReadError
     return alibi.slopes
 
@@ -275,6 +294,8 @@ def _cross(parts: Parts, x: Tensor) -> Cross:
         or attention._alibi is not None
         or attention._parameters["sinks"] is not None
         or attention._clip is not None
+        or attention._window is not None
+        or attention._temperature is not None
     ):
         raise CannotBeReadError
     heads, own = _heads(attention, x, of_context=True)

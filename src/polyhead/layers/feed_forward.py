@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyhead import native
 from polyhead.checks import share, whole
 from polyhead.config import FeedForwardConfig
 from polyhead.config.feed_forward import Activation
@@ -23,7 +24,11 @@ from polyhead.errors import ConfigError
 from polyhead.layers import fused
 from polyhead.layers import linear as few_rows
 from polyhead.layers.built import builds
+from polyhead.layers.exact import Exactly
 from polyhead.native.arguments import ACTIVATIONS
+
+Form = tuple[int, float, float, tuple[Tensor, Tensor] | None]
+"""The last fields of ``native.arguments.Network``."""
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
@@ -72,6 +77,9 @@ class XIELU(nn.Module):
         return torch.where(x > 0, above, low * (0.5 + F.softplus(self.alpha_n)) + 0.5 * x)
 
 
+_XIELU = Exactly(XIELU)
+
+
 class FeedForward(nn.Module):
     """Two projections with an activation between, or three with a gate.
 
@@ -85,8 +93,6 @@ class FeedForward(nn.Module):
 
     Attributes:
         config: Everything but ``embed_dim`` as data.
-        form: The last three fields of what native code takes (``native.arguments.Network``); None
-            if it does not know the activation.
 
     Raises:
         ValueError: An unknown activation or a share that is not a probability.
@@ -120,10 +126,10 @@ class FeedForward(nn.Module):
         self.activation, self.gated, self.dropout = config.activation, config.gated, config.dropout
         self.hidden_dim, bias = config.hidden_dim, config.bias
         self._is_clamped = config.clamp is not None or config.up_offset != 0.0
-        self.form: tuple[int, float, float] | None = None
+        self._form: Form | None = None
         if config.activation in ACTIVATIONS:
             clamp = math.inf if config.clamp is None else config.clamp
-            self.form = ACTIVATIONS[config.activation], clamp, config.up_offset
+            self._form = ACTIVATIONS[config.activation], clamp, config.up_offset, None
         gate = nn.Linear(embed_dim, self.hidden_dim, bias=bias) if self.gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, self.hidden_dim, bias=bias)
@@ -135,8 +141,8 @@ class FeedForward(nn.Module):
         """``[B, T, E]`` to ``[B, T, E]``."""
         modules = self._modules  # faster than attributes, which nn.Module looks up here
         up, gate, down = modules["up_proj"], modules["gate_proj"], modules["down_proj"]
-        if self.form is not None and not (self.training and self.dropout):
-            y = few_rows.feed_forward(x, gate, up, down, self.form)
+        if (form := self.form(x)) is not None and not (self.training and self.dropout):
+            y = few_rows.feed_forward(x, gate, up, down, form)
             if y is not None:
                 return y
         hidden = self._activated(self.up_proj(x)) if gate is None else self._gated(x, gate)
@@ -144,6 +150,21 @@ class FeedForward(nn.Module):
             hidden = fused.dropped(hidden, self.dropout)
         out: Tensor = self.down_proj(hidden)
         return out
+
+    def form(self, x: Tensor) -> Form | None:
+        """What native code takes beside the projections, for the dtype of ``x``.
+
+        None if it does not know the activation, or if something watches or replaced it.
+        """
+        if self._form is None or self.activation != "xielu":
+            return self._form
+        bend = self._modules["xielu"]
+        if not _XIELU.is_unwatched(bend):
+            return None
+        above, below = bend.alpha_p, bend.alpha_n
+        if not all(native.is_plain(each, x) and each.shape == (1,) for each in (above, below)):
+            return None
+        return (*self._form[:3], (above, below))
 
     def _gated(self, x: Tensor, gate: nn.Module) -> Tensor:
         """The activated gates times what they gate."""

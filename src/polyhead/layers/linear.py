@@ -106,7 +106,7 @@ def feed_forward(
     gate: nn.Module | None,
     up: nn.Module | None,
     down: nn.Module | None,
-    form: tuple[int, float, float],
+    form: tuple[int, float, float, tuple[Tensor, Tensor] | None],
 ) -> Tensor | None:
     """``down(activation(gate(x)) · up(x))`` of rows, or None as ``side_by_side``.
 
@@ -118,7 +118,7 @@ def feed_forward(
         gate: A linear module, or None.
         up: Likewise.
         down: Likewise.
-        form: The last three fields of ``Network``.
+        form: The last four fields of ``Network``.
     """
     code = code_for_products(x)
     if code is None:

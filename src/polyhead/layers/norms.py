@@ -168,8 +168,6 @@ class HeadNorm(nn.Module):
     def __init__(self, heads: int, dim: int, config: NormConfig) -> None:
         super().__init__()
         self.config = config
-        plain = NormConfig(config.type, config.eps, weight=False)
-        self.plain = build_norm(dim, plain)
         shape = (heads, dim)
         weight = nn.Parameter(torch.empty(shape)) if config.weight else None
         self.register_parameter("weight", weight)
@@ -184,12 +182,23 @@ class HeadNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., H, D]`` to the same."""
+        config, weight, bias = self.config, self.weight, self.bias
+        centred = config.type == "layernorm"
+        code = native.code_for(x)
+        if code is not None and x.numel() and _are_plain(x, weight, bias):
+            by = native.NormWeight(weight, config.eps, config.weight_offset, bias, centred)
+            return code.norm(_rows(x), by).view(x.shape)
         wide = x.float() if x.dtype in _NARROW else x
-        y: Tensor = self.plain(wide)
-        if self.weight is not None:
-            y = y * (self.weight + self.config.weight_offset)
-        if self.bias is not None:
-            y = y + self.bias
+        if centred:
+            y = F.layer_norm(wide, x.shape[-1:], eps=config.eps)
+        else:
+            y = normalise(wide, config.eps)
+            if not config.weight_offset:
+                y = y.to(x.dtype)
+        if weight is not None:
+            y = y * (weight + config.weight_offset)
+        if bias is not None:
+            y = y + bias
         return y.to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -21,19 +21,20 @@ from polyhead.config import (
     MixtureConfig,
     NormConfig,
     QKNormConfig,
+    QueryTemperatureConfig,
     RopeConfig,
 )
 from polyhead.layers.exact import Exactly, KnownFields, facts_of
 from polyhead.layers.experts import Experts, native_routing
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.linear import weight_of
-from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.layers.norms import HeadNorm, LayerNorm, RMSNorm
 from polyhead.native import NormWeight, arguments, is_plain
 from polyhead.native.arguments import ACTIVATIONS, Weight
 
 _FEED_FORWARD, _EXPERTS, _LIST = Exactly(FeedForward), Exactly(Experts), Exactly(nn.ModuleList)
 _NOTHING = Exactly(nn.Identity)
-_RMS_NORM, _LAYER_NORM = Exactly(RMSNorm), Exactly(LayerNorm)
+_RMS_NORM, _LAYER_NORM, _HEAD_NORM = Exactly(RMSNorm), Exactly(LayerNorm), Exactly(HeadNorm)
 
 Parts = dict[str, nn.Module | None]
 
@@ -49,14 +50,15 @@ KNOWN = KnownFields(
     | {
         AttentionConfig: any_value(
             "num_heads num_kv_heads head_dim v_head_dim qkv_bias k_bias out_bias rope qk_norm "
-            "window softcap scale dropout alibi sinks qkv_clip"
+            "window softcap scale dropout alibi sinks qkv_clip chunk query_temperature"
         ),
-        ALiBiConfig: any_value("max_bias scale"),
+        ALiBiConfig: any_value("max_bias scale rounded"),
+        QueryTemperatureConfig: any_value("scale every offset"),
         LatentAttentionConfig: any_value(
             "num_heads kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim q_lora_rank bias "
             "norm q_bias rope scale dropout"
         ),
-        QKNormConfig: any_value("norm place"),
+        QKNormConfig: any_value("norm place per_head"),
         FeedForwardConfig: any_value("hidden_dim gated bias dropout clamp up_offset")
         | {"activation": ACTIVATIONS},
         # One token of a sequence finds room in any capacity.
@@ -90,7 +92,7 @@ def _plain(module: nn.Module | None, x: Tensor) -> arguments.Network:
     if (
         not _FEED_FORWARD.is_unwatched(module)
         or not KNOWN.cover(module.config)
-        or module.form is None
+        or (form := module.form(x)) is None
         or (module.training and module.dropout)
     ):
         raise CannotBeReadError
@@ -100,7 +102,7 @@ def _plain(module: nn.Module | None, x: Tensor) -> arguments.Network:
         None if gate is None else linear(gate, E, hidden, x),
         linear(inner["up_proj"], E, hidden, x),
         linear(inner["down_proj"], hidden, E, x),
-        *module.form,
+        *form,
     )
 
 
@@ -170,6 +172,25 @@ def norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:
         module.weight_offset,
         bias if bias is None else read(bias, (features,), x),
         centred=True,
+    )
+
+
+def norm_of_heads(
+    module: nn.Module | None, heads: int, features: int, x: Tensor, *, whole: bool
+) -> NormWeight:
+    """The norm of queries or keys: of all heads at once, or of each, with its own weight or not."""
+    if whole:
+        return norm(module, heads * features, x)
+    if not _HEAD_NORM.is_unwatched(module) or not KNOWN.cover(module.config):
+        return norm(module, features, x)
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    config, shape = module.config, (heads, features)
+    return NormWeight(
+        weight if weight is None else read(weight, shape, x),
+        config.eps,
+        config.weight_offset,
+        bias if bias is None else read(bias, shape, x),
+        centred=config.type == "layernorm",
     )
 
 

@@ -172,6 +172,8 @@ def _computed(
             return None
     elif starts < known.least_past:
         return None  # keys and values of few tokens are made, and no queries for the latent
+    if max(lengths, default=0) + T > known.most_past:
+        return None  # queries beyond have no temperature that was computed
     by_distance = None
     if bias is not None:
         by_distance = _by_distance(known, bias)

@@ -27,7 +27,9 @@ MOST_WEIGHTS = 4
 """Weights of one ``Code.product``."""
 MOST_PIECES = 16
 """Pieces of keys and values of one attention."""
-ACTIVATIONS = {"relu": 0, "silu": 1, "gelu_tanh": 2, "relu2": 3, "gelu": 4, "quick_gelu": 5}
+ACTIVATIONS = {
+    "relu": 0, "silu": 1, "gelu_tanh": 2, "relu2": 3, "gelu": 4, "quick_gelu": 5, "xielu": 6,
+}  # fmt: skip
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 """What makes scores of a router's numbers: ``MixtureConfig.scoring``."""
 DIFFERENTIATED = ("relu", "silu", "gelu_tanh")
@@ -120,6 +122,7 @@ class Extras(NamedTuple):
         dropout: Dropout of the weights, or None.
         by_row: Whether every row gets the bits that it has as the only query of its sequence,
             behind the keys that it sees, whatever the number of threads.
+        rounded: Not 0: slopes add bfloat16(slope · key position) times this (``RoundedALiBi``).
     """
 
     softcap: float = 0.0
@@ -131,6 +134,7 @@ class Extras(NamedTuple):
     bias: Tensor | None = None
     dropout: Dropout | None = None
     by_row: bool = False
+    rounded: float = 0.0
 
     @property
     def learned(self) -> Tensor | None:
@@ -145,7 +149,7 @@ NO_EXTRAS = Extras()
 class NormWeight(NamedTuple):
     """The weight ``[features]`` of an RMS norm, or of a LayerNorm (``centred``) with its bias.
 
-    Without a weight nothing is multiplied.
+    Without a weight nothing is multiplied. With ``[heads, features]`` rows take them in turn.
     """
 
     weight: Tensor | None
@@ -190,6 +194,7 @@ class Network(NamedTuple):
         clamp: What is activated is at most this, and what a gate multiplies within ± it; infinity
             is no limit.
         offset: Added to what a gate multiplies.
+        alphas: Of xielu its two learned numbers ``[1]``, in the dtype of the weights.
     """
 
     gate: Weight | None
@@ -198,6 +203,7 @@ class Network(NamedTuple):
     activation: int
     clamp: float = math.inf
     offset: float = 0.0
+    alphas: tuple[Tensor, Tensor] | None = None
 
 
 class Routing(NamedTuple):
@@ -254,7 +260,8 @@ class LayerWeights(NamedTuple):
 
     Of latent attention ``q`` makes queries or their latent, ``k`` the latent and the rotated key.
     Without ``network`` and ``experts`` a step ends before them. ``slopes`` ``[H]`` are ALiBi's, in
-    float32; ``sinks`` ``[H]`` in float32 or the dtype.
+    float32; ``sinks`` ``[H]`` in float32 or the dtype; ``temperatures`` ``[periods]`` in float32
+    multiply queries, by period of their positions.
     """
 
     attention_norm: NormWeight | None
@@ -273,6 +280,7 @@ class LayerWeights(NamedTuple):
     slopes: Tensor | None
     cross: Cross | None
     sinks: Tensor | None
+    temperatures: Tensor | None
 
 
 NORM_PLACES = {"before_rope": 0, "after_rope": 1, "full_width": 2}
@@ -320,6 +328,10 @@ class LayerForm(NamedTuple):
         residual_scale: Factor of what joins the residual path.
         window: Keys that a query sees, itself included; None: all before it.
         clip: Queries, keys and values lie within ± this.
+        chunk: Positions are cut into runs of so many, of which a query sees its own; None: no runs.
+        rounded: As in ``Extras``, of the layer's slopes.
+        every: Positions in a period of ``temperatures``.
+        offset: Added to positions before they are counted in periods.
     """
 
     dtype: int
@@ -330,6 +342,10 @@ class LayerForm(NamedTuple):
     residual_scale: float
     window: int | None = None
     clip: float = math.inf
+    chunk: int | None = None
+    rounded: float = 0.0
+    every: int = 1
+    offset: int = 0
 
 
 class Held(NamedTuple):

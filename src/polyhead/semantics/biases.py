@@ -32,6 +32,7 @@ class Numbers(NamedTuple):
 
     Attributes:
         slopes: ``[H]``: what is added is −slope · |query position − key position|.
+        rounded: Not 0: it is bfloat16(slope · key position) · rounded instead.
         by_distance: ``[H, 2 n + 1]``: what is added for keys n and more places behind the query,
             …, n and more ahead of it.
         tensor: ``[1 or B, 1 or H, 1 or T, 1 or S]`` by index in the call.
@@ -40,6 +41,7 @@ class Numbers(NamedTuple):
     slopes: Tensor | None = None
     by_distance: Tensor | None = None
     tensor: Tensor | None = None
+    rounded: float = 0.0
 
 
 class Bias(Part, ABC):
@@ -165,7 +167,7 @@ class ALiBi(Bias, arguments={"slopes": Tensor}):
         apart = distance(q, k, scores.device).abs().to(scores.dtype)
         totals[0].sub_((scores * apart).sum(dim=(0, 2, 3)))
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> Numbers | None:
         return Numbers(slopes=self.slopes.float())
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
@@ -205,6 +207,11 @@ class RoundedALiBi(ALiBi, arguments={"slopes": Tensor, "scale": float | int}):
         slopes = self.slopes.to(device=like.device, dtype=torch.bfloat16)
         rounded = slopes[:, None, None] * positions[:, None, None, :]
         return rounded.to(like) * self.scale
+
+    def numbers(self) -> Numbers | None:
+        if self.slopes.requires_grad or not self.scale:
+            return None
+        return Numbers(slopes=self.slopes.float(), rounded=self.scale)
 
     def __repr__(self) -> str:
         return f"RoundedALiBi([{len(self.slopes)}], scale={self.scale})"

@@ -1,0 +1,78 @@
+"""A decoding step of every family is one native call a layer, with the bits of its modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from families_page import _read
+from harness import Case, all_cases
+from torch import Tensor
+
+import polyhead as ph
+from polyhead import native
+from polyhead.layers import transformer_layer
+from polyhead.layers.described import NETWORK
+from polyhead.layers.step import Surroundings, step
+from polyhead.layers.transformer_layer import TransformerLayer
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
+)
+CASES = all_cases()
+UNLIKE: dict[str, tuple[Any, ...]] = {
+    "cohere": ({"use_qk_norm": True},),
+    "falcon": ({"alibi": True}, {"new_decoder_architecture": True}),
+    "stablelm": ({"qk_layernorm": True}, {"use_parallel_residual": True}),
+}
+"""Options with which a family's layers are of another kind."""
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_step_is_one_call_a_layer(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    for chosen in ((), *((option,) for option in UNLIKE.get(case.model_type, ()))):
+        check(monkeypatch, case, chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_step_is_one_call_a_layer_whatever_the_option(
+    monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    for option in (option for axis in case.axes for option in axis if option):
+        check(monkeypatch, case, (option,))
+
+
+def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) -> None:
+    config = _read(case, *chosen)
+    if config.kind == "encoder" or config.task is not None:
+        return
+    torch.manual_seed(0)
+    model = ph.Transformer(config).eval()
+    ends: list[int] = []
+
+    def counted(layer: TransformerLayer, x: Tensor, given: Surroundings) -> Any:
+        found = step(layer, x, given)
+        ends.append(0 if found is None else found[1])
+        return found
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+        ids = case.ids()
+        given = {"encoder_ids": case.source()} if config.kind == "encoder-decoder" else {}
+        cache = model.new_cache()
+        model(ids[:, :9], cache=cache, **given)
+        other = cache.fork()
+        for at in range(9, 12):
+            token = ids[:, at : at + 1]
+            ends.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(transformer_layer, "step", counted)
+                found = model(token, cache=cache)
+            # The first may make room, or complete a group of a ring's tokens.
+            assert ends == [NETWORK] * len(config.layers), (chosen, at)
+            with monkeypatch.context() as patch:
+                patch.setattr(transformer_layer, "step", lambda *arguments: None)
+                assert torch.equal(found, model(token, cache=other)), (chosen, at)
