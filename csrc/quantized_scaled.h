@@ -98,6 +98,7 @@ struct U4 : SizeOf_U4 {
 };
 
 inline float scale_at(const Scales& s, int64_t i) {
-    if (s.dtype == kFloat32) return ((const float*)s.scales)[i];
-    return s.dtype == kBFloat16 ? to_float(((const BFloat16*)s.scales)[i]) : half_at((const uint8_t*)s.scales + 2 * i);
+    const uint8_t* at = (const uint8_t*)s.scales;  // anywhere in a file
+    if (s.dtype == kFloat32) return load_any<float>(at + 4 * i);
+    return s.dtype == kBFloat16 ? to_float(load_any<BFloat16>(at + 2 * i)) : half_at(at + 2 * i);
 }

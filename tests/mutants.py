@@ -500,6 +500,9 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "families": {
+        "tests/checkpoints/test_coded.py": [
+            ("scales are counted", "return self.bits + (self.scale_bits + 8 * self.zeros) / (numbers * rows)", "return float(self.bits)"),
+        ],
         "tests/checkpoints/test_config_json.py tests/families tests/checkpoints/test_gguf.py"
         " tests/checkpoints/test_parity_families.py": [
             ("the trained length at the top", "if trained is not None and (", "if False and ("),
@@ -633,6 +636,9 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
         ],
     },
     "planning": {
+        "tests/checkpoints/test_coded.py": [
+            ("what is read as numbers", "if piece.multiplied and not piece.as_numbers:", "if piece.multiplied:"),
+        ],
         "tests/planning": [
             ("a window in visible pairs", "pairs -= _triangle(keys - window) - _triangle(cached - window)", "pass"),
             ("keys before a window's tile", "max(0, cached + start - window + 1)", "0"),

@@ -18,6 +18,7 @@ from allocations import measured
 from polyhead import native
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.errors import CheckpointError, ConfigError
+from polyhead.layers import quantized
 from polyhead.layers.quantized import QuantizedLinear, QuantizedMatrix
 from polyhead.models import Transformer
 
@@ -117,6 +118,21 @@ def test_weights_take_the_memory_of_their_codes(layout: str, tmp_path: Path) -> 
     assert most < file + own < sum(4 * weight.numel() for weight in meant.values()) / 2
 
 
+@needs_native
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["fp8", "gptq", "int8, zeros"])
+def test_rows_of_fused_weights_have_their_scales(layout: str, tmp_path: Path) -> None:
+    """Queries, keys and values of one matrix; of 96 rows the last 32 share scales with others."""
+    sizes = {"hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2}
+    tiny = Tiny("Phi3", sizes | {"tie_word_embeddings": True})
+    write_coded(tmp_path, tiny, *LAYOUTS[layout])
+    kept, unpacked = load_checkpoint(tmp_path, None).model, load_checkpoint(tmp_path).model
+    assert len(matrices(kept)) == 2 * 7 + 1  # the table is also the head
+    ids = tiny.ids()
+    assert torch.equal(decoded(kept, ids), decoded(unpacked, ids))
+    assert (kept(ids) - unpacked(ids)).abs().max() < 2e-4
+
+
 @torch.no_grad()
 def test_what_cannot_stay_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups in another order, rows of no whole blocks, or no native code."""
@@ -142,9 +158,29 @@ def test_what_cannot_stay_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @needs_native
+@pytest.mark.parametrize(
+    ("tiny", "layout"),
+    [(DEEPSEEK, "fp8"), (LLAMA, "packed, zeros"), (LLAMA, "gptq"), (LLAMA, "awq")],
+)
+def test_a_plan_counts_what_is_held(tiny: Tiny, layout: str, tmp_path: Path) -> None:
+    write_coded(tmp_path, tiny, *LAYOUTS[layout])
+    model = load_checkpoint(tmp_path, None).model
+    held = {id(x): x.nbytes for x in (*model.parameters(), *model.buffers())}
+    plan = ph.plan(str(tmp_path), dtype="file")
+    assert plan.weight_bytes == pytest.approx(sum(held.values()), rel=0.01)
+    assert plan.kv_dtype == "float32"
+    with pytest.raises(ConfigError, match="dtype='file' is of one rank"):
+        ph.plan(str(tmp_path), dtype="file", tensor_parallel=2)
+    with pytest.raises(ConfigError, match=r"dtype='file' needs a config.json with quantiz"):
+        ph.plan(json.loads(Tiny("Llama").build().config.to_json_string()), dtype="file")
+
+
+@needs_native
 @torch.no_grad()
-def test_other_parts_take_codes_as_they_take_blocks(tmp_path: Path) -> None:
-    write_coded(tmp_path / "a", LLAMA, *LAYOUTS["packed, zeros"])
+def test_other_parts_take_codes_as_they_take_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meant = write_coded(tmp_path / "a", LLAMA, *LAYOUTS["fp8"])
     kept, ids = load_checkpoint(tmp_path / "a", None), LLAMA.ids()
     logits = kept.model(ids)
     layer: Any = kept.model.layers[0]
@@ -154,6 +190,10 @@ def test_other_parts_take_codes_as_they_take_blocks(tmp_path: Path) -> None:
     assert (half(ids).float() - logits).norm() < 0.05 * logits.norm()
     assert torch.equal(half.float()(ids), logits)  # scales were not rounded
     half.load_state_dict(kept.model.state_dict())
+    monkeypatch.setattr(quantized, "_PANEL", 7 * 160)  # what native code does not multiply
+    down, x = layer.feed_forward.down_proj, torch.randn(3, 160, dtype=torch.float64)
+    wanted = x @ meant["model.layers.0.mlp.down_proj.weight"].double().mT
+    assert torch.allclose(down(x), wanted, rtol=1e-12, atol=1e-12)
     heads = {0: [0, 1, 2]}
     pruned = [
         ph.prune(load_checkpoint(tmp_path / "a", dtype).model, heads)
@@ -166,7 +206,7 @@ def test_other_parts_take_codes_as_they_take_blocks(tmp_path: Path) -> None:
     assert (load_checkpoint(tmp_path / "b").model(ids) - logits).abs().max() < 2e-4
     with pytest.raises(ph.UnsupportedError, match=r"conversion needs .* holds BF16 blocks"):
         ph.convert(kept.model, kv_heads=6)
-    with pytest.raises(ph.UnsupportedError, match=r"activations='int8' takes blocks .* is U4"):
+    with pytest.raises(ph.UnsupportedError, match=r"activations='int8' takes blocks .* is F8_E4M3"):
         ph.load(tmp_path / "a", activations="int8")
 
 

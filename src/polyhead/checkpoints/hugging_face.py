@@ -92,12 +92,13 @@ def read_directory(
     scheme, table = read_scheme(values, path), family.tensors_of(values)
     blocks: dict[str, Blocks] = {}
     kept_names: dict[str, str] = {}
+    dropped: list[str] = []
     if scheme is not None:
         numbers: dict[str, Tensor] = {}
         for name, each in Codes(tensors, scheme, directory):
             if table.is_dropped(name):
-                continue
-            if keep and adapter is None and _stays(name, each, table, config):
+                dropped.append(name)
+            elif keep and adapter is None and _stays(name, each, table, config):
                 made, called = _placed(name, each, table, config, directory)
                 blocks |= made
                 kept_names |= called
@@ -115,7 +116,7 @@ def read_directory(
         config,
         state,
         tokenizer,
-        ignored=tuple(name for name in tensors if table.is_dropped(name)),
+        ignored=(*dropped, *(name for name in tensors if table.is_dropped(name))),
         file_names=file_names | kept_names,
         family=family.model_type,
         generation=generation,

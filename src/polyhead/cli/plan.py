@@ -45,7 +45,11 @@ _Tokens = Annotated[
 ]
 _Batch = Annotated[int, typer.Option(help="Sequences.")]
 _Dtype = Annotated[
-    str, typer.Option(help="Dtype of weights: float32, bfloat16, float16, float8, int8, int4.")
+    str,
+    typer.Option(
+        help="Dtype of weights: float32, bfloat16, float16, float8, int8, int4; file: as "
+        "load holds the codes of a quantised directory."
+    ),
 ]
 _KvDtype = Annotated[
     str | None,

@@ -139,7 +139,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
             yield Piece("attention", H, self.qk_head_dim * into)
         yield Piece("attention", 1, self.latent_dim * E)
         yield self._norm_piece(R)
-        yield Piece("attention", H, (self.qk_nope_head_dim + V) * R)
+        yield Piece("attention", H, (self.qk_nope_head_dim + V) * R, as_numbers=True)
         yield Piece("attention", H, V * E)
         if self.bias:
             yield Piece("attention", 1, (into or 0) + self.latent_dim + E, multiplied=False)

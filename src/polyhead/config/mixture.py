@@ -108,7 +108,7 @@ class MixtureConfig(Network, kind="mixture"):
         X = self.num_experts
         for piece in self.expert.pieces(embed_dim):
             yield replace(piece, size=X * piece.size, experts=X, visited=self.experts_per_token)
-        yield Piece("feed_forward", 1, X * embed_dim)
+        yield Piece("feed_forward", 1, X * embed_dim, as_numbers=True)
         for bias in (self.choice_bias, self.router_bias):
             if bias:
                 yield Piece("feed_forward", 1, X, multiplied=False)

@@ -25,6 +25,7 @@ class Piece:
         experts: How many experts these are of (1: none), and
         visited: how many of them a token visits.
         looked_up: Whether a token reads one row of it alone.
+        as_numbers: Whether it is never kept in codes: not only products read it.
     """
 
     part: Part
@@ -34,6 +35,7 @@ class Piece:
     experts: int = 1
     visited: int = 1
     looked_up: bool = False
+    as_numbers: bool = False
 
     @property
     def count(self) -> int:

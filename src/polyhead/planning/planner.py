@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,8 @@ from polyhead.planning.mesh import checked_mesh, mesh_plan
 from polyhead.planning.presets import subject
 from polyhead.planning.report import text
 from polyhead.planning.units import quantity
+from polyhead.planning.weight_bits import FILE, WEIGHT_BITS, weight_bits
 from polyhead.planning.weights import check_ranks, counts, pieces
-
-WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
-"""Bits of a weight; scales of quantised weights are not counted."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,9 @@ def plan(
         tokens: Context, of each sequence; of an encoder-decoder, of both sides; default: all that
             the model was made for.
         batch: Sequences.
-        dtype: Dtype of weights: float32, bfloat16, float16, float8, int8 or int4.
+        dtype: Dtype of weights: float32, bfloat16, float16, float8, int8 or int4 (scales are not
+            counted); ``"file"``: as ``load`` holds the codes of a config.json with
+            quantization_config, with their scales, and float32 activations.
         kv_dtype: Dtype of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
             ``QuantizedCache`` keeps them, scales included); default: ``dtype`` where a cache can
             have it, bfloat16 otherwise.
@@ -117,17 +117,18 @@ def plan(
     if page is not None:
         whole("page", page, least=1, error=ConfigError)
     kv_dtype = _cache_dtype(kv_dtype, dtype)
+    bits = weight_bits(dtype, found.scheme, ranks if sizes is None else 0)
     check_ranks(model, ranks)
     _check_context(model, tokens)
 
     weights = pieces(model)
     parameters = counts(weights)
-    rank_weights = _bytes(sum(p.on_rank(ranks) * n for p, n in weights.items()), dtype)
+    rank_weights = _bytes(p.on_rank(ranks) * n * bits(p) for p, n in weights.items())
     layers = caches(model, kv_dtype, page, ranks)
     step, bound, touched, read = None, None, 0, 0
     if model.kind != "encoder":
         step = _flops(model, queries=1, cached=tokens - 1, batch=batch)
-        touched = _bytes(sum(p.touched(ranks, batch) * n for p, n in weights.items()), dtype)
+        touched = _bytes(p.touched(ranks, batch) * n * bits(p) for p, n in weights.items())
         read = sum(n * each.read_bytes(tokens, batch) for each, n in Counter(layers).items())
         bound = _bound(touched + read, step.model / ranks, bandwidth, flops, batch)
     room = None
@@ -145,7 +146,7 @@ def plan(
         tensor_parallel=ranks,
         parameters=parameters,
         active_parameters=sum(piece.active * n for piece, n in weights.items()),
-        weight_bytes=_bytes(parameters.total, dtype),
+        weight_bytes=_bytes(p.count * n * bits(p) for p, n in weights.items()),
         rank_weight_bytes=rank_weights,
         cache_token_bytes=sum(each.token_bytes for each in layers),
         cache_bytes=sum(n * each.bytes(tokens, batch) for each, n in Counter(layers).items()),
@@ -190,8 +191,10 @@ def _ranks(
 
 def _cache_dtype(kv_dtype: str | None, dtype: str) -> str:
     """The cache's dtype: as asked for, or that of the weights where a cache can have it."""
-    if dtype not in WEIGHT_BITS:
-        raise ConfigError(f"dtype must be one of {', '.join(WEIGHT_BITS)}: got {dtype!r}")
+    if dtype not in (*WEIGHT_BITS, FILE):
+        raise ConfigError(f"dtype must be one of {', '.join((*WEIGHT_BITS, FILE))}: got {dtype!r}")
+    if kv_dtype is None and dtype == FILE:
+        return "float32"
     if kv_dtype is None:
         return dtype if dtype in ("float32", "bfloat16", "float16") else "bfloat16"
     if kv_dtype not in CACHE_TYPES:
@@ -207,13 +210,13 @@ def _activation_bytes(
     model: TransformerConfig, tokens: int, batch: int, dtype: str, ranks: int
 ) -> int:
     """Weights of fewer bits are multiplied with activations of 16."""
-    half = dtype != "float32"
+    half = dtype not in ("float32", FILE)
     elements = activation_elements(model, tokens=tokens, batch=batch, ranks=ranks, half=half)
     return elements * (2 if half else 4)
 
 
-def _bytes(parameters: float, dtype: str) -> int:
-    return -(-round(parameters * WEIGHT_BITS[dtype]) // 8)
+def _bytes(bits: Iterable[float]) -> int:
+    return -(-round(sum(bits)) // 8)
 
 
 def _bound(

@@ -20,6 +20,7 @@ from polyhead.checkpoints.json_file import read_json
 from polyhead.checks import meant
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
+from polyhead.families.common.quantization import Scheme, read_scheme
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
 from polyhead.planning.reading import read_config
 from polyhead.reading import kind_of
@@ -69,12 +70,14 @@ class Subject:
         config: All of it.
         notes: What had to be assumed.
         savings: Its cache beside others that it is compared with.
+        scheme: How its weights became codes, if its config.json says that they did.
     """
 
     name: str
     config: TransformerConfig
     notes: tuple[str, ...] = ()
     savings: tuple[Saving, ...] = ()
+    scheme: Scheme | None = None
 
 
 @cache
@@ -120,16 +123,21 @@ def subject(config: Any) -> Subject:
         return replace(made, savings=named + made.savings)
     if isinstance(config, str | os.PathLike):
         path = _path(config)
-        return _subject(_title(path), *read_config(read_json(path), str(path)))
+        return _read(_title(path), read_json(path), str(path))
     if hasattr(config, "to_dict"):
         config = config.to_dict()
     if isinstance(config, Mapping):
         name = str(config.get("_name_or_path") or config.get("model_type"))
-        return _subject(name, *read_config(config, "config"))
+        return _read(name, config, "config")
     raise TypeError(
         f"config must be a preset's name, a path to config.json, its object, or a "
         f"TransformerConfig: got {type(config).__name__}"
     )
+
+
+def _read(name: str, values: Mapping[str, Any], where: str) -> Subject:
+    found = _subject(name, *read_config(values, where))
+    return replace(found, scheme=read_scheme(values, where))
 
 
 def _subject(name: str, model: TransformerConfig, notes: tuple[str, ...] = ()) -> Subject:

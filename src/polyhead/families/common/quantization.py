@@ -13,17 +13,17 @@ KEY = "quantization_config"
 _HARMLESS = {
     "fp8": ("activation_scheme", "modules_to_not_convert"),
     "gptq": (
-        "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "sym", "dataset",
+        "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "dataset",
         "model_name_or_path", "model_file_base_name", "is_marlin_format", "lm_head", "meta",
         "quantizer", "format", "backend", "block_name_to_quantize",
         "module_name_preceding_first_block",
         "modules_in_block_to_quantize", "batch_size", "pad_token_id", "disable_exllama",
         "use_exllama", "exllama_config", "max_input_length", "use_cuda_fp16", "model_seqlen",
-        "cache_block_outputs", "tokenizer", "desc_act",
+        "cache_block_outputs", "tokenizer",
     ),
     "awq": (
         "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse",
-        "exllama_config", "zero_point",
+        "exllama_config",
     ),
     "compressed-tensors": (
         "ignore", "quantization_status", "global_compression_ratio", "kv_cache_scheme", "version",
@@ -52,6 +52,9 @@ class Scheme:
         rows: Of a weight that share a scale; None: all of them.
         numbers: Of a row that share a scale; None: all of them.
         plus: What is added to the zeros of a file.
+        scale_bits: Of a scale, as files usually have them.
+        zeros: Whether codes may have zeros other than the middle one.
+        shuffled: Whether groups may not lie next to each other.
     """
 
     layout: str
@@ -59,6 +62,19 @@ class Scheme:
     rows: int | None
     numbers: int | None
     plus: int = 0
+    scale_bits: int = 16
+    zeros: bool = False
+    shuffled: bool = False
+
+    @property
+    def held_bits(self) -> float:
+        """Bits that a number takes in memory, with its part of scales; 32: it is unpacked."""
+        numbers, rows = self.numbers, self.rows
+        if self.shuffled or (numbers is not None and numbers % 32):
+            return 32.0
+        if numbers is None or rows is None:
+            return float(self.bits)  # a scale for thousands
+        return self.bits + (self.scale_bits + 8 * self.zeros) / (numbers * rows)
 
 
 def read_scheme(values: Mapping[str, Any], where: object) -> Scheme | None:
@@ -91,7 +107,7 @@ def _keys(values: Any, named: str) -> Keys:
 
 def _fp8(keys: Keys) -> Scheme:
     keys.expect("fmt", "e4m3")
-    return Scheme("fp8", 8, *_block(keys, "weight_block_size"))
+    return Scheme("fp8", 8, *_block(keys, "weight_block_size"), scale_bits=32)
 
 
 def _block(keys: Keys, key: str) -> tuple[int, int]:
@@ -104,12 +120,15 @@ def _block(keys: Keys, key: str) -> tuple[int, int]:
 def _gptq(keys: Keys) -> Scheme:
     form = keys.choice("checkpoint_format", {"gptq": 1, "gptq_v2": 0}, "gptq")
     keys.expect("pack_dtype", "int32")
-    return Scheme("gptq", _bits(keys, "bits", 4, 8), 1, _numbers(keys), form)
+    zeros, shuffled = not keys.flag("sym", True), keys.flag("desc_act", False)
+    bits, numbers = _bits(keys, "bits", 4, 8), _numbers(keys)
+    return Scheme("gptq", bits, 1, numbers, form, zeros=zeros, shuffled=shuffled)
 
 
 def _awq(keys: Keys) -> Scheme:
     keys.expect("version", "gemm", "GEMM")
-    return Scheme("awq", _bits(keys, "bits", 4), 1, _numbers(keys))
+    zeros = keys.flag("zero_point", True)
+    return Scheme("awq", _bits(keys, "bits", 4), 1, _numbers(keys), zeros=zeros)
 
 
 def _compressed(keys: Keys) -> Scheme:
@@ -134,22 +153,23 @@ def _weights(keys: Keys, layout: Any, above: Keys) -> Scheme:
         raise above.refused("format", layout, ", ".join(repr(name) for name in kinds))
     keys.expect("type", kinds[layout])
     bits = _bits(keys, "num_bits", *((4, 8) if layout == "pack-quantized" else (8,)))
-    keys.take("symmetric", True)  # seen in the tensors
+    zeros = not keys.flag("symmetric", True)
     strategy = keys.take("strategy", None)
     numbers, size = keys.take("group_size", None), keys.take("block_structure", None)
     if strategy is None:
         strategy = "group" if numbers not in (None, -1) else "channel"
-    if strategy == "tensor":
-        return Scheme(layout, bits, None, None)
-    if strategy == "channel":
-        return Scheme(layout, bits, 1, None)
+    shared: dict[str, tuple[int | None, int | None]] = {
+        "tensor": (None, None),
+        "channel": (1, None),
+    }
     if strategy == "group" and _is_count(numbers):
-        return Scheme(layout, bits, 1, numbers)
+        shared["group"] = 1, numbers
     if strategy == "block" and size is not None:
-        return Scheme(layout, bits, *_block(keys, "block_structure"))
-    raise keys.refused(
-        "strategy", strategy, "'tensor', 'channel', 'group' or 'block', with its size"
-    )
+        shared["block"] = _block(keys, "block_structure")
+    if strategy not in shared:
+        wanted = "'tensor', 'channel', 'group' or 'block', with its size"
+        raise keys.refused("strategy", strategy, wanted)
+    return Scheme(layout, bits, *shared[strategy], zeros=zeros)
 
 
 def _bits(keys: Keys, key: str, *allowed: int) -> int:

@@ -1,0 +1,42 @@
+"""Bits of weights: of one dtype, or as a model of codes holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polyhead.config import Piece
+from polyhead.errors import ConfigError
+from polyhead.families.common.quantization import KEY, Scheme
+
+WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
+"""Bits of a weight; scales of quantised weights are not counted."""
+FILE = "file"
+
+
+def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[Piece], float]:
+    """The bits of each parameter of a piece.
+
+    Args:
+        dtype: One of ``WEIGHT_BITS``; or ``FILE``: products read codes, tables and heads have 16
+            bits, all else 32.
+        scheme: How weights became codes.
+        ranks: That share the model; 0: those of a mesh.
+
+    Raises:
+        ConfigError: ``FILE`` for a model whose weights are numbers, or for several ranks.
+    """
+    if dtype != FILE:
+        return lambda piece: WEIGHT_BITS[dtype]
+    if scheme is None:
+        raise ConfigError(f"dtype={FILE!r} needs a config.json with {KEY}: this one has none")
+    if ranks != 1:
+        raise ConfigError(f"dtype={FILE!r} is of one rank: a mesh needs weights that are numbers")
+    coded = scheme.held_bits
+
+    def bits(piece: Piece) -> float:
+        if piece.multiplied and not piece.as_numbers:
+            return coded
+        outside = piece.part in ("embedding", "head") and piece.units > 1 and piece.size > 1
+        return 16.0 if outside else 32.0
+
+    return bits
