@@ -70,7 +70,7 @@ bool starts_from(PyObject* starts, Step& s) {
     }
     s.uneven = true;
     const Piece& only = s.cache[0];
-    if (PyList_Size(starts) != s.batch || s.pieces != 1 || only.skipped || only.coding.group || s.slopes || s.by_distance)
+    if (PyList_Size(starts) != s.batch || s.pieces != 1 || only.skipped || only.coding.group)
         return wrong("starts must be one for every row, in a single piece");
     for (int64_t b = 0; b < s.batch; ++b) {
         s.starts[b] = PyLong_AsLongLong(PyList_GetItem(starts, b));
@@ -154,7 +154,6 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
         return table.kind == x.kind && numbers == s.rotary * (s.uneven ? s.rows : s.tokens) && table.is_dense_from(0);
     };
     if (s.rotary ? !is_table(cos) || !is_table(sin) : (bool)cos) return wrong("rotation: sizes that do not go together");
-    if (s.uneven && s.by_distance) return wrong("by_distance: rows of one length");
     for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
         const int64_t at = position_of(s, m);
         if (at < 0 || at > INT64_MAX / 2 || (at + s.offset) / s.every >= s.periods) return wrong("starts: positions that have no temperature");

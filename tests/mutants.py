@@ -407,7 +407,7 @@ ROOMS: dict[str, dict[str, list[Change]]] = {
             ("what tokens of one row see", "if type(given.mask) is not Causal or count > known", "if count > known"),
             ("what experts have room for", "or count > known.most_tokens:", "or False:"),
             ("latents of several tokens", 'return way == "absorbed"', "return True"),
-            ("biases of rows of other lengths", "return isinstance(starts, int) or not", "return True or not"),
+            ("latents of rows of other lengths", "(starts if isinstance(starts, int) else max(starts))", "(starts if isinstance(starts, int) else min(starts))"),
             ("queries without a temperature", "if max(lengths, default=0) + T > known.most_past:", "if False:"),
             ("where rows begin", "len(lengths) > 1 and lengths.count(lengths[0]) != len(lengths)", "False"),
         ],

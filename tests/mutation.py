@@ -616,6 +616,12 @@ MUTATIONS = [
                 "s.window ? at - s.window + 1 : INT64_MIN",
                 "INT64_MIN",
             ),
+            (
+                "step.h",
+                "positions of queries of each row",
+                "c.q_positions_batch = s.uneven ? s.tokens : 0;",
+                "c.q_positions_batch = 0;",
+            ),
             ("step.h", "what a chunk hides", "s.chunk ? at - at % s.chunk : s.window", "s.window"),
             (
                 "step.h",

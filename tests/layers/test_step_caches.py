@@ -52,6 +52,7 @@ TEMPERED = replace(
     LLAMA, attention=replace(LLAMA.attention, query_temperature=QueryTemperatureConfig(0.3, 7))
 )
 ROUNDED = replace(ALIBI, attention=replace(ALIBI.attention, alibi=ALiBiConfig(rounded=True)))
+T5 = replace(LLAMA, attention=replace(LLAMA.attention, rope=None, scale=1.0))
 LATENT = Latent(32, 16)
 
 
@@ -73,8 +74,16 @@ def _tokens(batch: int, count: int, seed: int, dtype: torch.dtype = torch.float3
     return torch.randn(batch, count, E, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def _bias(layer: TransformerLayer) -> ph.Bias | None:
+    """What its model adds to the scores."""
+    if layer.config is not T5:
+        return None
+    table = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
+    return ph.RelativeBias(table, bidirectional=False, max_distance=20).prepared()
+
+
 def _step(layer: TransformerLayer, x: Tensor, cache: StoredCache) -> Tensor | None:
-    found = step_module.step(layer, x, Surroundings(ph.Causal(), None, cache))
+    found = step_module.step(layer, x, Surroundings(ph.Causal(), _bias(layer), cache))
     assert found is None or found[1] == NETWORK
     return None if found is None else found[0]
 
@@ -82,7 +91,7 @@ def _step(layer: TransformerLayer, x: Tensor, cache: StoredCache) -> Tensor | No
 def _by_modules(layer: TransformerLayer, x: Tensor, cache: StoredCache) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformer_layer, "step", lambda *arguments: None)
-        return layer(x, mask=ph.Causal(), cache=cache)
+        return layer(x, mask=ph.Causal(), bias=_bias(layer), cache=cache)
 
 
 def _alike(layer: TransformerLayer, cache: StoredCache, counts: list[int]) -> int:
@@ -171,17 +180,17 @@ def test_several_tokens_see_themselves_and_those_before(name: str, dtype: torch.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "name",
-    [
-        "dense",
-        "pages",
-        "pages, sinks",
-        "a window in rows",
-        "chunks in rows",
-        "temperatures in rows",
-    ],
-)
+    ["dense", "dense, ALiBi", "dense, T5", "dense latents", "pages", "pages, sinks",
+     "pages of latents", "a window in rows", "chunks in rows", "temperatures in rows",
+     "rounded ALiBi in pages"],
+)  # fmt: skip
 def test_rows_of_different_lengths_step_together(name: str, dtype: torch.dtype) -> None:
-    made = {"dense": (LLAMA, lambda: ph.DenseCache(capacity=64))} | CACHES
+    made = {
+        "dense": (LLAMA, lambda: ph.DenseCache(capacity=64)),
+        "dense, ALiBi": (ALIBI, lambda: ph.DenseCache(capacity=64)),
+        "dense, T5": (T5, lambda: ph.DenseCache(capacity=64)),
+        "dense latents": (DEEPSEEK, lambda: ph.LatentCache(32, 16, capacity=64)),
+    } | CACHES
     config, make = made[name]
     layer = _layer(config, dtype)
     cache = make()
@@ -199,14 +208,17 @@ def test_rows_of_different_lengths_step_together(name: str, dtype: torch.dtype) 
     assert torch.equal(found[1:2], _by_modules(layer, x[1:2], alone))
 
 
-def test_rows_of_different_lengths_with_biases_or_latents_take_the_modules() -> None:
-    for config, cache in ((ALIBI, ph.DenseCache(capacity=64)), CACHES["pages of latents"]):
-        layer = _layer(config)
-        held = cache() if callable(cache) else cache
-        layer(_tokens(2, 9, 0), mask=ph.Causal(), cache=held)
-        held.rollback([0, 3])
-        assert _step(layer, _tokens(2, 1, 1), held) is None
-        assert held.lengths == [9, 6]
+def test_latents_are_absorbed_by_the_length_of_the_longest_row() -> None:
+    small = LatentAttentionConfig(
+        num_heads=5, kv_lora_rank=64, qk_nope_head_dim=1, qk_rope_head_dim=16, v_head_dim=2
+    )
+    assert small.absorbed_from == 3
+    layer = _layer(replace(LLAMA, attention=small))
+    for lengths, native_steps in (([2, 1], 1), ([1, 0], 0)):
+        cache = ph.LatentCache(64, 16, capacity=8)
+        layer(_tokens(2, 2, 0), mask=ph.Causal(), cache=cache)
+        cache.rollback([2 - length for length in lengths])
+        assert _alike(layer, cache, [1]) == native_steps
 
 
 def test_queries_without_a_temperature_go_to_the_modules() -> None:

@@ -209,11 +209,10 @@ def _sees_itself(
     if count > 1 and by_row.is_asked():
         return False
     if isinstance(known.attention, MultiHeadLatentAttention):
-        if not isinstance(starts, int):
-            return False
-        way = known.attention.config.choose(len(given.cache.lengths), count, starts + count)
+        keys = count + (starts if isinstance(starts, int) else max(starts))
+        way = known.attention.config.choose(len(given.cache.lengths), count, keys)
         return way == "absorbed"
-    return isinstance(starts, int) or not (known.biased or given.bias is not None)
+    return True
 
 
 def _by_distance(known: DescribedLayer, bias: RelativeBias) -> Tensor | None:
