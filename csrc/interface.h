@@ -69,6 +69,10 @@
     FIELD(k, "Tensor") FIELD(v, "Tensor | None") FIELD(first, "int") FIELD(length, "int") FIELD(pages, "Tensor | None") \
     FIELD(coding, "Coding | None")
 
+#define PH_LAYER_CALL(FIELD) \
+    FIELD(layer, "Layer") FIELD(rotation, "tuple[Tensor, Tensor] | None") FIELD(held, "list[Held]") \
+    FIELD(by_distance, "Tensor | None") FIELD(memory, "Held | None")
+
 #define PH_TILE_SUMS(FIELD) \
     FIELD(entropy, "Tensor | None") FIELD(squares, "Tensor | None") \
     FIELD(largest, "tuple[Tensor, Tensor] | None") FIELD(top, "tuple[Tensor, Tensor] | None") \
@@ -79,7 +83,8 @@
     GROUP(Piece, PH_PIECE) GROUP(Coding, PH_CODING) GROUP(Extras, PH_EXTRAS) GROUP(Dropout, PH_DROPOUT) GROUP(Heads, PH_HEADS) \
     GROUP(Scales, PH_SCALES) GROUP(Weight, PH_WEIGHT) GROUP(NormWeight, PH_NORM) GROUP(Latent, PH_LATENT) GROUP(Network, PH_NETWORK) \
     GROUP(Routing, PH_ROUTING) GROUP(Experts, PH_EXPERTS) \
-    GROUP(LayerWeights, PH_LAYER) GROUP(Cross, PH_CROSS) GROUP(LayerForm, PH_FORM) GROUP(Held, PH_HELD) GROUP(TileSums, PH_TILE_SUMS)
+    GROUP(LayerWeights, PH_LAYER) GROUP(Cross, PH_CROSS) GROUP(LayerForm, PH_FORM) GROUP(Held, PH_HELD) GROUP(LayerCall, PH_LAYER_CALL) \
+    GROUP(TileSums, PH_TILE_SUMS)
 
 // The arguments of the module's functions. Those that the caller makes for results come last.
 #define PH_PRODUCT_ARGUMENTS(FIELD) \
@@ -127,9 +132,8 @@
 #define PH_LAYER_ARGUMENTS(FIELD) FIELD(weights, "LayerWeights") FIELD(form, "LayerForm") FIELD(facts, "tuple")
 
 #define PH_STEP_ARGUMENTS(FIELD) \
-    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(layer, "Layer") \
-    FIELD(rotation, "tuple[Tensor, Tensor] | None") FIELD(held, "list[Held]") FIELD(starts, "int | list[int]") \
-    FIELD(by_distance, "Tensor | None") FIELD(memory, "Held | None") FIELD(y, "Tensor")
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(calls, "list[LayerCall]") FIELD(starts, "int | list[int]") \
+    FIELD(y, "Tensor")
 
 #define PH_GATED_ARGUMENTS(FIELD) \
     FIELD(code, "int") FIELD(threads, "int") FIELD(gate, "Tensor") FIELD(up, "Tensor") FIELD(activation, "int") \

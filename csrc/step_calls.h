@@ -126,52 +126,124 @@ class Asking : public AskExperts {
     Unlocked& unlocked_;
 };
 
-// step(...) -> the last part that was computed, of layers/described.py: 0 where the layer is no longer as it was
-// described, and less than the network where an expert is not.
+// The layers of a run, one behind the other, and what each computes.
+class Run {
+  public:
+    // False: an exception is set.
+    bool take(PyObject* list) {
+        count_ = PyList_Check(list) ? PyList_Size(list) : 0;
+        if (count_ < 1) return wrong("calls must be a list of one or more layers");
+        steps_ = new (std::nothrow) Step[count_];
+        layers_ = new (std::nothrow) const LayerData*[count_];
+        if (!steps_ || !layers_) return PyErr_NoMemory(), false;
+        for (int64_t i = 0; i < count_; ++i) {
+            const Fields<Group_LayerCall> f(PyList_GetItem(list, i), "call");
+            if (!f) return false;
+            PyObject* layer = f[Group_LayerCall::layer];
+            if (Py_TYPE(layer) != layer_type) return PyErr_SetString(PyExc_TypeError, "layer must be what layer() returned"), false;
+            layers_[i] = ((const LayerObject*)layer)->data;
+        }
+        return true;
+    }
+
+    // Leaves the layers in front of the first that is no longer as it was described; how many.
+    int64_t keep_valid() {
+        for (int64_t i = 0; i < count_; ++i)
+            if (!layers_[i] || !is_as_it_was(layers_[i]->guard)) count_ = i;
+        return count_;
+    }
+
+    // Reads what a layer is given, and the memory that it works in; false: an exception is set.
+    bool read(int64_t i, PyObject* tuple, const View& x, PyObject* starts) {
+        using F = Group_LayerCall;
+        const Fields<F> f(tuple, "call");
+        Step& s = steps_[i] = layers_[i]->step;
+        if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMostRows ||
+            x.size[1] > kMostRows || x.size[0] * x.size[1] > kMostRows || !x.is(2, s.embed_dim)) {
+            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMostRows);
+            return false;
+        }
+        s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
+        if (!held_from(f[F::held], s) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
+            !turn_from(f[F::rotation], x.kind, s))
+            return false;
+        for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
+            const int64_t at = position_of(s, m);
+            if (at < 0 || at > INT64_MAX / 2 || (at + s.offset) / s.every >= s.periods) return wrong("starts: positions that have no temperature");
+        }
+        bytes_ = larger_of(bytes_, step_bytes(s));
+        return true;
+    }
+
+    // The parts that were computed of all layers; less than 0: an exception is set.
+    long compute(const Code& code, const char* x, char* y, int threads) {
+        const Room<char> room(bytes_);
+        if (!room.get()) return PyErr_NoMemory(), -1;
+        long done = 0;
+        Outcome outcome = Outcome::done;
+        {
+            Unlocked unlocked;
+            for (int64_t i = 0; i < count_ && done == kParts * i && outcome == Outcome::done; ++i) {
+                Step& s = steps_[i];
+                Asking asking(*layers_[i], unlocked);
+                s.x = i ? y : x, s.y = y, s.room = room.get(), s.ask = &asking;
+                outcome = code.step(s, threads);
+                const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
+                if (outcome != Outcome::no_memory) done += whole ? kParts : s.cross.memory.length ? 2 : 1;
+            }
+        }
+        return outcome == Outcome::no_memory ? PyErr_NoMemory(), -1 : done;
+    }
+
+    Run() = default;
+    Run(const Run&) = delete;
+    ~Run() { delete[] steps_, delete[] layers_; }
+
+  private:
+    static constexpr int kParts = 3;  // of a layer: NETWORK of layers/described.py
+
+    // Layers that turn by the same angles share them.
+    bool turn_from(PyObject* pair, int kind, Step& s) {
+        if (pair != turned_by_) {
+            cos_ = sin_ = View{}, turned_by_ = nullptr;
+            if (!pair_of(pair, "rotation", cos_, sin_)) return false;
+            turned_by_ = pair;
+        }
+        auto is_table = [&](const View& table) {
+            int64_t numbers = 1;
+            for (int d = 0; d < table.dims; ++d) numbers *= table.size[d];
+            return table.kind == kind && numbers == s.rotary * (s.uneven ? s.rows : s.tokens) && table.is_dense_from(0);
+        };
+        if (s.rotary ? !is_table(cos_) || !is_table(sin_) : (bool)cos_) return wrong("rotation: sizes that do not go together");
+        s.cos = cos_.at, s.sin = sin_.at;
+        return true;
+    }
+
+    int64_t count_ = 0, bytes_ = 0;
+    Step* steps_ = nullptr;
+    const LayerData** layers_ = nullptr;
+    PyObject* turned_by_ = nullptr;
+    View cos_, sin_;
+};
+
+// step(...) -> the parts that were computed, of layers/described.py: three of every layer, fewer of the last where
+// it ends before its network or an expert is not as it was described. Layers from the first on that is not as it
+// was described are left out, and nothing is computed before all have been looked at.
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = Call_step;
     const Arguments<A> a("step", args, count);
-    if (!a.code) return nullptr;
-    if (Py_TYPE(a[A::layer]) != layer_type) return PyErr_SetString(PyExc_TypeError, "layer must be what layer() returned"), nullptr;
-    const LayerObject* layer = (const LayerObject*)a[A::layer];
-    if (!layer->data || !is_as_it_was(layer->data->guard)) return PyLong_FromLong(0);
-    Step s = layer->data->step;
-    View x, cos, sin;
-    if (!view_of(a[A::x], "x", x) || !pair_of(a[A::rotation], "rotation", cos, sin)) return nullptr;
-    if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMostRows ||
-        x.size[1] > kMostRows || x.size[0] * x.size[1] > kMostRows || !x.is(2, s.embed_dim)) {
-        PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMostRows);
-        return nullptr;
-    }
-    s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens, s.x = x.at;
-    s.cos = cos.at, s.sin = sin.at;
-    if (!held_from(a[A::held], s) || !starts_from(a[A::starts], s) || !distances_from(a[A::by_distance], s) ||
-        !memory_from(a[A::memory], s))
-        return nullptr;
-    auto is_table = [&](const View& table) {
-        int64_t numbers = 1;
-        for (int d = 0; d < table.dims; ++d) numbers *= table.size[d];
-        return table.kind == x.kind && numbers == s.rotary * (s.uneven ? s.rows : s.tokens) && table.is_dense_from(0);
-    };
-    if (s.rotary ? !is_table(cos) || !is_table(sin) : (bool)cos) return wrong("rotation: sizes that do not go together");
-    for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
-        const int64_t at = position_of(s, m);
-        if (at < 0 || at > INT64_MAX / 2 || (at + s.offset) / s.every >= s.periods) return wrong("starts: positions that have no temperature");
-    }
-    s.y = made_for(a[A::y], "y", s.rows * s.embed_dim, x.kind);
-    const Room<char> room(step_bytes(s));
+    Run run;
+    if (!a.code || !run.take(a[A::calls])) return nullptr;
+    const int64_t layers = run.keep_valid();
+    if (!layers) return PyLong_FromLong(0);
+    View x;
+    if (!view_of(a[A::x], "x", x)) return nullptr;
+    for (int64_t i = 0; i < layers; ++i)
+        if (!run.read(i, PyList_GetItem(a[A::calls], i), x, a[A::starts])) return nullptr;
+    char* y = made_for(a[A::y], "y", x.size[0] * x.size[1] * x.size[2], x.kind);
     if (PyErr_Occurred()) return nullptr;
-    if (!(s.room = room.get())) return PyErr_NoMemory();
-    Outcome outcome;
-    {
-        Unlocked unlocked;
-        Asking asking(*layer->data, unlocked);
-        s.ask = &asking;
-        outcome = a.code->step(s, a.threads);
-    }
-    if (outcome == Outcome::no_memory) return PyErr_NoMemory();
-    const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
-    return PyLong_FromLong(whole ? 3 : s.cross.memory.length ? 2 : 1);
+    const long done = run.compute(*a.code, x.at, y, a.threads);
+    return done < 0 ? nullptr : PyLong_FromLong(done);
 }
 
 // sink(...): x [B, H, T, V] in place.

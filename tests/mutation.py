@@ -657,6 +657,19 @@ MUTATIONS = [
         )
     ),
     *(
+        Mutation(feature, "csrc/step_calls.h", line, instead, "tests/models/test_layer_runs.py")
+        for feature, line, instead in (
+            ("what a layer of a run reads", "s.x = i ? y : x", "s.x = x"),
+            ("rotations of a run", "if (pair != turned_by_) {", "if (!turned_by_) {"),
+            (
+                "layers of a run that changed",
+                "!is_as_it_was(layers_[i]->guard)",
+                "!is_as_it_was(layers_[0]->guard)",
+            ),
+            ("layers behind one that ended early", "done == kParts * i && ", ""),
+        )
+    ),
+    *(
         Mutation(feature, f"csrc/{file}", line, instead, "tests/layers/test_step.py")
         for file, feature, line, instead in (
             (

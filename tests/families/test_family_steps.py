@@ -1,4 +1,4 @@
-"""A decoding step of every family is one native call a layer, with the bits of its modules."""
+"""A decoding step of every family is native calls, with the bits of its modules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import polyhead as ph
 from polyhead import native
 from polyhead.layers import transformer_layer
 from polyhead.layers.described import NETWORK
-from polyhead.layers.step import Surroundings, step
+from polyhead.layers.step import Surroundings, step, steps
 from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.models import stack
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -30,14 +31,14 @@ UNLIKE: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_step_is_one_call_a_layer(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+def test_a_step_is_one_call(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     for chosen in ((), *((option,) for option in UNLIKE.get(case.model_type, ()))):
         check(monkeypatch, case, chosen)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_step_is_one_call_a_layer_whatever_the_option(
+def test_a_step_is_one_call_whatever_the_option(
     monkeypatch: pytest.MonkeyPatch, case: Case
 ) -> None:
     for option in (option for axis in case.axes for option in axis if option):
@@ -51,11 +52,18 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) 
     torch.manual_seed(0)
     model = ph.Transformer(config).eval()
     ends: list[int] = []
+    runs: list[int] = []
 
     def counted(layer: TransformerLayer, x: Tensor, given: Surroundings) -> Any:
         found = step(layer, x, given)
         ends.append(0 if found is None else found[1])
         return found
+
+    def counted_together(*arguments: Any) -> tuple[Tensor, int, int]:
+        x, whole, part = steps(*arguments)
+        ends.extend([NETWORK] * whole + [part] * (part > 0))
+        runs.append(whole)
+        return x, whole, part
 
     with torch.no_grad():
         for parameter in model.parameters():
@@ -68,11 +76,15 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) 
         for at in range(9, 12):
             token = ids[:, at : at + 1]
             ends.clear()
+            runs.clear()
             with monkeypatch.context() as patch:
                 patch.setattr(transformer_layer, "step", counted)
+                patch.setattr(stack, "steps", counted_together)
                 found = model(token, cache=cache)
             # The first may make room, or complete a group of a ring's tokens.
             assert ends == [NETWORK] * len(config.layers), (chosen, at)
             with monkeypatch.context() as patch:
                 patch.setattr(transformer_layer, "step", lambda *arguments: None)
+                patch.setattr(stack, "steps", lambda parts, x, *others: (x, 0, 0))
                 assert torch.equal(found, model(token, cache=other)), (chosen, at)
+        assert runs == [len(config.layers)], chosen  # of the last token: all layers together

@@ -191,7 +191,7 @@ def test_the_compiled_table_of_the_interface_is_that_of_the_tuples():
     table = gate.MODULE.interface()
     table["Heads"] = dict(reversed(table["Heads"].items()))
     table["limits"]["rows"] = 9
-    table["step"].pop("held")
+    table["step"].pop("calls")
 
     def module(**instead):
         functions = dict.fromkeys(dir(gate.MODULE), print)

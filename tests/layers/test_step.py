@@ -911,3 +911,5 @@ def test_a_bias_that_a_step_cannot_read_takes_the_modules() -> None:
         assert step_module.step(layer, _token(), Surroundings(None, bias, cache)) is None
         assert cache.lengths == [5]
     assert step_module.step(layer, _token(), Surroundings(None, good, cache)) is not None
+    layer = _layer(LAYERS["bloom"])
+    assert step_module.step(layer, _token(), Surroundings(None, good, _prompted(layer))) is None

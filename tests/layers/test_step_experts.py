@@ -200,6 +200,8 @@ def test_a_change_of_an_expert_counts_where_it_is_visited(change) -> None:  # ty
     assert not torch.equal(wanted, y)
     assert torch.equal(layer(_token(), mask=ph.Causal(), cache=one), wanted)
     assert one.lengths == other.lengths == [6]
+    _, done = _step(layer, _token(), one)
+    assert done == (NETWORK if change is _converted else ATTENTION)  # described again
 
 
 def test_what_spreads_experts_or_calls_all_takes_the_module() -> None:

@@ -94,6 +94,8 @@ def written_at(positions: Tensor, contents: Contents | None, k: Tensor, v: Tenso
 def _in_rows(rows: Rows, first: int, stop: int) -> list[Held]:
     k, *more = rows.tensors
     v = more[0] if more else None
+    if rows.store.limit is None:  # as ``runs`` has it
+        return [(k, v, first, stop - first, None, None)]
     return [(k, v, run.address, run.length, None, None) for run in rows.runs(first, stop)]
 
 

@@ -35,8 +35,15 @@ from polyhead.layers.reading import (
     read,
 )
 from polyhead.native import Code, Heads, LayerForm, LayerWeights
-from polyhead.native.arguments import DTYPES, MOST_ROWS, NORM_PLACES, PARALLEL, Cross, Latent
-from polyhead.native.code import Layer
+from polyhead.native.arguments import (
+    DTYPES,
+    MOST_ROWS,
+    NORM_PLACES,
+    PARALLEL,
+    Cross,
+    Latent,
+    Layer,
+)
 from polyhead.semantics import ALiBi, RoundedALiBi
 
 if TYPE_CHECKING:
@@ -60,7 +67,13 @@ ATTENTION, CROSS_ATTENTION, NETWORK = 1, 2, 3
 
 
 class DescribedLayer(NamedTuple):
-    """A layer that native code computes, as data."""
+    """A layer that native code computes, as data.
+
+    Attributes:
+        crosses: Whether it attends to a context.
+        is_called: Whether its calls are seen or changed (hooks, compilation): it is left out of
+            runs of layers.
+    """
 
     data: Layer
     attention: MultiHeadAttention | MultiHeadLatentAttention
@@ -76,6 +89,8 @@ class DescribedLayer(NamedTuple):
     most_tokens: int
     embed_dim: int
     dtype: torch.dtype
+    crosses: bool
+    is_called: bool
 
 
 def last_part(config: LayerConfig) -> int:
@@ -156,6 +171,8 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
         MOST_ROWS if capacity is None else capacity,
         x.shape[2],
         x.dtype,
+        config.cross_attention is not None,
+        bool(layer._forward_hooks or layer._forward_pre_hooks or layer._compiled_call_impl),
     )
 
 

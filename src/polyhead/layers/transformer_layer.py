@@ -225,12 +225,45 @@ class TransformerLayer(nn.Module):
             stepped = step(self, x, given)
             if stepped is not None:
                 x, done = stepped
+        return self.rest(
+            x,
+            done,
+            context,
+            mask=mask,
+            context_mask=context_mask,
+            bias=bias,
+            positions=positions,
+            cache=cache,
+            context_cache=context_cache,
+            kernel=kernel,
+        )
+
+    def rest(
+        self,
+        x: Tensor,
+        done: int,
+        context: Tensor | None = None,
+        *,
+        context_mask: Mask | None,
+        context_cache: KeyValueCache | None,
+        kernel: str,
+        **attention: Any,
+    ) -> Tensor:
+        """What the parts behind the first ``done`` make of ``x``, one module after the other.
+
+        Args:
+            x: ``[B, T, E]``.
+            done: 0 or the last part that was computed, as ``layers.step`` counts them.
+            context: As in a call, like all that follows.
+            context_mask: Who may look at which tokens of it.
+            context_cache: Cache of the cross-attention.
+            kernel: ``"auto"`` or the name of a kernel.
+            **attention: What only the self-attention is given.
+        """
         if done < ATTENTION:
             h = self._entered(x, "attention_norm")
             beside = self._beside(x, h) if self.config.parallel is not None else None
-            h = self.attention(
-                h, mask=mask, bias=bias, positions=positions, cache=cache, kernel=kernel
-            )
+            h = self.attention(h, kernel=kernel, **attention)
             if beside is not None:
                 return self._joined(x, h + beside, "attention")
             x = self._joined(x, h, "attention")

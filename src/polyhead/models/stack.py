@@ -1,18 +1,25 @@
-"""Layers one after the other, and what they share: rotary tables, weights, a bias by distance."""
+"""Layers one after the other, and what they share: rotary tables, weights, a bias by distance.
+
+Shape letters: B batch, T tokens, E embed size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from polyhead.caches import KeyValueCache
 from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.positions import RoPE
+from polyhead.layers.step import steps
 from polyhead.layers.transformer_layer import TransformerLayer
-from polyhead.semantics import RelativeBias
+from polyhead.semantics import Mask, RelativeBias
 
 
 def stack(
@@ -78,6 +85,66 @@ def _share(layers: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
 
     layers.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
     layers.register_load_state_dict_pre_hook(fill_in)  # type: ignore[no-untyped-call]
+
+
+def through(
+    layers: nn.ModuleList,
+    x: Tensor,
+    context: Tensor | None = None,
+    *,
+    mask: Mask | None,
+    biases: Sequence[RelativeBias | None],
+    positions: Tensor | None,
+    kernel: str,
+    caches: Sequence[KeyValueCache | None],
+    context_mask: Mask | None = None,
+    context_caches: Sequence[KeyValueCache | None],
+    recompute: bool = False,
+) -> Tensor:
+    """``x`` behind all layers: those that can take a step together in one call, others alone.
+
+    Args:
+        layers: One behind the other.
+        x: ``[B, T, E]``.
+        context: As in a call of a layer, and so ``mask``, ``positions``, ``kernel`` and
+            ``context_mask``.
+        mask: Who may look at whom.
+        biases: What is added to the scores of each layer.
+        positions: They belong to no cache; None: they follow on from each layer's.
+        kernel: ``"auto"`` or the name of a kernel.
+        caches: Of each layer, or None.
+        context_mask: Who may look at which tokens of the context.
+        context_caches: Of each layer, or None.
+        recompute: Whether what layers without a cache compute is computed again for gradients.
+    """
+    together = positions is None and kernel in ("auto", "native")
+    parts = [*zip(layers, biases, caches, context_caches, strict=True)]
+
+    at = part = 0
+    while at < len(parts):
+        if together:
+            rest = islice(parts, at, None)
+            x, whole, part = steps(rest, x, mask, context, context_mask)
+            at += whole
+        if at < len(parts):
+            layer, bias, cache, context_cache = parts[at]
+            call: dict[str, Any] = {
+                "mask": mask,
+                "context_mask": context_mask,
+                "bias": bias,
+                "positions": positions,
+                "cache": cache,
+                "context_cache": context_cache,
+                "kernel": kernel,
+            }
+            if part and isinstance(layer, TransformerLayer):
+                x = layer.rest(x, part, context, **call)
+            elif recompute and cache is None and torch.is_grad_enabled():
+                x = checkpoint(layer, x, context, use_reentrant=False, **call)
+            else:
+                x = layer(x, context, **call)
+            at += 1
+    return x
 
 
 class RelativeTable(nn.Module):

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
@@ -33,7 +31,7 @@ from polyhead.models.heads import Head, TaskHead
 from polyhead.models.initial import draw_weights
 from polyhead.models.inputs import check_cache, check_caching, check_call, check_encoder_call, sent
 from polyhead.models.observation import Observation, observe
-from polyhead.models.stack import biases, relative_table, stack
+from polyhead.models.stack import biases, relative_table, stack, through
 from polyhead.semantics import Causal, Mask
 
 
@@ -201,25 +199,21 @@ class Transformer(nn.Module):
             mask = self._causal if mask is None else self._causal & mask
         x: Tensor = self.embedding(ids, start if positions is None else positions, segments)
         count = len(self.config.layers)
-        tables = biases(self.relative_bias, count)
-        caches = (None,) * count if cache is None else cache.layers
-        cross = (None,) * count if cache is None or context is None else cache.cross
+        nothing = (None,) * count
         try:
-            for layer, bias, layer_cache, context_cache in zip(
-                self.layers, tables, caches, cross, strict=True
-            ):
-                x = self._through(
-                    layer,
-                    x,
-                    context,
-                    mask=mask,
-                    context_mask=context_mask,
-                    bias=bias,
-                    positions=given,  # else they follow on from each layer's cache
-                    cache=layer_cache,
-                    context_cache=context_cache,
-                    kernel=kernel,
-                )
+            x = through(
+                self.layers,
+                x,
+                context,
+                mask=mask,
+                context_mask=context_mask,
+                biases=biases(self.relative_bias, count),
+                positions=given,  # else they follow on from each layer's cache
+                caches=nothing if cache is None else cache.layers,
+                context_caches=nothing if cache is None or context is None else cache.cross,
+                kernel=kernel,
+                recompute=self.recompute,
+            )
         except BaseException:
             # Interrupted between two layers, a cache would hold more tokens in some than in others.
             if cache is not None:
@@ -234,14 +228,6 @@ class Transformer(nn.Module):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x
-
-    def _through(self, layer: nn.Module, *states: Tensor | None, **call: Any) -> Tensor:
-        """A layer's output; with ``recompute`` computed again for gradients, not stored."""
-        if self.recompute and torch.is_grad_enabled() and call.get("cache") is None:
-            again: Tensor = checkpoint(layer, *states, use_reentrant=False, **call)
-            return again
-        made: Tensor = layer(*states, **call)
-        return made
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[B, T, E]`` hidden states to ``[B, T, W]`` logits.
@@ -305,9 +291,18 @@ class Transformer(nn.Module):
         embedding = self.encoder_embedding if own else self.embedding
         check_encoder_call(self.config, ids, positions)
         x: Tensor = embedding(ids, 0 if positions is None else positions, segments)
-        tables = biases(self.encoder_relative_bias, len(self.encoder_layers))
-        for layer, bias in zip(self.encoder_layers, tables, strict=True):
-            x = self._through(layer, x, mask=mask, bias=bias, positions=positions, kernel=kernel)
+        nothing = (None,) * len(self.encoder_layers)
+        x = through(
+            self.encoder_layers,
+            x,
+            mask=mask,
+            biases=biases(self.encoder_relative_bias, len(nothing)),
+            positions=positions,
+            caches=nothing,
+            context_caches=nothing,
+            kernel=kernel,
+            recompute=self.recompute,
+        )
         if self.encoder_final_norm is not None:
             x = self.encoder_final_norm(x)
         return x

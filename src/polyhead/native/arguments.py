@@ -8,7 +8,7 @@ Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NewType
 
 import torch
 from torch import Tensor
@@ -364,6 +364,31 @@ class Held(NamedTuple):
     length: int
     pages: Tensor | None = None
     coding: Coding | None = None
+
+
+Layer = NewType("Layer", object)
+"""What ``Code.layer`` returns: a layer as data, owned by the compiled module."""
+
+
+class LayerCall(NamedTuple):
+    """What a layer is given in a step, besides x.
+
+    Attributes:
+        layer: What ``Code.layer`` returned.
+        rotation: cos and sin of the tokens' positions, as ``Code.rotate`` takes them; of rows of
+            different lengths for all of them.
+        held: One to six, of the cache, in order; keys and values of the last T tokens are written
+            there.
+        by_distance: As in ``Extras``.
+        memory: Of the context, for a layer with ``cross``; its rows divide B. None: such a layer
+            ends behind its self-attention.
+    """
+
+    layer: Layer
+    rotation: tuple[Tensor, Tensor] | None
+    held: list[Held]
+    by_distance: Tensor | None = None
+    memory: Held | None = None
 
 
 class TileSums(NamedTuple):

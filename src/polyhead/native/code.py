@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NewType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from polyhead.native.arguments import (
     MOST_ROWS,
     NO_EXTRAS,
     Extras,
+    Layer,
     LayerForm,
     LayerWeights,
     Network,
@@ -30,9 +31,14 @@ from polyhead.native.arguments import (
 from polyhead.native.dropout import Dropout
 from polyhead.native.threads import threads
 
-Layer = NewType("Layer", object)
-"""What ``Code.layer`` returns: a layer as data, owned by the compiled module."""
-
+LayerCall = tuple[
+    Layer,
+    tuple[Tensor, Tensor] | None,
+    list[tuple[Any, ...]],
+    Tensor | None,
+    tuple[Any, ...] | None,
+]
+"""The fields of ``arguments.LayerCall``, with those of ``Held``: made for every layer and token."""
 
 _DTYPES = {
     "avx512_amx": frozenset({torch.float32, torch.float16}),
@@ -305,39 +311,25 @@ class Code:
         return Layer(self._layer(weights, form, facts))
 
     def step(
-        self,
-        x: Tensor,
-        layer: Layer,
-        rotation: tuple[Tensor, Tensor] | None,
-        held: Sequence[tuple[Any, ...]],
-        starts: int | list[int] = 0,
-        by_distance: Tensor | None = None,
-        memory: tuple[Any, ...] | None = None,
+        self, x: Tensor, calls: list[LayerCall], starts: int | list[int] = 0
     ) -> tuple[Tensor, int]:
-        """A few tokens of every batch row through the parts of a layer.
+        """A few tokens of every batch row through layers, one behind the other.
 
         Args:
             x: ``[B, T, E]``, at most ``MOST_ROWS`` tokens in all, dense. More than one of a row see
                 themselves and those before them.
-            layer: What ``layer`` returned.
-            rotation: cos and sin of the tokens' positions, as ``rotate`` takes them; of rows of
-                different lengths for all of them.
-            held: Up to six ``Held`` of the cache, in order; the keys and values of the last T
-                tokens are written here.
+            calls: The layers, and what each is given.
             starts: Position of the first token; or of each row's, where they differ in length and
-                all that is held is one piece, which begins with position 0.
-            by_distance: As in ``Extras``.
-            memory: ``Held`` of the context, for a layer with ``cross``; its rows divide B. None:
-                such a layer ends behind its self-attention.
+                all that a layer holds is one piece, which begins with position 0.
 
         Returns:
-            ``[B, T, E]`` and the last part that was computed: 1 the self-attention, 2 the attention
-            to the context, 3 the network. 0, and nothing is computed, if the layer is not what it
-            was; it ends before a mixture of which a chosen expert is not.
+            ``[B, T, E]`` and how many parts were computed, three of each layer: its self-attention,
+            the attention to the context (also where there is none), the network. Layers from the
+            first on that is not what was described are left out: 0 means that nothing was computed.
+            A layer also ends before a mixture of which a chosen expert is not what was described.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
-        where = starts, by_distance, memory
-        return y, self._step(self._index, threads(), x, layer, rotation, held, *where, y)
+        return y, self._step(self._index, threads(), x, calls, starts, y)
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.

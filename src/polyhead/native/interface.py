@@ -25,6 +25,7 @@ _GROUPS: tuple[type[Any], ...] = (
     arguments.Cross,
     arguments.LayerForm,
     arguments.Held,
+    arguments.LayerCall,
     arguments.TileSums,
 )
 _FUNCTIONS = {
@@ -44,7 +45,7 @@ _FUNCTIONS = {
     "grad_v grad_bias",
     "tile_sums": "code threads logs first sums",
     "head_product": "code threads x weight summed y",
-    "step": "code threads x layer rotation held starts by_distance memory y",
+    "step": "code threads x calls starts y",
     "gated": "code threads gate up activation y",
     "gated_gradients": "code threads gate up activation grad grad_gate grad_up",
     "dropped": "code threads x plus dropout y",
