@@ -161,16 +161,17 @@ def steps(
 
 def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
     """Native code for steps, if x is a few tokens of every batch row that a step knows to mask."""
-    shape = x.shape
+    code, shape = code_for_rows(x), x.shape  # first: under tracing, a comparison fixes a length
     if (
-        len(shape) != 3
+        code is None
+        or len(shape) != 3
         or shape[0] * shape[1] > MOST_ROWS
         or not (mask is None or type(mask) is Causal)
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
     ):
         return None
-    return code_for_rows(x)
+    return code
 
 
 class _Run:

@@ -117,7 +117,8 @@ def through(
         context_caches: Of each layer, or None.
         recompute: Whether what layers without a cache compute is computed again for gradients.
     """
-    together = positions is None and kernel in ("auto", "native")
+    cached = any(cache is not None for cache in caches)
+    together = cached and positions is None and kernel in ("auto", "native")
     parts = [*zip(layers, biases, caches, context_caches, strict=True)]
 
     at = part = 0
