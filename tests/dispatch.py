@@ -72,7 +72,7 @@ def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str,
         patch(self_test, "objection", lambda *_, said=objection: said)
         with FakeTensorMode():
             for name, case in CASES.items():
-                found[name] += (_decided(case, False), _decided(case, True))
+                found[name] += tuple(explained(case, learns).kernel for learns in (False, True))
     return found
 
 
@@ -88,7 +88,8 @@ def _extras_on_cpu(call: Call, drawn: int) -> Any:
     return extras_of(replace(call, q=moved(call.q), spec=replace(call.spec, bias=bias)), drawn)
 
 
-def _decided(case: dict[str, Any], learns: bool) -> str:
+def explained(case: dict[str, Any], learns: bool) -> ph.Explanation:
+    """What `explain` says of a case, within ``FakeTensorMode``."""
     rest = {name: made() if callable(made) else made for name, made in case.items()}
     sizes = {"H": 8, "G": 8, "T": LENGTH, "S": LENGTH, "D": 128}
     H, G, T, S, D = (rest.pop(name, size) for name, size in sizes.items())
@@ -97,7 +98,7 @@ def _decided(case: dict[str, Any], learns: bool) -> str:
         torch.empty(2, n, x, size, device="cuda", dtype=dtype).requires_grad_(learns)
         for n, x, size in ((H, T, D), (G, S, D), (G, S, V))
     )
-    return ph.explain(q, k, v, **rest).kernel
+    return ph.explain(q, k, v, **rest)
 
 
 def table(found: dict[str, tuple[str, ...]]) -> list[str]:

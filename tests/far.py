@@ -82,7 +82,12 @@ class Away(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(func, args, kwargs or {}, self)
+        TorchDispatchMode.__enter__(self)  # inference mode shows operations made of others whole
+        try:
+            made = func.decompose(*args, **(kwargs or {}))
+        finally:
+            TorchDispatchMode.__exit__(self, None, None, None)
+        return _run(func, args, kwargs or {}, self) if made is NotImplemented else made
 
 
 def _is_autocast_enabled(kind: str | None = None, own: Any = torch.is_autocast_enabled) -> bool:

@@ -56,16 +56,16 @@ class Replayed(graphs.Recorded):
 
     made: ClassVar[list[Replayed]] = []
 
-    def __init__(self, step, model, generator):
+    def __init__(self, step, model, generators):
         super().__init__(model)
         state = [(x, x.clone()) for x in (step.ids, step.at, step.token, step.logits)]
-        drawn = None if generator is None else generator.get_state()
+        drawn = [generator.get_state() for generator in generators]
         with Recording() as seen:
             step()
         for x, before in state:  # recording a CUDA graph computes nothing
             x.copy_(before)
-        if generator is not None:
-            generator.set_state(drawn)
+        for generator, before in zip(generators, drawn, strict=True):
+            generator.set_state(before)
         self.operations, self.names, self.replays = seen.operations, seen.names, 0
         self.held = step.held
         Replayed.made.append(self)

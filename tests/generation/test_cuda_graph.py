@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from replaying import Replayed
-from test_repeated_steps import FAMILIES, ordinary
+from test_repeated_steps import FAMILIES, ordinary, tokens_of
 from tiny import byte_tokenizer, decoder
 
 import axes
@@ -21,7 +21,7 @@ import matrix
 import polyhead as ph
 from polyhead.generation import LanguageModel, graphs
 from polyhead.generation.options import GenerationOptions
-from polyhead.generation.repeating import RepeatedStep, Repeating, tokens_of
+from polyhead.generation.repeating import RepeatedStep, Repeating
 from polyhead.generation.sampling import Sampler
 from polyhead.generation.steps import DecoderSteps
 
@@ -97,9 +97,9 @@ def test_a_cuda_graph_gives_the_tokens_of_ordinary_steps(device, family, samplin
     model = FAMILIES[family]().to(device)
     assert graphs.objection(model, None) is None
     steps = DecoderSteps(model, [PROMPT], model.new_cache(64, kind="dense"))
-    first = steps.start()[0]
+    first = steps.start()
     sampler = Sampler(GenerationOptions(**sampling).sampling, device)
-    step = RepeatedStep(model, steps.cache, sampler, graphs.KERNEL)
+    step = RepeatedStep(model, steps.cache, [sampler], graphs.KERNEL)
     running = Repeating(step, graphs.MAKERS[device], lambda: graphs.objection(model, steps.cache))
     found = [*tokens_of(running, first, (), COUNT)]
     assert running.why is None

@@ -17,10 +17,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET=1 interprets the kernels", allow_module_level=True)
 
 from replaying import WAITING, Recording, Replayed
-from test_repeated_steps import FAMILIES, ordinary, running_of
+from test_repeated_steps import FAMILIES, ordinary, running_of, tokens_of
 
 from polyhead.generation import graphs
-from polyhead.generation.repeating import tokens_of
 from polyhead.kernels.triton import kernel, launch
 
 COUNT = 14

@@ -21,7 +21,8 @@ from polyhead.config import (
 )
 from polyhead.generation import LanguageModel, graphs
 from polyhead.generation.options import GenerationOptions
-from polyhead.generation.repeating import AHEAD, RepeatedStep, Repeating, tokens_of
+from polyhead.generation.repeating import AHEAD, RepeatedStep, Repeating
+from polyhead.generation.repeating import tokens_of as rows_of
 from polyhead.generation.sampling import Sampler
 from polyhead.generation.search import draw
 from polyhead.generation.steps import DecoderSteps
@@ -81,6 +82,16 @@ FAMILIES = {
 PROMPT, COUNT = [5, 7, 9, 2, 4], 75
 
 
+def tokens_of(*arguments):
+    """Of the only row; closed when this is."""
+    rows = rows_of(*arguments)
+    try:
+        for _, token in rows:
+            yield token
+    finally:
+        rows.close()
+
+
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch):
     monkeypatch.setitem(graphs.MAKERS, "cpu", Replayed)
@@ -97,9 +108,9 @@ def ordinary(model, sampling=None, count=COUNT, stops=frozenset()):
 
 def running_of(model, sampling=None, capacity=64, kernel="tiled"):
     steps = DecoderSteps(model, [PROMPT], model.new_cache(capacity, kind="dense"))
-    first = steps.start()[0]
+    first = steps.start()
     sampler = Sampler(GenerationOptions(**(sampling or {})).sampling)
-    step = RepeatedStep(model, steps.cache, sampler, kernel)
+    step = RepeatedStep(model, steps.cache, [sampler], kernel)
     running = Repeating(step, Replayed, lambda: graphs.objection(model, steps.cache))
     return running, first
 
@@ -140,7 +151,9 @@ def test_draws_on_the_device_are_those_of_the_same_seed(sampling):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_reads_nothing_from_the_device_and_copies_nothing_to_it(family):
-    running, first = running_of(FAMILIES[family](), {"temperature": 1.0, "top_k": 5})
+    names = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_p")
+    sampling = {"temperature": 1.0, "top_k": 50, **dict.fromkeys(names, 0.01), "top_p": 0.9}
+    running, first = running_of(FAMILIES[family](), sampling)
     list(tokens_of(running, first, (), 8))
     graph = running.graph
     assert len(graph.operations) > 30
@@ -286,6 +299,50 @@ def test_models_stream_from_a_graph_and_say_where_they_do_not(monkeypatch):
         model.stream("Hello", graph=True)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"temperature": 1.2, "top_k": 30, "top_p": 0.9, "seed": 5},
+        {"temperature": 0.8, "seed": 2, "num_return_sequences": 3},
+    ],
+    ids=lambda asked: "+".join(asked) or "greedy",
+)
+def test_texts_of_a_batch_come_from_one_graph(asked):
+    model = LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
+    prompts = ["Hello", "Other", "Third"]
+    plain = model.generate(prompts, max_new_tokens=40, graph=False, **asked)
+    assert plain[0].stats.no_graph == "graph=False"
+    # A stop that ends some rows before others, which go on in the same step.
+    stop = plain[1].ids[9]
+    asked = asked | {"eos_token_ids": (stop,), "max_new_tokens": 40}
+    plain = model.generate(prompts, graph=False, **asked)
+    Replayed.made.clear()
+    found = model.generate(prompts, graph=True, **asked)
+    assert [each.ids for each in found] == [each.ids for each in plain]
+    assert [[o.ids for o in each.others] for each in found] == [
+        [o.ids for o in each.others] for each in plain
+    ]
+    assert len({len(each.ids) for each in found}) > 1
+    assert {each.stats.no_graph for each in found} == {None}
+    (graph,) = Replayed.made
+    assert graph.replays > 5
+    assert not graph.names & WAITING
+
+
+def test_what_a_batch_cannot_repeat_is_said():
+    model = LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
+    for prompts, asked, words in (
+        (["Hello", "Hi"], {}, "the prompts differ in length"),
+        (["Hello"], {"num_beams": 2}, "steps of beams are not replayed"),
+        (["Hello"], {"cache": {"kind": "paged"}}, "the kind of cache is the caller's"),
+        (["Hello"], {"repetition_penalty": 1.2}, "options change scores"),
+    ):
+        assert words in model.generate(prompts, max_new_tokens=3, **asked)[0].stats.no_graph
+        with pytest.raises(ph.UnsupportedError, match=f"graph=True cannot be: {words}"):
+            model.generate(prompts, max_new_tokens=3, graph=True, **asked)
+
+
 def test_what_is_not_known_to_repeat_is_refused_by_name():
     rope = RopeConfig(type="dynamic", factor=2.0, original_max_positions=32)
     assert graphs.objection(model_of(heads(rope=rope)), None) == (
@@ -316,7 +373,7 @@ def test_a_step_elsewhere_is_sent_nothing_from_the_host(family):
     steps = DecoderSteps(model, [PROMPT], model.new_cache(64, kind="dense"))
     steps.start()
     sampler = Sampler(GenerationOptions().sampling)
-    step = RepeatedStep(model, steps.cache, sampler, "tiled")
+    step = RepeatedStep(model, steps.cache, [sampler], "tiled")
     with torch.inference_mode():
         step()  # rotary tables and slopes of ALiBi are sent once
         with Recording() as seen:

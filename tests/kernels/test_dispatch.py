@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import dispatch
 import polyhead as ph
 from capabilities import DISPATCH, PAGE
-from polyhead.kernels import flex
+from polyhead.kernels import KERNELS, flex
 
 
 def test_the_table_of_decisions_on_a_gpu_is_the_page_s(monkeypatch):
@@ -19,6 +19,26 @@ def test_the_table_of_decisions_on_a_gpu_is_the_page_s(monkeypatch):
     assert "\n".join(DISPATCH) in page
     for name in ("window", "documents", "softcap", "ALiBi", "T5 bias", "lse", "sinks"):
         assert found[name] == ("triton", "triton", "flex", "flex")
+
+
+REASONS = {
+    "window": {"sdpa": "mask=Causal() & Window(1024)", "triton": "switched off: in this table"},
+    "dropout": {"flex": "dropout"},
+    "float64, window": {"flex": "float64", "triton": "float64"},
+    "an explicit tensor": {"flex": "not among what is known to be right on a GPU"},
+}
+"""Words of why a kernel does not run."""
+
+
+def test_reasons_on_a_gpu_name_what_decides(monkeypatch):
+    dispatch.decisions(monkeypatch.setattr)  # ours are off since
+    with FakeTensorMode():
+        for name, case in dispatch.CASES.items():
+            said = dispatch.explained(case, learns=False)
+            assert set(said.refusals) == set(KERNELS) - {said.kernel}
+            assert all(said.refusals.values())
+            for kernel, words in REASONS.get(name, {}).items():
+                assert words in said.refusals[kernel]
 
 
 def test_a_fake_call_has_the_shapes_of_a_real_one(monkeypatch):

@@ -15,8 +15,9 @@ from polyhead.benchmarks.case import Case, Contestant, Differs, Run
 from polyhead.benchmarks.limits import matrix_rate, read_rate
 from polyhead.errors import UnsupportedError
 from polyhead.generation import LanguageModel, graphs
-from polyhead.generation.repeating import RepeatedStep, Repeating
+from polyhead.generation.repeating import repeating
 from polyhead.generation.sampling import Sampler, Sampling
+from polyhead.generation.steps import DecoderSteps
 from polyhead.planning import plan
 
 PROMPT, STEPS = 128, 16
@@ -87,12 +88,9 @@ def captured_steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
     # Room for the steps that come before the graph: the cache must not move.
     cache = model.new_cache(prompt.shape[1] + count + 2, kind="dense")
     model(prompt, cache=cache, last=1)
-    step = RepeatedStep(model.transformer, cache, Sampler(Sampling(), prompt.device), graphs.KERNEL)
-    running = Repeating(
-        step,
-        graphs.MAKERS[prompt.device.type],
-        lambda: graphs.objection(model.transformer, cache),
-    )
+    steps = DecoderSteps(model.transformer, [], cache)
+    running = repeating(steps, [Sampler(Sampling(), prompt.device)])
+    step = running.step
 
     def run() -> Tensor:
         logits = []
@@ -102,7 +100,7 @@ def captured_steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
             logits.append(step.logits.clone())
         cache.rollback(count)
         step.at.fill_(prompt.shape[1])
-        return torch.stack(logits)[None]
+        return torch.stack(logits, dim=1)
 
     run()
     if running.graph is None:

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polyhead.checks import shown
+from polyhead.errors import UnsupportedError
+from polyhead.generation import graphs
 from polyhead.generation.options import GenerationOptions, room
+from polyhead.generation.repeating import repeating, tokens_of
 from polyhead.generation.rules import rules_of
-from polyhead.generation.search import BeamSearch, Hypothesis, Steps, draw
-from polyhead.generation.steps import Sources, check_search, source_lengths, steps_of
+from polyhead.generation.sampling import Sampler
+from polyhead.generation.search import BeamSearch, Hypothesis, draw
+from polyhead.generation.steps import DecoderSteps, Sources, check_search, source_lengths, steps_of
 from polyhead.generation.stops import StopTexts
-from polyhead.generation.stream import GenerationStats
+from polyhead.generation.stream import ROOM, GenerationStats
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
@@ -52,6 +56,7 @@ def continued(
     stops: Sequence[str],
     cache: Mapping[str, Any],
     sources: Sources | None = None,
+    graph: bool | None = None,
 ) -> list[Generation]:
     """A generation for every prompt.
 
@@ -64,8 +69,10 @@ def continued(
         stops: Texts that end a text.
         cache: Arguments of ``new_cache``.
         sources: What the encoder of an encoder-decoder reads for each.
+        graph: As in ``LanguageModel.stream``.
 
     Raises:
+        UnsupportedError: ``graph=True`` where steps cannot be replayed.
         ValueError: More beams than tokens to begin them with, or a rule about the tokens of a
             source that has none.
     """
@@ -75,12 +82,22 @@ def continued(
     training = model.training
     model.eval()
     try:
-        held = _new_cache(model, cache)
+        why = _why_no_graph(model, prompts, options, stop_ids, cache, rooms, graph, sources)
+        if graph and why is not None:
+            raise UnsupportedError(f"graph=True cannot be: {why}")
+        if why is None:
+            most = max(left for left, _ in rooms)
+            held = model.new_cache(len(prompts[0]) + min(most, ROOM), kind="dense")
+        else:
+            held = _new_cache(model, cache)
         steps = steps_of(model, prompts, held, sources)
         read = () if sources is None or isinstance(sources, Tensor) else sources
         started = perf_counter()
-        search = _beams if options.num_beams > 1 else _drawn
-        found = search(steps, prompts, options, stop_ids, [left for left, _ in rooms], read)
+        if why is None:
+            found, why = _repeated(steps, len(prompts), options, stop_ids, rooms[0][0])
+        else:
+            search = _beams if options.num_beams > 1 else _drawn
+            found = search(steps, prompts, options, stop_ids, [left for left, _ in rooms], read)
         seconds = perf_counter() - started
     finally:
         model.train(training)
@@ -95,12 +112,38 @@ def continued(
             if not cut and each.ids and each.ids[-1] in stop_ids:
                 reason = "stop token"
             stats = GenerationStats(
-                len(prompt), len(each.ids), 0.0, seconds, *sizes, reason, options.seed, length
+                len(prompt), len(each.ids), 0.0, seconds, *sizes, reason, options.seed, length, why
             )
             finished.append(Generation(text, each.ids, stats, each.score))
         best, *others = finished
         made.append(Generation(best.text, best.ids, best.stats, best.score, tuple(others)))
     return made
+
+
+def _why_no_graph(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    options: GenerationOptions,
+    stop_ids: frozenset[int],
+    cache: Mapping[str, Any],
+    rooms: Sequence[tuple[int, str]],
+    graph: bool | None,
+    sources: Sources | None,
+) -> str | None:
+    """Why the steps of these texts are not replayed, or None."""
+    if sources is not None:
+        return "steps of encoder-decoders are not replayed"
+    if options.num_beams > 1:
+        return "steps of beams are not replayed: which rows go on is known after each"
+    if cache:
+        return "the kind of cache is the caller's"
+    if len({*map(len, prompts)}) > 1:
+        return "the prompts differ in length"
+    most = max(left for left, _ in rooms)
+    if most < 1:
+        return "there is no room for a token"
+    tokens, rules = len(prompts[0]) + most, bool(rules_of(options, sorted(stop_ids), most))
+    return graphs.why_not(model, None, wanted=graph, rules=rules, tokens=tokens)
 
 
 def _new_cache(model: Transformer, options: object) -> ModelCache:
@@ -116,7 +159,7 @@ def _new_cache(model: Transformer, options: object) -> ModelCache:
 
 
 def _beams(
-    steps: Steps,
+    steps: DecoderSteps,
     prompts: Sequence[Sequence[int]],
     options: GenerationOptions,
     stop_ids: frozenset[int],
@@ -130,7 +173,7 @@ def _beams(
 
 
 def _drawn(
-    steps: Steps,
+    steps: DecoderSteps,
     prompts: Sequence[Sequence[int]],
     options: GenerationOptions,
     stop_ids: frozenset[int],
@@ -142,8 +185,31 @@ def _drawn(
     ids: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
     for row, token in draw(steps, prompts, options, rules, stop_ids, rooms, sources):
         ids[row].append(token)
+    return _by_sentence(ids, samples)
+
+
+def _repeated(
+    steps: DecoderSteps, count: int, options: GenerationOptions, stop_ids: frozenset[int], most: int
+) -> tuple[list[list[Hypothesis]], str | None]:
+    """What ``_drawn`` gives, by a step that repeats itself, and why there was no graph, or None."""
+    samples, logits = options.num_return_sequences, steps.start()
+    if samples > 1:
+        of = [sentence for sentence in range(count) for _ in range(samples)]
+        steps.reorder(of, of)
+        logits = logits[of]
+    ids: list[list[int]] = [[] for _ in logits]
+    running = repeating(
+        steps,
+        [Sampler(options.sampling, logits.device, sample=row % samples) for row in range(len(ids))],
+    )
+    for row, token in tokens_of(running, logits, stop_ids, most):
+        ids[row].append(token)
+    return _by_sentence(ids, samples), running.why
+
+
+def _by_sentence(ids: Sequence[Sequence[int]], samples: int) -> list[list[Hypothesis]]:
     made = [Hypothesis(tuple(row)) for row in ids]
-    return [made[i * samples : (i + 1) * samples] for i in range(len(prompts))]
+    return [made[i : i + samples] for i in range(0, len(made), samples)]
 
 
 def _text(

@@ -7,7 +7,7 @@ runs only while they hold the same parts and the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -56,8 +56,8 @@ class Graph(Protocol):
         """Whether the model is still as it was recorded."""
 
 
-Maker: TypeAlias = Callable[["RepeatedStep", nn.Module, "torch.Generator | None"], Graph]
-"""Records a step of a model, which draws from a generator, without running it."""
+Maker: TypeAlias = Callable[["RepeatedStep", nn.Module, "Sequence[torch.Generator]"], Graph]
+"""Records a step of a model, which draws from generators, without running it."""
 
 
 class Recorded:
@@ -97,16 +97,16 @@ class CudaGraph(Recorded):
     Args:
         step: What it records.
         model: The model whose step is recorded.
-        generator: What the step draws from; replays advance it.
+        generators: What the step draws from; replays advance them.
     """
 
     def __init__(
-        self, step: RepeatedStep, model: nn.Module, generator: torch.Generator | None
+        self, step: RepeatedStep, model: nn.Module, generators: Sequence[torch.Generator]
     ) -> None:
         super().__init__(model)
         device = next(model.parameters()).device
         self._graph = torch.cuda.CUDAGraph()
-        if generator is not None:
+        for generator in generators:
             self._graph.register_generator_state(generator)
         with torch.cuda.device(device), torch.cuda.graph(self._graph):
             step()
@@ -120,6 +120,40 @@ KERNEL = "triton"
 """The kernel of attention in a graph: it takes its ranges of keys from the device."""
 MAKERS: dict[str, Maker] = {"cuda": CudaGraph}
 """By type of device."""
+
+
+_LONG = 8192
+"""Tokens of a text beyond which a layer with a window keeps no more than the window by default."""
+
+
+def why_not(
+    model: Transformer,
+    cache: ModelCache | None,
+    *,
+    wanted: bool | None,
+    rules: bool,
+    tokens: int,
+) -> str | None:
+    """Why the steps of some texts are not replayed, or None.
+
+    Args:
+        model: The decoder.
+        cache: The caller's, or None where a dense one can be made.
+        wanted: ``graph`` as the caller gave it.
+        rules: Whether options change scores by the tokens that are there.
+        tokens: Tokens of the longest text, its prompt included.
+    """
+    if wanted is False:
+        return "graph=False"
+    if rules:
+        return "options change scores by the tokens that are there"
+    windows = any(layer.attention.visible_window for layer in model.config.layers)
+    if wanted is None and cache is None and tokens > _LONG and windows:
+        return (
+            f"windows forget what a dense cache of {tokens:,} tokens would keep; graph=True "
+            "accepts that"
+        )
+    return objection(model, cache)
 
 
 def objection(model: Transformer, cache: ModelCache | None) -> str | None:

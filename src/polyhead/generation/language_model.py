@@ -7,8 +7,8 @@ from typing import Any, cast, overload
 
 from torch import Tensor
 
-from polyhead.checks import shown
-from polyhead.errors import ContextLengthError, InputError, UnsupportedError
+from polyhead.checks import flag, shown
+from polyhead.errors import ContextLengthError, InputError
 from polyhead.generation.batch import Generation, continued
 from polyhead.generation.generative_model import GenerativeModel
 from polyhead.generation.options import GenerationOptions
@@ -119,7 +119,8 @@ class LanguageModel(GenerativeModel):
             stop: texts end before this text, or before the first of several; those of beam search
                 are cut there when they are finished.
             cache: arguments of ``new_cache``, such as ``{"kind": "paged"}``.
-            graph: as in ``stream``; with several texts, beams or ``cache`` steps are not replayed.
+            graph: as in ``stream``; steps of several texts are replayed where their prompts have
+                as many tokens, and those of beams or with ``cache`` are not.
             options: as in ``stream``, and ``num_beams``, ``num_return_sequences``,
                 ``length_penalty``, ``early_stopping`` (see ``GenerationOptions``).
 
@@ -135,11 +136,8 @@ class LanguageModel(GenerativeModel):
             stream = self.stream(one, chat=chat, stop=stop, graph=graph, **options)
             text = "".join(stream)
             return Generation(text, tuple(stream.ids), stream.stats)
-        if graph:
-            raise UnsupportedError(
-                "graph=True cannot be: steps of several texts, of beams and with cache= are not "
-                "replayed"
-            )
+        if graph is not None:
+            flag("graph", graph, error=ValueError)
         texts = cast(list[Prompt], prompts) if one is None else [one]
         if not texts:
             raise InputError("prompts must hold at least one text: got none")
@@ -151,6 +149,7 @@ class LanguageModel(GenerativeModel):
             self.stop_ids(wanted),
             StopTexts(stop).stops,
             cache or {},
+            graph=graph,
         )
         return found if one is None else found[0]
 

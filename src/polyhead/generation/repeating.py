@@ -7,19 +7,23 @@ causal mask ends at it, and the token is drawn on the device. So the operations 
 those of all steps until the cache moves, and a graph of them can be replayed (``graphs.py``).
 Tokens are copied to the host a few steps behind, so that neither waits for the other.
 
-Shape letters: W vocabulary size.
+Several texts are rows of one step, which a row that has ended goes on with until all have: nobody
+waits to hear of it.
+
+Shape letters: N rows, W vocabulary size.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
+from polyhead.generation import graphs
 from polyhead.generation.graphs import Graph, Maker
 from polyhead.generation.sampling import NO_TOKEN, Sampler
 from polyhead.kernels import SwitchedOffError
@@ -27,6 +31,7 @@ from polyhead.semantics.tokens import repeated
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
+    from polyhead.generation.steps import DecoderSteps
     from polyhead.models import Transformer
 
 AHEAD = 4
@@ -38,28 +43,35 @@ class RepeatedStep:
 
     Args:
         model: The decoder, in evaluation mode.
-        cache: One row, dense, and not empty.
-        sampler: How tokens are drawn.
+        cache: Rows of equal length, dense, and not empty.
+        samplers: How the tokens of each row are drawn.
         kernel: The one kernel of attention.
 
     Attributes:
-        ids: ``[1, 1]`` the last token.
-        at: ``[1]`` its position.
-        token: ``[1]`` the same token, or −1 where none could be drawn.
-        logits: ``[W]`` of the last step.
+        ids: ``[N, 1]`` the last tokens.
+        at: ``[1]`` their position.
+        token: ``[N]`` the same tokens, or −1 where none could be drawn.
+        logits: ``[N, W]`` of the last step.
         held: What the last step read beside weights, cache and these tensors.
     """
 
     def __init__(
-        self, model: Transformer, cache: ModelCache, sampler: Sampler, kernel: str
+        self, model: Transformer, cache: ModelCache, samplers: Sequence[Sampler], kernel: str
     ) -> None:
-        self.model, self.cache, self.sampler, self.kernel = model, cache, sampler, kernel
-        like = model.embedding.like
-        self.ids = torch.zeros(1, 1, dtype=torch.int64, device=like.device)
+        self.model, self.cache, self.samplers, self.kernel = model, cache, samplers, kernel
+        like, rows = model.embedding.like, len(samplers)
+        self.ids = torch.zeros(rows, 1, dtype=torch.int64, device=like.device)
         self.at = torch.full((1,), cache.length, device=like.device)
-        self.token = torch.zeros(1, dtype=torch.int64, device=like.device)
+        self.token = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self.held: list[Any] = []
-        self.logits = torch.zeros(model.config.vocab_size, dtype=like.dtype, device=like.device)
+        size = rows, model.config.vocab_size
+        self.logits = torch.zeros(size, dtype=like.dtype, device=like.device)
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """What the step draws from."""
+        found = (sampler.generator for sampler in self.samplers)
+        return [generator for generator in found if generator is not None]
 
     def __call__(self) -> None:
         """Reads the last token and draws the next; the caller counts it in the cache."""
@@ -67,26 +79,27 @@ class RepeatedStep:
 
     @torch.inference_mode()
     def begin(self, logits: Tensor) -> None:
-        """Draws the first token from the logits ``[W]`` after the prompt."""
+        """Draws the first tokens from the logits ``[N, W]`` after the prompts."""
         self.logits.copy_(logits)
         self.draw()
 
     def append(self) -> None:
         """The same by an ordinary call, which waits; it counts the token and makes room."""
-        self._drawn_from(self.model(self.ids, cache=self.cache, last=1)[0, -1])
+        self._drawn_from(self.model(self.ids, cache=self.cache, last=1)[:, -1])
 
     def read(self, ids: Tensor, at: Tensor) -> Tensor:
-        """Logits ``[W]`` after a token; its keys and values are written at its position."""
+        """Logits ``[N, W]`` after tokens; keys and values are written at their position."""
         with repeated(self.cache.capacity) as step:
             self.held = step.held
             logits = self.model(ids, positions=at, cache=self.cache, last=1, kernel=self.kernel)
-        last: Tensor = logits[0, -1]
+        last: Tensor = logits[:, -1]
         return last
 
     def draw(self) -> None:
-        """Draws the next token from ``logits``."""
-        self.token.copy_(self.sampler.drawn(self.logits))
-        self.ids[0].copy_(self.token.clamp(min=0))
+        """Draws the next tokens from ``logits``."""
+        rows = zip(self.samplers, self.logits, strict=True)
+        self.token.copy_(torch.cat([sampler.drawn(row) for sampler, row in rows]))
+        self.ids[:, 0].copy_(self.token.clamp(min=0))
 
     def _drawn_from(self, logits: Tensor) -> None:
         self.logits.copy_(logits)
@@ -147,11 +160,11 @@ class Repeating:
 
     def _record(self) -> None:
         """Records a graph, runs it once, and compares its logits with those of the step itself."""
-        step, generator = self.step, self.step.sampler.generator
+        step, generators = self.step, self.step.generators
         ids, at = step.ids.clone(), step.at.clone()
-        drawn = None if generator is None else generator.get_state()
+        drawn = [generator.get_state() for generator in generators]
         try:
-            graph = self._make(step, step.model, generator)
+            graph = self._make(step, step.model, generators)
         except Exception as error:  # whatever a driver raises: the step itself runs
             self.why = f"a graph cannot be recorded: {error}"
             self._run()
@@ -163,10 +176,23 @@ class Repeating:
             self.graph = graph
             return
         self.why = "a graph of the step computes other logits than the step"
-        if generator is not None and drawn is not None:
-            generator.set_state(drawn)
+        for generator, state in zip(generators, drawn, strict=True):
+            generator.set_state(state)
         step.logits.copy_(expected)
         step.draw()
+
+
+def repeating(steps: DecoderSteps, samplers: Sequence[Sampler]) -> Repeating:
+    """Runs the steps of a decoder whose prompts have been read.
+
+    Args:
+        steps: Its rows are of equal length.
+        samplers: One for each row.
+    """
+    model, cache = steps.model, steps.cache
+    step = RepeatedStep(model, cache, samplers, graphs.KERNEL)
+    make = graphs.MAKERS[step.ids.device.type]
+    return Repeating(step, make, lambda: graphs.objection(model, cache))
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
@@ -178,24 +204,26 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 
 def tokens_of(
     running: Repeating, first: Tensor, stop_ids: Collection[int], most: int
-) -> Iterator[int]:
-    """The tokens of a text as they arrive, a stop token included; the cache then ends before it.
+) -> Iterator[tuple[int, int]]:
+    """``(row, token)`` as they arrive, as ``search.draw`` gives them; a row ends by a stop token.
+
+    The cache then ends before the last tokens.
 
     Args:
         running: The step.
-        first: Logits ``[W]`` after the prompt.
-        stop_ids: Tokens that end the text.
-        most: Tokens at most, at least 1.
+        first: Logits ``[N, W]`` after the prompts.
+        stop_ids: Tokens that end a text.
+        most: Tokens of a row at most, at least 1.
 
     Raises:
         ValueError: Logits that nothing can be drawn from.
     """
     step, asked, read = running.step, 0, 0
-    before = step.cache.length
-    free = [_Slot(first.device) for _ in range(AHEAD)]
+    before, left = step.cache.length, [*range(len(first))]
+    free = [_Slot(step.token) for _ in range(AHEAD)]
     waiting: deque[_Slot] = deque()
     try:
-        while read < most:
+        while left and read < most:
             while free and asked < most and (read or not asked):  # the first is read at once
                 if asked:
                     running.advance()
@@ -204,35 +232,40 @@ def tokens_of(
                 waiting.append(free.pop())
                 waiting[-1].send(step.token)
                 asked += 1
-            token = waiting[0].read()
+            tokens = waiting[0].read()
             free.append(waiting.popleft())
-            if token < 0:
+            if any(tokens[row] < 0 for row in left):
                 raise ValueError(NO_TOKEN)
             read += 1
-            yield token
-            if token in stop_ids:
-                return
+            for row in left:
+                yield row, tokens[row]
+            left = [row for row in left if tokens[row] not in stop_ids]
     finally:
         step.cache.crop(before + max(0, read - 1))
 
 
 class _Slot:
-    """Where one token goes on the host."""
+    """Where the tokens of a step go on the host.
 
-    def __init__(self, device: torch.device) -> None:
-        cuda = device.type == "cuda"
-        self._host = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=cuda)
+    Args:
+        like: Those on the device.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        device, cuda = like.device, like.is_cuda
+        self._host = torch.zeros(like.shape, dtype=torch.int64, device="cpu", pin_memory=cuda)
         self._stream = torch.cuda.current_stream(device) if cuda else None
         self._sent = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
 
-    def send(self, token: Tensor) -> None:
-        """Copies a token when the device has it."""
-        self._host.copy_(token, non_blocking=True)
+    def send(self, tokens: Tensor) -> None:
+        """Copies tokens when the device has them."""
+        self._host.copy_(tokens, non_blocking=True)
         if self._sent is not None:
             self._sent.record(self._stream)
 
-    def read(self) -> int:
-        """The token, waited for if need be."""
+    def read(self) -> list[int]:
+        """The tokens, waited for if need be."""
         if self._sent is not None:
             self._sent.synchronize()
-        return int(self._host)
+        found: list[int] = self._host.tolist()
+        return found

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -192,7 +193,22 @@ class Sampler:
 
     def _without(self, scores: Tensor, dropped: Tensor, tokens: Tensor) -> Tensor:
         """−∞ for those of ``tokens [N, V]``, the best first, that are ``dropped``."""
-        dropped[:, : self._least] = False
+        dropped[:, : self._least].fill_(False)
         return scores.masked_fill(
             torch.zeros_like(dropped).scatter_(-1, tokens, dropped), -math.inf
         )
+
+
+def drawn_each(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
+    """The next token of each row of ``scores [N, V]``; a device is waited for once.
+
+    Raises:
+        ValueError: As a call of the row's sampler raises.
+    """
+    rows = zip(samplers, scores, strict=True)
+    if scores.is_cpu:
+        return [sampler(row) for sampler, row in rows]
+    tokens: list[int] = torch.cat([sampler.drawn(row) for sampler, row in rows]).tolist()
+    if min(tokens) < 0:
+        raise ValueError(NO_TOKEN)
+    return tokens

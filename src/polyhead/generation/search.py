@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyhead.generation.options import GenerationOptions
 from polyhead.generation.rules import Rows, Rule
-from polyhead.generation.sampling import NO_TOKEN, Sampler
+from polyhead.generation.sampling import NO_TOKEN, Sampler, drawn_each
 
 
 class Steps(Protocol):
@@ -254,8 +254,8 @@ def draw(
                 scores = rule(held, scores)
         new += 1
         left = []
-        for n, row in enumerate(rows):
-            token = samplers[row](scores[n])
+        tokens = drawn_each([samplers[row] for row in rows], scores)
+        for n, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             ids[row].append(token)
             yield row, token
             if token not in stop_ids and new < most[row // R]:

@@ -18,7 +18,7 @@ from polyhead.checks import flag
 from polyhead.errors import SharedCacheError, UnsupportedError
 from polyhead.generation import graphs
 from polyhead.generation.options import GenerationOptions, room
-from polyhead.generation.repeating import RepeatedStep, Repeating, tokens_of
+from polyhead.generation.repeating import Repeating, repeating, tokens_of
 from polyhead.generation.rules import rules_of
 from polyhead.generation.sampling import Sampler
 from polyhead.generation.search import draw
@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
     from polyhead.models import Transformer
 
-_ROOM = 512
+ROOM = 512
 """Tokens beyond the prompt that the cache makes room for at once; it doubles after that."""
-_LONG = 8192
-"""Tokens of a text beyond which a layer with a window keeps no more than the window by default."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ class TextStream(Iterator[str]):
         self._no_graph = self._why_no_graph()
         if self._cache is None:
             self._cache = self._model.new_cache(
-                len(self._prompt) + min(self._room, _ROOM),
+                len(self._prompt) + min(self._room, ROOM),
                 kind="auto" if self._no_graph else "dense",
             )
         try:
@@ -231,15 +229,10 @@ class TextStream(Iterator[str]):
     def _repeated(self) -> Iterator[int]:
         """Tokens of a step that repeats itself on the device."""
         steps = self._steps()
-        first = steps.start()[0]
-        sampler = Sampler(self._options.sampling, first.device)
-        step = RepeatedStep(steps.model, steps.cache, sampler, graphs.KERNEL)
-        self._running = Repeating(
-            step,
-            graphs.MAKERS[first.device.type],
-            lambda: graphs.objection(steps.model, steps.cache),
-        )
-        yield from tokens_of(self._running, first, self._stop_ids, self._room)
+        first = steps.start()
+        self._running = repeating(steps, [Sampler(self._options.sampling, first.device)])
+        drawn = tokens_of(self._running, first, self._stop_ids, self._room)
+        yield from (token for _, token in drawn)
 
     def _steps(self) -> DecoderSteps:
         assert self._cache is not None  # created by _write, the only function that requests tokens
@@ -247,23 +240,10 @@ class TextStream(Iterator[str]):
         return steps_of(self._model, [prompt], self._cache, self._sources)
 
     def _why_no_graph(self) -> str | None:
-        if self._graph is False:
-            return "graph=False"
-        if self._rules:
-            return "options change scores by the tokens that are there"
-        if self._graph is None and self._cache is None and (most := self._forgets()) is not None:
-            return (
-                f"windows forget what a dense cache of {most:,} tokens would keep; graph=True "
-                "accepts that"
-            )
-        return graphs.objection(self._model, self._cache)
-
-    def _forgets(self) -> int | None:
-        """Tokens of the whole text, where layers with windows need far less memory than it."""
-        most = len(self._prompt) + self._room
-        layers = self._model.config.layers
-        return (
-            most
-            if most > _LONG and any(layer.attention.visible_window for layer in layers)
-            else None
+        return graphs.why_not(
+            self._model,
+            self._cache,
+            wanted=self._graph,
+            rules=bool(self._rules),
+            tokens=len(self._prompt) + self._room,
         )
