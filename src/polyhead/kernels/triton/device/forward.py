@@ -72,7 +72,7 @@ def attend(
     q_near, origin = near_of(q_positions, batch, token, BIAS)
     low, high = bounds_of(bounds, batch, token, BOUNDS)
     start, stop, whole, whole_stop = share_of_keys(
-        (split * split_keys).to(tl.int32), split_keys, keys, low, high, KEYS, BOUNDS, KEEP
+        split.to(tl.int32), split_keys, keys, low, high, KEYS, BOUNDS, KEEP
     )
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -113,20 +113,28 @@ def attend(
 
 @triton.jit
 def share_of_keys(
-    start, count, keys, low, high, KEYS: tl.constexpr, BOUNDS: tl.constexpr, KEEP: tl.constexpr
+    split, count, keys, low, high, KEYS: tl.constexpr, BOUNDS: tl.constexpr, KEEP: tl.constexpr
 ):
-    """Of ``count`` keys from ``start``: those that some row sees, and those that every row sees.
+    """Of a share of the keys: those that some row sees, and those that every row sees.
 
-    Both as begin and end, at whole tiles but for the end of the first.
+    Both as begin and end, at whole tiles but for the end of the first. Shares have ``count`` keys;
+    where the rows have bounds, all programs of these rows share what lies between, which the host
+    does not know: the room of a cache may be far larger.
     """
-    stop = tl.minimum(start + count, keys)
+    begin = 0
+    end = keys
+    if BOUNDS == "indexes":
+        begin = tl.maximum(tl.min(low, 0), 0) // KEYS * KEYS
+        end = tl.minimum(tl.max(high, 0), keys)
+        tiles = tl.cdiv(tl.maximum(end - begin, 0), KEYS)
+        count = tl.cdiv(tiles, tl.num_programs(1)) * KEYS
+    start = begin + split * count
+    stop = tl.minimum(start + count, end)
     whole = start
     whole_stop = stop
     if BOUNDS == "indexes":
         whole = tl.maximum(start, tl.max(low, 0))
         whole_stop = tl.minimum(stop, tl.min(high, 0))
-        start = tl.maximum(start, tl.min(low, 0))
-        stop = tl.minimum(stop, tl.max(high, 0))
     start = start // KEYS * KEYS
     if KEEP or BOUNDS == "positions":
         whole_stop = whole
