@@ -31,7 +31,7 @@ DISPATCH = [
     "",
     "Asked of fake tensors in bfloat16, T = S = 4,096, 8 heads of 128, unless the line says",
     "otherwise; `tests/kernels/test_dispatch.py` compares. triton is taken for what it can do on",
-    "compute capability 8.0, 8.6, 8.9 and 9.0, once it agreed with float64 on the device itself,",
+    "compute capability 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0, once it agreed with float64 there,",
     "for that dtype and head size; where it does not compile or not agree, it is off (the last two",
     "columns). flex is taken where its masks, biases and sizes are on the list in",
     "`kernels/flex.py`. No GPU was at hand: that triton is right rests on Triton's interpreter and",

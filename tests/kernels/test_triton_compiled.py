@@ -1,7 +1,8 @@
 """Our Triton kernels compile for GPUs that are not here, and fit their registers.
 
-Nothing runs: Triton goes from the source to the machine code of compute capability 8.0 (A100), 8.6
-and 8.9 (smaller devices of its time, and Ada) and 9.0 (H100) and tells what that takes.
+Nothing runs: Triton goes from the source to the machine code of compute capability 8.0 (A100), 8.6,
+8.9 (smaller devices of its time, and Ada), 9.0 (H100), 10.0 (B200) and 12.0 (RTX 50) and tells what
+that takes.
 """
 
 import json
@@ -17,7 +18,11 @@ from polyhead.kernels.triton import blocks
 pytest.importorskip("triton")
 
 SCRIPT = Path(__file__).with_name("triton_compiling.py")
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+SHARED = {
+    capability: most * 1024
+    for most, capabilities in {163: (80,), 99: (86, 89, 120), 227: (90, 100)}.items()
+    for capability in capabilities
+}
 """Bytes of shared memory that a program may have there."""
 
 
@@ -42,9 +47,10 @@ def test_every_kernel_compiles_and_what_auto_may_take_spills_no_register(
     assert max(each["shared"] for each in built if each["fits"]) <= SHARED[capability]
     assert max(each["registers"] for each in built) <= 255
     products = [each for each in built if each["kernel"] != "merge"]
-    assert all(each["wgmma"] or each["mma"] for each in products)
+    assert all(each["wgmma"] or each["tcgen05"] or each["mma"] for each in products)
     many = [each for each in products if "float16 64" in each["case"] and "T=512" in each["case"]]
     assert all(each["wgmma"] == (capability == 90) for each in many)
+    assert all(each["tcgen05"] == (capability == 100) for each in many)
     with capsys.disabled():
         most = max(built, key=lambda each: each["shared"])
         print(f"\nsm_{capability}: {len(built)} kernels, at most {most['shared']:,} bytes shared")

@@ -4,9 +4,8 @@
 
 Every launch of ``launch.attend`` and ``launch.gradients`` over tensors without meaning is compiled
 with the very arguments that a launch has. A line of JSON for each: registers of a thread, bytes
-that are spilled, shared memory of a program, whether products run on ``wgmma``, and whether `auto`
-may take such heads. Triton's own cache
-keeps what is compiled.
+that are spilled, shared memory of a program, whether products run on ``wgmma`` or
+``tcgen05``, and whether `auto` may take such heads. Triton's own cache keeps what is compiled.
 """
 
 from __future__ import annotations
@@ -68,6 +67,7 @@ class Compiling:
                 "spilled": None if numbers[1] is None else int(numbers[1][1]),
                 "shared": built.metadata.shared,
                 "wgmma": "wgmma" in built.asm["ptx"],
+                "tcgen05": "tcgen05.mma" in built.asm["ptx"],
                 "mma": "mma.sync" in built.asm["ptx"],
             }
         )

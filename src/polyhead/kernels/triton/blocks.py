@@ -40,7 +40,7 @@ class Parts(NamedTuple):
     value: int
 
 
-KNOWN = frozenset({(8, 0), (8, 6), (8, 9), (9, 0)})
+KNOWN = frozenset({(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)})
 """Compute capabilities that the tiles are known to fit, so that ``auto`` may take them there."""
 LARGEST = 512
 """Features of a head's first part, and of a value."""
@@ -116,12 +116,26 @@ _AMPERE = Table(
     float32_gradients=_FLOAT32,
     tails=False,
 )
-"""A program of compute capability 8.6 and 8.9 has at most 99 KiB of shared memory."""
+"""A program of compute capability 8.6, 8.9 and 12.0 has at most 99 KiB of shared memory."""
+_BLACKWELL = _HOPPER._replace(
+    kept=_HOPPER.kept | {64: Tiles(128, 16, 8, 2)},
+    busy_gradients=_HOPPER.busy_gradients | {128: (Tiles(32, 64, 8, 1), Tiles(64, 32, 8, 1))},
+)
+"""Compute capability 10: ``tcgen05`` keeps sums in memory of its own, and loads cost registers."""
+
+_CONSUMER_BLACKWELL = _AMPERE._replace(
+    many=_AMPERE.many | {128: Tiles(64, 32, 8, 2)},
+    kept={64: Tiles(128, 16, 8, 2), 128: Tiles(64, 16, 8, 2), 256: Tiles(16, 16, 8, 2)},
+    gradients=_AMPERE.gradients | {64: Tiles(64, 32, 8, 2)},
+    busy_gradients=_AMPERE.busy_gradients | {256: (Tiles(32, 32, 8, 1), Tiles(16, 16, 8, 1))},
+)
+"""Compute capability 12: shared memory as in 8.9, and some kernels take more registers."""
 
 
 def table_of(capability: tuple[int, int]) -> Table:
-    """The tiles for devices of a compute capability; for newer ones than are known the last."""
-    return _AMPERE if capability < (9, 0) else _HOPPER
+    """The tiles for devices of a compute capability; for unknown ones those of the one before."""
+    tables = {(8, 0): _AMPERE, (9, 0): _HOPPER, (10, 0): _BLACKWELL, (12, 0): _CONSUMER_BLACKWELL}
+    return tables[max((least for least in tables if least <= capability), default=(8, 0))]
 
 
 def parts_of(key_dim: int, value_dim: int) -> Parts:
