@@ -237,12 +237,18 @@ void over_rows_in_eights(const float* x, int64_t rows, int64_t K, const Factor& 
             eight_dots<B, R, 1>(made, units, w, row_bytes, found, 1);
             for (int r = 0; r < R; ++r) done(n + r, found + r);
         }
-        for (; n < last; ++n, w += row_bytes) {
+        auto tile = [&](auto count) {
+            constexpr int C = count;
             int64_t m = 0;
-            for (; m + 4 <= rows; m += 4) eight_dots<B, 1, 4>(made + m * units, units, w, 0, found + m, 0);
-            for (; m + 2 <= rows; m += 2) eight_dots<B, 1, 2>(made + m * units, units, w, 0, found + m, 0);
-            for (; m < rows; ++m) eight_dots<B, 1, 1>(made + m * units, units, w, 0, found + m, 0);
-            done(n, found);
-        }
+            for (; m + 4 <= rows; m += 4) eight_dots<B, C, 4>(made + m * units, units, w, row_bytes, found + m, kMostRows);
+            for (; m + 2 <= rows; m += 2) eight_dots<B, C, 2>(made + m * units, units, w, row_bytes, found + m, kMostRows);
+            for (; m < rows; ++m) eight_dots<B, C, 1>(made + m * units, units, w, row_bytes, found + m, kMostRows);
+            for (int r = 0; r < C; ++r) done(n + r, found + r * kMostRows);
+            n += C, w += C * row_bytes;
+        };
+        // Short blocks without minima leave registers for more rows, which read x once.
+        constexpr int kTile = PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
+        while (n + kTile <= last) tile(std::integral_constant<int, kTile>{});
+        while (n < last) tile(std::integral_constant<int, 1>{});
     });
 }
