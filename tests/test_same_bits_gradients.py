@@ -65,9 +65,11 @@ def check(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(again[key], gradient), (name, dtype, key)
     if dtype is torch.float32:
         _, otherwise = gradients(net, [0, 1, 2, 3], 2, exactly=False)
+        # A bias of keys shifts all scores of a row alike: its gradient is 0 but for rounding.
+        rounding = 1e-6 * max(x.abs().max().item() for x in otherwise.values())
         for key, gradient in of_weights.items():
-            scale = otherwise[key].abs().max().item()
-            assert torch.allclose(gradient, otherwise[key], rtol=1e-4, atol=1e-4 * scale), key
+            near = 1e-4 * otherwise[key].abs().max().item() + rounding
+            assert torch.allclose(gradient, otherwise[key], rtol=1e-4, atol=near), key
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
