@@ -33,12 +33,11 @@ struct Pair { uint32_t bits; };
 inline Vec multiply_add_pairs(Vec sum, Vec a, Vec b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
-// Weights of one row as pairs of keys, rounded to nearest even.
+// 2 W numbers as pairs, rounded to nearest even.
+inline Vec pairs_of(const float* s) { return (Vec)_mm512_cvtne2ps_pbh((__m512)load(s + W), (__m512)load(s)); }
+// Weights of one row as pairs of keys.
 inline void pack_weights(const float* s, int64_t count, Pair* to) {
-    for (int64_t j = 0; j < count; j += 2 * W) {
-        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)load(s + j + W), (__m512)load(s + j));
-        store_any(to + j / 2, both);
-    }
+    for (int64_t j = 0; j < count; j += 2 * W) store_any(to + j / 2, pairs_of(s + j));
 }
 #else
 #define PH_PAIRS 0

@@ -1,5 +1,5 @@
 // Feed-forward networks of many rows: the hidden features of a tile of rows are activated where they are found, and
-// packed for the last product. Each row has the bits that hidden_rows gives it, unless pairs are multiplied.
+// packed for the last product. Each row has the bits that it has among few, unless blocks are multiplied in pairs.
 
 inline Vec gated_hidden(const Network& by, Bend bend, Vec gate, Vec value) {
     const Vec most = splat(by.clamp);

@@ -5,8 +5,8 @@
 // such a tile. Rows of x are widened and packed tile by tile, once for all threads; rows of W that are not
 // float32 are widened or unpacked in panels, once for all rows of x.
 //
-// With pairs of bfloat16 (E is Pair) the processor's own instruction multiplies, twice as fast; the bits are then
-// others than those of few rows, and blocks are rounded to bfloat16.
+// With pairs of bfloat16 (E is Pair) the processor's own instruction multiplies, twice as fast, few rows and many in one
+// order. Only blocks that many rows meet in pairs are rounded to bfloat16, and give other bits than few rows have.
 
 constexpr int kDotRows = PH_WIDTH == 16 ? 6 : 4;
 constexpr int kDotColumns = PH_WIDTH == 16 ? 4 : 3;

@@ -107,10 +107,16 @@ struct ManyRoom {
     float* panel(int thread) const { return sums(thread) + kSumsNumbers; }
 };
 
-// The same for more than kMostRows rows, each with the bits that it has among few unless `pairs`.
+// What weights that are multiplied together consist of.
+struct Kinds {
+    bool numbers = false, blocks = false;
+    void add(const Factor& f) { if (f.weight) (f.type ? blocks : numbers) = true; }
+};
+
+// The same for more than kMostRows rows, each with the bits that it has among few unless `pairs` and there are blocks.
 struct ManyProduct {
     Dtype dtype;            // of x, weights, biases and y
-    bool pairs;             // of bfloat16, by instructions that not every code has
+    bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
     Factor factors[kMostFactors];

@@ -56,14 +56,15 @@ PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     ManyNetwork f{};
     ManyProduct& p = f.in;
     p.dtype = (Dtype)x.kind, p.x = x.at, p.x_stride = x.stride[0], p.rows = x.size[0], p.in_features = x.size[1];
-    p.pairs = a[A::by_row] != Py_True;
     if (p.rows < 1) return wrong("feed_forward takes rows: got none");
     if (!network_from(a[A::network], "network", x.kind, p.in_features, f.network)) return nullptr;
     p.y_stride = f.network.down.out_features;
     p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
     const Network& n = f.network;
-    const bool few = p.rows <= kMostRows || n.gate.eights || n.up.eights || n.down.eights;
+    Kinds kinds;
+    for (const Factor* each : {&n.gate, &n.up, &n.down}) kinds.add(*each);
+    const bool few = chooses_few(p, kinds, a[A::by_row] == Py_True) || p.rows <= kMostRows || n.gate.eights || n.up.eights || n.down.eights;
     p.room = room_of(f);
     const Room<float> room(few ? kMostRows * (p.in_features + n.up.out_features) : p.room.numbers(a.threads));
     if (!(p.room.at = room.get())) return PyErr_NoMemory();

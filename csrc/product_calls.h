@@ -7,6 +7,13 @@ template <class Of> void few_at_a_time(const ManyProduct& p, const Of& of) {
         of(p.rows - m < kMostRows ? p.rows - m : kMostRows, (const char*)p.x + m * p.x_stride * size, (char*)p.y + m * p.y_stride * size);
 }
 
+// Whether rows get the bits that they have alone only among few: bfloat16 that meets blocks beside numbers, of which few
+// rows multiply blocks in float32 and numbers in pairs. Otherwise many rows multiply all as few do, or all in pairs.
+bool chooses_few(ManyProduct& p, const Kinds& kinds, bool by_row) {
+    p.pairs = !by_row || !kinds.blocks;
+    return by_row && kinds.blocks && kinds.numbers && p.dtype == kBFloat16;
+}
+
 // A product of few rows at a time, with room for them in float32.
 void few_product(const Code& code, const ManyProduct& p, int threads) {
     float* wide = p.room.at;
@@ -41,8 +48,9 @@ PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
     bool few = p.rows <= kMostRows;
-    for (int i = 0; i < p.count; ++i) few = few || p.factors[i].eights;
-    p.pairs = a[A::by_row] != Py_True;
+    Kinds kinds;
+    for (int i = 0; i < p.count; ++i) few = few || p.factors[i].eights, kinds.add(p.factors[i]);
+    few = chooses_few(p, kinds, a[A::by_row] == Py_True) || few;
     p.room = room_of(p);
     const Room<float> room(few ? kMostRows * p.in_features : p.room.numbers(a.threads));
     if (!(p.room.at = room.get())) return PyErr_NoMemory();

@@ -42,6 +42,33 @@ inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, floa
     }
 }
 
+#if PH_PAIRS
+// The same for bfloat16, by the processor's instruction for pairs of neighbours: x is rounded to what W consists of. The
+// last pairs are filled up with zeros, as those of many rows are.
+template <int M>
+inline void dot_rows(const float* x, int64_t stride, const BFloat16* w, int64_t K, float* found) {
+    Vec acc[M] = {};
+    auto add = [&](const float* from, int64_t step, const BFloat16* columns) {
+        const Vec column = load_any<Vec>(columns);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) acc[m] = multiply_add_pairs(acc[m], column, pairs_of(from + m * step));
+    };
+    int64_t k = 0;
+    for (; k + 2 * W <= K; k += 2 * W) {
+        __builtin_prefetch((const char*)(w + k) + kPrefetch, 0, 1);
+        add(x + k, stride, w + k);
+    }
+    if (k < K) {
+        float last[M * 2 * W] = {};
+        BFloat16 columns[2 * W] = {};
+        for (int m = 0; m < M; ++m) __builtin_memcpy(last + m * 2 * W, x + m * stride + k, (K - k) * sizeof *x);
+        __builtin_memcpy(columns, w + k, (K - k) * sizeof *w);
+        add(last, 2 * W, columns);
+    }
+    for (int m = 0; m < M; ++m) found[m] = sum(acc[m]);
+}
+#endif
+
 // dots[m] of one row of W with every row of x, for as many rows as x has.
 template <class T>
 inline void dots_with(const float* x, int64_t stride, int64_t rows, const T* w, int64_t K, float* found) {

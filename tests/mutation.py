@@ -599,6 +599,12 @@ MUTATIONS = [
                 "acc[r][0] = multiply_add(acc[r][0]",
             ),
             (
+                "product_calls.h",
+                "pairs: blocks beside numbers",
+                "return by_row && kinds.blocks && kinds.numbers",
+                "return false && kinds.numbers",
+            ),
+            (
                 "weight_calls.h",
                 "sizes of blocks",
                 "weight.size[1] != (type ? row_bytes : inputs)",
@@ -901,6 +907,13 @@ MUTATIONS = [
                 "(const T*)p.x + row * p.x_stride",
             ),
             (MANY_PRODUCTS_CPP, "pairs: the end of a row", "(K - whole) * sizeof *from", "0"),
+            ("csrc/products.h", "pairs: the end of few rows", "add(last, 2 * W, columns);", ""),
+            (
+                "csrc/product_calls.h",
+                "pairs: many rows as few",
+                "p.pairs = !by_row || !kinds.blocks;",
+                "p.pairs = !by_row;",
+            ),
             (MANY_NETWORKS_CPP, "many rows: biases of gates", "+ load(gate_bias + i)", ""),
             (
                 MANY_NETWORKS_CPP,

@@ -56,8 +56,13 @@ def test_native_code_reads_what_the_package_unpacks(code: Code, name: str) -> No
             exact += bias.to(many.dtype).double()  # of which y is a rounding
             close = 1e-5 if many.dtype is torch.float32 else 0.02
             assert torch.allclose(y, exact, rtol=close, atol=close * exact.abs().max().item())
-        few = torch.cat([code.product(rows, weights) for rows in x.split(4)])
-        assert torch.equal(code.product(x, weights), few), count
+        x = x[:, : numbers // 2].repeat(1, 2)  # a sum of nearly nothing shows its order
+        rest = torch.randn(9, numbers // 2)
+        for many in (x, x.bfloat16()):  # blocks beside numbers
+            other = Weight(torch.cat((rest, -rest), dim=-1).to(many.dtype), None)
+            beside = [weights[0]._replace(bias=bias.to(many.dtype)), other]
+            few = torch.cat([code.product(rows, beside) for rows in many.split(4)])
+            assert torch.equal(code.product(many, beside), few), (count, many.dtype)
 
 
 @needs_native

@@ -85,9 +85,9 @@ class Code:
             x: ``[rows, in]``, the last dimension dense.
             weights: At most ``MOST_WEIGHTS``, dense, in the dtype of x or in blocks.
             by_row: A row has the same bits whatever rows are beside it, and however many.
-                Otherwise more than ``MOST_ROWS`` rows of bfloat16 are multiplied by the
-                processor's instruction for that, if it has one: twice as fast, sums in another
-                order, and blocks rounded to bfloat16.
+                Otherwise blocks that more than ``MOST_ROWS`` rows of bfloat16 meet are rounded to
+                bfloat16 and multiplied by the processor's instruction for that, if it has one:
+                twice as fast, in another order.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
         self._product(self._index, threads(), x, weights, by_row, y)
@@ -117,12 +117,12 @@ class Code:
         return y
 
     def feed_forward(self, x: Tensor, network: Network, *, by_row: bool = True) -> Tensor:
-        """What a network makes of rows; its hidden features stay float32.
+        """What a network makes of rows; its hidden features stay float32 until the last product.
 
         Args:
             x: ``[rows, E]``, the last dimension dense.
             network: Its weights dense, in the dtype of x or in blocks.
-            by_row: As in ``product``; otherwise hidden features may be rounded to bfloat16.
+            by_row: As in ``product``.
         """
         y = x.new_empty(x.shape[0], network.down.weight.shape[0])
         self._feed_forward(self._index, threads(), x, network, by_row, y)
