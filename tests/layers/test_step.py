@@ -896,6 +896,14 @@ def test_modules_go_on_where_a_step_ends(
     assert torch.equal(found_y, wanted)
 
 
+def test_a_context_of_another_length_is_refused_by_the_module() -> None:
+    layer, context = _layer(ENCODER_DECODERS["bart"]), torch.randn(2, 11, E)
+    caches = {"cache": ph.DenseCache(capacity=64), "context_cache": ph.DenseCache()}
+    layer(torch.randn(2, 5, E), context, mask=ph.Causal(), **caches)
+    with pytest.raises(ValueError, match="a context of 11 tokens: got one of 9"):
+        layer(_token(2), context[:, :9], mask=ph.Causal(), **caches)
+
+
 def test_a_bias_that_a_step_cannot_read_takes_the_modules() -> None:
     layer = _layer(ENCODER_DECODERS["t5"].__class__(**{
         **vars(ENCODER_DECODERS["t5"]), "cross_attention": None}))  # fmt: skip

@@ -114,7 +114,8 @@ def test_a_step_through_a_mixture_has_the_bits_of_its_module(name: str, code: na
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_few_tokens_choose_as_torch_lets_them_choose(name: str) -> None:
-    mixture = _layer(MIXTURES[name]).feed_forward
+    layer = _layer(MIXTURES[name])
+    mixture = layer.feed_forward
     assert isinstance(mixture, Experts)
     for rows in (1, 8):
         x = torch.randn(rows, E)
@@ -124,10 +125,11 @@ def test_a_few_tokens_choose_as_torch_lets_them_choose(name: str) -> None:
         torch.testing.assert_close(weights, wanted)
     bias = mixture.choice_bias
     if bias is not None:  # the dtype that a file may keep it in
-        mixture.bfloat16()
+        layer.bfloat16()
         mixture.choice_bias = bias.float()
         chosen = mixture.route(x.bfloat16())[1]
         assert torch.equal(chosen, mixture._scored(x.bfloat16())[1])
+        assert _step(layer, _token().bfloat16(), _prompted(layer))[1] == NETWORK
 
 
 def test_of_equal_scores_the_first_expert_is_chosen_and_nan_harms_nobody() -> None:
