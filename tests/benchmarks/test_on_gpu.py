@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import polyhead as ph
-from polyhead.benchmarks import ROUTINES, Settings, chosen, gpu_peers, peers
+from polyhead.benchmarks import ROUTINES, Settings, chosen, gpu_peers, measure, peers, watched
 from polyhead.benchmarks.case import close, device_seconds
 from polyhead.benchmarks.problem import Problem
 from polyhead.errors import InputError
@@ -140,3 +140,12 @@ def test_other_libraries_are_called_as_their_documentation_says(
     for run in found.values():
         if run is not None:
             assert close(problem.dtype)(problem.ours(*tensors), run()) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics_are_those_of_whole_weights_in_the_dtypes_of_a_gpu(dtype: torch.dtype) -> None:
+    assert "statistics" in chosen([], "cuda")
+    with torch.no_grad():  # as the command calls it
+        case = watched.of_heads(*torch.randn(3, 1, 2, 256, 64).to(dtype))
+        result = measure(case, Settings(rounds=1))
+    assert set(result.ratios) == {"unwatched", "torch, T × T weights"}

@@ -89,7 +89,7 @@ ROUTINES = {
     "beams": Routine(beams.cases, ("transformers", SMOLLM2)),
     "memory": Routine(memory.cases, (SDPA,)),
     "train": Routine(training.cases, (training.TRANSFORMERS, SDPA)),
-    "statistics": Routine(watched.cases, ()),
+    "statistics": Routine(watched.cases, (), ()),
 }
 
 

@@ -28,13 +28,16 @@ class _Attention(Hooked):
 
 def cases(settings: Settings) -> Iterator[Case]:
     """Attention under a probe: entropy, top 8 and mass per key, against torch's T × T weights."""
-    for T in (1024,) if settings.quick else (1024, 4096):
-        heads = max(2, 8192 // T)
-        q, k, v = torch.randn(3, 1, heads, T, _HEAD_DIM)
-        yield _case(q, k, v)
+    on_gpu = settings.device != "cpu"
+    lengths = (4096, 32768) if on_gpu else (1024, 4096)
+    for dtype in settings.dtypes if on_gpu else (torch.float32,):
+        for T in lengths[:1] if settings.quick else lengths:
+            heads = 16 if on_gpu else max(2, 8192 // T)
+            yield of_heads(*torch.randn(3, 1, heads, T, _HEAD_DIM).to(dtype))
 
 
-def _case(q: Tensor, k: Tensor, v: Tensor) -> Case:
+def of_heads(q: Tensor, k: Tensor, v: Tensor) -> Case:
+    """Of heads ``[1, H, T, D]``, on their device."""
     layer, (_, heads, T, D) = _Attention(), q.shape
 
     def watched() -> Tensor:
@@ -45,7 +48,7 @@ def _case(q: Tensor, k: Tensor, v: Tensor) -> Case:
         return torch.cat([view.entropy[..., None], view.top_weights], dim=-1)[:, :, _TOP:]
 
     def by_weights() -> Tensor:
-        hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+        hidden = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
         rows = []
         for head in range(heads):  # one head at a time: each needs T × T numbers
             scores = q[0, head] @ k[0, head].mT * D**-0.5
