@@ -197,13 +197,13 @@ class Transformer(nn.Module):
         )
         if self.config.kind != "encoder":
             mask = self._causal if mask is None else self._causal & mask
-        x: Tensor = self.embedding(ids, start if positions is None else positions, segments)
         count = len(self.config.layers)
         nothing = (None,) * count
         try:
             x = through(
                 self.layers,
-                x,
+                # No name of ours keeps it while layers compute.
+                self.embedding(ids, start if positions is None else positions, segments),
                 context,
                 mask=mask,
                 context_mask=context_mask,
@@ -290,11 +290,10 @@ class Transformer(nn.Module):
         own = self.config.encoder.embedding is not None
         embedding = self.encoder_embedding if own else self.embedding
         check_encoder_call(self.config, ids, positions)
-        x: Tensor = embedding(ids, 0 if positions is None else positions, segments)
         nothing = (None,) * len(self.encoder_layers)
         x = through(
             self.encoder_layers,
-            x,
+            embedding(ids, 0 if positions is None else positions, segments),
             mask=mask,
             biases=biases(self.encoder_relative_bias, len(nothing)),
             positions=positions,
