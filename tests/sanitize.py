@@ -31,6 +31,8 @@ TESTS = [
     "tests/layers/test_step.py",
     "tests/layers/test_step_caches.py",
     "tests/layers/test_step_experts.py",
+    "tests/models/test_layer_runs.py",
+    "tests/checkpoints/test_coded.py",
     "tests/inspection/test_statistics.py",
 ]
 
