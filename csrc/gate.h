@@ -34,13 +34,29 @@ struct View {
     bool is_or_one(int d, int64_t n) const { return size[d] == n || size[d] == 1; }
 };
 
+// DLPack's C interface, version 1 (dlpack.h): what a tensor's memory is, without making objects of Python.
+struct DLTensor {
+    void* data;
+    int32_t device_type, device_id, dims;
+    uint8_t code, bits;
+    uint16_t lanes;
+    const int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+struct DLExchange {
+    uint32_t major, minor;
+    void* older;
+    void (*others[3])();
+    int (*tensor)(void* object, DLTensor* out);
+};
+
 // Objects of torch, looked up once.
 struct Torch {
     PyObject *tensor, *parameter, *kinds[kKinds];
     PyObject *data_ptr, *stride, *is_contiguous, *is_neg, *storage, *storage_offset, *nbytes;
     PyObject *shape, *dtype, *is_cpu, *bytes;
-    PyObject* class_name;
-    PyObject* not_plain;  // polyhead.errors.NotPlainError
+    const DLExchange* exchange;  // null before torch has it
+    PyObject* not_plain;         // polyhead.errors.NotPlainError
 };
 inline Torch torch_{};
 
@@ -70,7 +86,12 @@ inline bool find_torch() {
     t.dtype = PyUnicode_InternFromString("dtype");
     t.is_cpu = PyUnicode_InternFromString("is_cpu");
     t.bytes = PyUnicode_InternFromString("nbytes");
-    t.class_name = PyUnicode_InternFromString("__class__");
+    PyObject* capsule = PyObject_GetAttrString(t.tensor, "__dlpack_c_exchange_api__");
+    if (!capsule) PyErr_Clear();
+    t.exchange = capsule ? (const DLExchange*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : nullptr;
+    if (t.exchange && (t.exchange->major != 1 || !t.exchange->tensor)) t.exchange = nullptr;
+    Py_XDECREF(capsule);
+    PyErr_Clear();  // another kind of capsule
     Py_DECREF(storage);
     Py_DECREF(nn);
     Py_DECREF(torch);
@@ -186,6 +207,23 @@ inline bool view_of(PyObject* x, const char* name, View& v) {
     if (reach && !found.at) return refuse(name, "a tensor without memory of its own");
     v = found;
     return true;
+}
+
+// Whether a tensor that the gate has seen is still as it was; an exception counts as no.
+inline bool is_still(PyObject* x, const View& view) {
+    constexpr uint8_t kCodes[] = {2, 4, 2, 0, 6, 1};  // of DLPack, by kind
+    if ((PyObject*)Py_TYPE(x) != torch_.tensor && (PyObject*)Py_TYPE(x) != torch_.parameter) return false;
+    if (!torch_.exchange) {
+        View now;
+        return view_of(x, "a weight", now) && !__builtin_memcmp(&now, &view, sizeof view);
+    }
+    DLTensor t;
+    if (torch_.exchange->tensor(x, &t) != 0) return false;
+    bool same = (char*)t.data + t.byte_offset == view.at && t.device_type == 1 && t.dims == view.dims &&
+                t.code == kCodes[view.kind] && t.bits == 8 * kItemSize[view.kind] && t.lanes == 1;
+    for (int d = 0; same && d < view.dims; ++d)
+        same = t.shape[d] == view.size[d] && (t.strides[d] == view.stride[d] || view.size[d] == 1);
+    return same && !is_true(call(torch_.is_neg, x));
 }
 
 // The address of a tensor that the caller has just made for `count` results, without gaps.

@@ -53,7 +53,7 @@
     FIELD(best_two, "bool") FIELD(jitter, "float")
 
 #define PH_EXPERTS(FIELD) \
-    FIELD(routing, "Routing") FIELD(networks, "tuple[Network, ...]") FIELD(facts, "tuple[tuple[Any, ...], ...]") \
+    FIELD(routing, "Routing") FIELD(networks, "tuple[Network, ...]") FIELD(watched, "tuple[tuple[Any, ...], ...]") \
     FIELD(shared, "Network | None") FIELD(weighs_input, "bool")
 
 #define PH_CROSS(FIELD) \
@@ -129,10 +129,10 @@
     FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(weight, "Tensor") FIELD(summed, "int") \
     FIELD(y, "Tensor")
 
-#define PH_LAYER_ARGUMENTS(FIELD) FIELD(weights, "LayerWeights") FIELD(form, "LayerForm") FIELD(facts, "tuple")
+#define PH_LAYER_ARGUMENTS(FIELD) FIELD(weights, "LayerWeights") FIELD(form, "LayerForm") FIELD(watched, "tuple")
 
 #define PH_STEP_ARGUMENTS(FIELD) \
-    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(calls, "list[LayerCall]") FIELD(starts, "int | list[int]") \
+    FIELD(code, "int") FIELD(threads, "int") FIELD(x, "Tensor") FIELD(guard, "Guard") FIELD(calls, "list[LayerCall]") FIELD(starts, "int | list[int]") \
     FIELD(y, "Tensor")
 
 #define PH_GATED_ARGUMENTS(FIELD) \

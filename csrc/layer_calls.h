@@ -8,44 +8,12 @@ struct LayerData {
     Experts experts{};
     Network* networks = nullptr;  // of the experts, and what must hold for each
     Guard* guards = nullptr;
-    ~LayerData() { delete[] networks, delete[] guards; }
+    PyObject* kept = nullptr;  // a table that only this description reads
+    ~LayerData() { delete[] networks, delete[] guards, Py_XDECREF(kept); }
 };
 
-struct LayerObject {
-    PyObject_HEAD
-    LayerData* data;
-    PyObject* kept;  // the tuples that the data was read from
-};
-
+const Guard& guard_of(const LayerData& data) { return data.guard; }
 PyTypeObject* layer_type;
-
-int layer_traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((LayerObject*)self)->kept);
-    return 0;
-}
-
-int layer_clear(PyObject* self) {
-    LayerObject* layer = (LayerObject*)self;
-    delete layer->data;  // before what it points to
-    layer->data = nullptr;
-    Py_CLEAR(layer->kept);
-    return 0;
-}
-
-void layer_dealloc(PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    layer_clear(self);
-    PyObject_GC_Del(self);
-    Py_DECREF(type);
-}
-
-PyType_Slot kLayerSlots[] = {
-    {Py_tp_traverse, (void*)layer_traverse}, {Py_tp_clear, (void*)layer_clear}, {Py_tp_dealloc, (void*)layer_dealloc}, {0, nullptr},
-};
-PyType_Spec kLayerSpec = {"polyhead.native._native.Layer", sizeof(LayerObject), 0,
-                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, kLayerSlots};
 
 constexpr int64_t kMostFeatures = 1 << 24;
 
@@ -72,15 +40,15 @@ class LayerReader {
 
     bool norm(PyObject* tuple, const char* name, int64_t features, NormWeight& to) {
         if (tuple == Py_None) return true;
-        return norm_from(tuple, name, kind(), features, to) && remember(PyTuple_GetItem(tuple, Group_NormWeight::weight), name) &&
-               remember(PyTuple_GetItem(tuple, Group_NormWeight::bias), name);
+        return norm_from(tuple, name, kind(), features, to) && watch_tensor(PyTuple_GetItem(tuple, Group_NormWeight::weight), name) &&
+               watch_tensor(PyTuple_GetItem(tuple, Group_NormWeight::bias), name);
     }
     bool norm(int field, int64_t features, NormWeight& to) { return norm(weights_[field], k_LayerWeights[field].name, features, to); }
 
     bool factor(PyObject* tuple, const char* name, int64_t inputs, int64_t outputs, Factor& to) {
         if (!factor_from(tuple, name, kind(), inputs, to)) return false;
         if (outputs && to.out_features != outputs) return wrong("a projection of another size");
-        return remember_all(tuple, name, data_.guard);
+        return watch_all(tuple, name, data_.guard);
     }
     bool factor(int field, int64_t inputs, int64_t outputs, Factor& to) {
         return factor(weights_[field], k_LayerWeights[field].name, inputs, outputs, to);
@@ -113,7 +81,7 @@ class LayerReader {
             !up.is(0, s.heads * (l.plain + l.value)) || !up.is(1, l.rank))
             return wrong("latent: sizes that do not go together");
         l.up = up.at;
-        if (!remember(f[F::up], "up") || !factor(L::q, s.embed_dim, f[F::q] == Py_None ? queries : 0, s.qkv[0]) ||
+        if (!watch_tensor(f[F::up], "up") || !factor(L::q, s.embed_dim, f[F::q] == Py_None ? queries : 0, s.qkv[0]) ||
             !factor(L::k, s.embed_dim, s.key_dim, s.qkv[1]))
             return false;
         return (f[F::q] == Py_None || factor(f[F::q], "q", s.qkv[0].out_features, queries, l.q)) &&
@@ -131,16 +99,16 @@ class LayerReader {
     }
 
   private:
-    bool remember(PyObject* tensor, const char* name) { return remember_weight(data_.guard, tensor, name); }
+    bool watch_tensor(PyObject* tensor, const char* name) { return watch_weight(data_.guard, tensor, name); }
 
     // The tensors of a projection: the weight, its bias and its scales.
-    static bool remember_all(PyObject* tuple, const char* name, Guard& guard) {
+    static bool watch_all(PyObject* tuple, const char* name, Guard& guard) {
         if (tuple == Py_None) return true;
         PyObject* scales = PyTuple_GetItem(tuple, Group_Weight::scales);
-        return remember_weight(guard, PyTuple_GetItem(tuple, Group_Weight::weight), name) &&
-               remember_weight(guard, PyTuple_GetItem(tuple, Group_Weight::bias), name) &&
-               (scales == Py_None || (remember_weight(guard, PyTuple_GetItem(scales, Group_Scales::scales), name) &&
-                                      remember_weight(guard, PyTuple_GetItem(scales, Group_Scales::zeros), name)));
+        return watch_weight(guard, PyTuple_GetItem(tuple, Group_Weight::weight), name) &&
+               watch_weight(guard, PyTuple_GetItem(tuple, Group_Weight::bias), name) &&
+               (scales == Py_None || (watch_weight(guard, PyTuple_GetItem(scales, Group_Scales::scales), name) &&
+                                      watch_weight(guard, PyTuple_GetItem(scales, Group_Scales::zeros), name)));
     }
 
     bool network(PyObject* tuple, const char* name, Network& to, Guard& guard) {
@@ -149,10 +117,10 @@ class LayerReader {
         if (!network_from(tuple, name, kind(), E, to)) return false;
         if (to.down.out_features != E) return wrong("a network of another size");
         for (int field : {(int)F::gate, (int)F::up, (int)F::down})
-            if (!remember_all(PyTuple_GetItem(tuple, field), name, guard)) return false;
+            if (!watch_all(PyTuple_GetItem(tuple, field), name, guard)) return false;
         PyObject* alphas = PyTuple_GetItem(tuple, F::alphas);
-        return alphas == Py_None || (remember_weight(guard, PyTuple_GetItem(alphas, 0), name) &&
-                                     remember_weight(guard, PyTuple_GetItem(alphas, 1), name));
+        return alphas == Py_None || (watch_weight(guard, PyTuple_GetItem(alphas, 0), name) &&
+                                     watch_weight(guard, PyTuple_GetItem(alphas, 1), name));
     }
 
     bool network() {
@@ -170,25 +138,25 @@ class LayerReader {
         const Fields<F> f(tuple, "experts");
         Experts& e = data_.experts;
         if (!f || !routing_from(f[F::routing], kind(), data_.step.embed_dim, e.routing)) return false;
-        PyObject *networks = f[F::networks], *facts = f[F::facts], *routing = f[F::routing];
+        PyObject *networks = f[F::networks], *watched = f[F::watched], *routing = f[F::routing];
         const int64_t X = e.routing.router.out_features;
-        if (!PyTuple_Check(networks) || PyTuple_Size(networks) != X || !PyTuple_Check(facts) || PyTuple_Size(facts) != X)
-            return wrong("experts: as many networks and facts as the router chooses from");
+        if (!PyTuple_Check(networks) || PyTuple_Size(networks) != X || !PyTuple_Check(watched) || PyTuple_Size(watched) != X)
+            return wrong("experts: as many networks, each watched, as the router chooses from");
         data_.networks = new (std::nothrow) Network[X]();
         data_.guards = new (std::nothrow) Guard[X];
         if (!data_.networks || !data_.guards) return PyErr_NoMemory(), false;
         for (int64_t i = 0; i < X; ++i) {
             if (!network(PyTuple_GetItem(networks, i), "an expert", data_.networks[i], data_.guards[i]) ||
-                !facts_from(PyTuple_GetItem(facts, i), data_.guards[i]))
+                !watch(PyTuple_GetItem(watched, i), data_.guards[i]))
                 return false;
             if (data_.networks[i].up.out_features != data_.networks->up.out_features) return wrong("experts: of one size");
         }
         e.networks = data_.networks, e.hidden = data_.networks->up.out_features, e.weighs_input = f[F::weighs_input] == Py_True;
         data_.step.experts = &e;
         if (e.routing.shared_gate.weight && f[F::shared] == Py_None) return wrong("experts: a shared gate without its network");
-        return remember_all(PyTuple_GetItem(routing, R::router), "router", data_.guard) &&
-               remember(PyTuple_GetItem(routing, R::choice_bias), "choice_bias") &&
-               remember_all(PyTuple_GetItem(routing, R::shared_gate), "shared_gate", data_.guard) &&
+        return watch_all(PyTuple_GetItem(routing, R::router), "router", data_.guard) &&
+               watch_tensor(PyTuple_GetItem(routing, R::choice_bias), "choice_bias") &&
+               watch_all(PyTuple_GetItem(routing, R::shared_gate), "shared_gate", data_.guard) &&
                (f[F::shared] == Py_None || network(f[F::shared], "shared", e.shared, data_.guard));
     }
 
@@ -200,7 +168,7 @@ class LayerReader {
         if (view.kind != kOfFloat32 || view.dims != 1 || !view.is(0, data_.step.heads) || !view.is_dense_from(0))
             return wrong("slopes: sizes that do not go together");
         data_.step.slopes = (const float*)view.at;
-        return remember(tensor, "slopes");
+        return watch_tensor(tensor, "slopes");
     }
 
     bool sinks() {
@@ -213,7 +181,7 @@ class LayerReader {
         if ((view.kind != kind() && !s.wide_sinks) || view.dims != 1 || !view.is(0, s.heads) || !view.is_dense_from(0))
             return wrong("sinks: sizes that do not go together");
         s.sinks = view.at;
-        return remember(tensor, "sinks");
+        return watch_tensor(tensor, "sinks");
     }
 
     // Constants, which nobody changes.
@@ -226,6 +194,7 @@ class LayerReader {
         if (view.kind != kOfFloat32 || view.dims != 1 || !view.is_dense_from(0) || s.every < 1 || s.offset < 0 || s.offset > kMostFeatures || s.latent.rank)
             return wrong("temperatures: sizes that do not go together");
         s.temperatures = (const float*)view.at, s.periods = view.size[0];
+        Py_INCREF(data_.kept = tensor);
         return true;
     }
 
@@ -268,21 +237,17 @@ bool form_from(PyObject* tuple, Step& s) {
     return true;
 }
 
-// layer(weights, form, facts) -> what step takes.
+// layer(weights, form, watched) -> what step takes.
 PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = Call_layer;
     using L = Group_LayerWeights;
     if (count != A::size) return PyErr_Format(PyExc_TypeError, "layer takes %d arguments: got %zd", (int)A::size, count), nullptr;
     const Fields<L> weights(args[A::weights], "weights");
-    if (!weights) return nullptr;
-    LayerObject* made = PyObject_GC_New(LayerObject, layer_type);
+    Owner<LayerData>* made = weights ? Owner<LayerData>::make(layer_type) : nullptr;
     if (!made) return nullptr;
-    made->kept = PyTuple_Pack(3, args[A::weights], args[A::form], args[A::facts]);
-    made->data = new (std::nothrow) LayerData;
-    PyObject_GC_Track((PyObject*)made);
-    if (!made->data && !PyErr_Occurred()) PyErr_NoMemory();
-    if (!PyErr_Occurred() && form_from(args[A::form], made->data->step) && facts_from(args[A::facts], made->data->guard)) {
-        LayerReader reader(*made->data, weights);
+    LayerData& data = *made->data;
+    if (form_from(args[A::form], data.step) && watch(args[A::watched], data.guard)) {
+        LayerReader reader(data, weights);
         const bool good = weights[L::latent] == Py_None ? reader.heads() : reader.latent(weights[L::latent]);
         if (good && reader.rest()) return (PyObject*)made;
     }

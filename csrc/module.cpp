@@ -321,6 +321,8 @@ PyMethodDef kMethods[] = {
     {"interface", interface, METH_NOARGS, "What crosses: groups and functions, dtypes, activations, limits."},
     PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
     {"grids", (PyCFunction)(void (*)())take_grids, METH_FASTCALL, "Takes the grids of the IQ types."},
+    PH_METHOD(guard, "What must be unchanged for a description to be valid."),
+    PH_METHOD(holds, "Whether everything that a guard watches is unchanged."),
     PH_METHOD(layer, "A layer as data, for step."),
     PH_METHOD(product, "Few rows of x times weights."),
     PH_METHOD(unpack, "Rows of blocks as numbers."),
@@ -348,6 +350,7 @@ PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_native", nullptr, 0, kMethods, n
 PyMODINIT_FUNC PyInit__native() {
     PyObject* module = PyModule_Create(&kModule);
     if (module && !find_torch()) Py_CLEAR(module);
-    if (module && !(layer_type = (PyTypeObject*)PyType_FromSpec(&kLayerSpec))) Py_CLEAR(module);
+    if (module && !(guard_type = Owner<Guard>::new_type("polyhead.native._native.Guard"))) Py_CLEAR(module);
+    if (module && !(layer_type = Owner<LayerData>::new_type("polyhead.native._native.Layer"))) Py_CLEAR(module);
     return module;
 }

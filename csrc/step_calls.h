@@ -118,7 +118,7 @@ class Asking : public AskExperts {
         const Asking& self = static_cast<Asking&>(asked);
         return self.unlocked_.locked([&] {
             for (int64_t i = 0; i < count; ++i)
-                if (!is_as_it_was(self.data_.guards[chosen[i]])) return false;
+                if (!is_unchanged(self.data_.guards[chosen[i]])) return false;
             return true;
         });
     }
@@ -141,15 +141,17 @@ class Run {
             if (!f) return false;
             PyObject* layer = f[Group_LayerCall::layer];
             if (Py_TYPE(layer) != layer_type) return PyErr_SetString(PyExc_TypeError, "layer must be what layer() returned"), false;
-            layers_[i] = ((const LayerObject*)layer)->data;
+            layers_[i] = ((const Owner<LayerData>*)layer)->data;
         }
         return true;
     }
 
     // Leaves the layers in front of the first that is no longer as it was described; how many.
     int64_t keep_valid() {
-        for (int64_t i = 0; i < count_; ++i)
-            if (!layers_[i] || !is_as_it_was(layers_[i]->guard)) count_ = i;
+        for (int64_t i = 0; i < count_; ++i) {
+            if (i + 1 < count_ && layers_[i + 1]) prefetch(layers_[i + 1]->guard);
+            if (!layers_[i] || !is_unchanged(layers_[i]->guard)) count_ = i;
+        }
         return count_;
     }
 
@@ -233,8 +235,10 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = Call_step;
     const Arguments<A> a("step", args, count);
     Run run;
-    if (!a.code || !run.take(a[A::calls])) return nullptr;
-    const int64_t layers = run.keep_valid();
+    const Guard* classes = a.code ? guard_from(a[A::guard]) : nullptr;
+    if (!classes) return PyErr_Occurred() ? nullptr : PyLong_FromLong(0);
+    if (!run.take(a[A::calls])) return nullptr;
+    const int64_t layers = is_unchanged(*classes) ? run.keep_valid() : 0;
     if (!layers) return PyLong_FromLong(0);
     View x;
     if (!view_of(a[A::x], "x", x)) return nullptr;

@@ -13,8 +13,8 @@ from torch import Tensor
 import polyhead as ph
 from polyhead import native
 from polyhead.layers import transformer_layer
+from polyhead.layers.decode_plan import Surroundings, step, steps
 from polyhead.layers.described import NETWORK
-from polyhead.layers.step import Surroundings, step, steps
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.models import stack
 
@@ -59,8 +59,8 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) 
         ends.append(0 if found is None else found[1])
         return found
 
-    def counted_together(*arguments: Any) -> tuple[Tensor, int, int]:
-        x, whole, part = steps(*arguments)
+    def counted_together(*arguments: Any, **named: Any) -> tuple[Tensor, int, int]:
+        x, whole, part = steps(*arguments, **named)
         ends.extend([NETWORK] * whole + [part] * (part > 0))
         runs.append(whole)
         return x, whole, part
@@ -85,6 +85,6 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) 
             assert ends == [NETWORK] * len(config.layers), (chosen, at)
             with monkeypatch.context() as patch:
                 patch.setattr(transformer_layer, "step", lambda *arguments: None)
-                patch.setattr(stack, "steps", lambda parts, x, *others: (x, 0, 0))
+                patch.setattr(stack, "steps", lambda parts, x, *_, **__: (x, 0, 0))
                 assert torch.equal(found, model(token, cache=other)), (chosen, at)
         assert runs == [len(config.layers)], chosen  # of the last token: all layers together

@@ -11,6 +11,7 @@ import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache
 from polyhead.layers import transformer_layer
+from polyhead.layers.decode_plan import plan_for
 from polyhead.layers.linear import feed_forward, side_by_side
 from polyhead.layers.quantized import QuantizedLinear, in_eights
 from polyhead.models.eights import TYPES, round_activations
@@ -101,8 +102,11 @@ def test_a_step_and_prompts_have_the_bits_of_modules_row_by_row(
         cache = DenseCache()
         before(x[:, :3], mask=mask, cache=cache)
         rows = [x[:, i : i + 1].contiguous() for i in range(3, 9)]
-        return torch.cat([before(row, mask=mask, cache=cache) for row in rows], dim=1)
+        found = torch.cat([before(row, mask=mask, cache=cache) for row in rows], dim=1)
+        explained.append(plan_for(cache, [before]).explain())
+        return found
 
+    explained: list[str] = []
     plain = decoded()
     for part in before.modules():
         if isinstance(part, QuantizedLinear) and part.kind.name in TYPES:
@@ -110,7 +114,7 @@ def test_a_step_and_prompts_have_the_bits_of_modules_row_by_row(
     stepped = decoded()
     assert not torch.equal(stepped, plain)
     assert torch.allclose(stepped.float(), plain.float(), atol=0.1 * plain.abs().max().item())
-    assert before.remembered.layer is not None
+    assert explained == ["layer 0: native"] * 2
     with monkeypatch.context() as patch:
         patch.setattr(transformer_layer, "step", lambda *call: None)
         assert torch.equal(decoded(), stepped)

@@ -14,6 +14,7 @@ from polyhead import native
 from polyhead.caches import DenseCache
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, RopeConfig
 from polyhead.layers import quantized, transformer_layer
+from polyhead.layers.decode_plan import plan_for
 from polyhead.layers.linear import side_by_side
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from polyhead.layers.transformer_layer import TransformerLayer
@@ -169,25 +170,29 @@ def test_a_step_is_one_call_with_the_bits_of_the_modules(
     packed.to(dtype)
     x, mask = torch.randn(2, 9, 128, dtype=dtype), ph.Causal()
 
-    def decoded(layer: TransformerLayer) -> Tensor:
-        cache = DenseCache()
+    def decoded(layer: TransformerLayer, cache: DenseCache | None = None) -> Tensor:
+        cache = DenseCache() if cache is None else cache
         layer(x[:, :3], mask=mask, cache=cache)
         rows = [x[:, i : i + 1].contiguous() for i in range(3, 9)]
         return torch.cat([layer(row, mask=mask, cache=cache) for row in rows], dim=1)
 
-    stepped = decoded(packed)
-    assert packed.remembered.layer is not None  # it took the step
+    cache = DenseCache()
+    stepped = decoded(packed, cache)
+    assert plan_for(cache, [packed]).explain() == "layer 0: native"
     with monkeypatch.context() as patch:
         patch.setattr(transformer_layer, "step", lambda *call: None)
         assert torch.equal(decoded(packed), stepped)
     if dtype is torch.float32:
         assert torch.equal(decoded(plain), stepped)
     # Other blocks are seen at once.
-    before = packed.remembered.layer
+    cache.reset()
     q = packed.attention.q_proj
     q.blocks = random_blocks(q.kind, q.out_features, q.in_features, seed=99)
-    changed = decoded(packed)
-    assert packed.remembered.layer is not before
+    changed = decoded(packed, cache)
+    assert plan_for(cache, [packed]).explain() == "layer 0: native"
+    with monkeypatch.context() as patch:
+        patch.setattr(transformer_layer, "step", lambda *call: None)
+        assert torch.equal(decoded(packed), changed)
     assert not torch.allclose(changed.float(), stepped.float(), atol=1e-3)
 
 

@@ -26,13 +26,19 @@ from polyhead.config import (
     QueryTemperatureConfig,
     RopeConfig,
 )
-from polyhead.layers import MultiHeadAttention, RoPE, described, reading, transformer_layer
-from polyhead.layers import step as step_module
+from polyhead.layers import (
+    MultiHeadAttention,
+    RoPE,
+    decode_plan,
+    described,
+    reading,
+    transformer_layer,
+)
+from polyhead.layers.decode_plan import Surroundings
 from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.exact import KnownFields
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.norms import RMSNorm
-from polyhead.layers.step import Surroundings
 from polyhead.layers.transformer_layer import TransformerLayer
 
 pytestmark = pytest.mark.skipif(
@@ -218,7 +224,7 @@ def step(
     layer: TransformerLayer, x: Tensor, mask: ph.Mask | None, cache: KeyValueCache
 ) -> Tensor | None:
     """The step through a whole layer that has no context; None where modules must go on."""
-    found = step_module.step(layer, x, Surroundings(mask, None, cache))
+    found = decode_plan.step(layer, x, Surroundings(mask, None, cache))
     if found is None:
         return None
     if found[1] == NETWORK:
@@ -264,7 +270,7 @@ def test_a_layer_takes_steps_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
 
     def counted(*arguments: object) -> tuple[Tensor, int] | None:
-        taken.append(step_module.step(*arguments))  # type: ignore[arg-type]  # whatever it gives
+        taken.append(decode_plan.step(*arguments))  # type: ignore[arg-type]  # whatever it gives
         return taken[-1]
 
     monkeypatch.setattr(transformer_layer, "step", counted)
@@ -828,7 +834,7 @@ def test_a_step_with_a_context_has_the_bits_of_the_modules(
     for seed in range(3):
         x = _token(2 * shared, dtype, seed)
         given = Surroundings(ph.Causal(), bias, caches[0], rows, None, across[0])
-        found = step_module.step(layer, x, given)
+        found = decode_plan.step(layer, x, given)
         assert found is not None
         assert found[1] == NETWORK
         call = {"mask": ph.Causal(), "bias": bias, "cache": caches[1], "context_cache": across[1]}
@@ -855,7 +861,7 @@ def test_a_step_ends_before_attention_to_a_context_that_it_does_not_know(
     context, held, memory = torch.randn(2, 11, E), ph.DenseCache(capacity=64), ph.DenseCache()
     layer(torch.randn(2, 5, E), context, mask=ph.Causal(), cache=held, context_cache=memory)
     given = Surroundings(ph.Causal(), None, held, context, None, memory)
-    found = step_module.step(layer, _token(2), given)
+    found = decode_plan.step(layer, _token(2), given)
     assert found is not None
     assert found[1] == ATTENTION
 
@@ -885,7 +891,7 @@ def test_modules_go_on_where_a_step_ends(
     call: dict[str, Any] = {"mask": ph.Causal(), "context_cache": memory} | more
     given = Surroundings(call["mask"], None, held.fork(), context, call.get("context_mask"),
                          call["context_cache"])  # fmt: skip
-    found = step_module.step(layer, _token(2), given)
+    found = decode_plan.step(layer, _token(2), given)
     assert found is not None
     assert found[1] == part
     other = held.fork()
@@ -916,8 +922,8 @@ def test_a_bias_that_a_step_cannot_read_takes_the_modules() -> None:
         ph.RelativeBias(torch.randn(32, heads + 1), bidirectional=False),
         torch.zeros(1, heads, 1, 6),
     ):
-        assert step_module.step(layer, _token(), Surroundings(None, bias, cache)) is None
+        assert decode_plan.step(layer, _token(), Surroundings(None, bias, cache)) is None
         assert cache.lengths == [5]
-    assert step_module.step(layer, _token(), Surroundings(None, good, cache)) is not None
+    assert decode_plan.step(layer, _token(), Surroundings(None, good, cache)) is not None
     layer = _layer(LAYERS["bloom"])
-    assert step_module.step(layer, _token(), Surroundings(None, good, _prompted(layer))) is None
+    assert decode_plan.step(layer, _token(), Surroundings(None, good, _prompted(layer))) is None

@@ -18,12 +18,11 @@ from polyhead.config import (
     MixtureConfig,
     RopeConfig,
 )
-from polyhead.layers import step as step_module
-from polyhead.layers import transformer_layer
+from polyhead.layers import decode_plan, transformer_layer
+from polyhead.layers.decode_plan import Surroundings
 from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.experts import Experts
 from polyhead.layers.quantized import QuantizedLinear
-from polyhead.layers.step import Surroundings
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.quantization import block_type
 from random_blocks import random_blocks
@@ -79,7 +78,7 @@ def _token(batch: int = 1, seed: int = 1) -> Tensor:
 
 
 def _step(layer: TransformerLayer, x: Tensor, cache: ph.DenseCache) -> tuple[Tensor, int]:
-    found = step_module.step(layer, x, Surroundings(ph.Causal(), None, cache))
+    found = decode_plan.step(layer, x, Surroundings(ph.Causal(), None, cache))
     assert found is not None
     return found
 
@@ -180,7 +179,7 @@ def test_a_change_of_an_expert_counts_where_it_is_visited(change) -> None:  # ty
     layer = _layer(MIXTURES["mixtral"])
     cache = _prompted(layer)
     experts: list[nn.Module] = [*layer.feed_forward.experts]
-    y, _ = _step(layer, _token(), cache.fork())
+    y, _ = _step(layer, _token(), cache)
     seen: list[int] = []
     handles = [
         expert.register_forward_hook(lambda *call, number=number: seen.append(number))
@@ -190,13 +189,16 @@ def test_a_change_of_an_expert_counts_where_it_is_visited(change) -> None:  # ty
     for handle in handles:
         handle.remove()
     visited, free = seen, next(n for n in range(8) if n not in seen)
+    cache.rollback(1)
     change(experts[free])
-    found, done = _step(layer, _token(), cache.fork())
+    found, done = _step(layer, _token(), cache)
     assert done == NETWORK
     assert torch.equal(found, y)
+    cache.rollback(1)
     change(experts[visited[1]])
-    found, done = _step(layer, _token(), cache.fork())
+    found, done = _step(layer, _token(), cache)
     assert done == ATTENTION
+    cache.rollback(1)
     one, other = cache.fork(), cache.fork()
     wanted = _by_modules(layer, _token(), other)
     assert not torch.equal(wanted, y)
@@ -230,12 +232,12 @@ def test_a_mixture_behind_a_context_stops_before_it() -> None:
     context, cache, memory = torch.randn(1, 7, E), ph.DenseCache(capacity=9), ph.DenseCache()
     layer(_token(), context, cache=cache, context_cache=memory)
     given = Surroundings(None, None, cache.fork(), context, None, memory)
-    found = step_module.step(layer, _token(), given)
+    found = decode_plan.step(layer, _token(), given)
     assert found is not None
     assert found[1] == NETWORK
     for expert in layer.feed_forward.experts:
         _hooked(expert)
-    found = step_module.step(layer, _token(), replace_cache(given, cache))
+    found = decode_plan.step(layer, _token(), replace_cache(given, cache))
     assert found is not None
     assert found[1] == CROSS_ATTENTION
 
@@ -248,4 +250,4 @@ def test_a_parallel_layer_with_a_mixture_takes_its_modules() -> None:
     config = replace(LayerConfig(ATTENTION_OF_ALL, MIXTURES["mixtral"]), parallel="one norm")
     layer = TransformerLayer.from_config(E, config).eval()
     cache = _prompted(layer)
-    assert step_module.step(layer, _token(), Surroundings(None, None, cache)) is None
+    assert decode_plan.step(layer, _token(), Surroundings(None, None, cache)) is None

@@ -25,7 +25,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import SharedCacheError
-from polyhead.layers import step, transformer_layer
+from polyhead.layers import decode_plan, transformer_layer
 from polyhead.layers.described import ATTENTION, CROSS_ATTENTION
 from polyhead.models import Transformer, stack
 
@@ -92,12 +92,12 @@ class _Ways:
         own, found = stack.steps, []
         self.runs = []
 
-        def counted(*arguments: Any) -> tuple[Tensor, int, int]:
-            made = own(*arguments)
+        def counted(*arguments: Any, **named: Any) -> tuple[Tensor, int, int]:
+            made = own(*arguments, **named)
             self.runs.append(made[1:])
             return made
 
-        def alone(parts: object, x: Tensor, *others: object) -> tuple[Tensor, int, int]:
+        def alone(parts: object, x: Tensor, *_: object, **__: object) -> tuple[Tensor, int, int]:
             return x, 0, 0
 
         for number, cache in enumerate(self.caches):
@@ -141,8 +141,12 @@ def test_a_call_of_a_run_is_a_call_of_native_code(monkeypatch: pytest.MonkeyPatc
     model = _model([LLAMA, LOCAL, LLAMA])
     ways = _Ways(model, model.new_cache(64))
     own = code.step
-    monkeypatch.setattr(code, "step", lambda x, layers, starts: calls.append(len(layers)) or own(
-        x, layers, starts))  # fmt: skip
+
+    def counted(x: Tensor, guard: Any, layers: Any, starts: Any) -> tuple[Tensor, int]:
+        calls.append(len(layers))
+        return own(x, guard, layers, starts)
+
+    monkeypatch.setattr(code, "step", counted)
     model(_ids(1, 1), cache=ways.caches[0])
     assert calls == [3]
 
@@ -181,7 +185,7 @@ def test_caches_that_differ_in_length_run_apart() -> None:
     assert [layer.length for layer in cache.layers] == [S + 2, S, S + 2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transformer_layer, "step", lambda *arguments: None)
-        patch.setattr(stack, "steps", lambda parts, x, *others: (x, 0, 0))
+        patch.setattr(stack, "steps", lambda parts, x, *_, **__: (x, 0, 0))
         other = ModelCache(before)
         for _ in range(2):
             model(_ids(1, 1), cache=other)
@@ -318,7 +322,7 @@ def test_a_step_that_is_refused_has_written_nothing() -> None:
     size = storage.nbytes()
     storage.resize_(8)
     with pytest.raises(ValueError, match="storage of held holds 8 bytes"):
-        stack.steps(_parts(model, cache), x, ph.Causal())
+        stack.steps(_parts(model, cache), x, ph.Causal(), plan=model.decode_plan(cache))
     storage.resize_(size)
     assert [layer.length for layer in cache.layers] == [S + 1] * 3
     assert [[*layer._contents.main.table[0]] for layer in cache.layers] == pages
@@ -335,7 +339,8 @@ def test_a_cache_in_use_elsewhere_ends_the_step_for_all_layers() -> None:
     def elsewhere() -> None:
         try:
             with torch.no_grad():
-                stack.steps(_parts(model, cache), torch.randn(1, 1, E), ph.Causal())
+                plan = model.decode_plan(cache)
+                stack.steps(_parts(model, cache), torch.randn(1, 1, E), ph.Causal(), plan=plan)
         except SharedCacheError as error:
             refused.append(error)
 
@@ -373,20 +378,24 @@ def test_native_code_goes_no_further_than_a_layer_that_it_ends_early() -> None:
     cache, code, x = model.new_cache(64), native.code(), torch.randn(1, 1, E)
     _Ways(model, cache)
     assert code is not None
-    with step._Run(code, x, None, None, None) as run:
-        for layer, own in zip(model.layers, cache.layers, strict=True):
-            assert run.takes(layer.remembered, layer.remembered.layer, None, own, None)
-        assert run.computed()[1] == ATTENTION
+    plan = decode_plan.DecodePlan(model.layers)
+    guard = plan.guard(code)
+    with decode_plan._Run(code, x, None, None, None) as run:
+        for index, layer in enumerate(model.layers):
+            known = plan[index].described(code, layer, x, plan.changed)
+            assert known is not None
+            assert run.takes(plan[index], known, None, cache.layers[index], None)
+        assert run.computed(guard)[1] == ATTENTION
     assert [layer.length for layer in cache.layers] == [S + 2, S + 1]
 
 
 def test_runs_that_cannot_be_are_refused() -> None:
     code = native.code()
     assert code is not None
-    x = torch.zeros(1, 1, E)
+    x, guard = torch.zeros(1, 1, E), code.guard(())
     with pytest.raises(ValueError, match="a list of one or more layers"):
-        code.step(x, [])
+        code.step(x, guard, [])
     with pytest.raises(TypeError, match="call must be a tuple of 5 fields"):
-        code.step(x, [(None,)])  # type: ignore[list-item]  # on purpose
+        code.step(x, guard, [(None,)])  # type: ignore[list-item]  # on purpose
     with pytest.raises(TypeError, match=r"what layer\(\) returned"):
-        code.step(x, [(None, None, [], None, None)])  # type: ignore[list-item]  # on purpose
+        code.step(x, guard, [(None, None, [], None, None)])  # type: ignore[list-item]  # on purpose

@@ -2,7 +2,8 @@
 
 The parts of a layer are its self-attention, its attention to a context, and its feed-forward
 network. The description ends before the first that cannot be read (``reading.py``), such as a
-network with a hook: the modules go on from there.
+network with a hook: the modules go on from there. What is read is the configuration, so a layer
+whose attributes say anything else than that is not described.
 
 Shape letters: B batch, E embed size, H query heads, G kv heads, D key size, V value size; of latent
 attention R latent size, N features of a key without rotation, P with rotation.
@@ -11,16 +12,26 @@ attention R latent size, N features of a key without rotation, P with rotation.
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from polyhead.config import FeedForwardConfig, LayerConfig, RopeConfig
+from polyhead.config import (
+    Data,
+    FeedForwardConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    RopeConfig,
+)
 from polyhead.layers import reading
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import temperatures
-from polyhead.layers.exact import UNSEEN, Exactly, KnownFields, facts_of
+from polyhead.layers.exact import UNSEEN, Exactly, KnownFields, watched
+from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.positions import RoPE
 from polyhead.layers.reading import (
@@ -28,11 +39,13 @@ from polyhead.layers.reading import (
     Parts,
     any_value,
     around,
+    known_fields,
     latent_norm,
     linear,
     modules_of,
     norm_of_heads,
     read,
+    unwatched,
 )
 from polyhead.native import Code, Heads, LayerForm, LayerWeights
 from polyhead.native.arguments import (
@@ -67,21 +80,39 @@ ATTENTION, CROSS_ATTENTION, NETWORK = 1, 2, 3
 
 
 class DescribedLayer(NamedTuple):
-    """A layer that native code computes, as data.
+    """A layer that native code computes, as data. It keeps no module and no weight alive.
 
     Attributes:
+        data: For native code.
+        last: The last of its parts that is described.
+        why: Why no further, as a phrase; empty: it is described to its end.
+        heads: Of the self-attention.
+        latent: The configuration of latent attention.
         crosses: Whether it attends to a context.
-        is_called: Whether its calls are seen or changed (hooks, compilation): it is left out of
-            runs of layers.
+        cross: kv heads, key and value size of that attention, where it is described.
+        rope: Rotary positions.
+        rope_config: Theirs.
+        biased: Whether the layer has a bias of its own.
+        window: Keys that a query sees, itself included.
+        most_past: Tokens up to which queries have a temperature.
+        least_past: Tokens from which latent attention is computed absorbed.
+        most_tokens: Tokens of a row.
+        embed_dim: E.
+        dtype: Of weights and x.
+        shown: Attention modules with hooks or edits, which may apply to the calling thread.
+        is_called: Whether calls of the layer are seen or changed (hooks, compilation): it is left
+            out of runs of layers.
     """
 
     data: Layer
-    attention: MultiHeadAttention | MultiHeadLatentAttention
-    cross: MultiHeadAttention | None
-    last: int  # of the parts
+    last: int
+    why: str
+    heads: Heads
+    latent: LatentAttentionConfig | None
+    crosses: bool
+    cross: tuple[int, int, int] | None
     rope: RoPE | None
     rope_config: RopeConfig | None
-    heads: Heads
     biased: bool
     window: int | None
     most_past: float
@@ -89,8 +120,13 @@ class DescribedLayer(NamedTuple):
     most_tokens: int
     embed_dim: int
     dtype: torch.dtype
-    crosses: bool
+    shown: tuple[weakref.ref[Hooked], ...]
     is_called: bool
+
+    def is_shown(self) -> bool:
+        """Whether a hook or an edit applies to the calls of this thread."""
+        found = (each() for each in self.shown)
+        return any(each is None or each.is_shown for each in found)
 
 
 def last_part(config: LayerConfig) -> int:
@@ -106,32 +142,52 @@ def last_part(config: LayerConfig) -> int:
     return NETWORK if network else ATTENTION if cross is None else CROSS_ATTENTION
 
 
-def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer | None:
-    """The layer's description for the dtype of x; None if native code does not know the layer."""
+def describe(
+    code: Code, layer: nn.Module, x: Tensor, changed: Mapping[type, str]
+) -> DescribedLayer:
+    """The layer's description for the dtype of x.
+
+    Args:
+        code: What computes it.
+        layer: Not in training.
+        x: ``[B, T, E]``.
+        changed: Classes that are not as they were defined (``exact.changed_classes``).
+
+    Raises:
+        CannotBeReadError: Native code does not know the layer.
+    """
+    from polyhead.layers.transformer_layer import LAYER  # which imports this file
+
+    if not LAYER.is_class_of(layer):
+        raise CannotBeReadError(LAYER.why_not(layer))
     parts, config = layer._modules, layer.config
     attention = parts["attention"]
     last = last_part(config)
-    if not layer.is_itself or not last:
-        return None
+    if not last:
+        raise CannotBeReadError(f"native code does not compute {config}")
+    if changed:
+        for module in layer.modules():
+            if (change := changed.get(type(module))) is not None:
+                raise CannotBeReadError(f"its class was changed: {change}", module)
+    _as_built(layer, x.shape[2], "attention")
     weights: dict[str, Any] = dict.fromkeys(LayerWeights._fields)
-    try:
-        if _HEADS.is_unwatched(attention):
-            heads, own = _heads(attention, x)
-        elif _LATENT.is_unwatched(attention):
-            heads, own = _latent(attention, x)
-        else:
-            return None
-        weights |= own | around("attention", parts, x)
-    except CannotBeReadError:
-        return None
-    done = _further(parts, last, weights, x)
-    if config.parallel is not None and done != NETWORK:
-        return None
-    rope, window, absorbed_from, most_past = attention.rope, None, 1, math.inf
+    unwatched([_LATENT, _HEADS] if _LATENT.is_class(attention) else [_HEADS], attention)
     if isinstance(attention, MultiHeadLatentAttention):
-        fewest = attention.config.absorbed_from
+        heads, own = _latent(attention, x)
+    elif isinstance(attention, MultiHeadAttention):
+        heads, own = _heads(attention, x)
+    else:
+        raise TypeError("an attention module of neither kind")
+    weights |= own | around("attention", parts, x)
+    done, why = _further(layer, last, weights, x)
+    if config.parallel is not None and done != NETWORK:
+        raise CannotBeReadError(why)
+    rope, window, absorbed_from, most_past = attention.rope, None, 1, math.inf
+    latent = None
+    if isinstance(attention, MultiHeadLatentAttention):
+        latent, fewest = attention.config, attention.config.absorbed_from
         if fewest is None or attention.preferred is not None:
-            return None
+            raise CannotBeReadError("it is not computed absorbed", attention)
         absorbed_from = fewest
     else:
         window = attention.config.visible_window
@@ -152,47 +208,130 @@ def describe(code: Code, layer: TransformerLayer, x: Tensor) -> DescribedLayer |
     names = [f"{part}{norm}" for part in _PARTS[:last] for norm in ("", "_norm", "_out_norm")]
     found = [module for name in names if (module := parts.get(name)) is not None]
     seen = [module for part in found for module in modules_of(part, visited=done == NETWORK)]
+    cross = layer.cross_attention if done > ATTENTION else None
     return DescribedLayer(
-        code.layer(
-            LayerWeights(**weights),
-            form,
-            facts_of([layer, *seen]),
+        data=code.layer(LayerWeights(**weights), form, watched([layer, *seen])),
+        last=done,
+        why=why,
+        heads=heads,
+        latent=latent,
+        crosses=config.cross_attention is not None,
+        cross=None if cross is None else (cross.num_kv_heads, cross.head_dim, cross.v_head_dim),
+        rope=rope,
+        rope_config=None if rope is None else rope.config,
+        biased=weights["slopes"] is not None,
+        window=window,
+        most_past=most_past,
+        least_past=absorbed_from - 1,
+        most_tokens=MOST_ROWS if capacity is None else capacity,
+        embed_dim=x.shape[2],
+        dtype=x.dtype,
+        shown=tuple(
+            weakref.ref(each)
+            for each in (attention, cross)
+            if each is not None and (each._hooks or each._edits)
         ),
-        attention,
-        layer.cross_attention if done > ATTENTION else None,
-        done,
-        rope,
-        None if rope is None else rope.config,
-        heads,
-        weights["slopes"] is not None,
-        window,
-        most_past,
-        absorbed_from - 1,
-        MOST_ROWS if capacity is None else capacity,
-        x.shape[2],
-        x.dtype,
-        config.cross_attention is not None,
-        bool(layer._forward_hooks or layer._forward_pre_hooks or layer._compiled_call_impl),
+        is_called=is_called(layer),
     )
 
 
-def _further(parts: Parts, last: int, weights: dict[str, Any], x: Tensor) -> int:
+def is_called(layer: nn.Module) -> bool:
+    """Whether calls of a layer are seen or changed."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    return bool(hooked or layer._compiled_call_impl)
+
+
+def _further(
+    layer: TransformerLayer, last: int, weights: dict[str, Any], x: Tensor
+) -> tuple[int, str]:
     """Adds the weights of the parts behind the self-attention, as far as they can be read.
 
     Returns:
-        The last part of which they are there.
+        The last part of which they are there, and why no further.
     """
-    done = ATTENTION
+    done, parts = ATTENTION, layer._modules
     try:
         if parts.get("cross_attention") is not None and last > ATTENTION:
+            _as_built(layer, x.shape[2], "cross_attention")
             weights["cross"] = _cross(parts, x)
             done = CROSS_ATTENTION
         if last == NETWORK:
+            _as_built(layer, x.shape[2], "feed_forward")
             weights |= reading.network(parts, x)
-            done = NETWORK
-    except CannotBeReadError:
-        pass
-    return done
+            return NETWORK, ""
+    except CannotBeReadError as error:
+        return done, said(parts, error)
+    module = parts[
+        "feed_forward" if done or parts.get("cross_attention") is None else "cross_attention"
+    ]
+    return done, f"native code does not compute {getattr(module, 'config', module)}"
+
+
+def said(parts: Parts, error: CannotBeReadError) -> str:
+    """An error as a phrase that names the module by its path."""
+    for part, module in parts.items():
+        for path, each in [] if module is None else module.named_modules():
+            if each is error.module:
+                return f"{part}.{path}".removesuffix(".") + f": {error.why}"
+    return error.why
+
+
+def _as_built(layer: TransformerLayer, embed_dim: int, part: str) -> None:
+    """Raises unless attributes of the layer and of a part are what their configurations say."""
+    context_dim = None if layer.cross_attention is None else layer.cross_attention.kdim
+    built = _built(type(layer).from_config, embed_dim, layer.config, context_dim)
+    for path, (kind, attributes) in built.items():
+        if path and path.partition(".")[0] not in (part, f"{part}_norm", f"{part}_out_norm"):
+            continue
+        module: nn.Module | None = layer
+        for name in path.split(".") if path else ():
+            module = None if module is None else module._modules.get(name)
+        if type(module) is not kind:
+            continue  # what replaces a module is read by what it is (``reading.py``)
+        for name, wanted in attributes.items():
+            if not _alike(got := getattr(module, name, None), wanted):
+                raise CannotBeReadError(
+                    f"{name} is {got!s:.80} where its configuration says {wanted!s:.80}",
+                    module,
+                )
+
+
+@lru_cache(maxsize=64)
+def _built(
+    kind: Callable[..., nn.Module], embed_dim: int, config: LayerConfig, context_dim: int | None
+) -> dict[str, tuple[type[nn.Module], dict[str, Any]]]:
+    """What the modules of a new layer are, by path: their classes and own attributes."""
+    with torch.device("meta"):
+        layer = kind(embed_dim, config, context_dim=context_dim)
+    tables = {name for name, value in vars(nn.Module()).items() if name != "training"}
+    return {
+        path: (
+            type(module),
+            {
+                name: value
+                for name, value in vars(module).items()
+                if name not in tables and name != "training"
+            },
+        )
+        for path, module in layer.named_modules()
+        if type(module).__module__.startswith("polyhead.")
+    }
+
+
+def _alike(a: object, b: object) -> bool:
+    """Whether two attributes mean the same; numbers in tensors are read where they lie."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, RoPE):
+        return isinstance(b, RoPE) and a.config == b.config
+    if isinstance(a, Tensor | dict):
+        return True
+    if isinstance(a, Data | int | float | str | tuple) or not hasattr(a, "__dict__"):
+        return bool(a == b)
+    mine, theirs = vars(a), vars(b)
+    return mine.keys() == theirs.keys() and all(_alike(mine[name], theirs[name]) for name in mine)
 
 
 def _heads(
@@ -208,12 +347,11 @@ def _heads(
     rope, place = attention.rope, attention.qk_norm_place
     H, G = attention.num_heads, attention.num_kv_heads
     D, V, E = attention.head_dim, attention.v_head_dim, x.shape[2]
-    if (
-        not reading.KNOWN.cover(attention.config)
-        or (attention.training and attention.dropout)
-        or H % G
-    ):
-        raise CannotBeReadError
+    known_fields(attention, attention.config)
+    if attention.training and attention.dropout:
+        raise CannotBeReadError("it is training, with dropout", attention)
+    if H % G:
+        raise CannotBeReadError(f"{G} kv heads do not divide {H} heads", attention)
     heads = Heads(
         H, G, D, V, attention.scale, attention.softcap or 0.0,
         _rotated(rope, D), NORM_PLACES[place or "before_rope"],
@@ -233,7 +371,7 @@ def _heads(
     if place is not None:
         own["k_norm"] = norm_of_heads(parts["k_norm"], G, D, x, whole=whole)
     if attention._alibi is not None:
-        own["slopes"] = _slopes(attention._alibi)
+        own["slopes"] = _slopes(attention, attention._alibi)
     own["sinks"] = _sinks(attention, x)
     if attention.config.query_temperature is not None:
         own["temperatures"] = temperatures(attention.config.query_temperature)
@@ -260,10 +398,10 @@ def _masks(attention: MultiHeadAttention | MultiHeadLatentAttention) -> tuple[An
     return found if temperature is None else (*found, temperature.every, temperature.offset)
 
 
-def _slopes(alibi: ALiBi) -> Tensor:
+def _slopes(attention: MultiHeadAttention, alibi: ALiBi) -> Tensor:
     """``[H]`` float32: as they are kept, so that a change of them is seen."""
     if type(alibi) not in (ALiBi, RoundedALiBi) or alibi.slopes.dtype != torch.float32:
-        raise CannotBeReadError
+        raise CannotBeReadError("its bias is no ALiBi in float32", attention)
     return alibi.slopes
 
 
@@ -272,14 +410,15 @@ def _latent(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads, dict
     config, E = attention.config, x.shape[2]
     H, N, P = config.num_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
     R, V, into = config.kv_lora_rank, config.v_head_dim, config.q_lora_rank
-    if not reading.KNOWN.cover(config) or (attention.training and attention.dropout):
-        raise CannotBeReadError
+    known_fields(attention, config)
+    if attention.training and attention.dropout:
+        raise CannotBeReadError("it is training, with dropout", attention)
     rotary = _rotated(attention.rope, P)
     heads = Heads(H, 1, R + P, R, attention.scale, 0.0, rotary, NORM_PLACES["before_rope"])
     parts = attention._modules
     up = linear(parts["kv_b_proj"], R, H * (N + V), x)
     if up.bias is not None or up.type:
-        raise CannotBeReadError
+        raise CannotBeReadError("it has a bias, or is quantised", parts["kv_b_proj"])
     q = q_norm = None
     first = linear(parts["q_proj" if into is None else "q_a_proj"], E, into or H * (N + P), x)
     if into is not None:
@@ -299,22 +438,25 @@ def _rotated(rope: RoPE | None, head_dim: int) -> int:
     if rope is None:
         return 0
     if not ROPE.is_class_of(rope) or not reading.KNOWN.cover(rope.config):
-        raise CannotBeReadError
+        raise CannotBeReadError(f"native code does not know its rotary positions {rope}")
     return rope.config.dim or head_dim
 
 
 def _cross(parts: Parts, x: Tensor) -> Cross:
     """The weights of queries to the context and of what follows; its keys and values are cached."""
     attention = parts["cross_attention"]
+    unwatched([_HEADS], attention)
+    assert isinstance(attention, MultiHeadAttention)
     if (
-        not _HEADS.is_unwatched(attention)
-        or attention._alibi is not None
+        attention._alibi is not None
         or attention._parameters["sinks"] is not None
         or attention._clip is not None
         or attention._window is not None
         or attention._temperature is not None
     ):
-        raise CannotBeReadError
+        raise CannotBeReadError(
+            "it has a bias, sinks, a clip, a window or a temperature", attention
+        )
     heads, own = _heads(attention, x, of_context=True)
     found = around("cross_attention", parts, x)
     norms = found["cross_attention_norm"], found["cross_attention_out_norm"]

@@ -9,6 +9,7 @@ that the modules run.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -19,7 +20,12 @@ from polyhead.config import Data
 
 _T = TypeVar("_T")
 _NEVER_IN_A_CALL = {"__init__", "_build", "extra_repr", "from_config", "reset_parameters"}
-_HELD = "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"
+_CALL = nn.Module.__call__
+_OF_CALLS = {
+    "__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__", "forward",
+}  # fmt: skip
+_DEFINED: dict[type, dict[str, Any]] = {}
+"""The classes that fast paths know and their bases, with what they held when they were defined."""
 
 
 class Exactly(Generic[_T]):
@@ -35,10 +41,16 @@ class Exactly(Generic[_T]):
     def __init__(self, kind: type[_T], method: str = "forward") -> None:
         self._kind, self._method = kind, method
         self._as_defined = getattr(kind, method)
+        for base in kind.__mro__[:-1]:
+            _DEFINED.setdefault(base, dict(vars(base)))
         bases = [base for base in kind.__mro__ if base not in (nn.Module, object)]
         found = {name for base in bases for name, part in vars(base).items() if callable(part)}
         # Calling a module goes through _call_impl, which tools replace on single modules.
         self._methods = frozenset(found | {"_call_impl"}) - _NEVER_IN_A_CALL
+
+    def is_class(self, thing: object) -> bool:
+        """Whether ``thing`` is of this class itself, whatever was done to either."""
+        return type(thing) is self._kind
 
     def is_class_of(self, thing: object) -> TypeGuard[_T]:
         """Whether ``thing`` is of this class itself, with the methods that the class defines."""
@@ -52,39 +64,81 @@ class Exactly(Generic[_T]):
     def is_unwatched(self, module: nn.Module | None) -> TypeGuard[_T]:
         """Whether ``module`` is of this class itself, and no hook sees or changes its calls."""
         kind = self._kind
-        if type(module) is not kind or getattr(kind, self._method) is not self._as_defined:
+        if (
+            type(module) is not kind
+            or getattr(kind, self._method) is not self._as_defined
+            or kind.__call__ is not _CALL
+        ):
             return False
         fields = module.__dict__
         return fields.keys().isdisjoint(self._methods) and not (
             fields["_forward_hooks"] or fields["_forward_pre_hooks"]
         )
 
+    def why_not(self, module: object) -> str:
+        """Why ``is_unwatched`` is False, in words."""
+        kind = self._kind
+        if type(module) is not kind:
+            return f"it is a {type(module).__name__}, not exactly a {kind.__name__}"
+        fields = vars(module)
+        if fields.get("_forward_hooks") or fields.get("_forward_pre_hooks"):
+            return "it has forward hooks"
+        own = sorted(fields.keys() & self._methods)
+        if own:
+            return f"its method {own[0]} was replaced"
+        return f"its class was changed ({change_of(kind)})"
 
-Fact = tuple[object, str | None, object]
 
-
-def facts_of(modules: Iterable[nn.Module]) -> tuple[Fact, ...]:
-    """Facts about modules that a fast path found, valid until something changes them.
-
-    While they and their classes hold the same objects, no parameter, part or method was replaced,
-    no hook added and no mode changed. ``Code.step`` looks at all of it in every call, and at where
-    the parameters lie in memory.
+def change_of(kind: type) -> str | None:
+    """What was changed in a class since it was defined, ``"RMSNorm.forward"``; None: nothing.
 
     Args:
-        modules: All that were described.
-
-    Returns:
-        (thing, name of an attribute, its value), or (a dict, None, what it holds).
+        kind: A class that an ``Exactly`` was made for, or a base of one.
     """
-    facts: list[Fact] = []
-    kinds = {}
-    for module in modules:
-        kind = type(module)
-        kinds[kind] = kind.forward
-        facts.append((module, "__class__", kind))
-        held = [module.__dict__, *(module.__dict__[name] for name in _HELD)]
-        facts += [(fields, None, dict(fields)) for fields in held]
-    return (*facts, *((kind, "forward", forward) for kind, forward in kinds.items()))
+    bases = kind.__mro__[:-1]
+    for number, base in enumerate(bases):
+        defined, now = _DEFINED[base], vars(base)
+        # Others change what Module does beside calls: torch.package replaces __setstate__.
+        names = _OF_CALLS if base is nn.Module else now.keys() | defined.keys()
+        for name in names - _NEVER_IN_A_CALL:
+            if name in defined:
+                if now.get(name) is not defined[name]:
+                    return f"{base.__name__}.{name}"
+                continue
+            if name not in now:
+                continue
+            inherited = any(name in vars(other) for other in bases[number + 1 :])
+            if inherited or (name.startswith("__") and name.endswith("__")):
+                return f"{base.__name__}.{name}"
+    return None
+
+
+def changed_classes() -> dict[type, str]:
+    """The classes that were changed since they were defined, and what in them."""
+    found = ((kind, change_of(kind)) for kind in _DEFINED)
+    return {kind: change for kind, change in found if change is not None}
+
+
+def watched_classes() -> tuple[tuple[dict[str, Any], None], ...]:
+    """What classes hold, for ``Code.guard``: their dicts themselves, behind the read-only views."""
+    return tuple(
+        (held, None)
+        for base in _DEFINED
+        for held in gc.get_referents(vars(base))
+        if isinstance(held, dict)
+    )
+
+
+_TABLES = "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"
+_UNREAD = frozenset(vars(nn.Module())) - {*_TABLES, "training"}
+
+
+def watched(modules: Iterable[nn.Module]) -> tuple[tuple[nn.Module, frozenset[str]], ...]:
+    """Modules with the attributes whose change a fast path must notice, for ``Code.guard``.
+
+    Those are all that a call may read: parameters, parts, hooks, mode, and the module's own.
+    """
+    return tuple((module, frozenset(vars(module).keys() - _UNREAD)) for module in modules)
 
 
 UNSEEN = frozenset[Any]()

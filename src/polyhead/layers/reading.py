@@ -8,7 +8,7 @@ Shape letters: E embed size, F hidden size, X experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
+    Data,
     FeedForwardConfig,
     LatentAttentionConfig,
     MixtureConfig,
@@ -24,11 +25,12 @@ from polyhead.config import (
     QueryTemperatureConfig,
     RopeConfig,
 )
-from polyhead.layers.exact import Exactly, KnownFields, facts_of
+from polyhead.layers.exact import Exactly, KnownFields, watched
 from polyhead.layers.experts import Experts, native_routing
 from polyhead.layers.feed_forward import FeedForward
-from polyhead.layers.linear import weight_of
+from polyhead.layers.linear import PLAIN_LINEAR, weight_of
 from polyhead.layers.norms import HeadNorm, LayerNorm, RMSNorm
+from polyhead.layers.quantized import QUANTIZED_LINEAR
 from polyhead.native import NormWeight, arguments, is_plain
 from polyhead.native.arguments import ACTIVATIONS, Weight
 
@@ -76,26 +78,49 @@ KNOWN = KnownFields(
 
 
 class CannotBeReadError(Exception):
-    """What native code does not do, or a parameter that does not lie in memory as it reads it."""
+    """What native code does not do, or a parameter that does not lie in memory as it reads it.
+
+    Args:
+        why: A phrase about ``module``.
+        module: What cannot be read; None: the layer.
+    """
+
+    def __init__(self, why: str, module: nn.Module | None = None) -> None:
+        super().__init__(why)
+        self.why, self.module = why, module
+
+
+def unwatched(kinds: Sequence[Exactly[Any]], module: nn.Module | None) -> None:
+    """Raises unless ``module`` is exactly of one of these classes, and no hook sees its calls."""
+    if not any(kind.is_unwatched(module) for kind in kinds):
+        same = [kind for kind in kinds if kind.is_class(module)] or kinds
+        raise CannotBeReadError(same[0].why_not(module), module)
+
+
+def known_fields(module: nn.Module, config: Data) -> None:
+    """Raises unless native code knows every field of a configuration."""
+    if not KNOWN.cover(config):
+        raise CannotBeReadError(f"native code does not compute {config}", module)
 
 
 def network(parts: Parts, x: Tensor) -> dict[str, Any]:
     """The fields of ``LayerWeights`` for a feed-forward network or a mixture, with its norms."""
     module = parts["feed_forward"]
     found: dict[str, Any] = around("feed_forward", parts, x)
-    if _EXPERTS.is_unwatched(module):
+    if isinstance(module, Experts):
         return found | {"experts": _mixture(module, x)}
     return found | {"network": _plain(module, x)}
 
 
 def _plain(module: nn.Module | None, x: Tensor) -> arguments.Network:
-    if (
-        not _FEED_FORWARD.is_unwatched(module)
-        or not KNOWN.cover(module.config)
-        or (form := module.form(x)) is None
-        or (module.training and module.dropout)
-    ):
-        raise CannotBeReadError
+    unwatched([_FEED_FORWARD], module)
+    assert isinstance(module, FeedForward)
+    known_fields(module, module.config)
+    form = module.form(x)
+    if form is None:
+        raise CannotBeReadError(f"native code does not compute {module.activation}", module)
+    if module.training and module.dropout:
+        raise CannotBeReadError("it is training, with dropout", module)
     inner, hidden, E = module._modules, module.hidden_dim, x.shape[2]
     gate = inner["gate_proj"]
     return arguments.Network(
@@ -107,27 +132,27 @@ def _plain(module: nn.Module | None, x: Tensor) -> arguments.Network:
 
 
 def _mixture(module: Experts, x: Tensor) -> arguments.Experts:
+    unwatched([_EXPERTS], module)
     inner, config = module._modules, module.config
+    known_fields(module, config)
     routing, experts, shared = native_routing(module, x), inner["experts"], inner.get("shared")
-    if (
-        routing is None
-        or not KNOWN.cover(config)
-        or not _LIST.is_unwatched(experts)
-        or len(experts) != config.num_experts
-        or module.calls_all
-    ):
-        raise CannotBeReadError
+    if routing is None:
+        raise CannotBeReadError("its router cannot be read", module)
+    unwatched([_LIST], experts)
+    assert isinstance(experts, nn.ModuleList)
+    if len(experts) != config.num_experts or module.calls_all:
+        raise CannotBeReadError("it calls other experts than those chosen", module)
     return arguments.Experts(
         routing,
         tuple(_plain(expert, x) for expert in experts),
-        tuple(facts_of(expert.modules()) for expert in experts),
+        tuple(watched(expert.modules()) for expert in experts),
         None if shared is None else _plain(shared, x),
         config.weighs == "input",
     )
 
 
 def modules_of(part: nn.Module, *, visited: bool) -> Iterator[nn.Module]:
-    """Modules of a part whose facts hold for every token.
+    """Modules of a part that every token goes through.
 
     Args:
         part: A part of a layer.
@@ -149,28 +174,36 @@ def around(part: str, parts: Parts, x: Tensor) -> dict[str, NormWeight | None]:
 
 def linear(module: nn.Module | None, inputs: int, outputs: int, x: Tensor) -> Weight:
     found = weight_of(module, x, inputs)
-    if found is None or len(found.weight) != outputs:
-        raise CannotBeReadError
+    if found is None:
+        unwatched((PLAIN_LINEAR, QUANTIZED_LINEAR), module)
+        raise CannotBeReadError(_said(f"[{outputs}, {inputs}]", x), module)
     bias = found.bias
-    if bias is not None and bias.shape != (outputs,):
-        raise CannotBeReadError
+    if len(found.weight) != outputs or (bias is not None and bias.shape != (outputs,)):
+        raise CannotBeReadError(_said(f"[{outputs}, {inputs}]", x), module)
     return found
 
 
+def _said(shape: str, x: Tensor) -> str:
+    return f"its weights are not {shape} in {x.dtype} in memory without gaps"
+
+
 def norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:
-    if _RMS_NORM.is_unwatched(module) and KNOWN.cover(module.config):
+    if _RMS_NORM.is_unwatched(module):
+        known_fields(module, module.config)
         only: Tensor | None = module._parameters["weight"]
         if only is not None or module.dim != features:
-            only = read(only, (features,), x)
+            only = read(only, (features,), x, module)
         return NormWeight(only, module.eps, module.weight_offset)
-    if not _LAYER_NORM.is_unwatched(module) or module.normalized_shape != (features,):
-        raise CannotBeReadError
+    unwatched([_LAYER_NORM, _RMS_NORM], module)
+    assert isinstance(module, LayerNorm)
+    if module.normalized_shape != (features,):
+        raise CannotBeReadError(f"it does not normalise {features} features", module)
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     return NormWeight(
-        weight if weight is None else read(weight, (features,), x),
+        weight if weight is None else read(weight, (features,), x, module),
         module.eps,
         module.weight_offset,
-        bias if bias is None else read(bias, (features,), x),
+        bias if bias is None else read(bias, (features,), x, module),
         centred=True,
     )
 
@@ -186,10 +219,10 @@ def norm_of_heads(
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     config, shape = module.config, (heads, features)
     return NormWeight(
-        weight if weight is None else read(weight, shape, x),
+        weight if weight is None else read(weight, shape, x, module),
         config.eps,
         config.weight_offset,
-        bias if bias is None else read(bias, shape, x),
+        bias if bias is None else read(bias, shape, x, module),
         centred=config.type == "layernorm",
     )
 
@@ -198,7 +231,9 @@ def latent_norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeigh
     return None if _NOTHING.is_unwatched(module) else norm(module, features, x)
 
 
-def read(weight: Tensor | None, shape: tuple[int, ...], x: Tensor) -> Tensor:
+def read(
+    weight: Tensor | None, shape: tuple[int, ...], x: Tensor, module: nn.Module | None = None
+) -> Tensor:
     if weight is None or weight.shape != shape or not is_plain(weight, x):
-        raise CannotBeReadError
+        raise CannotBeReadError(_said(str([*shape]), x), module)
     return weight

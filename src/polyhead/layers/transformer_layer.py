@@ -33,12 +33,12 @@ from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
 from polyhead.layers.built import build_attention, build_network
+from polyhead.layers.decode_plan import Surroundings, step
 from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.exact import Exactly
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.step import Remembered, Surroundings, step
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.foreign import other_names, refuse
 
@@ -149,7 +149,6 @@ class TransformerLayer(nn.Module):
     ) -> None:
         share("dropout", config.dropout, error=ConfigError)
         self.config = config
-        self.remembered = Remembered()
         self._post = config.norm_placement == "post"
         self._norms_in = config.norm_placement in ("pre", "sandwich")
         self._norms_out = config.norm_placement in ("sandwich", "after")
@@ -253,7 +252,7 @@ class TransformerLayer(nn.Module):
 
         Args:
             x: ``[B, T, E]``.
-            done: 0 or the last part that was computed, as ``layers.step`` counts them.
+            done: 0 or the last part that was computed, as ``layers.decode_plan`` counts them.
             context: As in a call, like all that follows.
             context_mask: Who may look at which tokens of it.
             context_cache: Cache of the cross-attention.
@@ -278,11 +277,6 @@ class TransformerLayer(nn.Module):
             h = self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
         return x
-
-    @property
-    def is_itself(self) -> bool:
-        """Whether it is of this class exactly, with the methods that the class defines."""
-        return _LAYER.is_class_of(self)
 
     def _beside(self, x: Tensor, normed: Tensor) -> Tensor:
         """The output of a feed-forward network that runs parallel to attention."""
@@ -310,4 +304,4 @@ class TransformerLayer(nn.Module):
         return x
 
 
-_LAYER = Exactly(TransformerLayer)
+LAYER = Exactly(TransformerLayer)

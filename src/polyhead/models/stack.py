@@ -6,7 +6,6 @@ Shape letters: B batch, T tokens, E embed size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from polyhead.caches import KeyValueCache
 from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig
 from polyhead.errors import UnsupportedError
+from polyhead.layers.decode_plan import DecodePlan, steps
 from polyhead.layers.positions import RoPE
-from polyhead.layers.step import steps
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.semantics import Mask, RelativeBias
 
@@ -100,6 +99,7 @@ def through(
     context_mask: Mask | None = None,
     context_caches: Sequence[KeyValueCache | None],
     recompute: bool = False,
+    plan: DecodePlan | None = None,
 ) -> Tensor:
     """``x`` behind all layers: those that can take a step together in one call, others alone.
 
@@ -116,16 +116,15 @@ def through(
         context_mask: Who may look at which tokens of the context.
         context_caches: Of each layer, or None.
         recompute: Whether what layers without a cache compute is computed again for gradients.
+        plan: How they take a few tokens together; None: they do not.
     """
-    cached = any(cache is not None for cache in caches)
-    together = cached and positions is None and kernel in ("auto", "native")
+    together = plan is not None and positions is None and kernel in ("auto", "native")
     parts = [*zip(layers, biases, caches, context_caches, strict=True)]
 
     at = part = 0
     while at < len(parts):
-        if together:
-            rest = islice(parts, at, None)
-            x, whole, part = steps(rest, x, mask, context, context_mask)
+        if together and plan is not None:
+            x, whole, part = steps(parts, x, mask, context, context_mask, plan=plan, first=at)
             at += whole
         if at < len(parts):
             layer, bias, cache, context_cache = parts[at]

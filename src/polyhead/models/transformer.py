@@ -21,6 +21,7 @@ from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.layers.attention_parts import ragged_positions
+from polyhead.layers.decode_plan import DecodePlan, plan_for
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -213,6 +214,7 @@ class Transformer(nn.Module):
                 context_caches=nothing if cache is None or context is None else cache.cross,
                 kernel=kernel,
                 recompute=self.recompute,
+                plan=None if cache is None else plan_for(cache, self.layers),
             )
         except BaseException:
             # Interrupted between two layers, a cache would hold more tokens in some than in others.
@@ -341,6 +343,18 @@ class Transformer(nn.Module):
     @cached_property
     def _config_json(self) -> str:
         return self.config.to_json()
+
+    def decode_plan(self, cache: ModelCache) -> DecodePlan:
+        """How the layers take the next token of a cache: by native code or not, and why.
+
+        The plan is made when the first few tokens are decoded, lives as long as the cache, and
+        notices every change of the model; ``print(model.decode_plan(cache).explain())``.
+
+        Args:
+            cache: From ``new_cache``.
+        """
+        check_cache(cache)
+        return plan_for(cache, self.layers)
 
     def observe(self) -> AbstractContextManager[Observation]:
         """``with model.observe() as seen:`` describes every layer's output in ``seen``."""

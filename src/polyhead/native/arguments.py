@@ -242,15 +242,15 @@ class Experts(NamedTuple):
     Attributes:
         routing: How tokens choose.
         networks: The network of every expert.
-        facts: What must hold for each expert's network to hold, as ``Code.layer`` takes it: looked
-            at where the expert is visited.
+        watched: What must be unchanged for each expert's network to hold, as ``Code.guard`` takes
+            it: looked at where the expert is visited.
         shared: The network that every token visits, or None.
         weighs_input: Weights multiply what experts read, not what they give.
     """
 
     routing: Routing
     networks: tuple[Network, ...]
-    facts: tuple[tuple[Any, ...], ...]
+    watched: tuple[tuple[Any, ...], ...]
     shared: Network | None
     weighs_input: bool
 
@@ -366,6 +366,8 @@ class Held(NamedTuple):
     coding: Coding | None = None
 
 
+Guard = NewType("Guard", object)
+"""What ``Code.guard`` returns, owned by the compiled module."""
 Layer = NewType("Layer", object)
 """What ``Code.layer`` returns: a layer as data, owned by the compiled module."""
 

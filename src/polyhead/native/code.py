@@ -18,6 +18,7 @@ from polyhead.native.arguments import (
     MOST_ROWS,
     NO_EXTRAS,
     Extras,
+    Guard,
     Layer,
     LayerForm,
     LayerWeights,
@@ -75,6 +76,7 @@ class Code:
         self._rotate, self._gradients = module.rotate, module.gradients
         self._tile_sums, self._step = module.tile_sums, module.step
         self._head_product, self._layer = module.head_product, module.layer
+        self._guard, self._holds = module.guard, module.holds
         self._gated, self._gated_gradients = module.gated, module.gated_gradients
         self._dropped, self._norm_gradients = module.dropped, module.norm_gradients
 
@@ -297,27 +299,40 @@ class Code:
             self._head_product(self._index, threads(), x[rows], weight, int(summed), y[rows])
         return y
 
-    def layer(self, weights: LayerWeights, form: LayerForm, facts: tuple[Any, ...]) -> Layer:
+    def guard(self, watched: tuple[Any, ...]) -> Guard:
+        """What ``holds`` and ``step`` compare with objects as they are then; it keeps none alive.
+
+        Args:
+            watched: (object, names): its class, the names of all its attributes, and the values of
+                those named; of a dict, what it holds. (dict, None): what it holds, in its order.
+        """
+        return Guard(self._guard(watched))
+
+    def holds(self, guard: Guard) -> bool:
+        """Whether everything that a guard watches is unchanged."""
+        same: bool = self._holds(guard)
+        return same
+
+    def layer(self, weights: LayerWeights, form: LayerForm, watched: tuple[Any, ...]) -> Layer:
         """A layer as data, which ``step`` takes.
 
         Args:
             weights: In the dtype of the form; parameters themselves, since what is compared in
-                every step is whether they still lie where they lay.
+                every step is whether they still exist and lie where they lay.
             form: How they are put together.
-            facts: What must hold for the description to hold: (thing, name, value): the attribute
-                of that name is that object; or (dict, None, dict): the one holds what the other
-                does, in the same order.
+            watched: What must be unchanged for the description to hold, as ``guard`` takes it.
         """
-        return Layer(self._layer(weights, form, facts))
+        return Layer(self._layer(weights, form, watched))
 
     def step(
-        self, x: Tensor, calls: list[LayerCall], starts: int | list[int] = 0
+        self, x: Tensor, guard: Guard, calls: list[LayerCall], starts: int | list[int] = 0
     ) -> tuple[Tensor, int]:
         """A few tokens of every batch row through layers, one behind the other.
 
         Args:
             x: ``[B, T, E]``, at most ``MOST_ROWS`` tokens in all, dense. More than one of a row see
                 themselves and those before them.
+            guard: What must be unchanged beside the layers' own.
             calls: The layers, and what each is given.
             starts: Position of the first token; or of each row's, where they differ in length and
                 all that a layer holds is one piece, which begins with position 0.
@@ -329,7 +344,7 @@ class Code:
             A layer also ends before a mixture of which a chosen expert is not what was described.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
-        return y, self._step(self._index, threads(), x, calls, starts, y)
+        return y, self._step(self._index, threads(), x, guard, calls, starts, y)
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.

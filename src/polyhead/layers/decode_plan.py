@@ -1,26 +1,32 @@
-"""A few tokens through layers by native code: what decoding does once per token.
+"""The decode plan: how the layers of a model take a few tokens by native code, and when not.
 
 Computing a layer of a small model takes less time than calling its ten operations from Python. Here
-they are one call, for all layers of a run that follow each other, with the bits of the layers' own
-path. In other cases (prompts, gradients, hooks, other masks, caches that must encode or move
-tokens) the modules run one by one. A layer is described to native code once (``described.py``), in
-a call of its own, and again when anything about its modules changed, which every call finds out.
+they are one call, for all layers that follow each other, with the bits of the layers' own path. A
+``DecodePlan`` describes each layer to native code once (``described.py``). It lives as long as the
+cache that it decodes with, keeps neither modules nor weights alive, and is valid while nothing that
+it has read changes, which native code finds out in every call before it computes anything
+(``csrc/guards.h``). A layer that has changed is described again. Layers that native code does not
+know run as modules, and so do all others cases (prompts, gradients, other masks, caches that must
+encode or move tokens); ``DecodePlan.explain`` says which and why.
 
 Shape letters: B batch, E embed size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils._device import DeviceContext
 
 from polyhead.caches import (
     DenseCache,
     KeyValueCache,
     LatentCache,
+    ModelCache,
     PagedCache,
     QuantizedCache,
     Ring,
@@ -28,13 +34,12 @@ from polyhead.caches import (
     StoredCache,
 )
 from polyhead.caches.growth import Held
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.described import NETWORK, ROPE, DescribedLayer, describe
-from polyhead.layers.exact import Exactly
-from polyhead.layers.latent_attention import MultiHeadLatentAttention
+from polyhead.layers.described import NETWORK, ROPE, DescribedLayer, describe, is_called, said
+from polyhead.layers.exact import Exactly, changed_classes, watched, watched_classes
+from polyhead.layers.reading import CannotBeReadError
 from polyhead.layers.rows import code_for_rows
 from polyhead.native import Code, by_row, is_plain
-from polyhead.native.arguments import MOST_ROWS
+from polyhead.native.arguments import MOST_ROWS, Guard
 from polyhead.native.code import LayerCall
 from polyhead.semantics import Bias, Causal, Mask, RelativeBias
 
@@ -45,18 +50,7 @@ _CACHES = {
     kind: Exactly(kind, "append")
     for kind in (StoredCache, DenseCache, RingCache, PagedCache, LatentCache, QuantizedCache)
 }
-
-
-class Remembered:
-    """The description of a layer that ``step`` keeps; a copy of the layer starts without one."""
-
-    __slots__ = ("layer",)
-
-    def __init__(self) -> None:
-        self.layer: DescribedLayer | None = None
-
-    def __reduce__(self) -> tuple[type[Remembered], tuple[()]]:
-        return Remembered, ()
+_PARTS = {0: "nothing", 1: "self-attention", 2: "both attentions"}
 
 
 class Surroundings(NamedTuple):
@@ -79,11 +73,139 @@ class Surroundings(NamedTuple):
     context_cache: KeyValueCache | None = None
 
 
+class _Planned:
+    """What a plan knows of one layer.
+
+    Attributes:
+        layer: The layer.
+        known: Its description, or None.
+        why: Why there is none.
+    """
+
+    __slots__ = ("_refused", "known", "layer", "why")
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = weakref.ref(layer)
+        self.known: DescribedLayer | None = None
+        self.why = ""
+        self._refused: tuple[torch.dtype, int, Guard] | None = None
+
+    def described(
+        self, code: Code, layer: nn.Module, x: Tensor, changed: dict[type, str]
+    ) -> DescribedLayer | None:
+        """The description for the dtype and size of x, made where there is none; None: modules."""
+        known, wanted = self.known, (x.dtype, x.shape[2])
+        if known is not None and known.dtype is wanted[0] and known.embed_dim == wanted[1]:
+            if not known.is_called or is_called(layer):
+                return known
+            known = None  # its hooks are gone
+        refused = self._refused
+        if refused is not None and refused[:2] == wanted and code.holds(refused[2]):
+            return None
+        self.known = self._refused = None
+        try:
+            self.known = describe(code, layer, x, changed)
+            self.why = self.known.why
+        except CannotBeReadError as error:
+            self.why = said(layer._modules, error)
+            self._refused = *wanted, code.guard(watched(layer.modules()))
+        return self.known
+
+    def forget(self) -> None:
+        """The layer has changed."""
+        self.known = self._refused = None
+
+
+class DecodePlan:
+    """How each layer takes a decoding step: by native code, or by its modules, and why.
+
+    ``Transformer.decode_plan`` returns the plan of a cache. It belongs to the cache and is made
+    when the first few tokens are decoded; nothing has to be done with it. One thread at a time may
+    decode with it, as with the cache.
+
+    Args:
+        layers: Those of a model, in order. The plan holds them weakly.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        self._planned = [_Planned(layer) for layer in layers]
+        self._classes: Guard | None = None
+        self._changed: dict[type, str] = {}
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("a DecodePlan describes memory of this process: make one for the copy")
+
+    def is_of(self, layers: Sequence[nn.Module] | nn.ModuleList) -> bool:
+        """Whether it is the plan of exactly these layers."""
+        return len(self._planned) == len(layers) and all(
+            planned.layer() is layer for planned, layer in zip(self._planned, layers, strict=True)
+        )
+
+    def guard(self, code: Code) -> Guard:
+        """What must be unchanged of classes."""
+        if self._classes is None:
+            self._changed = changed_classes()
+            self._classes = code.guard(watched_classes())
+        return self._classes
+
+    def check_classes(self, code: Code) -> None:
+        """Describes all layers anew if a method of a class has changed."""
+        if self._classes is not None and not code.holds(self._classes):
+            self._classes = None
+            for planned in self._planned:
+                planned.forget()
+
+    @property
+    def changed(self) -> dict[type, str]:
+        """Classes that are not as they were defined."""
+        return self._changed
+
+    def __getitem__(self, index: int) -> _Planned:
+        return self._planned[index]
+
+    def explain(self) -> str:
+        """A line for each layer, equal ones together: by native code, or why not."""
+        lines: list[tuple[int, int, str]] = []
+        for number, planned in enumerate(self._planned):
+            said = self._said(planned)
+            if lines and lines[-1][2] == said:
+                lines[-1] = lines[-1][0], number, said
+            else:
+                lines.append((number, number, said))
+        return "\n".join(
+            f"layer {first}: {said}" if first == last else f"layers {first} to {last}: {said}"
+            for first, last, said in lines
+        )
+
+    @staticmethod
+    def _said(planned: _Planned) -> str:
+        known = planned.known
+        if known is None:
+            return f"modules; {planned.why or 'no token has been decoded yet'}"
+        alone = ", in a call of its own, which hooks or compilation see" if known.is_called else ""
+        if known.last == NETWORK:
+            return f"native{alone}"
+        return f"native up to its {_PARTS[known.last]}{alone}; then modules: {known.why}"
+
+
+_plans: weakref.WeakKeyDictionary[object, DecodePlan] = weakref.WeakKeyDictionary()
+
+
+def plan_for(
+    cache: ModelCache | KeyValueCache, layers: Sequence[nn.Module] | nn.ModuleList
+) -> DecodePlan:
+    """The plan of these layers that goes with a cache, as long as the cache exists."""
+    plan = _plans.get(cache)
+    if plan is None or not plan.is_of(layers):
+        plan = _plans[cache] = DecodePlan(layers)
+    return plan
+
+
 def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tensor, int] | None:
     """``x`` behind the first parts of a layer, its keys and values then in the cache; or None.
 
     Args:
-        layer: A ``TransformerLayer``, not in training; it is described where it was not yet.
+        layer: A ``TransformerLayer``, not in training.
         x: ``[B, T, E]``.
         given: Its cache is untouched where this returns None.
 
@@ -94,21 +216,15 @@ def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tenso
         modules that are hooked or replaced, deterministic algorithms, and where there is no native
         code.
     """
-    code, remembered = _code_for(x, given.mask), layer.remembered
-    if code is None:
+    if (code := _code_for(x, given.mask)) is None:
         return None
-    for known in (remembered.layer, None):
-        if known is None or not _is_for(known, x):
-            remembered.layer = known = describe(code, layer, x)
-            if known is None:
-                return None
-        with _Run(code, x, given.mask, given.context, given.context_mask) as run:
-            if not run.takes(remembered, known, given.bias, given.cache, given.context_cache):
-                return None
-            found = run.computed()
-        if found[1]:
-            return found
-    return None
+    layers = [layer]
+    plan = plan_for(given.cache, layers)
+    parts = [(layer, given.bias, given.cache, given.context_cache)]
+    x, whole, part = _stepped(
+        code, plan, 0, parts, x, given.mask, given.context, given.context_mask, alone=True
+    )
+    return (x, NETWORK if whole else part) if whole or part else None
 
 
 Part = tuple[nn.Module, Bias | Tensor | None, KeyValueCache | None, KeyValueCache | None]
@@ -116,47 +232,71 @@ Part = tuple[nn.Module, Bias | Tensor | None, KeyValueCache | None, KeyValueCach
 
 
 def steps(
-    parts: Iterable[Part],
+    parts: Sequence[Part],
     x: Tensor,
     mask: Mask | None,
     context: Tensor | None = None,
     context_mask: Mask | None = None,
+    *,
+    plan: DecodePlan,
+    first: int = 0,
 ) -> tuple[Tensor, int, int]:
-    """``x`` behind as many of the first layers as one native call computes.
+    """``x`` behind as many of the layers from ``first`` on as one native call computes.
 
-    Those are layers that a step of their own has described (``step``), whose calls nobody sees.
+    Those are layers that the plan describes, whose calls nobody sees.
 
     Args:
-        parts: The layers. Caches of those that are not computed are untouched.
+        parts: All layers of the plan. Caches of those that are not computed are untouched.
         x: ``[B, T, E]``.
         mask: As in ``Surroundings``, and so the next two.
         context: What the cross-attention reads.
         context_mask: Who may look at which tokens of it.
+        plan: Of the layers.
+        first: The first of them to compute.
 
     Returns:
         ``[B, T, E]`` with the bits of the layers one after the other, how many they are, and the
         last part that was computed of the next layer.
     """
-    code = _code_for(x, mask)
-    if code is None:
+    if (code := _code_for(x, mask)) is None:
         return x, 0, 0
-    with _Run(code, x, mask, context, context_mask) as run:
-        for layer, bias, cache, context_cache in parts:
-            remembered = layer.__dict__.get("remembered")
-            if not isinstance(remembered, Remembered):
-                break  # some other module
-            known = remembered.layer
-            if (
-                known is None
-                or known.is_called
-                or not _is_for(known, x)
-                or known.crosses is (context is None)  # the layer says what is wrong
-                or not run.takes(remembered, known, bias, cache, context_cache)
-                or not run.goes_on
-            ):
-                break
-        x, done = run.computed()
-    return x, *divmod(done, NETWORK)
+    return _stepped(code, plan, first, parts, x, mask, context, context_mask)
+
+
+def _stepped(
+    code: Code,
+    plan: DecodePlan,
+    first: int,
+    parts: Sequence[Part],
+    x: Tensor,
+    mask: Mask | None,
+    context: Tensor | None,
+    context_mask: Mask | None,
+    *,
+    alone: bool = False,
+) -> tuple[Tensor, int, int]:
+    for _ in range(2):  # a layer that has changed is described again
+        guard = plan.guard(code)
+        with _Run(code, x, mask, context, context_mask) as run:
+            for index in range(first, len(parts)):
+                layer, bias, cache, context_cache = parts[index]
+                planned = plan[index]
+                known = planned.described(code, layer, x, plan.changed)
+                if (
+                    known is None
+                    or (known.is_called and not alone)
+                    or known.crosses is (context is None)  # the layer says what is wrong
+                    or not run.takes(planned, known, bias, cache, context_cache)
+                    or not run.goes_on
+                ):
+                    break
+            if not run.count:
+                return x, 0, 0
+            found, done = run.computed(guard)
+        if done:
+            return found, *divmod(done, NETWORK)
+        plan.check_classes(code)
+    return x, 0, 0
 
 
 def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
@@ -169,9 +309,18 @@ def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
         or not (mask is None or type(mask) is Causal)
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
+        or _is_intercepted()
     ):
         return None
     return code
+
+
+def _is_intercepted() -> bool:
+    """Whether a mode sees calls of torch's functions, other than one that only names a device."""
+    return torch._C._len_torch_function_stack() > 0 and any(
+        type(mode) is not DeviceContext
+        for mode in torch.overrides._get_current_function_mode_stack()
+    )
 
 
 class _Run:
@@ -194,7 +343,7 @@ class _Run:
     ) -> None:
         self._code, self._x = code, x
         self._mask, self._context, self._context_mask = mask, context, context_mask
-        self._layers: list[tuple[Remembered, DescribedLayer]] = []
+        self._layers: list[tuple[_Planned, DescribedLayer]] = []
         self._calls: list[LayerCall] = []
         self._caches: list[StoredCache] = []
         self._locked: list[StoredCache] = []
@@ -215,14 +364,14 @@ class _Run:
 
     def takes(
         self,
-        remembered: Remembered,
+        planned: _Planned,
         known: DescribedLayer,
         bias: Bias | Tensor | None,
         cache: KeyValueCache | None,
         context_cache: KeyValueCache | None,
     ) -> bool:
         """Adds a layer, whose cache then counts the new tokens; False where modules must run."""
-        if known.attention.is_shown or not _in_rows(cache):
+        if (known.shown and known.is_shown()) or not _in_rows(cache):
             return False
         x, lengths = self._x, cache.lengths
         B, T, _ = x.shape
@@ -247,7 +396,7 @@ class _Run:
             turn = id(rope), id(known.rope_config), heads.rotary
             if (rotation := self._rotations.get(turn)) is None:
                 if rope.config is not known.rope_config or not ROPE.is_class_of(rope):
-                    remembered.layer = None
+                    planned.forget()
                     return False
                 rotation = self._rotations[turn] = rope.tables_at(x, starts, T, heads.rotary)
         # A ring is read from what a single token sees on, as the kernel does.
@@ -258,28 +407,31 @@ class _Run:
         if held is None:
             return False
         self._caches.append(cache)
-        self._layers.append((remembered, known))
+        self._layers.append((planned, known))
         self._calls.append((known.data, rotation, held, by_distance, memory))
         self.goes_on = known.last == NETWORK and (memory is not None or known.cross is None)
         return True
 
-    def computed(self) -> tuple[Tensor, int]:
+    @property
+    def count(self) -> int:
+        """Layers that were taken."""
+        return len(self._calls)
+
+    def computed(self, guard: Guard) -> tuple[Tensor, int]:
         """``[B, T, E]`` and the parts that were computed, three of each layer."""
-        if not self._calls:
-            return self._x, 0
         self._written = len(self._calls)  # some of it, if memory runs out
         try:
-            y, done = self._code.step(self._x, self._calls, self._starts)
+            y, done = self._code.step(self._x, guard, self._calls, self._starts)
         except ValueError:  # before anything was computed
             self._written = 0
             raise
         whole, part = divmod(done, NETWORK)
         self._written = whole + (part > 0)
         if whole < len(self._layers):
-            remembered, known = self._layers[whole]
+            planned, known = self._layers[whole]
             across = known.cross is None or self._calls[whole][-1] is not None
             if part < known.last and (not part or across):
-                remembered.layer = None  # it or an expert has changed
+                planned.forget()  # it or an expert has changed
         return (y, done) if done else (self._x, 0)
 
     def _sees_itself(self, known: DescribedLayer, count: int) -> bool:
@@ -289,25 +441,23 @@ class _Run:
             return False
         if count > 1 and by_row.is_asked():
             return False
-        if isinstance(known.attention, MultiHeadLatentAttention):
+        if known.latent is not None:
             keys = count + (starts if isinstance(starts, int) else max(starts))
-            way = known.attention.config.choose(len(self._lengths), count, keys)
+            way = known.latent.choose(len(self._lengths), count, keys)
             return way == "absorbed"
         return True
 
-    def _memory(self, cross: MultiHeadAttention, cache: KeyValueCache | None) -> Held | None:
+    def _memory(self, sizes: tuple[int, int, int], cache: KeyValueCache | None) -> Held | None:
         """The memory of the context's keys and values; None if the modules must run."""
         x, context = self._x, self._context
         if (
-            cross.is_shown
-            or self._context_mask is not None
+            self._context_mask is not None
             or not _in_rows(cache)
             or not isinstance(context, Tensor)
             or (held := cache.held()) is None
         ):
             return None
         k, v, _, length, *_ = held
-        sizes = cross.num_kv_heads, cross.head_dim, cross.v_head_dim
         if (
             v is None
             or k.dtype is not x.dtype
@@ -317,11 +467,6 @@ class _Run:
         ):
             return None
         return held
-
-
-def _is_for(known: DescribedLayer, x: Tensor) -> bool:
-    """Whether a description is for the dtype and size of x."""
-    return known.dtype is x.dtype and known.embed_dim == x.shape[2]
 
 
 def _starts(lengths: list[int]) -> int | list[int]:
