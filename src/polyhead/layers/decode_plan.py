@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._device import DeviceContext
 
 from polyhead.caches import (
     DenseCache,
@@ -309,18 +308,9 @@ def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
         or not (mask is None or type(mask) is Causal)
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
-        or _is_intercepted()
     ):
         return None
     return code
-
-
-def _is_intercepted() -> bool:
-    """Whether a mode sees calls of torch's functions, other than one that only names a device."""
-    return torch._C._len_torch_function_stack() > 0 and any(
-        type(mode) is not DeviceContext
-        for mode in torch.overrides._get_current_function_mode_stack()
-    )
 
 
 class _Run:

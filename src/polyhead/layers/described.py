@@ -166,9 +166,9 @@ def describe(
     if not last:
         raise CannotBeReadError(f"native code does not compute {config}")
     if changed:
-        for module in layer.modules():
-            if (change := changed.get(type(module))) is not None:
-                raise CannotBeReadError(f"its class was changed: {change}", module)
+        for each in layer.modules():
+            if (change := changed.get(type(each))) is not None:
+                raise CannotBeReadError(f"its class was changed: {change}", each)
     _as_built(layer, x.shape[2], "attention")
     weights: dict[str, Any] = dict.fromkeys(LayerWeights._fields)
     unwatched([_LATENT, _HEADS] if _LATENT.is_class(attention) else [_HEADS], attention)

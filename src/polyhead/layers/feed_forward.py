@@ -126,10 +126,6 @@ class FeedForward(nn.Module):
         self.activation, self.gated, self.dropout = config.activation, config.gated, config.dropout
         self.hidden_dim, bias = config.hidden_dim, config.bias
         self._is_clamped = config.clamp is not None or config.up_offset != 0.0
-        self._form: Form | None = None
-        if config.activation in ACTIVATIONS:
-            clamp = math.inf if config.clamp is None else config.clamp
-            self._form = ACTIVATIONS[config.activation], clamp, config.up_offset, None
         gate = nn.Linear(embed_dim, self.hidden_dim, bias=bias) if self.gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, self.hidden_dim, bias=bias)
@@ -156,15 +152,19 @@ class FeedForward(nn.Module):
 
         None if it does not know the activation, or if something watches or replaced it.
         """
-        if self._form is None or self.activation != "xielu":
-            return self._form
+        number, config = ACTIVATIONS.get(self.activation), self.config
+        if number is None:
+            return None
+        clamp = math.inf if config.clamp is None else config.clamp
+        if self.activation != "xielu":
+            return number, clamp, config.up_offset, None
         bend = self._modules["xielu"]
         if not _XIELU.is_unwatched(bend):
             return None
         above, below = bend.alpha_p, bend.alpha_n
         if not all(native.is_plain(each, x) and each.shape == (1,) for each in (above, below)):
             return None
-        return (*self._form[:3], (above, below))
+        return number, clamp, config.up_offset, (above, below)
 
     def _gated(self, x: Tensor, gate: nn.Module) -> Tensor:
         """The activated gates times what they gate."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils._device import DeviceContext
 
 
 class _State(threading.local):
@@ -25,7 +26,12 @@ def is_asked() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether a dispatch mode watches torch's operations here, other than that one."""
+    """Whether a mode watches torch's functions or operations here, other than that one."""
+    if torch._C._len_torch_function_stack() and any(
+        type(mode) is not DeviceContext  # names a device for what is made
+        for mode in torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    ):
+        return True
     modes = torch._C._len_torch_dispatch_stack()
     return modes > 0 and modes > _state.modes
 
