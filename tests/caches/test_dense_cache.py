@@ -10,8 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+import polyhead as ph
+from allocations import measured
 from polyhead import Causal, DenseCache, attention
-from polyhead.caches import ModelCache
+from polyhead.caches import ModelCache, RingCache
 
 
 def tokens(count: int, batch: int = 2, heads: int = 3, k: int = 4, v: int = 5):
@@ -97,6 +99,28 @@ def test_growth_reallocates_a_logarithmic_number_of_times():
         capacities.add(cache.capacity)
     assert len(capacities) <= math.log2(3000)
     assert cache.capacity < 2 * 3000
+
+
+@pytest.mark.parametrize("how", ["append", "tiled", "auto"])
+@pytest.mark.parametrize("make", [DenseCache, lambda: RingCache(20_000)])
+@torch.no_grad()
+def test_growth_peaks_at_a_quarter_more_than_the_new_capacity(make, how):
+    layer = ph.TransformerLayer(64, 4, 8).eval()
+    k, one = torch.randn(1, 4, 2047, 16), torch.randn(1, 1, 64)
+
+    def run():
+        cache = make()
+        cache.append(k, k)
+        for _ in range(2):
+            if how == "append":
+                cache.append(k[:, :, :1], k[:, :, :1])
+            else:  # a native step, or modules
+                layer(one, mask=ph.Causal(), cache=cache, kernel=how)
+        return cache
+
+    peak, cache = measured(run)
+    assert cache.capacity == 4096
+    assert 1.2 * cache.bytes < peak < 1.26 * cache.bytes
 
 
 def test_room_that_was_asked_for_is_made_once():

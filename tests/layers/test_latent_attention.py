@@ -15,7 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import polyhead as ph
 from allocations import measured
 from polyhead import native
-from polyhead.caches import Latent, LatentCache, PagedCache, QuantizedCache
+from polyhead.caches import (
+    Dense,
+    Latent,
+    LatentCache,
+    Layout,
+    Paged,
+    PagedCache,
+    QuantizedCache,
+    Ring,
+)
 from polyhead.errors import ConfigError
 from polyhead.layers import (
     AttentionRecord,
@@ -287,6 +296,55 @@ def test_forward_does_what_explain_says(monkeypatch: pytest.MonkeyPatch) -> None
         assert not ran
         layer(tokens(1), cache=cache, computation="expanded")
         assert ran
+
+
+# Rows of different lengths
+
+
+@BOTH
+@pytest.mark.parametrize("mask", [None, ph.Causal(), ph.Prefix(5)], ids=repr)
+@pytest.mark.parametrize("layout", [Dense(), Ring(40), Paged(4)], ids=repr)
+@torch.no_grad()
+def test_rows_of_different_lengths_equal_each_row_alone(
+    layout: Layout, mask: ph.Mask | None, computation: Any
+) -> None:
+    layer, x, lengths = small(), tokens(9), (7, 3)
+    cache = LatentCache(R, P, layout=layout)
+    real = torch.arange(7) < torch.tensor(lengths)[:, None]
+    # What memory held before must not matter.
+    cache.append(*(torch.full((2, 1, 7, n), torch.inf) for n in (R + P, R)))
+    cache.reset()
+    call: Any = {"mask": mask, "computation": computation}
+    prompt = layer(x[:, :7], cache=cache, positions=cache.next_positions(real), **call)
+    further = layer(x[:, 7:], cache=cache, **call)
+    for row, length in enumerate(lengths):
+        alone = LatentCache(R, P, layout=layout)
+        part = x[row : row + 1]
+        wanted = layer(part[:, :length], cache=alone, **call)
+        torch.testing.assert_close(prompt[row : row + 1, :length], wanted)
+        torch.testing.assert_close(
+            further[row : row + 1], layer(part[:, 7:], cache=alone, **call)
+        )
+
+
+@pytest.mark.skipif(native.code() is None, reason="no native code here")
+@BOTH
+@torch.no_grad()
+def test_a_ring_of_ragged_rows_has_the_bits_of_each_row_alone(computation: Any) -> None:
+    layer, x = small(), tokens(12)
+    call: Any = {"mask": ph.Causal() & ph.Window(5), "computation": computation}
+    ring = {"layout": Ring(5, spare=2)}
+    with ph.reproducible():
+        cache = LatentCache(R, P, **ring)
+        real = torch.arange(9) < torch.tensor([9, 4])[:, None]
+        layer(x[:, :9], cache=cache, positions=cache.next_positions(real), **call)
+        together = [layer(x[:, t : t + 1], cache=cache, **call) for t in (9, 10, 11)]
+        for row, length in enumerate((9, 4)):
+            alone, part = LatentCache(R, P, **ring), x[row : row + 1]
+            layer(part[:, :length], cache=alone, **call)
+            for t, found in zip((9, 10, 11), together, strict=True):
+                wanted = layer(part[:, t : t + 1], cache=alone, **call)
+                assert torch.equal(found[row : row + 1], wanted)
 
 
 # Hooks

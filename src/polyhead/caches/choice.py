@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from polyhead.caches.sizes import Dense, Latent, Layout, Paged, Plain, Quantized, Ring, Storage
 from polyhead.config import CacheShape, HeadLayout, TransformerConfig
+from polyhead.errors import ConfigError
 
 Kind = Literal["auto", "dense", "paged"]
 
@@ -44,7 +45,8 @@ def layer_caches(
         spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
 
     Raises:
-        ConfigError: A page size, spare or quantisation that cannot be.
+        ConfigError: A page size, spare or quantisation that cannot be, or a layer whose attention
+            keeps no keys and values of each token.
         ValueError: An unknown kind.
     """
     if kind not in ("auto", "dense", "paged"):
@@ -52,9 +54,24 @@ def layer_caches(
     # Impossible options are refused even if no layer would use them.
     Paged(page_size)
     Ring(1, spare)
+    for index, layer in enumerate(config.layers):
+        _check_shape(index, layer.attention)
     return [
         _layer_cache(layer.attention, kind, page_size, quantized, spare) for layer in config.layers
     ]
+
+
+def _check_shape(index: int, attention: HeadLayout) -> None:
+    shape = attention.cache_shape
+    if type(shape) is CacheShape:  # a subclass means something else by its sizes
+        sizes = shape.kv_heads, shape.key_dim, shape.value_dim
+        if all(type(size) is int and size > 0 for size in sizes):
+            return
+    raise ConfigError(
+        f"layer {index} keeps no keys and values of each token: cache_shape of its "
+        f"{type(attention).__name__} is {shape}, and a cache needs a CacheShape of sizes above 0; "
+        "make ModelCache of caches of your own, one for each layer"
+    )
 
 
 def _layer_cache(

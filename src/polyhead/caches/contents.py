@@ -258,6 +258,7 @@ class Contents:
 
     def fork(self) -> Self:
         other = copy.copy(self)
+        other._lying = None
         other.memories = {name: memory.fork() for name, memory in self.memories.items()}
         other.main = other.memories.get("tokens") or other.memories["codes"]
         return other
@@ -265,6 +266,7 @@ class Contents:
     def of_row(self, row: int) -> Self:
         """The part of one batch row, with the same memory; not for pages."""
         other = copy.copy(self)
+        other._lying = None
         memories = self.memories.items()
         other.memories = {name: m.of_row(row) for name, m in memories if isinstance(m, Rows)}
         other.main = other.memories.get("tokens") or other.memories["codes"]
@@ -272,6 +274,7 @@ class Contents:
         return other
 
     def reorder(self, rows: list[int]) -> None:
+        self._lying = None
         for memory in self.memories.values():
             memory.reorder(rows)
         self.shape = self.shape._replace(batch=len(rows))

@@ -9,7 +9,8 @@ class DenseCache(StoredCache):
     """Remembers every token of one layer.
 
     Doubling reallocates at most log2(length) times. Keys are moved before the room for values is
-    made, so at the peak of a growth 1.25 times the new capacity is alive.
+    made, so at the peak of a growth 1.25 times the new capacity is alive where values have the size
+    of keys, 1.5 times at most; more only if a caller keeps a source of before.
 
     Args:
         capacity: Tokens to make room for at the first append; it grows when more come.

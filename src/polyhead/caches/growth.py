@@ -30,19 +30,27 @@ class Growth(NamedTuple):
 
     Attributes:
         held: Where all that is seen lies, in order.
-        before: The memories that count the new tokens, with their stops and firsts before.
+        before: The memory that counts the new tokens, as it was before.
     """
 
     held: list[Held]
-    before: list[tuple[Memory, list[int], list[int]]]
+    before: Before
 
-    def undo(self) -> None:
+
+class Before(NamedTuple):
+    """A memory with its stops and firsts before it counted new tokens; none of its tensors."""
+
+    memory: Memory
+    stops: list[int]
+    firsts: list[int]
+
+    def restore(self) -> None:
         """The new tokens have not been written."""
-        for memory, stops, firsts in self.before:
-            if isinstance(memory, Pages):  # which gives pages back
-                for row, stop in enumerate(stops):
-                    memory.cut(row, stop)
-            memory.stops, memory.firsts = stops, firsts
+        memory, stops, firsts = self
+        if isinstance(memory, Pages):  # which gives pages back
+            for row, stop in enumerate(stops):
+                memory.cut(row, stop)
+        memory.stops, memory.firsts = stops, firsts
 
 
 def grown(contents: Contents, count: int, window: int | None = None) -> Growth | None:
@@ -59,10 +67,10 @@ def grown(contents: Contents, count: int, window: int | None = None) -> Growth |
     rows = contents.with_room(count, latents=True, turning=True)
     if rows is None:
         return _grown_elsewhere(contents, count)
-    before: tuple[Memory, list[int], list[int]] = rows, rows.stops, rows.firsts
+    before = Before(rows, rows.stops, rows.firsts)
     stop = rows.grow(count) + count
     first = rows.firsts[0] if window is None else max(stop - window, rows.firsts[0])
-    return Growth(_in_rows(rows, first, stop), [before])
+    return Growth(_in_rows(rows, first, stop), before)
 
 
 def written_at(positions: Tensor, contents: Contents | None, k: Tensor, v: Tensor) -> DenseSource:
@@ -106,18 +114,18 @@ def _grown_elsewhere(contents: Contents, count: int) -> Growth | None:
     if isinstance(contents.storage, Quantized):
         return _grown_tail(contents, count, contents.storage) if contents.even else None
     memory = contents.main
-    before: tuple[Memory, list[int], list[int]] = memory, memory.stops, memory.firsts
+    before = Before(memory, memory.stops, memory.firsts)
     stop = max(memory.stops) + count
     if isinstance(memory, Pages):
         memory.grow(count)
         k, *more = memory.lying()
         table = memory.page_index()
-        return Growth([(k, more[0] if more else None, 0, stop, table, None)], [before])
+        return Growth([(k, more[0] if more else None, 0, stop, table, None)], before)
     if type(contents.layout) is not Dense or stop > memory.capacity:
         return None
     memory.stops = [held + count for held in memory.stops]
     k, *more = memory.tensors
-    return Growth([(k, more[0] if more else None, 0, stop, None, None)], [before])
+    return Growth([(k, more[0] if more else None, 0, stop, None, None)], before)
 
 
 def _grown_tail(contents: Contents, count: int, storage: Quantized) -> Growth | None:
@@ -140,6 +148,6 @@ def _grown_tail(contents: Contents, count: int, storage: Quantized) -> Growth | 
     table = codes.page_index() if isinstance(codes, Pages) else None
     for run in codes.runs(max(codes.firsts), codes.stops[0]):
         held.append((k, v, run.address, run.length, table, coding))
-    before: tuple[Memory, list[int], list[int]] = tail, tail.stops, tail.firsts
+    before = Before(tail, tail.stops, tail.firsts)
     tail.grow(count)
-    return Growth([*held, *_in_rows(tail, first, stop)], [before])
+    return Growth([*held, *_in_rows(tail, first, stop)], before)

@@ -62,6 +62,16 @@ class KeyValueCache(ABC):
         """Tokens of each batch row's sequence, those included that a window has forgotten."""
 
     @property
+    def even(self) -> bool:
+        """Whether all rows hold the same places; otherwise ``append`` and queries need positions.
+
+        Rows of one length may hold other places if they were rolled back by different numbers: a
+        window has forgotten more of one, or more of its old tokens are quantised.
+        """
+        lengths = self.lengths
+        return len(lengths) < 2 or lengths.count(lengths[0]) == len(lengths)
+
+    @property
     def length(self) -> int:
         """Tokens of the longest row; the position of the next one if all rows are equally long."""
         return max(self.lengths, default=0)

@@ -18,7 +18,7 @@ from torch import Tensor
 from polyhead.caches.arrivals import Arrivals, arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape, latent_of
-from polyhead.caches.growth import Growth, Held, grown, written_at
+from polyhead.caches.growth import Before, Held, grown, written_at
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.saved import checked
@@ -64,12 +64,16 @@ class StoredCache(KeyValueCache):
         self.in_use = InUse()
         self._contents: Contents | None = None
         self._lengths: list[int] = []
-        self._grown: tuple[Growth, list[int]] | None = None
+        self._grown: tuple[Before, list[int]] | None = None
         self._explicit = False
 
     @property
     def lengths(self) -> list[int]:
         return [*self._lengths]
+
+    @property
+    def even(self) -> bool:
+        return len(self._lengths) < 2 or self._contents is None or self._contents.even
 
     @property
     def length(self) -> int:
@@ -266,15 +270,16 @@ class StoredCache(KeyValueCache):
             return None
         if (found := grown(contents, count, window)) is None:
             return None
-        self._grown = found, self._lengths
+        # Without ``held``: its tensors would stay alive when these rows grow.
+        self._grown = found.before, self._lengths
         self._lengths = [length + count for length in self._lengths]
         return found.held
 
     def ungrow(self) -> None:
         """Undoes the last ``grow``, whose tokens have not been written."""
         if self._grown is not None:
-            found, self._lengths = self._grown
-            found.undo()
+            before, self._lengths = self._grown
+            before.restore()
             self._grown = None
 
     def held(self) -> Held | None:

@@ -216,7 +216,7 @@ class _Sums:
         raw = self.made["q"].view(*q.shape[:1], q.shape[2], q.shape[1], -1).transpose(1, 2)
         still = torch.zeros_like(k).requires_grad_()
         self.made["still"] = still
-        wide = DenseSource.over(torch.cat((k, still), -1), v, source.tokens)
+        wide = DenseSource.made_from(source, torch.cat((k, still), -1), v)
         return type(self.module)._attend(self.module, torch.cat((q, raw), -1), wide, **call)
 
     def add(self) -> None:

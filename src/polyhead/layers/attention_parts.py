@@ -59,16 +59,15 @@ def temperatures(config: QueryTemperatureConfig) -> Tensor:
 
 
 def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:
-    """Positions ``[B, T]`` that follow on in rows of different lengths; None where all are equal.
+    """Positions ``[B, T]`` that follow on in each row; None where all rows hold the same places.
 
     Args:
         cache: Whose rows.
         tokens: ``[B, T, ...]``, the new ones.
     """
-    lengths = cache.lengths
-    if len(lengths) < 2 or min(lengths) == max(lengths):
+    if cache.even:
         return None
-    first = torch.tensor(lengths, device=tokens.device)
+    first = torch.tensor(cache.lengths, device=tokens.device)
     return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
 
 

@@ -28,6 +28,7 @@ from polyhead.checks import whole
 from polyhead.config import LatentAttentionConfig, NormConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
+from polyhead.layers.attention_parts import check_cache, ragged_positions
 from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_cost import LatentExplanation, explain_choice
@@ -174,17 +175,18 @@ class MultiHeadLatentAttention(Hooked):
 
         Raises:
             ValueError: Shapes that do not fit, or an unknown computation, named.
-            TypeError: An argument that there is not.
+            TypeError: An argument that there is not, or of another kind, such as a cache's class.
         """
         if unknown:
             refuse(type(self).__name__, unknown)
+        if cache is not None:
+            check_cache(cache)
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
         forced = _forced(computation)
         first: int | Tensor = 0 if cache is None else cache.length
-        if positions is None and cache is not None and len(set(cache.lengths)) > 1:
-            held = torch.tensor(cache.lengths, device=x.device)
-            positions = held[:, None] + torch.arange(x.shape[1], device=x.device)
+        if positions is None and cache is not None:
+            positions = ragged_positions(cache, x)
         n, p, latent = self._project(x, first if positions is None else positions)
         R = self.config.kv_lora_rank
         if cache is None:
@@ -287,7 +289,10 @@ class MultiHeadLatentAttention(Hooked):
         made = self.kv_b_proj(c).view(B, S, config.num_heads, -1)
         k = torch.cat((made[..., :N], r.expand(-1, -1, config.num_heads, -1)), dim=-1)
         v = made[..., N:]
-        return DenseSource.over(k.transpose(1, 2), v.transpose(1, 2), source.tokens)
+        expanded = DenseSource.made_from(source, k.transpose(1, 2), v.transpose(1, 2))
+        if (of_row := source.of_row) is not None:
+            expanded.of_row = lambda row: self._expanded(of_row(row))
+        return expanded
 
     def extra_repr(self) -> str:
         config = self.config

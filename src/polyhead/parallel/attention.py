@@ -244,6 +244,8 @@ def attend(
     """The state of a rank's queries, of arguments on which the ranks have agreed."""
     if type(source) not in (DenseSource, Latents):
         raise unsupported(f"a {type(source).__name__} beside tokens that are spread over ranks")
+    if source.mask is not None:
+        raise unsupported("rows that differ in what they hold beside tokens spread over ranks")
     k, v = source.gather()
     B, H = q.shape[:2]
     if spec.mask is not None:

@@ -166,6 +166,10 @@ class SpreadCache(KeyValueCache):
         return [*self._lengths]
 
     @property
+    def even(self) -> bool:
+        return super().even and self.part.even
+
+    @property
     def capacity(self) -> int:
         return self.part.capacity * self.ranks.size
 

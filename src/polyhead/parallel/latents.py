@@ -76,7 +76,7 @@ class Latents(DenseSource):
     def __init__(self, source: KeyValueSource, expansion: Expansion) -> None:
         k, v = source.gather()
         super().__init__(k, v)
-        self.tokens, self.expansion = source.tokens, expansion
+        self.tokens, self.mask, self.expansion = source.tokens, source.mask, expansion
         self.value_dim = len(expansion.weight) // expansion.heads - expansion.nope
 
 

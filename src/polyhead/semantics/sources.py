@@ -145,6 +145,13 @@ class DenseSource(KeyValueSource):
         source.tokens = tokens
         return source
 
+    @classmethod
+    def made_from(cls, source: KeyValueSource, k: Tensor, v: Tensor) -> DenseSource:
+        """Other keys and values of the tokens of a source, in its order; its mask hides them."""
+        made = cls.over(k, v, source.tokens)
+        made.mask = source.mask
+        return made
+
     def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
         stop = tile.start + tile.length
         return self.k[:, :, tile.start : stop], self.v[:, :, tile.start : stop]
