@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -22,8 +23,10 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 
 import polyhead as ph
 from polyhead import native
+from polyhead.caches import DenseCache, LatentCache, ModelCache
 from polyhead.config import (
     AttentionConfig,
+    CacheShape,
     FeedForwardConfig,
     LayerConfig,
     NormConfig,
@@ -39,11 +42,23 @@ from polyhead.layers import (
     GatedAttention,
     GatedAttentionConfig,
     MultiHeadAttention,
+    MultiHeadLatentAttention,
 )
 from polyhead.layers.differential_attention import first_lambda
 from polyhead.models import Transformer
 
 E, D, T = 48, 16, 13
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "heads": lambda: MultiHeadAttention(E, 4),
+    "latent": lambda: MultiHeadLatentAttention(
+        E, 4, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8
+    ),
+    "gated": lambda: GatedAttention(E, 4),
+    "differential": lambda: DifferentialAttention(E, 4, 2),
+    "layer": lambda: ph.TransformerLayer(E, 4),
+    "layer in evaluation": lambda: ph.TransformerLayer(E, 4).eval(),
+}
+"""What takes the cache of one layer."""
 
 
 class Pair(NamedTuple):
@@ -240,3 +255,45 @@ def test_heads_that_make_no_pairs_are_refused() -> None:
     layer = DifferentialAttention(E, 4, 2)
     with pytest.raises(ValueError, match="self-attention: got a context"):
         layer(tokens(), tokens())
+
+
+class StateShape(CacheShape):
+    """A matrix for each head, however many tokens there are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateConfig(AttentionConfig):
+    """A layout that keeps a state, not keys and values of each token."""
+
+    shape: CacheShape | None = None
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return cast("CacheShape", self.shape)
+
+
+@pytest.mark.parametrize(
+    "shape", [CacheShape(0, 0, 0), CacheShape(2, 16, 0), StateShape(4, 8, 8), None]
+)
+@pytest.mark.parametrize("kind", ["auto", "dense", "paged"])
+def test_a_layout_without_keys_of_each_token_gets_no_cache_of_keys(
+    shape: CacheShape | None, kind: Any
+) -> None:
+    config = model("gated").config
+    other = dataclasses.replace(config.layers[0], attention=StateConfig(4, 2, 16, shape=shape))
+    config = dataclasses.replace(config, layers=(config.layers[0], other))
+    with pytest.raises(
+        ConfigError, match=r"layer 1 keeps no keys.*StateConfig.*caches of your own"
+    ):
+        ModelCache.for_config(config, kind=kind)
+
+
+@pytest.mark.parametrize(
+    "cache", [DenseCache, LatentCache, ModelCache, ModelCache([DenseCache()]), 3]
+)
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_what_is_no_cache_of_one_layer_is_refused_by_name(kind: str, cache: Any) -> None:
+    layer, x = KINDS[kind](), torch.zeros(1, 2, E)
+    given = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
+    with pytest.raises(TypeError, match=f"cache must be a cache of one layer.*got {given}"):
+        layer(x, cache=cache)

@@ -322,9 +322,7 @@ def test_rows_of_different_lengths_equal_each_row_alone(
         part = x[row : row + 1]
         wanted = layer(part[:, :length], cache=alone, **call)
         torch.testing.assert_close(prompt[row : row + 1, :length], wanted)
-        torch.testing.assert_close(
-            further[row : row + 1], layer(part[:, 7:], cache=alone, **call)
-        )
+        torch.testing.assert_close(further[row : row + 1], layer(part[:, 7:], cache=alone, **call))
 
 
 @pytest.mark.skipif(native.code() is None, reason="no native code here")
