@@ -105,7 +105,7 @@ class HeadLayout(OneOfSeveral, ABC):
     @property
     @abstractmethod
     def cache_shape(self) -> CacheShape:
-        """What a cache holds of a token; sizes of 0 where that is nothing: no cache is made then."""
+        """What a cache holds of a token; sizes of 0: nothing, and no cache can be made."""
 
     @property
     @abstractmethod
