@@ -6,6 +6,7 @@ are equal within rounding and may have other bits; that is all that is asked her
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import polyhead as ph
 from generation.tiny import byte_tokenizer, decoder
-from polyhead.caches import ModelCache
+from polyhead.caches import ModelCache, Quantized
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -233,6 +234,56 @@ def test_two_threads_run_one_model_side_by_side() -> None:
         for got, wanted in zip(together, alone, strict=True):
             assert torch.equal(got[0], wanted[0])
             assert all(map(torch.equal, got[1], wanted[1]))
+
+
+FORKS = {
+    "pages": {"page_size": 1},
+    "coded pages": {"page_size": 2, "quantized": Quantized(group=2, recent=2, sinks=1)},
+}
+MORE = torch.randint(200, (4, 30), generator=torch.Generator().manual_seed(5))
+
+
+def of_fork(net: ph.Transformer, cache: ModelCache, i: int, kernel: str) -> Tensor:
+    """What fork i of a prompt gives in chunks and steps, rolled back and forked once more."""
+    gaps = torch.arange(40, 70) * 2 if i == 3 else None  # positions are stored from then on
+
+    def call(cache: ModelCache, first: int, stop: int) -> Tensor:
+        at = None if gaps is None else gaps[first:stop]
+        return net(MORE[i : i + 1, first:stop], cache=cache, positions=at, kernel=kernel)
+
+    with torch.no_grad():
+        found = [call(cache, 0, 5), *(call(cache, t, t + 1) for t in range(5, 20))]
+        other = cache.fork()
+        cache.rollback(2)
+        found += [call(cache, 20, 23), call(other, 20, 25), call(cache, 23, 24)]
+        other.reorder([0, 0])
+        both = MORE[i : i + 1, 25:].expand(2, -1)
+        at = None if gaps is None else gaps[25:]
+        found.append(net(both, cache=other, positions=at, kernel=kernel)[:1])
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kernel", ["auto", "tiled"])
+@pytest.mark.parametrize("kind", [*FORKS])
+def test_forks_of_pages_on_several_threads_equal_one_thread(kind: str, kernel: str, times: int):
+    net, interval = model(), sys.getswitchinterval()
+    torch.set_num_threads(1)
+
+    def forks() -> list[ModelCache]:
+        cache = net.new_cache(kind="paged", **FORKS[kind])
+        net(IDS[:1, :3], cache=cache)
+        return [cache.fork() for _ in MORE]
+
+    wanted = [of_fork(net, cache, i, kernel) for i, cache in enumerate(forks())]
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(times):
+            runs = [partial(of_fork, net, cache, i, kernel) for i, cache in enumerate(forks())]
+            for found, alone in zip(in_threads(*runs), wanted, strict=True):
+                assert torch.equal(found, alone)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_stream_that_another_thread_is_reading_is_refused() -> None:

@@ -145,12 +145,8 @@ class Contents:
 
     @property
     def has_positions(self) -> bool:
-        """Whether the tensors of any store hold positions; a fork may have added them to a pool."""
-        return any(
-            memory.store.fields[-1].name == "positions"
-            or len(memory.tensors) > len(memory.store.fields)
-            for memory in self.memories.values()
-        )
+        """Whether the tensors of any store hold positions."""
+        return any(memory.store.fields[-1].name == "positions" for memory in self.memories.values())
 
     def add_positions(self) -> None:
         """Stores positions from now on, and those of the tokens held: their places."""

@@ -117,7 +117,8 @@ def _grown_elsewhere(contents: Contents, count: int) -> Growth | None:
     before = Before(memory, memory.stops, memory.firsts)
     stop = max(memory.stops) + count
     if isinstance(memory, Pages):
-        memory.grow(count)
+        if not memory.grow(count):
+            return None
         k, *more = memory.lying()
         table = memory.page_index()
         return Growth([(k, more[0] if more else None, 0, stop, table, None)], before)

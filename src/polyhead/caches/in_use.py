@@ -23,6 +23,11 @@ class InUse:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._afterwards: list[Callable[[], None]] = []
+
+    def afterwards(self, run: Callable[[], None]) -> None:
+        """Calls something when the thread, which uses the cache now, leaves it."""
+        self._afterwards.append(run)
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -32,6 +37,8 @@ class InUse:
             )
 
     def __exit__(self, *error: object) -> None:
+        while self._afterwards:
+            self._afterwards.pop()()
         self._lock.release()
 
     def __reduce__(self) -> tuple[type[InUse], tuple[()]]:

@@ -150,7 +150,11 @@ class ModelCache:
             False, and nothing is counted, unless every layer has room for them.
         """
         for done, cache in enumerate(self.layers):
-            if not isinstance(cache, StoredCache) or cache.grow(None, count) is None:
+            grown = None
+            if isinstance(cache, StoredCache):
+                with cache.in_use:
+                    grown = cache.grow(None, count)
+            if grown is None:
                 for other in self.layers[:done]:
                     if isinstance(other, StoredCache):
                         other.ungrow()

@@ -5,15 +5,23 @@ PagedAttention (Kwon et al. 2023). ``table[row][i]`` is the page that holds unit
 counts how often each is pointed to. A page with more than one reference is never written: the row
 that wants to write gets a copy of its own first.
 
+Forks may be used by threads at the same time, each by one. The pool's lock guards what they share:
+counts, free pages and which tensors there are. Pages are read without it: nobody writes to a page
+that another fork points to. Native code writes without it too, into pages of one fork; the pool
+counts such writers, and is not moved to larger tensors before they have finished.
+
 Shape letters: B batch, P units in a page, m pages, n units.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_not
-from typing import Self
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +31,29 @@ from polyhead.caches.sizes import Store
 from polyhead.semantics.sources import PageTable
 
 
+class _Shared(Protocol):
+    @property
+    def lock(self) -> threading.Condition: ...
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S", bound=_Shared)
+
+
+def _locked(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """Marks a method that one thread at a time runs, of all forks."""
+
+    @functools.wraps(method)
+    def guarded(self: _S, *arguments: _P.args, **options: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling():  # a compiler cannot trace a lock
+            return method(self, *arguments, **options)
+        with self.lock:
+            return method(self, *arguments, **options)
+
+    return guarded  # type: ignore[return-value]  # mypy keeps the name "self" in its type
+
+
 class PagePool:
     """``[heads, pages, P, width]`` per field, for one cache and all that were forked from it.
 
@@ -30,6 +61,10 @@ class PagePool:
         tensors: One per field.
         references: How many table entries point to each page.
         free: Pages that none points to; the last is handed out next.
+        lock: Held while any of these changes. A thread that waits for it holds no other pool's.
+        writers: Steps of native code that write into the tensors, without the lock.
+        movers: Threads that wait for these to finish.
+        returned: Tables of forks that were collected, whose pages are still to be released.
     """
 
     def __init__(self, store: Store, device: torch.device) -> None:
@@ -41,24 +76,76 @@ class PagePool:
         ]
         self.references: list[int] = []
         self.free: list[int] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """What threads agree by; a copy of a pool has its own."""
+        self._lock = threading.Condition()  # of a lock that its thread may take again
+        self.writers = self.movers = 0
+        self.returned: deque[list[list[int]]] = deque()
         self._lying: tuple[list[Tensor], list[Tensor]] = [], []
 
+    @property
+    def lock(self) -> threading.Condition:
+        return self._lock
+
+    @_locked
+    def __getstate__(self) -> dict[str, Any]:
+        known = ("store", "device", "page", "tensors", "references", "free")
+        state = {name: getattr(self, name) for name in known}
+        return state | {name: [*state[name]] for name in known[3:]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def lacks(self, pages: int) -> bool:
+        """Whether ``reserve`` would move the pool to larger tensors."""
+        self.collect()
+        return pages > len(self.free)
+
+    @_locked
     def reserve(self, pages: int) -> None:
-        """Makes room until ``pages`` pages are free; doubles, as a store without pages does."""
-        have = len(self.references)
-        needed = have - len(self.free) + pages
-        if needed <= have:
+        """Makes room until ``pages`` pages are free; doubles, as a store without pages does.
+
+        Waits for native code that writes into the tensors.
+        """
+        self.movers += 1
+        try:
+            while self.lacks(pages) and self.writers:
+                self.lock.wait()
+        finally:
+            self.movers -= 1
+        if not self.lacks(pages):
             return
-        wanted = max(needed, 2 * have)
+        have = len(self.references)
+        wanted = max(have - len(self.free) + pages, 2 * have)
         self._lying = [], []  # views would keep the old tensors
         for i, old in enumerate(self.tensors):
             new = empty((old.shape[0], wanted, *old.shape[2:]), old.dtype, self.device)
-            new[:, :have] = old
+            new[:, :have] = old[:, :have]  # larger if memory ran out the last time
             self.tensors[i] = new
             del old
         self.references += [0] * (wanted - have)
         self.free[:0] = range(wanted - 1, have - 1, -1)
 
+    def begin_writing(self, pages: int) -> bool:
+        """Counts one who writes without the lock, until ``end_writing``; ``pages`` are then free.
+
+        Never waits: False, and nobody is counted, where that would take waiting for others.
+        """
+        if self.movers or (self.writers and self.lacks(pages)):
+            return False
+        self.reserve(pages)
+        self.writers += 1
+        return True
+
+    @_locked
+    def end_writing(self) -> None:
+        self.writers -= 1
+        self.lock.notify_all()
+
+    @_locked
     def lying(self) -> list[Tensor]:
         """``[pages, heads, P, width]`` per field, views."""
         known, views = self._lying
@@ -81,7 +168,7 @@ class PagePool:
         copy = self.take()
         for tensor in self.tensors:
             tensor[:, copy] = tensor[:, page]
-        self.references[page] -= 1
+        self.release([page])  # others may have released it meanwhile
         return copy
 
     def share(self, pages: Iterable[int]) -> None:
@@ -93,6 +180,15 @@ class PagePool:
             self.references[page] -= 1
             if self.references[page] == 0:
                 self.free.append(page)
+
+    def collect(self) -> None:
+        """Releases the pages of forks that nobody holds, unless another thread has the lock."""
+        if self.returned and self.lock.acquire(blocking=False):
+            try:
+                while self.returned:
+                    self.release(page for row in self.returned.popleft() for page in row)
+            finally:
+                self.lock.release()
 
 
 WITHOUT_INDEX = frozenset({"cpu"})
@@ -115,8 +211,13 @@ class Pages(Memory):
         weakref.finalize(self, _release_all, self.pool, self.table)
 
     @property
+    def lock(self) -> threading.Condition:
+        return self.pool.lock
+
+    @property
+    @_locked  # not in the middle of a move
     def tensors(self) -> list[Tensor]:  # type: ignore[override]
-        return self.pool.tensors
+        return self.pool.tensors[: len(self.store.fields)]  # without positions of another fork
 
     @property
     def capacity(self) -> int:
@@ -129,16 +230,18 @@ class Pages(Memory):
         pages = len({page for row in self.table for page in row})
         return pages * self.pool.page * self.store.unit_bytes
 
+    @_locked
     def reserve(self, units: int) -> None:
         wanted = self.store.pages(units)
         self.pool.reserve(sum(max(0, wanted - len(row)) for row in self.table))
 
+    @_locked
     def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
         touched = range(len(self.stops)) if rows is None else rows
         start, count = self.stops[touched[0]], records[0].shape[2]
         stop, page = start + count, self.pool.page
         if count:
-            self._own(touched, start, stop)
+            self._own(dict.fromkeys(touched, start), count)
             unit, first = torch.arange(start, stop, device=self.device), start // page
             if self.device.type in WITHOUT_INDEX:
                 pages = torch.tensor([self.table[row][first:] for row in touched])
@@ -151,29 +254,45 @@ class Pages(Memory):
         for row in touched:
             self.stops[row] = stop
 
-    def grow(self, count: int) -> None:
-        """Counts units in every row, in pages of its own, that are still to be written."""
-        even = self.stops.count(self.stops[0]) == len(self.stops)
-        for row, start in enumerate(self.stops[:1] if even else self.stops):
-            rows = range(len(self.stops)) if even else (row,)
-            self._own(rows, start, start + count)
+    @_locked
+    def grow(self, count: int) -> bool:
+        """Counts units in every row, in pages of its own, that the caller is going to write.
+
+        Nobody moves the pages before the caller says ``pool.end_writing()``.
+
+        Returns:
+            False, and nothing is counted, where other threads would have to be waited for.
+        """
+        starts = dict(enumerate(self.stops))
+        if not self.pool.begin_writing(self._taken(starts, count)):
+            return False
+        self._own(starts, count)
         self.stops = [stop + count for stop in self.stops]
+        return True
 
     def lying(self) -> list[Tensor]:
         """``[pages, heads, P, width]`` per field, views."""
-        return self.pool.lying()
+        return self.pool.lying()[: len(self.store.fields)]
 
-    def _own(self, rows: Sequence[int], start: int, stop: int) -> None:
-        """Pages for units ``start`` to ``stop`` of these rows, that no other sequence uses."""
-        wanted = self.store.pages(stop)
-        fresh = sum(wanted - len(self.table[row]) for row in rows)
-        self.pool.reserve(fresh)
-        for row in rows:
+    def _taken(self, starts: Mapping[int, int], count: int) -> int:
+        """Pages that ``_own`` takes."""
+        fresh, begun = 0, Counter[int]()
+        for row, start in starts.items():
+            fresh += max(0, self.store.pages(start + count) - len(self.table[row]))
+            if start % self.pool.page:
+                begun[self.table[row][-1]] += 1
+        # The last row of all that point to a page keeps it.
+        return fresh + sum(min(n, self.pool.references[page] - 1) for page, n in begun.items())
+
+    def _own(self, starts: Mapping[int, int], count: int) -> None:
+        """Pages for units of some rows, from their starts on, that no other sequence uses."""
+        self.pool.reserve(self._taken(starts, count))
+        for row, start in starts.items():
             pages = self.table[row]
             if start % self.pool.page and self.pool.references[pages[-1]] > 1:
                 pages[-1] = self.pool.own(pages[-1])
                 self._index = None
-            while len(pages) < wanted:
+            while len(pages) < self.store.pages(start + count):
                 pages.append(self.pool.take())
                 self._index = None
 
@@ -208,6 +327,7 @@ class Pages(Memory):
     def runs(self, first: int, stop: int) -> list[Run]:
         return [Run(first, first, stop - first)] if first < stop else []
 
+    @_locked
     def cut(self, row: int, stop: int) -> None:
         super().cut(row, stop)
         keep = self.store.pages(stop)
@@ -222,24 +342,27 @@ class Pages(Memory):
         for row, stop in enumerate(stops):
             self.write([row], [record[row : row + 1, :, :stop] for record in records])
 
+    @_locked
     def add_positions(self, store: Store, base: int) -> None:
         self.store = store
         page = self.pool.page
-        if len(self.tensors) < len(store.fields):
+        if len(self.pool.tensors) < len(store.fields):
             # A fork may have added them before. Pages that are shared hold the same places.
             shape = (1, len(self.pool.references), page, store.tokens)
-            self.tensors.append(empty(shape, torch.int64, self.device).zero_())
+            self.pool.tensors.append(empty(shape, torch.int64, self.device).zero_())
         for row in self.table:
             units = torch.arange(len(row) * page, device=self.device).view(len(row), page)
             self.tensors[-1][0, row] = positions_of(units, base, store.tokens)
 
+    @_locked
     def fork(self) -> Self:
         other = type(self)(self.store, 0, self.device, self.pool)
         other.stops, other.firsts = [*self.stops], [*self.firsts]
-        other.table[:] = [[*row] for row in self.table]
         self.pool.share(page for row in self.table for page in row)
+        other.table[:] = [[*row] for row in self.table]
         return other
 
+    @_locked
     def reorder(self, rows: Sequence[int]) -> None:
         table = [[*self.table[row]] for row in rows]
         self.pool.share(page for row in table for page in row)
@@ -252,4 +375,6 @@ class Pages(Memory):
 
 
 def _release_all(pool: PagePool, table: list[list[int]]) -> None:
-    pool.release(page for row in table for page in row)
+    # Without waiting for a lock: this runs wherever garbage is collected.
+    pool.returned.append(table)
+    pool.collect()

@@ -20,6 +20,7 @@ from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape, latent_of
 from polyhead.caches.growth import Before, Held, grown, written_at
 from polyhead.caches.in_use import InUse, alone
+from polyhead.caches.pages import Pages
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
@@ -270,6 +271,8 @@ class StoredCache(KeyValueCache):
             return None
         if (found := grown(contents, count, window)) is None:
             return None
+        if isinstance(found.before.memory, Pages):
+            self.in_use.afterwards(found.before.memory.pool.end_writing)
         # Without ``held``: its tensors would stay alive when these rows grow.
         self._grown = found.before, self._lengths
         self._lengths = [length + count for length in self._lengths]
