@@ -186,9 +186,11 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* wide, 
     c.dtype = s.dtype, c.batch = s.batch, c.heads = s.heads, c.kv_heads = s.kv_heads, c.queries = s.tokens;
     c.key_dim = s.key_dim, c.value_dim = s.value_dim, c.scale = s.scale, c.softcap = s.softcap;
     const T* q = l.rank ? project_latent(s, x, wide, room, c.q_token, threads) : project(s, x, wide, room, c.q_token, threads);
-    // Features of a latent that no query asks for add 0 to every score.
+    // Features of a latent that no query asks for add 0 to every score; codes are read whole.
     int64_t skipped = 0;
-    if (l.rank && !l.plain && s.heads <= kFewRows && l.rank % (2 * W) == 0 && l.rotated % (2 * W) == 0) skipped = l.rank;
+    bool coded = false;
+    for (int i = 0; i < s.pieces; ++i) coded = coded || s.cache[i].coding.group;
+    if (l.rank && !l.plain && !coded && s.heads <= kFewRows && l.rank % (2 * W) == 0 && l.rotated % (2 * W) == 0) skipped = l.rank;
     c.q = (const char*)(q + skipped), c.q_batch = s.tokens * c.q_token, c.q_head = s.key_dim, c.key_dim -= skipped;
     for (; c.count < s.pieces; ++c.count) {
         Piece& piece = c.pieces[c.count] = s.cache[c.count];

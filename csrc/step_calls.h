@@ -57,8 +57,6 @@ bool held_from(PyObject* list, Step& s) {
         if (!held_piece_from(PyList_GetItem(list, s.pieces), s, s.batch, s.kv_heads, s.key_dim, s.value_dim, s.cache[s.pieces])) return false;
     int64_t lacking = s.tokens;  // of the tokens that are written, which are not coded
     for (int i = s.pieces; lacking > 0 && i > 0 && !s.cache[i - 1].coding.group; --i) lacking -= s.cache[i - 1].length;
-    for (int i = 0; i < s.pieces; ++i)
-        if (s.cache[i].coding.group && s.latent.rank && !s.latent.plain) return wrong("held: codes of latents of which no query asks for all");
     return lacking <= 0 || wrong("held: fewer exact tokens than are written");
 }
 
