@@ -9,6 +9,11 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import polyhead as ph
+from polyhead.config import FeedForwardConfig, MixtureConfig
+from polyhead.layers import Experts
+from polyhead.layers.quantized import QuantizedLinear
+from polyhead.quantization import block_type
+from random_blocks import random_blocks
 
 E, H, T = 32, 4, 12
 
@@ -33,6 +38,7 @@ LAYERS = {
     ),
 }
 layers = pytest.mark.parametrize("layer", LAYERS)
+EXPERTS = MixtureConfig(FeedForwardConfig(16), 4, 2)
 
 
 class Told(nn.Module):
@@ -45,6 +51,13 @@ class Told(nn.Module):
 
     def forward(self, x):
         return self.layer(x, **self.arguments)
+
+
+TRACED = {
+    **{name: lambda name=name: Told(name) for name in LAYERS},
+    "experts": lambda: Experts(E, EXPERTS),
+    "blocks": lambda: QuantizedLinear(random_blocks(block_type("Q8_0"), 5, E), block_type("Q8_0")),
+}
 
 
 def tokens(length=T):
@@ -87,6 +100,64 @@ def test_exports(layer):
     assert torch.allclose(exported(x), module(x), atol=1e-6)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_layer_takes_the_mask_it_was_exported_with(strict):
+    def mask(lengths):
+        return ph.Causal() & ph.Window(5) & ph.KeyLengths(torch.tensor(lengths))
+
+    layer, x = ph.MultiHeadAttention(E, H, rope=ph.RoPE()), tokens().detach()
+    exported = torch.export.export(layer, (x,), {"mask": mask([9, 12])}, strict=strict).module()
+    wanted = layer(2 * x, mask=mask([9, 12]))
+    assert torch.allclose(exported(2 * x, mask=mask([9, 12])), wanted, atol=1e-6)
+    with pytest.raises(ValueError, match="tree spec"):
+        exported(x, mask=mask([8, 12]))
+
+
+def test_masks_and_biases_equal_those_of_the_same_class_and_arguments():
+    table = torch.randn(4, H)
+    makers = [
+        ph.Causal,
+        lambda: ph.Window(3),
+        lambda: ph.Causal() & ph.Window(3),
+        lambda: ~ph.Documents([2, 3]),
+        lambda: ph.KeyLengths([2, 3]),
+        lambda: ph.KeyLengths(torch.tensor([2, 3])),
+        lambda: ph.Keep(table > 0),
+        lambda: ph.Keep(table > 1),
+        lambda: ph.RelativeBias(table.clone()),
+        lambda: ph.RelativeBias(table + 1),
+    ]
+    for i, one in enumerate(makers):
+        assert hash(one()) == hash(one())
+        assert [one() == other() for other in makers] == [i == j for j in range(len(makers))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*LAYERS, "experts"])
+def test_a_layer_exports_to_onnx_and_onnxruntime_computes_it(name, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    module, length = TRACED[name]().eval(), {1: torch.export.Dim("T", min=4, max=64)}
+    free = name == "transformer"
+    shapes = {"dynamic_shapes": (length,)} if free else {}
+    with torch.no_grad():
+        exported = torch.onnx.export(module, (tokens().detach(),), verbose=False, **shapes)
+        exported.save(tmp_path / "layer.onnx")
+        other = torch.randn(2, 33 if free else T, E)
+        wanted = module(other)
+    session = onnxruntime.InferenceSession(tmp_path / "layer.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: other.numpy()})
+    assert torch.allclose(torch.from_numpy(found), wanted, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_weights_in_blocks_are_refused_by_onnx_by_name():
+    pytest.importorskip("onnxscript")
+    module = TRACED["blocks"]().eval()
+    with torch.no_grad(), pytest.raises(Exception, match="load the model with dtype="):
+        torch.onnx.export(module, (tokens().detach(),), verbose=False)
+
+
 def test_exports_with_a_free_length_after_running_at_a_fixed_one():
     module, x = Told("transformer"), tokens().detach()
     module(x)  # rotary tables of this length must not fix the exported one
@@ -94,6 +165,32 @@ def test_exports_with_a_free_length_after_running_at_a_fixed_one():
     exported = torch.export.export(module, (x,), dynamic_shapes=(length,)).module()
     longer = tokens(33).detach()
     assert torch.allclose(exported(longer), module(longer), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")  # sizes that arguments are checked by
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("name", TRACED)
+def test_a_traced_module_computes_what_the_module_does_on_other_tokens(name, with_gradients):
+    torch.manual_seed(0)
+    module = TRACED[name]().eval()
+    x, other = tokens().detach(), torch.randn(2, T, E)
+    with torch.set_grad_enabled(with_gradients):
+        traced = torch.jit.trace(module, x, check_trace=False)
+    assert torch.allclose(traced(other), module(other), atol=1e-6)
+    if with_gradients and name != "blocks":
+        wanted = torch.autograd.grad(module(other).sin().sum(), list(module.parameters()))
+        found = torch.autograd.grad(traced(other).sin().sum(), list(traced.parameters()))
+        close(found, wanted, 1e-5)
+
+
+def test_reproducible_refuses_to_be_traced():
+    module, x = Told("transformer"), tokens().detach()
+    with (
+        ph.reproducible(),
+        torch.no_grad(),
+        pytest.raises(ph.UnsupportedError, match=r"jit\.trace"),
+    ):
+        torch.jit.trace(module, x)
 
 
 @layers

@@ -20,7 +20,7 @@ from polyhead.kernels.operators import differentiable, operators
 from polyhead.native import by_row
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras
 from polyhead.native.code import Code
-from polyhead.native.gate import is_fake, stranger
+from polyhead.native.gate import is_exported_to_onnx, is_fake, stranger
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
 from polyhead.semantics.call import decisive
 from polyhead.semantics.tokens import Tokens, is_differentiated, is_traced, is_transformed
@@ -56,6 +56,10 @@ class NativeKernel(Kernel[Extras]):
         if not q.is_cpu:
             return f"tensors on {q.device}"
         compiling = torch.compiler.is_compiling()
+        if not compiling and torch._C._is_tracing():
+            return "torch.jit.trace"
+        if torch.compiler.is_exporting() and is_exported_to_onnx():
+            return "torch.onnx.export"
         if is_transformed():
             return "torch.func"
         if compiling:

@@ -97,6 +97,6 @@ def _fused(call: Call, k: Tensor, v: Tensor, *, is_causal: bool) -> State:
         )
         return State(out, lse)
     out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=call.groups > 1
+        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=bool(call.groups > 1)
     )
     return State(out, None)

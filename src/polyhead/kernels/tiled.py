@@ -72,8 +72,9 @@ class TiledKernel(Kernel[None]):
             return self._run(call)
 
     def _run(self, call: Call) -> State:
-        if not call.requires_grad or is_transformed():
-            # Under vmap and nested derivatives torch differentiates the tiles themselves.
+        if not call.requires_grad or is_transformed() or torch._C._is_tracing():
+            # Under vmap, nested derivatives and torch.jit.trace torch differentiates the tiles
+            # themselves.
             return State(*_forward(call.q, call.source, call.spec, call.q_tokens))
         k, v = call.source.gather()
         learned = () if call.spec.bias is None else call.spec.bias.tensors

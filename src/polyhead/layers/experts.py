@@ -85,14 +85,15 @@ class Experts(nn.Module):
     def _visited(self, flat: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """``[M, E]`` what the visited experts give, weighed: what a mixture replaces whose experts
         are spread over processes (``polyhead.parallel``)."""
-        if len(flat) == 1 and not self.calls_all:
+        if len(flat) == 1 and not self.calls_all and not _is_recorded():
             return self._of_one(flat, weights, chosen)
         return self._of_all(flat, weights, chosen)
 
     def _of_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """``[M, E]``, expert after expert."""
         out = torch.zeros_like(x)
-        numbers = range(len(self.experts)) if self.calls_all else torch.unique(chosen).tolist()
+        all_of_them = self.calls_all or _is_recorded()
+        numbers = range(len(self.experts)) if all_of_them else torch.unique(chosen).tolist()
         for number in numbers:
             rows, places = torch.where(chosen == number)
             made = self._weighed(number, x[rows], weights[rows, places, None])
@@ -161,8 +162,8 @@ class Experts(nn.Module):
             grouped = choice.view(len(x), config.groups, -1)
             best = grouped.topk(2 if config.group_score == "best two" else 1, dim=-1).values
             kept = best.sum(dim=-1).topk(config.groups_per_token, dim=-1).indices
-            open_ = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(1, kept, True)
-            choice = grouped.masked_fill(~open_[..., None], -torch.inf).flatten(1)
+            open_ = torch.zeros_like(grouped[..., 0]).scatter(1, kept, 1.0)
+            choice = grouped.masked_fill(open_[..., None] == 0.0, -torch.inf).flatten(1)
         chosen = choice.topk(config.experts_per_token, dim=-1).indices
         weights = scores.gather(1, chosen)
         if config.normalise:
@@ -172,6 +173,11 @@ class Experts(nn.Module):
     def extra_repr(self) -> str:
         config = self.config
         return f"{config.experts_per_token} of {config.num_experts}, scoring={config.scoring}"
+
+
+def _is_recorded() -> bool:
+    """Whether the operations are recorded to run for other tokens, which visit other experts."""
+    return torch.compiler.is_exporting() or torch._C._is_tracing()
 
 
 def _sparsemixer(logits: Tensor, count: int, jitter: float) -> tuple[Tensor, Tensor]:

@@ -233,6 +233,10 @@ class RoPE:
     def _computed_span(
         self, first: int, stop: int, dim: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> _Rotation:
+        if nothing_lasts():
+            return _signed(
+                *self._angles(torch.arange(first, stop, device=device), dim, length, dtype)
+            )
         # Tables outlive the call: they must be ordinary tensors whatever mode it runs in.
         with torch.inference_mode(False), torch.no_grad():
             positions = torch.arange(first, stop, device=device)

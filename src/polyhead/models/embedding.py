@@ -69,12 +69,12 @@ class Embedding(nn.Module):
         Raises:
             ValueError: There are no tokens.
         """
-        return self._own_tokens.weight
+        return self._own_tokens().weight
 
     @property
     def matrix(self) -> Tensor | QuantizedEmbedding:
         """What a tied head multiplies by: ``table``, or where that is quantised its module."""
-        tokens = self._own_tokens
+        tokens = self._own_tokens()
         return tokens if isinstance(tokens, QuantizedEmbedding) else tokens.weight
 
     @property
@@ -82,10 +82,14 @@ class Embedding(nn.Module):
         """A tensor of the dtype of the vectors and on their device."""
         if self.tokens is None:
             return next(self.frontend.parameters())
-        tokens = self._own_tokens
+        tokens = self._own_tokens()
         return tokens.like if isinstance(tokens, QuantizedEmbedding) else tokens.weight
 
-    @property
+    def __dir__(self) -> list[str]:
+        """Without what raises: ``torch.jit.trace`` reads every name that is listed."""
+        absent = ("table", "matrix") if self.tokens is None else ()
+        return [name for name in nn.Module.__dir__(self) if name not in absent]  # type: ignore[no-untyped-call]
+
     def _own_tokens(self) -> nn.Embedding | QuantizedEmbedding:
         if self.tokens is None:
             raise ValueError("patches and sound have no table of tokens")

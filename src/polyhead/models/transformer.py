@@ -262,6 +262,11 @@ class Transformer(nn.Module):
             return self.embedding.table
         return weight.weight if isinstance(weight, QuantizedMatrix) else weight
 
+    def __dir__(self) -> list[str]:
+        """Without what raises: ``torch.jit.trace`` reads every name that is listed."""
+        absent = ("unembedding",) if self.head is None else ()
+        return [name for name in nn.Module.__dir__(self) if name not in absent]  # type: ignore[no-untyped-call]
+
     def encode(
         self,
         ids: Tensor,

@@ -7,6 +7,7 @@ choose another way.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -46,6 +47,16 @@ def stranger(tensors: Iterable[Tensor]) -> str | None:
 def is_plain(x: Tensor) -> bool:
     """Whether the memory of x is its value."""
     return MODULE is not None and MODULE.stranger(x) is None
+
+
+def is_exported_to_onnx() -> bool:
+    """Whether ``torch.onnx.export`` records here, which knows torch's own operators alone."""
+    onnx = sys.modules.get("torch.onnx")  # slow to import, done where a model is exported
+    return onnx is not None and onnx.is_in_onnx_export()
+
+
+# As torch.compiler.assume_constant_result writes.
+is_exported_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_fake(tensors: Iterable[Tensor]) -> bool:

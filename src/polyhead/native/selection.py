@@ -63,7 +63,8 @@ def switched_off() -> dict[str, str]:
 def code_for(x: Tensor) -> Code | None:
     """The code in use, if it may replace torch's operations on x.
 
-    Not while gradients are recorded, nor under autocast, dispatch modes, functorch or compilation.
+    Not while gradients are recorded, nor under autocast, dispatch modes, functorch, compilation or
+    ``torch.jit.trace``, which would record none of what native code writes.
     """
     if (
         torch.is_grad_enabled()
@@ -71,6 +72,7 @@ def code_for(x: Tensor) -> Code | None:
         or not x.is_cpu
         or x.dtype not in DTYPES
         or torch.compiler.is_compiling()
+        or torch._C._is_tracing()
         or by_row.is_watched()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.is_autocast_enabled("cpu")
@@ -87,6 +89,7 @@ def code_with_autograd(*tensors: Tensor) -> Code | None:
     """
     if (
         torch.compiler.is_compiling()
+        or torch._C._is_tracing()
         or any(x.dtype not in DTYPES for x in tensors)
         or by_row.is_watched()
         or torch._C._functorch.peek_interpreter_stack() is not None

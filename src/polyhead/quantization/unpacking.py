@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyhead import native
+from polyhead.errors import UnsupportedError
 from polyhead.native import gate
 from polyhead.native.arguments import DTYPES, Scales, Weight
 from polyhead.native.code import Code
@@ -46,8 +47,14 @@ def unpack(
     Raises:
         ValueError: Rows that are not whole blocks.
         NotImplementedError: A type whose meaning the ``gguf`` package does not know.
+        UnsupportedError: ``torch.onnx.export``.
     """
-    if torch.compiler.is_compiling() or gate.is_fake([blocks]):
+    if torch.compiler.is_exporting() and gate.is_exported_to_onnx():
+        raise UnsupportedError(
+            f"ONNX has no weights in blocks: got {kind.name}; load the model with dtype=, which "
+            "unpacks them"
+        )
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or gate.is_fake([blocks]):
         by = (None, None, 0, 0) if scales is None else scales
         made: Tensor = _operator(blocks, kind.name, dtype, *by)
         return made

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from polyhead.semantics.tokens import is_traced
+
 
 class Part:
     """A part of an attention's meaning.
@@ -12,7 +18,9 @@ class Part:
     A class lists its constructor's arguments, ``class Window(Mask, arguments={"size": int, …})``,
     with their types for ``isinstance``, and keeps each as an attribute of that name. They define
     the object: files store them, and what a kernel computed for one object serves another with
-    equal arguments. A class without this list cannot be saved.
+    equal arguments. A class without this list cannot be saved, and its objects equal themselves.
+
+    torch takes every class for a constant: a part is an argument of modules that are exported.
     """
 
     arguments: ClassVar[Mapping[str, Any] | None] = None
@@ -22,6 +30,31 @@ class Part:
     def __init_subclass__(cls, arguments: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.arguments = arguments
+        _pytree.register_constant(cls)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other has the same class and the same arguments."""
+        if self is other:
+            return True
+        if type(self) is not type(other) or self.arguments is None:
+            return False
+        return all(same(getattr(self, name), getattr(other, name)) for name in self.arguments)
+
+    def __hash__(self) -> int:
+        if self.arguments is None:
+            return object.__hash__(self)
+        values = (getattr(self, name) for name in self.arguments)
+        return hash((type(self), *(x for x in values if isinstance(x, int | float | Part))))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arguments say the same; traced tensors equal themselves alone."""
+    if a is b:
+        return True
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+    return alike and not (is_traced(a) or is_traced(b)) and torch.equal(a, b)
 
 
 def inherit_no_shortcut(cls: type[Part], base: type[Part], drawn: str, *shortcuts: str) -> None:

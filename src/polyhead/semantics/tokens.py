@@ -121,9 +121,11 @@ def distance(q: Tokens, k: Tokens, device: torch.device) -> Tensor:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether ``tensor`` has no values to look at: compilation, export, vmap, meta, fake."""
+    """Whether ``tensor`` has no values to look at: compilation, export, ``torch.jit.trace``,
+    vmap, meta, fake."""
     return (
         torch.compiler.is_compiling()
+        or torch._C._is_tracing()
         or tensor.is_meta
         or isinstance(tensor, FakeTensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -166,7 +168,7 @@ def repeated_step() -> Repeated | None:
 
 def nothing_lasts() -> bool:
     """Whether tensors made here belong to a graph or a mode, so that they must not be cached."""
-    return torch.compiler.is_compiling() or by_row.is_watched()
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or by_row.is_watched()
 
 
 def is_transformed() -> bool:

@@ -13,7 +13,7 @@ from polyhead.kernels.operators import Code, differentiable, operators
 from polyhead.kernels.triton import blocks, self_test
 from polyhead.kernels.triton.interpreting import interpreting
 from polyhead.native.arguments import Extras
-from polyhead.native.gate import is_fake
+from polyhead.native.gate import is_exported_to_onnx, is_fake
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
 from polyhead.semantics.scores import is_distributed
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed
@@ -99,9 +99,13 @@ def _refused(call: Call) -> str | None:
     if q.device.type != "cuda" and not (q.is_cpu and interpreting()):
         return f"tensors on {q.device}"
     compiling = torch.compiler.is_compiling()
+    if torch.compiler.is_exporting() and is_exported_to_onnx():
+        return "torch.onnx.export"
     if is_transformed() or (compiling and is_differentiated()):
         return "torch.func"
     if not compiling:
+        if torch._C._is_tracing():
+            return "torch.jit.trace"
         if is_distributed(*call.tensors().values()):
             return "DTensors"
         if is_traced(q) and not is_fake((q,)):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyhead.checks import whole
 from polyhead.semantics.masks.algebra import Visibility
+from polyhead.semantics.parts import same
 from polyhead.semantics.tokens import Span, is_traced
 
 
@@ -69,6 +70,11 @@ class PerRow:
                 f"{self.name} must be one number or one per batch row: got {len(self.values)} "
                 f"for batch {batch}"
             )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PerRow) and same(self.values, other.values)
+
+    __hash__ = None  # type: ignore[assignment]  # its tensor can change
 
     def __repr__(self) -> str:
         numbers = self.values if isinstance(self.values, list) else None
