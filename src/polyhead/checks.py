@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import math
+import sys
 import reprlib
 from collections.abc import Iterable
 from numbers import Real
@@ -126,10 +126,8 @@ def is_finite(value: Any) -> bool:
     """Whether ``value`` is a real number that a float can hold; True and False are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    # Comparisons, which torch.compile(dynamic=True) knows of numbers, and math.isfinite is not.
+    return bool(-sys.float_info.max <= value <= sys.float_info.max)
 
 
 def shown(value: Any) -> str:

@@ -82,6 +82,14 @@ def test_compiles_as_one_graph_with_the_same_gradients(layer):
     close(gradients(module, compiled, x), gradients(module, module, x), 1e-5)
 
 
+def test_compiles_as_one_graph_for_any_sizes():
+    module, x = Told("rotary window"), tokens().detach()
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="eager")
+    for other in (x, torch.randn(2, 17, E)):
+        assert torch.allclose(compiled(other), module(other), atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @layers

@@ -9,7 +9,7 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.config import TransformerConfig
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
 from polyhead.native import by_row
-from polyhead.semantics.tokens import is_traced, repeated_step
+from polyhead.semantics.tokens import is_of, is_traced, repeated_step
 
 
 def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
@@ -97,7 +97,7 @@ def check_positions(
     if not isinstance(positions, Tensor) or positions.is_floating_point():
         got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise TypeError(f"positions must be a tensor of whole numbers: got {got}")
-    if positions.shape not in ((T,), (1, T), (B, T)):
+    if not is_of(positions, B, T):
         raise ValueError(
             f"positions must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
         )

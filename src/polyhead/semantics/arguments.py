@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from polyhead.checks import flag, number, share
+from polyhead.checks import flag, is_finite, number, share
 from polyhead.semantics.biases import Bias, TensorBias
 from polyhead.semantics.call import Call, Specification, decisive
 from polyhead.semantics.masks import Mask, bare_tensor_message
 from polyhead.semantics.masks.algebra import called
 from polyhead.semantics.scores import autocast_enabled
 from polyhead.semantics.sources import DenseSource, KeyValueSource
-from polyhead.semantics.tokens import Tokens
+from polyhead.semantics.tokens import Tokens, is_of
 
 
 def call_of(
@@ -55,7 +55,7 @@ def call_of(
         bias.check(B, H, T, S)
     if scale is None:
         scale = 1.0 / math.sqrt(D)
-    elif type(scale) is not float or not math.isfinite(scale):
+    elif type(scale) is not float or not is_finite(scale):
         number("scale", scale)
     if softcap is not None:
         number("softcap", softcap, above=0, hint=", or None for off")
@@ -203,7 +203,7 @@ def _check_positions(name: str, positions: Tensor, batch: int, length: int, lett
     if not isinstance(positions, Tensor) or positions.is_floating_point():
         got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise TypeError(f"{name} must be a tensor of whole numbers: got {got}")
-    if positions.shape not in ((length,), (batch, length), (1, length)):
+    if not is_of(positions, batch, length):
         raise ValueError(
             f"{name} must be [{letter}] = [{length}] or [B, {letter}] = [{batch}, {length}]: got "
             f"{list(positions.shape)}"

@@ -120,6 +120,14 @@ def distance(q: Tokens, k: Tokens, device: torch.device) -> Tensor:
     return difference[None, None] if difference.ndim == 2 else difference[:, None]
 
 
+def is_of(positions: Tensor, batch: int, length: int) -> bool:
+    """Whether these are ``[T]``, ``[1, T]`` or ``[B, T]``."""
+    if positions.ndim not in (1, 2) or positions.shape[-1] != length:
+        return False
+    # One by one: torch.compile(dynamic=True) does not know whether a tuple holds such a number.
+    return positions.ndim == 1 or positions.shape[0] == 1 or bool(positions.shape[0] == batch)
+
+
 def is_traced(tensor: Tensor) -> bool:
     """Whether ``tensor`` has no values to look at: compilation, export, ``torch.jit.trace``,
     vmap, meta, fake."""

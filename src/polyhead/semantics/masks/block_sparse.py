@@ -85,7 +85,7 @@ class BlockSparse(Mask, arguments={"blocks": Tensor, "block_size": int}):
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         B, H, rows, columns = self.blocks.shape
-        if B not in (1, batch) or H not in (1, heads):
+        if 1 != B != batch or 1 != H != heads:
             raise ValueError(
                 f"BlockSparse blocks must be of 1 or {batch} batch rows and 1 or {heads} heads: "
                 f"got {B} and {H}"

@@ -65,7 +65,7 @@ class PerRow:
         return [self.values[row] for row in rows]
 
     def check(self, batch: int) -> None:
-        if len(self.values) not in (1, batch):
+        if 1 != len(self.values) != batch:
             raise ValueError(
                 f"{self.name} must be one number or one per batch row: got {len(self.values)} "
                 f"for batch {batch}"

@@ -98,7 +98,7 @@ def of_tokens(tensor: Tensor, queries: slice, keys: slice) -> Tensor:
 
 def check_broadcast(name: str, tensor: Tensor, shape: tuple[int, int, int, int]) -> None:
     """Raises ValueError unless 4-D ``tensor`` broadcasts to ``shape``."""
-    if any(have not in (1, want) for have, want in zip(tensor.shape, shape, strict=True)):
+    if any(1 != have != want for have, want in zip(tensor.shape, shape, strict=True)):
         raise ValueError(
             f"{name} must broadcast to [B, H, T, S] = {list(shape)}: got {list(tensor.shape)}"
         )

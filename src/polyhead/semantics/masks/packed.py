@@ -133,7 +133,7 @@ class Documents(Mask, arguments={"lengths": list}):
         return Visibility.ALL if q_first == q_last == k_first == k_last else Visibility.SOME
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        if len(self.lengths) not in (1, batch):
+        if 1 != len(self.lengths) != batch:
             raise ValueError(
                 f"Documents lists {len(self.lengths)} batch rows, the call has batch {batch}"
             )
