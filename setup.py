@@ -1,7 +1,11 @@
 """Builds the native kernels; everything else about the package is in pyproject.toml.
 
 Each instruction set is a source file of its own, compiled for that processor and chosen at run
-time. Without a C++ compiler, or where compiling fails, the package installs all the same, as a
+time. A wheel has all of them. A module that stays where it is built (``pip install -e``,
+``build_ext --inplace``) has the best one for this processor and the portable one, which takes a
+third of the time. POLYHEAD_NATIVE_BUILD says otherwise: ``all``, ``native`` (those two) or names.
+
+Without a C++ compiler, or where compiling fails, the package installs all the same, as a
 wheel for every machine, and works through its other kernels; ``native/not_compiled.txt`` keeps the
 reason, which ``polyhead doctor`` shows. With POLYHEAD_REQUIRE_NATIVE=1 the build fails instead.
 """
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,15 +53,25 @@ Vec probe(Vec a, Vec b, Bytes c) {
     return __builtin_shufflevector(a, b, 0, 4, 1, 5) * (float)omp_get_num_threads();
 }
 """
-SOURCES = ["csrc/module.cpp", *(f"csrc/{name}.cpp" for name in PROCESSORS)]
+# Prints which codes this processor runs, the best first.
+RUNS = """
+#include <cstdio>
+#include "processors.h"
+#define PRINT(name) if (polyhead::runs_##name()) std::puts(#name);
+int main() { PH_EVERY_CODE(PRINT) }
+"""
+MODULE = "csrc/module.cpp"
 
 
 class BuildForEachProcessor(build_ext):
     """Adds the flags of an instruction set to its own file, and compiles files side by side."""
 
     why_not = ""
+    codes = "all"
 
     def run(self) -> None:
+        if self.inplace:
+            self.codes = "native"
         super().run()
         module = Path(self.get_ext_fullpath(NAME))
         reason = module.with_name("not_compiled.txt")
@@ -68,8 +83,14 @@ class BuildForEachProcessor(build_ext):
             reason.write_text(self.why_not + "\n", encoding="utf-8")
 
     def build_extension(self, extension: Extension) -> None:
+        compiler = self.compiler.compiler_so_cxx
+        names = chosen_codes(compiler, self.codes)
+        extension.sources = [MODULE, *(f"csrc/{name}.cpp" for name in names)]
+        extension.define_macros = [("PH_CODES(X)", " ".join(f"X({name})" for name in names))]
+        if not set(names) <= codes_in(Path(self.get_ext_fullpath(NAME))):
+            self.force = True
         try:
-            try_compiler(self.compiler.compiler_so_cxx)
+            try_compiler(compiler, names)
             self.compile_side_by_side(extension)
         except (BaseError, CompileError, LinkError, OSError) as error:
             self.why_not = str(error)
@@ -97,15 +118,50 @@ class BuildForEachProcessor(build_ext):
             super().build_extension(extension)
 
 
-def try_compiler(command: list[str]) -> None:
-    """Compiles and links a few lines for every processor, or says what is wrong in a sentence."""
+def chosen_codes(compiler: list[str], default: str) -> list[str]:
+    """Names of the codes to compile, the portable one always among them."""
+    chosen = os.environ.get("POLYHEAD_NATIVE_BUILD") or default
+    if chosen == "native":
+        chosen = best_code(compiler) or "all"
+    wanted = set(PROCESSORS) if chosen == "all" else set(chosen.split(","))
+    if unknown := sorted(wanted - set(PROCESSORS)):
+        raise SystemExit(
+            f"POLYHEAD_NATIVE_BUILD must be all, native, or names with commas among "
+            f"{', '.join(PROCESSORS)}: got {', '.join(unknown)}"
+        )
+    return [name for name in PROCESSORS if name in wanted | {"portable"}][::-1]
+
+
+def best_code(compiler: list[str]) -> str | None:
+    """The name of the best code that this processor runs; None: the compiler cannot tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "runs.cpp"), Path(folder, "runs")
+        source.write_text(RUNS, encoding="utf-8")
+        command = [*compiler, "-std=c++17", "-Icsrc", str(source), "-o", str(program)]
+        try:
+            subprocess.run(command, check=True, capture_output=True)
+            done = subprocess.run([program], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    return done.stdout.split()[0]
+
+
+def codes_in(module: Path) -> set[str]:
+    """Names of the codes in a module that was built earlier."""
+    content = module.read_bytes() if module.exists() else b""
+    named = re.search(rb"polyhead codes:([a-z0-9_ ]+);", content)
+    return set(named[1].decode().split()) if named else set()
+
+
+def try_compiler(command: list[str], names: list[str]) -> None:
+    """Compiles and links a few lines for each processor, or says what is wrong in a sentence."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
         source.write_text(PROBE, encoding="utf-8")
         target = ["-shared", "-o", str(source.with_suffix(".so")), str(source), *LIBRARIES]
-        for name, own in PROCESSORS.items():
+        for name in reversed(names):
             try:
-                call = [*command, *FLAGS, *own, *target]
+                call = [*command, *FLAGS, *PROCESSORS[name], *target]
                 done = subprocess.run(call, capture_output=True, text=True, errors="replace")
             except OSError as error:
                 raise CompileError(f"there is no C++ compiler {command[0]!r}; {NEEDED}") from error
@@ -143,7 +199,7 @@ setup(
     ext_modules=[
         Extension(
             NAME,
-            SOURCES,
+            [MODULE],
             depends=[str(path) for path in Path("csrc").glob("*.h")],
             extra_compile_args=FLAGS,
             extra_link_args=LIBRARIES,

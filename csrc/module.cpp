@@ -11,6 +11,7 @@
 #include <new>
 
 #include "interface.h"
+#include "processors.h"
 
 using namespace polyhead;
 
@@ -18,12 +19,20 @@ uint8_t polyhead::grids[kGridBytes];
 
 namespace {
 
-const Code* const kCodes[] = {
-#if defined(__x86_64__)
-    &avx512_amx_code, &avx512_bf16_code, &avx512_code, &avx2_code,
+// The codes that were compiled, the best first.
+#if !defined(PH_CODES)
+#define PH_CODES PH_EVERY_CODE
 #endif
-    &portable_code,
+struct Compiled {
+    const Code* code;
+    bool (*runs_here)();
 };
+#define PH_COMPILED(name) {&name##_code, runs_##name},
+const Compiled kCodes[] = {PH_CODES(PH_COMPILED)};
+
+// setup.py reads in a module which codes it has.
+#define PH_NAMED(name) " " #name
+__attribute__((used)) const char kNamed[] = "polyhead codes:" PH_CODES(PH_NAMED) ";";
 
 // Nobody else may run Python while one exists; a computation that is watched lets signals in.
 class Unlocked : public Watch {
@@ -114,11 +123,11 @@ template <class Call> class Arguments {
             return;
         }
         const int64_t i = whole(0), codes = sizeof kCodes / sizeof *kCodes;
-        if (i < 0 || i >= codes || !kCodes[i]->runs_here()) {
+        if (i < 0 || i >= codes || !kCodes[i].runs_here()) {
             if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "no code %lld for this processor", (long long)i);
             return;
         }
-        code = kCodes[i];
+        code = kCodes[i].code;
         const int64_t wanted = whole(1);
         threads = wanted < 1 ? 1 : wanted > 1024 ? 1024 : (int)wanted;
     }
@@ -223,8 +232,8 @@ PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* codes(PyObject*, PyObject*) {
     PyObject* list = PyList_New(0);
     if (!list) return nullptr;
-    for (const Code* code : kCodes) {
-        PyObject* item = Py_BuildValue("(sN)", code->name, PyBool_FromLong(code->runs_here()));
+    for (const Compiled& each : kCodes) {
+        PyObject* item = Py_BuildValue("(sN)", each.code->name, PyBool_FromLong(each.runs_here()));
         if (!item || PyList_Append(list, item) < 0) {
             Py_XDECREF(item);
             Py_DECREF(list);
@@ -233,6 +242,14 @@ PyObject* codes(PyObject*, PyObject*) {
         Py_DECREF(item);
     }
     return list;
+}
+
+// best() -> the name of the best code for this processor, compiled or not.
+PyObject* best(PyObject*, PyObject*) {
+#define PH_IF_BEST(name) \
+    if (runs_##name()) return PyUnicode_FromString(#name);
+    PH_EVERY_CODE(PH_IF_BEST)
+    Py_RETURN_NONE;
 }
 
 // stranger(*tensors) -> what kind of tensor among these has no memory that is its value, or None.
@@ -318,6 +335,7 @@ PyObject* interface(PyObject*, PyObject*) {
 #define PH_METHOD(name, words) {#name, (PyCFunction)(void (*)())name, METH_FASTCALL, words}
 PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
+    {"best", best, METH_NOARGS, "The name of the best code for this processor, compiled or not."},
     {"interface", interface, METH_NOARGS, "What crosses: groups and functions, dtypes, activations, limits."},
     PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
     {"grids", (PyCFunction)(void (*)())take_grids, METH_FASTCALL, "Takes the grids of the IQ types."},

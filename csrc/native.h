@@ -335,7 +335,6 @@ struct Tile {
 // The code of one instruction set.
 struct Code {
     const char* name;
-    bool (*runs_here)();
     void (*product)(const Product&, int threads);
     void (*many_product)(const ManyProduct&, int threads);
     void (*unpack)(const Unpacked&, int threads);

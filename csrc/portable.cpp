@@ -1,8 +1,6 @@
 // Any processor: vectors of four, which are SSE2 on x86-64 and NEON on ARM.
-static bool runs_here() { return true; }
 #define PH_WIDTH 4
 #define PH_NAMESPACE portable
 #define PH_CODE portable_code
 #define PH_NAME "portable"
-#define PH_RUNS_HERE runs_here
 #include "code.h"

@@ -10,6 +10,7 @@ compiler.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+CODES = b"portable;"
+if platform.machine() == "x86_64":
+    CODES = b"avx512_amx avx512_bf16 avx512 avx2 " + CODES
 
 
 def run(*command: str | Path, **changes: str) -> None:
@@ -34,6 +38,9 @@ def check(wheel: Path, *, native: bool) -> None:
     if native != bool(modules) or native == pure:
         sys.exit(f"{wheel.name} holds {modules or 'no native code'}: its name says otherwise")
     if native:
+        with zipfile.ZipFile(wheel) as archive:
+            if b"polyhead codes: " + CODES not in archive.read(modules[0]):
+                sys.exit(f"{wheel.name} does not have every native code")
         run(sys.executable, "-m", "abi3audit", "--strict", wheel)
 
 

@@ -49,7 +49,7 @@ def main() -> int:
         subprocess.run(
             [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
             cwd=folder,
-            env=os.environ | {"CXX": f"g++ {WATCHED} {TILES}"},
+            env=os.environ | {"CXX": f"g++ {WATCHED} {TILES}", "POLYHEAD_NATIVE_BUILD": "all"},
             check=True,
             stderr=subprocess.DEVNULL,
         )

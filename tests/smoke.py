@@ -20,6 +20,8 @@ def main(arguments: list[str]) -> None:
     reason = native.unavailable()
     if "--native" in arguments and reason is not None:
         sys.exit(f"the native code is not used: {reason}")
+    if "--native" in arguments and (better := native.left_out()) is not None:
+        sys.exit(f"the native code for {better}, which this processor runs, was not compiled")
     if "--pure" in arguments and reason is None:
         sys.exit("native code was found in a wheel that should have none")
     torch.manual_seed(0)

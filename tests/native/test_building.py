@@ -1,18 +1,24 @@
-"""setup.py where there is no compiler that can compile csrc/."""
+"""setup.py: which codes it compiles, and what it does where no compiler can compile csrc/."""
 
 from __future__ import annotations
 
 import os
+import platform
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+import types
 import zipfile
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from polyhead import native
+from polyhead.cli import doctor
 from polyhead.native import gate, selection
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +26,15 @@ OLD = """#!/bin/sh
 if [ "$1" = --version ]; then echo "g++ (GCC) 11.4.0"; exit; fi
 echo "$3: error: '__builtin_shufflevector' was not declared in this scope" >&2
 exit 1
+"""
+# Compiles nothing: notes the files of csrc/, and makes a program that says what a processor runs.
+NOTING = """#!/usr/bin/env python3
+import pathlib, sys
+target = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
+target.write_text("#!/bin/sh\\nprintf 'avx512\\navx2\\nportable\\n'")
+target.chmod(0o755)
+with open("compiled", "a") as notes:
+    print(*(pathlib.Path(each).stem for each in sys.argv if each.startswith("csrc/")), file=notes)
 """
 
 
@@ -76,9 +91,59 @@ def test_a_release_fails_without_the_native_module(tmp_path, old_compiler):
     assert why.startswith("there is no C++ compiler ")
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="one code, the portable one")
+@pytest.mark.parametrize(
+    ("command", "chosen", "expected"),
+    [
+        (("build_ext", "--inplace"), "", "avx512 portable"),
+        (("build_ext", "--inplace"), "all", "avx2 avx512 avx512_amx avx512_bf16 portable"),
+        (("build_ext",), "", "avx2 avx512 avx512_amx avx512_bf16 portable"),
+        (("build_ext",), "avx2", "avx2 portable"),
+    ],
+)
+def test_a_module_that_stays_here_has_the_best_code_and_a_wheel_has_all(
+    tmp_path, command, chosen, expected
+):
+    noting = tmp_path / "noting-g++"
+    noting.write_text(NOTING)
+    noting.chmod(0o755)
+    done = build(tmp_path, noting, *command, POLYHEAD_NATIVE_BUILD=chosen)
+    assert done.returncode == 0, done.stderr
+    compiled = set((tmp_path / "compiled").read_text().split())
+    assert " ".join(sorted(compiled - {"module"})) == expected
+
+
+def test_a_code_that_there_is_not_is_named(tmp_path, old_compiler):
+    done = build(tmp_path, old_compiler, "build_ext", POLYHEAD_NATIVE_BUILD="avx2,avx1024")
+    assert done.returncode == 1
+    assert "POLYHEAD_NATIVE_BUILD must be all, native, or names" in done.stderr
+    assert done.stderr.rstrip().endswith("avx1024")
+
+
+@pytest.mark.skipif(native.code() is None, reason="no native code was compiled here")
+def test_a_module_built_earlier_names_its_codes(monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    codes_in = runpy.run_path(str(ROOT / "setup.py"))["codes_in"]
+    names = {name for name, _ in gate.MODULE.codes()}
+    assert codes_in(Path(gate.MODULE.__file__)) == names
+    assert codes_in(Path(__file__).with_name("none.so")) == set()
+
+
+@pytest.mark.skipif(native.code() is None, reason="no native code was compiled here")
+def test_doctor_names_the_best_code_that_was_left_out(monkeypatch):
+    names = [name for name, runs_here in gate.MODULE.codes() if runs_here]
+    assert (native.left_out() is None) == (gate.MODULE.best() == names[0])
+    native.all_codes()
+    monkeypatch.setattr(gate, "MODULE", types.SimpleNamespace(best=lambda: "avx1024"))
+    report = doctor.machine()
+    assert report["native_code_left_out"] == "avx1024"
+    doctor._show(doctor.examine() | {"machine": report}, Console(file=(screen := StringIO())))
+    assert "avx1024, the best for this processor" in screen.getvalue()
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_compiler_is_tried_with_what_the_code_needs(tmp_path):
-    tried = "import setup; setup.try_compiler(['g++', '-shared', '-fPIC'])"
+    tried = "import setup; setup.try_compiler(['g++', '-shared', '-fPIC'], [*setup.PROCESSORS])"
     call = [sys.executable, "-c", f"import setuptools; setuptools.setup = lambda **_: 0; {tried}"]
     subprocess.run(call, cwd=ROOT, check=True)
 

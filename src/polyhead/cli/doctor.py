@@ -81,6 +81,7 @@ def machine() -> dict[str, Any]:
         "memory_bytes": _memory(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "native_code": None if (chosen := native.code()) is None else chosen.name,
+        "native_code_left_out": native.left_out(),
         "native_code_switched_off": native.switched_off(),
         "triton_switched_off": _triton_switched_off(),
         "no_decoding_graphs": _no_graphs(),
@@ -213,6 +214,12 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     row("instructions", " ".join(machine["instructions"]) or "none known")
     row("torch kernels for", machine["vector_instructions"])
     row("native code for", machine["native_code"] or "none")
+    if better := machine["native_code_left_out"]:
+        row(
+            "  not compiled",
+            f"{better}, the best for this processor: install polyhead again",
+            "red",
+        )
     for name, wrong in machine["native_code_switched_off"].items():
         row("  switched off", f"{name}: {wrong}", "red")
     row("accelerators", ", ".join(machine["accelerators"]) or "none")

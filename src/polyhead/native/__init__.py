@@ -14,6 +14,7 @@ from polyhead.native.selection import (
     code_for,
     code_with_autograd,
     is_plain,
+    left_out,
     switched_off,
     unavailable,
     using,
@@ -21,5 +22,6 @@ from polyhead.native.selection import (
 
 __all__ = [
     "Code", "Heads", "LayerForm", "LayerWeights", "NormWeight", "TileSums", "all_codes", "code",
-    "code_for", "code_with_autograd", "is_plain", "switched_off", "unavailable", "using",
+    "code_for", "code_with_autograd", "is_plain", "left_out", "switched_off", "unavailable",
+    "using",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ _GROUPS: tuple[type[Any], ...] = (
 )
 _FUNCTIONS = {
     "codes": "",
+    "best": "",
     "stranger": "",
     "grids": "",
     "guard": "",

@@ -54,6 +54,13 @@ def code() -> Code | None:
     return _forced[-1] if _forced else _chosen()
 
 
+def left_out() -> str | None:
+    """The name of the best code for this processor, if it was not compiled."""
+    codes = all_codes()
+    best: str | None = gate.MODULE.best() if gate.MODULE is not None else None
+    return best if codes and codes[0].name != best else None
+
+
 def switched_off() -> dict[str, str]:
     """The codes that the test at first use found wrong, by name, and what was wrong."""
     _chosen()
