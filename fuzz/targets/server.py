@@ -34,6 +34,7 @@ ADDRESSES = (
         "",
     ),
 )
+TARGETS = ("*", "", "localhost:443", "http://localhost/", "/", "//", TOKEN, f"{TOKEN}/", "\0", "/x")
 PIECES = ("0", "-1", "99", "9" * 30, "9" * 5_000, "1e3", "/", "..", "%00", "?", "&", "=", "q0=5")
 NUMBERS = ("0", "1", "2", "7", "-1", "99", "9" * 30, "9" * 5_000, "1e3", "nan", "x", "", "\u0663")
 app: Any = None
@@ -57,8 +58,14 @@ def prepare() -> None:
 
 
 async def answer(address: str, body: bytes) -> tuple[int, bytes]:
-    """What the application says to a request, without a network."""
+    """What the application says to a request, without a network.
+
+    Args:
+        address: Behind the token, or a whole target that begins with ``=``.
+        body: What is sent.
+    """
     path, _, query = address.partition("?")
+    path = path[1:] if path.startswith("=") else f"/{TOKEN}/{path}"
     parts = [body[i : i + 100] for i in range(0, len(body), 100)] or [b""]
     sent: list[dict[str, Any]] = []
 
@@ -78,8 +85,8 @@ async def answer(address: str, body: bytes) -> tuple[int, bytes]:
         "http_version": "1.1",
         "method": "POST" if posts else "GET",
         "scheme": "http",
-        "path": f"/{TOKEN}/{path}",
-        "raw_path": f"/{TOKEN}/{path}".encode("utf-8", "replace"),
+        "path": path,
+        "raw_path": path.encode("utf-8", "replace"),
         "root_path": "",
         "query_string": query.encode("utf-8", "replace"),
         "headers": [(b"host", b"127.0.0.1"), (b"content-length", str(len(body)).encode())],
@@ -96,6 +103,8 @@ def case(random: Random) -> None:
     elif kind < 0.5 and (numbers := [*re.finditer("[0-9]+", address)]):
         at = random.choice(numbers)
         address = address[: at.start()] + random.choice(NUMBERS) + address[at.end() :]
+    elif kind < 0.55:
+        address = "=" + mutation.text(random, random.choice(TARGETS), PIECES)
     body = mutation.json_text(random, WRITE if address.startswith("write") else LOOK)
     status, said = asyncio.run(answer(address, body))
     assert status < 500, said

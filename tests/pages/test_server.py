@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +90,47 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(port: int) -> None:
         head = f"POST /{TOKEN}/look HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
         client.sendall(head.encode())
         assert client.recv(100).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET *",
+        b"OPTIONS *",
+        b"GET " + TOKEN.encode(),
+        b"CONNECT localhost:443",
+        b"GET localhost",
+        b"GET http://localhost",
+        b"GET http://localhost/",
+        b"GET http://localhost/%b/progress" % TOKEN.encode(),
+        b"GET ?",
+        b"GET #",
+        b"GET ",
+        b"GET //",
+        b"GET /..",
+        b"GET /%",
+        b"GET /%zz/%",
+        b"GET /%ff%fe/",
+        b"GET /%ed%a0%80/",
+        b"GET /%00",
+        b"GET /%b/%%00" % TOKEN.encode(),
+        b"GET /%b/row/%%ff/0/0/0" % TOKEN.encode(),
+        b"GET /\0",
+        b"GET /\xff",
+        b"GET /%b/\xff" % TOKEN.encode(),
+        b"GET /a b",
+        b"GET /" + b"x" * 200_000,
+        b"\0 /",
+        b"BREW /",
+        b"BREW /%b/" % TOKEN.encode(),
+    ],
+    ids=lambda line: repr(line[:40]),
+)
+def test_odd_request_lines_get_an_answer_of_the_clients_fault(line: bytes, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(line + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = client.recv(1000)
+    assert re.match(rb"HTTP/1.1 4[0-9][0-9] ", answer), answer
 
 
 @pytest.mark.parametrize(

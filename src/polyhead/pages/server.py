@@ -123,7 +123,8 @@ class _OnlyWithToken:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            given = scope["path"].split("/")[1].encode()
+            # Of "*", "localhost:443" and other targets without a slash no part is the token.
+            given = scope["path"].partition("/")[2].partition("/")[0].encode()
             if not secrets.compare_digest(given, self.token):
                 await Response(status_code=404, headers=_HEADERS)(scope, receive, send)
                 return
