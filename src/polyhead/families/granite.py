@@ -62,7 +62,7 @@ def read(keys: Keys, *, sparse: bool) -> TransformerConfig:
         max_positions=reach(rope, sizes.max_positions),
         norm=norm,
         embedding=EmbeddingConfig(scale=keys.number("embedding_multiplier")),
-        logit_scale=1.0 / keys.number("logits_scaling"),
+        logit_scale=1.0 / keys.positive("logits_scaling"),
     )
 
 

@@ -20,7 +20,13 @@ from polyhead.config.attention import QueryTemperatureConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import EXPERTS, Gguf
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
+from polyhead.families.common.reading import (
+    read_decoder,
+    read_layer_types,
+    read_network,
+    read_rms_norm,
+    read_sizes,
+)
 from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.steps import PerExpert, RotaryPairs, Rows, Transposed
 from polyhead.families.common.tables import AROUND_LAYERS, NORMS
@@ -51,9 +57,8 @@ def read(keys: Keys) -> TransformerConfig:
     )
     temperature = QueryTemperatureConfig(scale, every, offset=1) if tuned else None
     rotated, chunk = _rotated(keys, sizes.num_layers), keys.whole("attention_chunk_size", None)
-    kinds = keys.take("layer_types", None) or [CHUNKED if each else FULL for each in rotated]
-    if len(kinds) != sizes.num_layers or {*kinds} - {CHUNKED, FULL}:
-        raise keys.refused("layer_types", kinds, f"{sizes.num_layers} of {CHUNKED} and {FULL}")
+    default = [CHUNKED if each else FULL for each in rotated]
+    kinds = read_layer_types(keys, sizes.num_layers, default, (CHUNKED, FULL))
     if CHUNKED in kinds and chunk is None:
         raise keys.refused(
             "attention_chunk_size", None, "a number of tokens, as layers have chunks"
@@ -92,7 +97,7 @@ def _rotated(keys: Keys, count: int) -> list[bool]:
     if interval < 1:
         raise keys.refused("no_rope_layer_interval", interval, "at least 1 layer")
     flags = keys.take("no_rope_layers", None) or [(i + 1) % interval != 0 for i in range(count)]
-    if not isinstance(flags, list) or len(flags) != count or {*map(int, flags)} - {0, 1}:
+    if not isinstance(flags, list) or len(flags) != count or any(i not in (0, 1) for i in flags):
         raise keys.refused("no_rope_layers", flags, f"{count} of 0 and 1")
     return [bool(each) for each in flags]
 

@@ -22,7 +22,11 @@ def read(keys: Keys) -> TransformerConfig:
     rotated = keys.take("no_rope_layers", None)
     if rotated is None:
         rotated = [int((i + 1) % interval != 0) for i in range(count)]
-    if not isinstance(rotated, list) or len(rotated) != count or {*map(str, rotated)} - {"0", "1"}:
+    if (
+        not isinstance(rotated, list)
+        or len(rotated) != count
+        or any(i not in (0, 1) for i in rotated)
+    ):
         raise keys.refused("no_rope_layers", rotated, f"{count} of 0 and 1")
     used, window = keys.flag("use_sliding_window"), keys.whole("sliding_window", None)
     hidden = [SLIDING if used and window is not None and not each else FULL for each in rotated]

@@ -198,17 +198,19 @@ def read_head(keys: Keys) -> Literal["tied", "untied"] | None:
     raise keys.refused("architectures", names, f"a class named ...{' or ...'.join(_WITH_HEAD)}")
 
 
-def read_layer_types(keys: Keys, num_layers: int, default: list[str]) -> list[str]:
-    """Which layers see everything and which a window."""
+def read_layer_types(
+    keys: Keys, num_layers: int, default: list[str], kinds: Sequence[str] = LAYER_TYPES
+) -> list[str]:
+    """Which layers see everything and which a window, or another of two ``kinds``."""
     types = keys.take("layer_types", None)
     if types is None:
         return default
     if (
         not isinstance(types, list)
         or len(types) != num_layers
-        or any(kind not in LAYER_TYPES for kind in types)
+        or any(kind not in kinds for kind in types)
     ):
-        raise keys.refused("layer_types", types, f"{num_layers} of {' and '.join(LAYER_TYPES)}")
+        raise keys.refused("layer_types", types, f"{num_layers} of {' and '.join(kinds)}")
     return types
 
 

@@ -88,6 +88,10 @@ def read_rope(
         inner.expect("long_mscale", fields["attention_factor"])
     inner.finish()
     if stretch:
+        if stretch < 0 or head_dim < 3:
+            raise inner.refused(
+                "alpha", stretch, "a number from 0, and heads of 3 features or more"
+            )
         rope_type, fields = "default", {}
         theta *= stretch ** (head_dim / (head_dim - 2))
     trained = keys.whole("original_max_position_embeddings", None)
@@ -102,6 +106,9 @@ def read_rope(
                 f"not read original_max_position_embeddings: got {fields['original_max_positions']}"
             )
         fields["original_max_positions"] = max_positions
+    trained = fields.get("original_max_positions")
+    if trained is not None and trained < 1:
+        raise inner.refused("original_max_position_embeddings", trained, "a whole number from 1")
     if rope_type == "yarn" or (rope_type == "longrope" and "attention_factor" not in fields):
         fields.setdefault("factor", max_positions / fields["original_max_positions"])
     rotated = int(head_dim * part)

@@ -1,0 +1,117 @@
+"""config.json of every family: zeros, ends of numbers and odd types under the keys that it reads."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fuzz import mutation
+from polyhead.errors import ConfigError
+from polyhead.families import families, read_config
+from polyhead.planning import plan
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+    "num_mel_bins": 8,
+    "max_source_positions": 32,
+    "rotary_dim": 8,
+    "v_head_dim": 8,
+    "attention_types": [[["global", "local"], 1]],
+}
+"""Instead of a family's own, which are those of a large model."""
+ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
+OTHERS: dict[str, Any] = {
+    "rope_parameters": ROPE | {"original_max_position_embeddings": 16},
+    "rope_scaling": {"type": "linear", "factor": 2.0},
+    "partial_rotary_factor": 0.5,
+    "architectures": ["LlamaForCausalLM"],
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 8,
+    "head_dim": 8,
+    "initializer_range": 0.02,
+    "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32},
+}
+"""What many families read, if it is there."""
+ODD = (
+    0,
+    0.0,
+    -1,
+    -1.5,
+    1e-320,
+    1e308,
+    float("nan"),
+    float("inf"),
+    2**40,
+    10**400,
+    [],
+    {},
+    "",
+    [[]],
+)
+path = Path()
+
+
+def prepare() -> None:
+    global path
+    path = Path(tempfile.mkdtemp()) / "config.json"
+    for name in families():
+        complete(name)
+
+
+@functools.cache
+def complete(name: str) -> dict[str, Any]:
+    """A config.json that the family reads, with every key that it has a default for.
+
+    Raises:
+        ConfigError: The family needs a key that ``SIZES`` does not have.
+    """
+    if name == "t5gemma":
+        stack = {key: value for key, value in complete("gemma2").items() if key != "model_type"}
+        return {"model_type": name, "vocab_size": 64, "encoder": stack, "decoder": stack}
+    family = families()[name]
+    called = {theirs: ours for ours, theirs in family.aliases.items()}
+    values: dict[str, Any] = {"model_type": name}
+    for key, default in family.defaults.items():
+        values[family.aliases.get(key, key)] = SIZES.get(key, default)
+    while True:
+        try:
+            read_config(values, path)
+            return values
+        except ConfigError as error:
+            missing = re.search("key '([a-z_]+)' is missing", str(error))
+            if missing is None or missing[1] in values:
+                raise
+            values[missing[1]] = SIZES[called.get(missing[1], missing[1])]
+
+
+def case(random: Random) -> None:
+    values = dict(complete(random.choice([*families()])))
+    for _ in range(random.choice((0, 0, 1, 2))):
+        key = random.choice([*OTHERS])
+        values[key] = OTHERS[key]
+    for _ in range(random.choice((1, 1, 1, 2))):
+        values[random.choice([*values][1:])] = random.choice(ODD)
+    if random.random() < 0.3:
+        values = mutation.json_object(random, values)
+    path.write_text(json.dumps(values))
+    if random.random() < 0.7:
+        read_config(json.loads(path.read_text()), path)
+    else:
+        str(plan(str(path), tokens=32))
