@@ -1,0 +1,198 @@
+"""Draws small changes of a package and counts those that the tests notice.
+
+    python tools/mutation.py --package caches --number 50 --seed 3
+
+Prints a line for each change and the rate; exit code 1 if less than ``--least`` percent are caught.
+A change is tried on the tests that run its line, fastest first, those of the package's own folder
+before others, until one fails or ``--seconds`` of tests have passed. ``csrc`` is compiled anew for
+each change, for this processor alone and without the test at first use, which would switch it off;
+``kernels/triton/device`` is interpreted, which takes Triton. Survivors that change nothing
+observable are listed in equivalent.toml with the reason, and count as neither.
+
+The tree is not touched: each change is in a copy of links to it, in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from changes import Change, draw
+from children import end_all
+from compiled import Compiled
+from measured import Tests
+
+ROOT = Path(__file__).parents[1]
+TRITON = "kernels/triton/device"
+NATIVE = ["kernels/test_native", "layers/test_fused", "layers/test_linear", "layers/test_step"]
+TESTS = {
+    "caches": ["caches", "kernels/test_specifications_through_caches.py", "generation/test_search.py"],
+    "config": ["config", "checkpoints/test_config_json.py", "planning", "layers", "models"],
+    "conversion": ["conversion"],
+    "csrc": [
+        *(f"kernels/test_native{part}.py" for part in ("_codes", "", "_gradients", "_gate")),
+        *(f"layers/test_{name}.py" for name in ("fused", "linear", "quantized_layers", "eights")),
+        "quantization",
+        *(f"layers/test_step{part}.py" for part in ("", "_caches", "_experts")),
+        "models/test_layer_runs.py",
+        "inspection/test_statistics.py",
+    ],
+    "families/common": ["families", "checkpoints"],
+    "generation": ["generation"],
+    "kernels": ["kernels", "test_functional.py", "semantics"],
+    "layers": ["layers", "models", "checkpoints/test_parity_families.py"],
+    "models": ["models", "layers", "generation"],
+    "quantization": ["quantization", "layers/test_quantized_layers.py", "checkpoints"],
+    "semantics": ["semantics", "test_functional.py", "kernels", "caches"],
+    TRITON: ["kernels/test_triton.py"],
+}
+"""Tests of a package, its own first; a package that is not named here has the folder of its name."""
+
+
+@dataclass
+class Trial:
+    """Runs the tests that may notice a change."""
+
+    tests: Tests
+    places: list[str]
+    native: Compiled | None
+    seconds: float
+
+    def __post_init__(self) -> None:
+        self.measuring = threading.Lock()
+        self.sound: dict[str, bool] = {}
+
+    def verdict(self, change: Change) -> tuple[str, str] | None:
+        """A word and what caught the change; None if it is none to the compiler."""
+        changed = {change.path: change.text.encode()}
+        base: dict[Path, bytes] = {}
+        if self.native is not None:
+            built = self.native.built(changed)
+            if built is None:
+                return None
+            base, changed = self.native.unchanged(), built
+        left, count = self.seconds, 0
+        for place in self.places:
+            chosen: dict[Path, list[str]] = {}
+            spent = 0.0
+            with self.measuring:
+                found = [self.tests.measured(file, base) for file in self.tests.files(place)]
+                covering = [(m, m.covering(change.path, change.covered)) for m in found]
+            for m, names in sorted(covering, key=lambda c: sum(c[0].seconds[t] for t in c[1])):
+                fit = [t for t in names if (spent := spent + m.seconds[t]) <= left]
+                if fit:
+                    chosen[m.file] = fit
+            count += sum(map(len, chosen.values()))
+            left -= spent
+            if chosen and (test := self.failure(chosen, changed, base)):
+                return "caught", test
+        return "SURVIVES", f"{count} tests" if count else "no test runs it"
+
+    def failure(self, chosen: dict, changed: dict, base: dict) -> str | None:
+        """The first failure that the same test does not show without the change."""
+        while test := self.tests.first_failure(chosen, changed, 30 + 4 * self.seconds):
+            for file, names in chosen.items():
+                if test in names:
+                    break
+            else:
+                return test  # no end, a crash, an error at import
+            if test not in self.sound:
+                self.sound[test] = not self.tests.first_failure({file: [test]}, base, 600)
+            if self.sound[test]:
+                return test
+            print(f"warning: {test} fails alone without any change and is left out", flush=True)
+            chosen = {f: [t for t in names if t != test] for f, names in chosen.items()}
+        return None
+
+
+def sources(root: Path, package: str) -> list[Path]:
+    if package == "csrc":
+        return sorted([*(root / "csrc").glob("*.h"), root / "csrc/module.cpp"])
+    place = root / "src/polyhead" / package
+    found = [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
+    if not found or not found[0].exists():
+        raise SystemExit(f"--package {package!r} is not a folder or a file under src/polyhead")
+    apart = root / "src/polyhead" / TRITON
+    return [path for path in found if package == TRITON or apart not in path.parents]
+
+
+def equivalents(package: str) -> set[tuple[str, str]]:
+    """The changes, as texts before and after, that a person found to change nothing observable."""
+    listed = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text(encoding="utf-8"))
+    return {(e["line"], e["changed"]) for e in listed["equivalent"] if e["package"] == package}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--package", required=True, help="csrc, or a path under src/polyhead")
+    parser.add_argument("--number", type=int, default=20, help="changes to draw (20)")
+    parser.add_argument("--seed", type=int, default=int(time.time()) // 86400, help="(the date's)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of tests for a change (60)")
+    parser.add_argument("--jobs", type=int, default=1, help="changes tried at once (1)")
+    parser.add_argument("--least", type=float, default=0, help="percent that must be caught (0)")
+    parser.add_argument("--tests", nargs="+", help="files and folders under tests/")
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    root = asked.root.resolve()
+    if asked.package == TRITON and find_spec("triton") is None:
+        print(f"{TRITON}: nothing is tried, since Triton is not installed")
+        return 0
+    files = sources(root, asked.package)
+    places = asked.tests or TESTS.get(asked.package, [asked.package])
+    known = equivalents(asked.package)
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(asked.jobs) as pool:
+        environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        if asked.package == TRITON:
+            environment["TRITON_INTERPRET"] = "1"
+        tests = Tests(root, Path(scratch), environment)
+        native = Compiled(root, tests.cache) if asked.package == "csrc" else None
+        trial = Trial(tests, [f"tests/{place}" for place in places], native, asked.seconds)
+        caught = equivalent = tried = 0
+        try:
+            changes = draw(files, Random(asked.seed))
+            while tried + equivalent < asked.number:
+                some = list(islice(changes, asked.number - tried - equivalent))
+                if not some:
+                    break
+                for change, found in attempts(pool, trial, some, known):
+                    if found is None:
+                        continue
+                    word, why = found
+                    place = f"{change.path.relative_to(root)}:{change.line}"
+                    print(f"{word:10} {place}  {change.before}  ->  {change.after}  [{why}]", flush=True)
+                    equivalent += word == "equivalent"
+                    tried += word != "equivalent"
+                    caught += word == "caught"
+        finally:
+            end_all()
+    rate = 100 * caught / max(1, tried)
+    print(
+        f"{asked.package}, seed {asked.seed}: {tried + equivalent} drawn, {caught} of {tried} caught "
+        f"({rate:.0f} %), {equivalent} equivalent"
+    )
+    return rate < asked.least
+
+
+def attempts(
+    pool: ThreadPoolExecutor, trial: Trial, changes: list[Change], known: set[tuple[str, str]]
+) -> Iterator[tuple[Change, tuple[str, str] | None]]:
+    started: list[tuple[Change, Future | None]] = [
+        (c, None if (c.before, c.after) in known else pool.submit(trial.verdict, c)) for c in changes
+    ]
+    for change, future in started:
+        yield change, ("equivalent", "equivalent.toml") if future is None else future.result()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
