@@ -103,6 +103,27 @@ def test_a_batch_of_uneven_prompts_gives_each_the_tokens_of_transformers(
         assert one.ids == theirs_of(theirs, prompt, **options)[0][0]
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    beams=st.integers(2, 4),
+    seed=st.integers(0, 99),
+    others=st.sets(st.integers(8, VOCABULARY - 1), max_size=24),
+    options=st.fixed_dictionaries(
+        {name: OPTIONS[name] for name in ("length_penalty", "early_stopping")}
+    ),
+)
+def test_many_stop_tokens_leave_the_beams_of_transformers(pair, beams, seed, others, options):
+    """The best continuations may all be stops; each still ranks as it does there."""
+    theirs, model = pair
+    stops, prompt = [EOS, *sorted(others)], prompts_of(seed, 1)[0]
+    options = {"max_new_tokens": 8, "num_beams": beams, "num_return_sequences": beams, **options}
+    wanted = GenerationOptions(**options)
+    found = continued(model, Letters(), [prompt], wanted, frozenset(stops), (), {})[0]
+    _, scores = theirs_of(theirs, prompt, eos_token_id=stops, **options)
+    texts = [found, *found.others]
+    torch.testing.assert_close([each.score for each in texts], scores, rtol=1e-4, atol=1e-4)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

@@ -14,7 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead.caches import LatentCache, StoredCache
-from polyhead.config import HeadLayout, LatentAttentionConfig, TransformerConfig
+from polyhead.config import (
+    HeadLayout,
+    HeadTransformConfig,
+    LatentAttentionConfig,
+    TransformerConfig,
+)
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
@@ -22,6 +27,7 @@ from polyhead.layers import (
     MultiHeadLatentAttention,
     TransformerLayer,
 )
+from polyhead.models import Transformer
 from polyhead.planning import plan, tiled_pairs, visible_pairs
 from polyhead.planning.flops import flops
 from polyhead.planning.memory import caches
@@ -95,6 +101,33 @@ def test_linear_operations_equal_those_that_run(window: int | None, layer: str) 
     decoder = TransformerConfig("decoder", 50, 64, 32, (shape,), head=None)
     step = flops(decoder, queries=1, cached=0, batch=3)
     assert step.model == counted(lambda: module(x[:, :1], kernel="reference"))
+
+
+@pytest.mark.parametrize("dim", [None, 24])
+@pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
+def test_operations_of_whole_models_equal_those_that_run(kind: str, dim: int | None) -> None:
+    """One token, so that it sees everything; with keys of a context, and a transform of the head."""
+    heads = AttentionConfig(4, 2, 8, v_head_dim=6)
+    layer = LayerConfig(heads, FeedForwardConfig(96))
+    crossing = LayerConfig(heads, FeedForwardConfig(80, gated=False), cross_attention=heads)
+    layers = (layer, layer) if kind == "encoder" else (crossing, crossing, crossing)
+    config = TransformerConfig(
+        kind, 50, 32, 64, layers,
+        encoder_layers=() if kind == "encoder" else (layer, layer),
+        head="untied",
+        head_transform=HeadTransformConfig(dim),
+    )  # fmt: skip
+    token, source = torch.ones(3, 1, dtype=torch.int64), torch.ones(3, 7, dtype=torch.int64)
+    more = {} if kind == "encoder" else {"encoder_ids": source}
+    planned = flops(config, queries=1, cached=0, batch=3, context=7 if more else 0)
+    model = Transformer(config).eval()
+    assert planned.model == counted(lambda: model(token, **more, kernel="reference"))
+    if more:
+        cache = model.new_cache()
+        with torch.no_grad():
+            model(token, **more, cache=cache)
+        step = flops(config, queries=1, cached=1, batch=3, context=7)
+        assert step.model == counted(lambda: model(token, cache=cache, kernel="reference"))
 
 
 @pytest.mark.parametrize(

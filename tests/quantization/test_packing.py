@@ -34,7 +34,9 @@ def test_runs_of_other_sizes_signs_and_zeros_are_kept(name: str) -> None:
     """Each run has a scale of its own, and every code its place."""
     kind = block_type(name)
     x = torch.linspace(-1, 1, 256)[None] * (torch.arange(8)[:, None] * 0.5 - 1.7)
+    far = torch.tensor([[0.7], [-0.7], [5.0]])  # runs of one number, and far from 0
     x = torch.cat((x, torch.zeros(1, 256), x.abs() + 0.1, -x.abs() - 0.1, x[:1] * 1e-2))
+    x = torch.cat((x, far.expand(3, 256), far + x[1] * 1e-2))
     found = by_package(pack(x, kind), kind)
     assert not found[8].any()
     error = (found - x).square().mean(1).sqrt()

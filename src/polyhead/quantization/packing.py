@@ -71,7 +71,9 @@ def _affine(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     width = x.amax(-1, keepdim=True) - low
     total, of_x = weight.sum(-1, keepdim=True), (weight * x).sum(-1, keepdim=True)
     scale, minimum = width / most, -low
-    best = torch.full_like(scale, torch.inf)
+    code = _whole(x - low, scale, 0, most)
+    # Codes that are all equal leave 0 / 0 to solve for: what comes out must be better than this.
+    best = (weight * (scale * code + low - x).square()).sum(-1, keepdim=True)
     for i in range(_TRIED + 1):
         tried = (most - 1.0 + 2.0 * i / _TRIED) / width.clamp(min=1e-30)
         code = ((x - low) * tried).round_().clamp_(0, most)
