@@ -117,11 +117,7 @@ def main() -> None:
                 words = f"{tried[0]} of {sum(tried)}"
                 row.append(words + (f" (+{tried[1]} forward)" if tried[1] else ""))
             lines.append(f"| {name.replace('|', chr(92) + '|')} | {' | '.join(row)} |")
-    kept = ""
-    if PAGE.exists():
-        _, mark, rest = PAGE.read_text(encoding="utf-8").partition("\n## Mutations")
-        kept = mark + rest
-    PAGE.write_text("\n".join(lines) + "\n" + kept, encoding="utf-8")
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{PAGE}: {len(chosen)} cells")
     for name in JUDGED:
         print(f"  {name:10}", {kind: totals[name, kind] for kind in SIGNS})

@@ -95,7 +95,8 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
                 yield "operator", node, ast.BinOp(left, OPERATORS[type(operator)](), right)
                 yield from (("operator", node, side) for side in (left, right))
         case ast.Call(func, arguments, keywords):
-            plain = not any(isinstance(a, ast.Starred) for a in arguments)
+            name = getattr(func, "id", getattr(func, "attr", ""))
+            plain = name not in EXCHANGED and not any(isinstance(a, ast.Starred) for a in arguments)
             for i in range(len(arguments) - 1 if plain else 0):
                 one, two = arguments[i : i + 2]
                 swapped = [*arguments[:i], two, one, *arguments[i + 2 :]]
@@ -104,7 +105,6 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
                 if keyword.arg is not None:
                     rest = keywords[:i] + keywords[i + 1 :]
                     yield "keyword", node, ast.Call(func, arguments, rest)
-            name = getattr(func, "id", getattr(func, "attr", ""))
             if name in EXCHANGED:
                 other = copy.copy(func)
                 setattr(other, "id" if isinstance(func, ast.Name) else "attr", EXCHANGED[name])
@@ -140,7 +140,9 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
             yield "statement", node, ast.Pass()
         case ast.Assign(targets=[target]):
             # Without the first value of a name the next line would raise, whatever the tests say.
-            if not isinstance(target, ast.Name) or target.id in earlier:
+            named = {n.id for n in ast.walk(target) if isinstance(getattr(n, "ctx", None), ast.Store)
+                     and isinstance(n, ast.Name)}  # fmt: skip
+            if named <= earlier:
                 yield "statement", node, ast.Pass()
 
 

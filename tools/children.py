@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-WARM = {"gguf", "hypothesis", "numpy", "rich", "safetensors", "tokenizers", "torch", "transformers"}
+COLD = {"polyhead", "triton", "_dynamo", "_inductor"}
+"""Parts of names that are not imported ahead: what is tested, and what a test may look for."""
 _groups: set[int] = set()
 
 
@@ -73,10 +74,17 @@ def end_all() -> None:
         end_group(child)
 
 
+def libraries() -> list[str]:
+    """The installed modules that this process has imported."""
+    places = (sys.prefix, sys.base_prefix)
+    files = {name: getattr(m, "__file__", None) or "" for name, m in sys.modules.items()}
+    return [n for n, f in files.items() if f.startswith(places) and COLD.isdisjoint(n.split("."))]
+
+
 def import_ahead(names: Iterable[str]) -> None:
     """Imports libraries here, so that no child has to."""
     for name in names:
-        if name not in sys.modules and name.split(".")[0] in WARM:
+        if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from children import copy_with, import_ahead, in_child
+from children import copy_with, import_ahead, in_child, libraries
 
 OPTIONS = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
 MARKS = "not slow and not browser and not gpu"
@@ -121,7 +121,7 @@ class Tests:
             "seconds": {t: round(s, 3) for t, s in log.seconds.items() if t not in log.failed},
             "failed": log.failed,
             "sources": {path: digest([Path(path)]) for path in sorted(ran)},
-            "modules": sorted(sys.modules),
+            "modules": libraries(),
         }
 
     def first_failure(

@@ -902,6 +902,19 @@ def test_modules_go_on_where_a_step_ends(
     assert torch.equal(found_y, wanted)
 
 
+def test_a_context_remembered_in_another_dtype_is_refused_by_the_module() -> None:
+    memories = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        layer, memory = _layer(ENCODER_DECODERS["bart"], dtype), ph.DenseCache()
+        held, context = ph.DenseCache(capacity=64), torch.randn(2, 11, E).to(dtype)
+        prompt = torch.randn(2, 5, E).to(dtype)
+        layer(prompt, context, mask=ph.Causal(), cache=held, context_cache=memory)
+        memories[dtype] = memory
+    with pytest.raises(ValueError, match="dtype"):
+        call = {"cache": held, "context_cache": memories[torch.bfloat16]}
+        layer(_token(2), context, mask=ph.Causal(), **call)
+
+
 def test_a_context_of_another_length_is_refused_by_the_module() -> None:
     layer, context = _layer(ENCODER_DECODERS["bart"]), torch.randn(2, 11, E)
     caches = {"cache": ph.DenseCache(capacity=64), "context_cache": ph.DenseCache()}
