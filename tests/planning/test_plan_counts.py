@@ -64,6 +64,32 @@ def test_pairs_equal_a_count_of_the_mask(
     assert tiled_pairs(queries, cached, window, tile) == whole
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(0, 40),
+    st.one_of(st.none(), st.integers(1, 90)),
+    st.one_of(st.none(), st.integers(0, 50)),
+    st.one_of(st.none(), st.integers(1, 20)),
+    st.integers(1, 20),
+)
+def test_pairs_ahead_and_of_chunks_equal_a_count(
+    queries: int, cached: int, window: int | None, ahead: int | None, chunk: int | None, tile: int
+) -> None:
+    if chunk is not None:
+        window, ahead = None, 0
+    q, k = torch.arange(cached, cached + queries)[:, None], torch.arange(cached + queries)[None]
+    mask = (k > q - (window or 999)) & (k <= q + (999 if ahead is None else ahead))
+    if chunk is not None:
+        mask &= q // chunk == k // chunk
+    given: Any = {"ahead": ahead, "chunk": chunk}
+    assert visible_pairs(queries, cached, window, **given) == int(mask.sum())
+    parts = [(i, j) for i in range(0, queries, tile) for j in range(0, cached + queries, tile)]
+    tiles = [mask[i : i + tile, j : j + tile] for i, j in parts]
+    whole = sum(part.numel() for part in tiles if part.any())
+    assert tiled_pairs(queries, cached, window, tile, **given) == whole
+
+
 def test_pairs_of_long_prompts_are_exact_whole_numbers() -> None:
     assert visible_pairs(131_072) == 131_072 * 131_073 // 2
     assert visible_pairs(131_072, window=1024) == 1024 * 1025 // 2 + (131_072 - 1024) * 1024

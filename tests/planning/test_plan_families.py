@@ -12,6 +12,7 @@ from polyhead.config import (
     EmbeddingConfig,
     EncoderConfig,
     HeadTransformConfig,
+    RelativeBiasConfig,
     TaskHeadConfig,
     TransformerConfig,
 )
@@ -100,6 +101,16 @@ def our_configs() -> list[TransformerConfig]:
             encoder=EncoderConfig(embedding=EmbeddingConfig("learned", norm=layer_norm)),
             head=None,
             task=TaskHeadConfig("mean", 3, (HeadTransformConfig(norm=layer_norm),)),
+        ),
+        TransformerConfig(
+            "encoder-decoder",
+            50,
+            32,
+            64,
+            (LayerConfig(plain, wide, layer_norm, cross_attention=plain),) * 3,
+            encoder_layers=(LayerConfig(plain, wide, layer_norm),) * 2,
+            relative_bias=RelativeBiasConfig(per_layer=True),
+            encoder=EncoderConfig(relative_bias=RelativeBiasConfig(16)),
         ),
     ]
 
