@@ -41,6 +41,7 @@ EXCHANGED = dict(
     for way in (True, False)
 ) | {"argmin": "argmax", "argmax": "argmin", "floor": "ceil", "ceil": "floor"}
 ADJUSTING = {"clamp", "clamp_", "clamp_min", "abs", "round", "clone", "contiguous", "copy", "sort"}
+UNSEEN = (None, "strict", "stacklevel")  # **keywords; of zip, which checks itself; of warnings
 NOT_CODE = (ast.Import, ast.ImportFrom, ast.Raise, ast.JoinedStr, ast.Global, ast.Nonlocal)
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "bases"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -102,7 +103,7 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
                 swapped = [*arguments[:i], two, one, *arguments[i + 2 :]]
                 yield "arguments", node, ast.Call(func, swapped, keywords)
             for i, keyword in enumerate(keywords):
-                if keyword.arg is not None:
+                if keyword.arg not in UNSEEN:
                     rest = keywords[:i] + keywords[i + 1 :]
                     yield "keyword", node, ast.Call(func, arguments, rest)
             if name in EXCHANGED:

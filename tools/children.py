@@ -19,6 +19,7 @@ from typing import Any
 COLD = {"polyhead", "triton", "_dynamo", "_inductor"}
 """Parts of names that are not imported ahead: what is tested, and what a test may look for."""
 _groups: set[int] = set()
+_ended: list[bool] = []
 
 
 def in_child(work: Callable[[], Any], folder: Path, seconds: float) -> Any:
@@ -29,6 +30,8 @@ def in_child(work: Callable[[], Any], folder: Path, seconds: float) -> Any:
     """
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
+    if _ended:
+        raise SystemExit("stopped")
     child = os.fork()
     if child == 0:
         try:
@@ -70,6 +73,8 @@ def end_group(child: int) -> None:
 
 
 def end_all() -> None:
+    """Ends all children, and lets none begin."""
+    _ended.append(True)
     for child in list(_groups):
         end_group(child)
 

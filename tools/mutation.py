@@ -15,6 +15,7 @@ The tree is not touched: each change is in a copy of links to it, in a temporary
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import threading
@@ -37,7 +38,7 @@ from measured import Tests
 ROOT = Path(__file__).parents[1]
 TRITON = "kernels/triton/device"
 TESTS = {
-    "caches": ["caches", "kernels/test_specifications_through_caches.py", "generation/test_search.py"],
+    "caches": ["caches", "test_odd_paths.py", "kernels/test_specifications_through_caches.py", "generation/test_search.py"],
     "config": ["config", "checkpoints/test_config_json.py", "planning", "layers", "models"],
     "checkpoints": ["checkpoints", "families"],
     "conversion": ["conversion"],
@@ -55,7 +56,7 @@ TESTS = {
     "layers": ["layers", "models", "checkpoints/test_parity_families.py"],
     "models": ["models", "layers", "generation"],
     "planning": ["planning", "cli/test_plan.py"],
-    "quantization": ["quantization", "layers/test_quantized_layers.py", "checkpoints"],
+    "quantization": ["quantization", "layers/test_quantized_layers.py"],
     "semantics": ["semantics", "test_functional.py", "kernels", "caches"],
     TRITON: ["kernels/test_triton.py"],
 }
@@ -145,6 +146,7 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=0, help="percent that must be caught (0)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     lines = []
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(asked.jobs) as pool:
         try:
@@ -152,6 +154,7 @@ def main() -> int:
                 lines.append(one_package(package, asked, Path(scratch), pool))
                 print(lines[-1][1], flush=True)
         finally:
+            pool.shutdown(wait=False, cancel_futures=True)
             end_all()
     if len(lines) > 1:
         print(*(line for _, line in lines), sep="\n")

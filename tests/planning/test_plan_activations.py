@@ -157,3 +157,18 @@ def test_activations_grow_with_tokens_and_are_shared_by_ranks() -> None:
 def test_logits_of_the_last_tokens_are_counted_where_they_are_most() -> None:
     made = plan(TINY | {"vocab_size": 100_000}, tokens=2, batch=3, dtype="float32")
     assert made.activation_bytes == 3 * 4 * (2 * 2 * 32 + 100_000)
+
+
+def test_the_widest_attention_of_a_layer_is_counted_whichever_it_is() -> None:
+    small, wide = AttentionConfig(2, 2, 8), AttentionConfig(32, 32, 32)
+    made = {}
+    for own, across in ((small, None), (small, small), (small, wide), (wide, small)):
+        layer = LayerConfig(own, FeedForwardConfig(8), cross_attention=across)
+        config = TransformerConfig(
+            "decoder" if across is None else "encoder-decoder", 50, 64, 512, (layer,),
+            encoder_layers=() if across is None else (LayerConfig(small, FeedForwardConfig(8)),),
+        )  # fmt: skip
+        made[own, across] = plan(config, tokens=100, dtype="float32").activation_bytes
+    # One more residual is alive behind the layer's own attention.
+    assert made[small, wide] == made[wide, small] + 4 * 100 * 64
+    assert made[small, wide] > 3 * made[small, small]

@@ -31,7 +31,7 @@ class LayerCachePlan:
     kv_heads: int
     token_bytes: float
     bytes: int
-    cross: bool = False
+    cross: bool
 
 
 @dataclass(frozen=True)
