@@ -9,9 +9,9 @@ from polyhead.quantization import block_type, pack, packable
 from polyhead.quantization.packing import _symmetric
 from random_blocks import by_package
 
-# The root mean square error of normal numbers: a little above what llama.cpp reaches.
+# The root mean square error of normal numbers: that of the K types is what the search reaches.
 WITHIN = {
-    "Q2_K": 0.32, "Q3_K": 0.18, "Q4_K": 0.078, "Q5_K": 0.040, "Q6_K": 0.022,
+    "Q2_K": 0.279, "Q3_K": 0.1545, "Q4_K": 0.0725, "Q5_K": 0.0361, "Q6_K": 0.0178,
     "Q4_0": 0.10, "Q4_1": 0.09, "Q5_0": 0.05, "Q5_1": 0.045, "Q8_0": 0.008,
 }  # fmt: skip
 
@@ -26,7 +26,7 @@ def test_packed_numbers_are_near(name: str) -> None:
     assert (found - x).square().mean().sqrt() < WITHIN[name]
     # What is on the grid of a type stays there, within the rounding of scales.
     again = by_package(pack(found, kind), kind)
-    assert (again - found).square().mean().sqrt() < WITHIN[name] / 2
+    assert (again - found).square().mean().sqrt() < WITHIN[name] / 25
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])

@@ -162,3 +162,13 @@ def test_types_and_rows_that_are_none_are_named() -> None:
     with pytest.raises(ValueError, match="Q4_K has blocks of 144 bytes: got rows of 100"):
         unpack(torch.zeros(2, 100, dtype=torch.uint8), kind)
     assert set(block_types()) < {each.name for each in gguf.GGMLQuantizationType}
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ4_XS"])
+def test_blocks_may_lie_in_columns_or_apart(name: str) -> None:
+    kind = block_type(name)
+    blocks = random_blocks(kind, 6, 2 * kind.numbers, seed=3)
+    wanted = unpack(blocks, kind)
+    assert torch.equal(unpack(blocks.mT.contiguous().mT, kind), wanted)
+    assert torch.equal(unpack(blocks.repeat_interleave(2, dim=0)[::2], kind), wanted)
+    assert torch.equal(unpack(blocks.view(2, 3, -1).transpose(0, 1), kind)[2, 1], wanted[5])
