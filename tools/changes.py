@@ -10,38 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-COMPARISONS: dict[type, tuple[type, ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE),
-    ast.LtE: (ast.Lt, ast.Gt),
-    ast.Gt: (ast.GtE, ast.LtE),
-    ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-}
-OPERATORS: dict[type, type] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.LShift: ast.RShift,
-    ast.RShift: ast.LShift,
-}
-EXCHANGED = dict(
-    (pair if way else pair[::-1])
-    for pair in [("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("any", "all")]
-    for way in (True, False)
-) | {"argmin": "argmax", "argmax": "argmin", "floor": "ceil", "ceil": "floor"}
+COMPARISONS = {
+    "Lt": ("LtE", "GtE"), "LtE": ("Lt", "Gt"), "Gt": ("GtE", "LtE"), "GtE": ("Gt", "Lt"),
+    "Eq": ("NotEq",), "NotEq": ("Eq",), "Is": ("IsNot",), "IsNot": ("Is",), "In": ("NotIn",),
+    "NotIn": ("In",),
+}  # fmt: skip
+OPERATORS = {
+    "Add": "Sub", "Sub": "Add", "Mult": "Add", "Div": "Mult", "FloorDiv": "Mult",
+    "Mod": "FloorDiv", "Pow": "Mult", "BitAnd": "BitOr", "BitOr": "BitAnd", "LShift": "RShift",
+    "RShift": "LShift",
+}  # fmt: skip
+PAIRS = "min max", "amin amax", "minimum maximum", "any all", "argmin argmax", "floor ceil"
+EXCHANGED = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
 ADJUSTING = {"clamp", "clamp_", "clamp_min", "abs", "round", "clone", "contiguous", "copy", "sort"}
-UNSEEN = (None, "strict", "stacklevel")  # **keywords; of zip, which checks itself; of warnings
+UNSEEN = (None, "strict", "stacklevel", "encoding")  # **keywords, and what no test here sees
 NOT_CODE = (ast.Import, ast.ImportFrom, ast.Raise, ast.JoinedStr, ast.Global, ast.Nonlocal)
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "bases"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -80,20 +62,25 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
             yield from (("constant", node, ast.Constant(value + by)) for by in (1, -1))
         case ast.Compare():
             for i, operator in enumerate(node.ops):
-                for other in COMPARISONS[type(operator)]:
+                for other in COMPARISONS[type(operator).__name__]:
                     changed = copy.copy(node)
-                    changed.ops = [*node.ops[:i], other(), *node.ops[i + 1 :]]
+                    changed.ops = [*node.ops[:i], getattr(ast, other)(), *node.ops[i + 1 :]]
                     yield "comparison", node, changed
         case ast.BoolOp(op, values):
-            yield "condition", node, ast.BoolOp(ast.Or() if type(op) is ast.And else ast.And(), values)
+            yield (
+                "condition",
+                node,
+                ast.BoolOp(ast.Or() if type(op) is ast.And else ast.And(), values),
+            )
             for i in range(len(values)):
                 rest = values[:i] + values[i + 1 :]
                 yield "condition", node, rest[0] if len(rest) == 1 else ast.BoolOp(op, rest)
         case ast.UnaryOp(operand=operand):
             yield "condition" if isinstance(node.op, ast.Not) else "operator", node, operand
         case ast.BinOp(left, operator, right):
-            if type(operator) in OPERATORS and not any(map(is_text, (left, right))):
-                yield "operator", node, ast.BinOp(left, OPERATORS[type(operator)](), right)
+            other = OPERATORS.get(type(operator).__name__)
+            if other is not None and not any(map(is_text, (left, right))):
+                yield "operator", node, ast.BinOp(left, getattr(ast, other)(), right)
                 yield from (("operator", node, side) for side in (left, right))
         case ast.Call(func, arguments, keywords):
             name = getattr(func, "id", getattr(func, "attr", ""))
@@ -120,7 +107,9 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
             for name in ("lower", "upper"):
                 bound = getattr(node, name)
                 if bound is not None:
-                    off = ast.BinOp(bound, ast.Sub() if name == "upper" else ast.Add(), ast.Constant(1))
+                    off = ast.BinOp(
+                        bound, ast.Sub() if name == "upper" else ast.Add(), ast.Constant(1)
+                    )
                     for value in (off, None):
                         changed = copy.copy(node)
                         setattr(changed, name, value)
@@ -140,11 +129,13 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
         case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign():
             yield "statement", node, ast.Pass()
         case ast.Assign(targets=[target]):
-            # Without the first value of a name the next line would raise, whatever the tests say.
-            named = {n.id for n in ast.walk(target) if isinstance(getattr(n, "ctx", None), ast.Store)
-                     and isinstance(n, ast.Name)}  # fmt: skip
-            if named <= earlier:
+            # Without a name's first value the next line would raise, whatever the tests say.
+            if {n.id for n in ast.walk(target) if is_stored(n)} <= earlier:
                 yield "statement", node, ast.Pass()
+
+
+def is_stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def is_text(node: ast.AST) -> bool:
@@ -156,7 +147,9 @@ def python_changes(path: Path, text: str) -> dict[int, list[tuple[str, ast.AST, 
     tree = ast.parse(text)
     found: dict[int, list] = {}
 
-    def visit(node: ast.AST, function: ast.AST | None, statement: ast.stmt | None, earlier: set) -> None:
+    def visit(
+        node: ast.AST, function: ast.AST | None, statement: ast.stmt | None, earlier: set
+    ) -> None:
         if isinstance(node, NOT_CODE) or (
             isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         ):
@@ -168,14 +161,16 @@ def python_changes(path: Path, text: str) -> dict[int, list[tuple[str, ast.AST, 
             found.setdefault(target.lineno, []).append(
                 (kind, target, instead, covered(tree, function, statement))
             )
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        if is_stored(node):
             earlier.add(node.id)
         for field, value in ast.iter_fields(node):
             inner, known = function, earlier
             if isinstance(node, FUNCTIONS) and field == "body":
                 own = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
                 inner, known = node if not isinstance(node, ast.Lambda) else function, own
-            if field not in SKIPPED_FIELDS and not (isinstance(node, ast.ClassDef) and field == "keywords"):
+            if field not in SKIPPED_FIELDS and not (
+                isinstance(node, ast.ClassDef) and field == "keywords"
+            ):
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST):
                         visit(child, inner, statement, known)

@@ -113,7 +113,9 @@ class Tests:
         watch = coverage.Coverage(str(data), include=[f"{source}/*"], config_file=False)
         watch.start()
         log = Log(watch)
-        pytest.main([*OPTIONS[:1], *OPTIONS[2:], "-m", MARKS, f"--basetemp={copy}/tmp", str(file)], [log])
+        pytest.main(
+            [*OPTIONS[:1], *OPTIONS[2:], "-m", MARKS, f"--basetemp={copy}/tmp", str(file)], [log]
+        )
         watch.stop()
         watch.save()
         ran = watch.get_data().measured_files()
@@ -134,7 +136,9 @@ class Tests:
 
             for file, tests in chosen.items():
                 log = Log(order={test: i for i, test in enumerate(tests)})
-                code = pytest.main([*OPTIONS, "-m", MARKS, f"--basetemp={copy}/tmp", str(file)], [log])
+                code = pytest.main(
+                    [*OPTIONS, "-m", MARKS, f"--basetemp={copy}/tmp", str(file)], [log]
+                )
                 if log.failed or code not in (0, 5):
                     return (log.failed or [f"pytest ends with {code}"])[0]
             return ""
@@ -152,7 +156,9 @@ class Log:
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if (order := self.order) is not None:
-            items[:] = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
+            items[:] = sorted(
+                (i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid]
+            )
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.watch is not None:

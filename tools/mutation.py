@@ -38,7 +38,12 @@ from measured import Tests
 ROOT = Path(__file__).parents[1]
 TRITON = "kernels/triton/device"
 TESTS = {
-    "caches": ["caches", "test_odd_paths.py", "kernels/test_specifications_through_caches.py", "generation/test_search.py"],
+    "caches": [
+        "caches",
+        "test_odd_paths.py",
+        "kernels/test_specifications_through_caches.py",
+        "generation/test_search.py",
+    ],
     "config": ["config", "checkpoints/test_config_json.py", "planning", "layers", "models"],
     "checkpoints": ["checkpoints", "families"],
     "conversion": ["conversion"],
@@ -60,7 +65,7 @@ TESTS = {
     "semantics": ["semantics", "test_functional.py", "kernels", "caches"],
     TRITON: ["kernels/test_triton.py"],
 }
-"""Tests of a package, its own first; a package that is not named here has the folder of its name."""
+"""Tests of a package, its own first; another package has the folder of its name."""
 
 
 @dataclass
@@ -105,10 +110,8 @@ class Trial:
     def failure(self, chosen: dict, changed: dict, base: dict) -> str | None:
         """The first failure that the same test does not show without the change."""
         while test := self.tests.first_failure(chosen, changed, 30 + 4 * self.seconds):
-            for file, names in chosen.items():
-                if test in names:
-                    break
-            else:
+            file = next((file for file, names in chosen.items() if test in names), None)
+            if file is None:
                 return test  # no end, a crash, an error at import
             if test not in self.sound:
                 self.sound[test] = not self.tests.first_failure({file: [test]}, base, 600)
@@ -181,12 +184,14 @@ def one_package(
                 word, why = found
                 counts[word] += 1
                 place = f"{change.path.relative_to(root)}:{change.line}"
-                print(f"{word:10} {place}  {change.before}  ->  {change.after}  [{why}]", flush=True)
+                print(
+                    f"{word:10} {place}  {change.before}  ->  {change.after}  [{why}]", flush=True
+                )
     tried = counts["caught"] + counts["SURVIVES"]
     rate = 100 * counts["caught"] / max(1, tried)
     return rate, (
-        f"{package}, seed {asked.seed}: {counts.total()} drawn, {counts['caught']} of {tried} caught "
-        f"({rate:.0f} %), {counts['equivalent']} equivalent"
+        f"{package}, seed {asked.seed}: {counts.total()} drawn, {counts['caught']} of {tried} "
+        f"caught ({rate:.0f} %), {counts['equivalent']} equivalent"
     )
 
 
@@ -194,7 +199,8 @@ def attempts(
     pool: ThreadPoolExecutor, trial: Trial, changes: list[Change], known: set[tuple[str, str]]
 ) -> Iterator[tuple[Change, tuple[str, str] | None]]:
     started: list[tuple[Change, Future | None]] = [
-        (c, None if (c.before, c.after) in known else pool.submit(trial.verdict, c)) for c in changes
+        (c, None if (c.before, c.after) in known else pool.submit(trial.verdict, c))
+        for c in changes
     ]
     for change, future in started:
         yield change, ("equivalent", "equivalent.toml") if future is None else future.result()

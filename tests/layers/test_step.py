@@ -910,8 +910,8 @@ def test_a_context_remembered_in_another_dtype_is_refused_by_the_module() -> Non
         prompt = torch.randn(2, 5, E).to(dtype)
         layer(prompt, context, mask=ph.Causal(), cache=held, context_cache=memory)
         memories[dtype] = memory
+    call = {"cache": held, "context_cache": memories[torch.bfloat16]}
     with pytest.raises(ValueError, match="dtype"):
-        call = {"cache": held, "context_cache": memories[torch.bfloat16]}
         layer(_token(2), context, mask=ph.Causal(), **call)
 
 

@@ -172,3 +172,7 @@ def test_the_widest_attention_of_a_layer_is_counted_whichever_it_is() -> None:
     # One more residual is alive behind the layer's own attention.
     assert made[small, wide] == made[wide, small] + 4 * 100 * 64
     assert made[small, wide] > 3 * made[small, small]
+    layer = LayerConfig(small, FeedForwardConfig(8), cross_attention=small)
+    reader = LayerConfig(wide, FeedForwardConfig(8))
+    config = TransformerConfig("encoder-decoder", 50, 64, 512, (layer,), encoder_layers=(reader,))
+    assert plan(config, tokens=100, dtype="float32").activation_bytes == made[wide, small]

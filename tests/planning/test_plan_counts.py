@@ -132,7 +132,7 @@ def test_linear_operations_equal_those_that_run(window: int | None, layer: str) 
 @pytest.mark.parametrize("dim", [None, 24])
 @pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
 def test_operations_of_whole_models_equal_those_that_run(kind: str, dim: int | None) -> None:
-    """One token, so that it sees everything; with keys of a context, and a transform of the head."""
+    """One token, so that it sees everything; with a context, and a transform of the head."""
     heads = AttentionConfig(4, 2, 8, v_head_dim=6)
     layer = LayerConfig(heads, FeedForwardConfig(96))
     crossing = LayerConfig(heads, FeedForwardConfig(80, gated=False), cross_attention=heads)

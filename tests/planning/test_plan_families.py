@@ -112,6 +112,15 @@ def our_configs() -> list[TransformerConfig]:
             relative_bias=RelativeBiasConfig(per_layer=True),
             encoder=EncoderConfig(relative_bias=RelativeBiasConfig(16)),
         ),
+        TransformerConfig(
+            "encoder",
+            50,
+            32,
+            64,
+            (LayerConfig(plain, wide, layer_norm),),
+            head="untied",
+            head_transform=HeadTransformConfig(24, norm=layer_norm),
+        ),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import polyhead as ph
@@ -61,6 +63,37 @@ def test_ranks_of_expert_hold_their_experts_and_trade_tokens() -> None:
     assert sent.forward == sent.backward == 2 * 32 * 2 * 1024 * 4096 * 2 * 3 // 4
 
 
+def test_ranks_of_shard_fetch_what_the_others_hold() -> None:
+    plan = ph.plan("llama-3-8b", tokens=1024, mesh={"shard": 4})
+    assert plan.mesh is not None
+    (sent,) = plan.mesh.sent
+    parts = plan.parameters
+    around = parts.embedding + parts.head + 4096  # and the last norm: fetched once, and kept
+    assert (sent.what, sent.forward) == ("shard", 2 * parts.total * 3 // 4)
+    # Gradients to their owners, and weights of layers once more.
+    assert sent.backward == 2 * sent.forward - 2 * around * 3 // 4
+
+
+@pytest.mark.parametrize("tensor", [1, 4, 8, 16, 32])
+def test_tokens_become_heads_of_which_a_rank_has_one_at_least(tensor: int) -> None:
+    made = [
+        ph.plan("llama-3-8b", tokens=1024, mesh={"context": context, "tensor": tensor}).mesh
+        for context in (2, 4)
+    ]
+    for N, mesh in zip((2, 4), made, strict=True):
+        assert mesh is not None
+        sent = {each.what: each for each in mesh.sent}
+        T, H, G = 1024 // N, 32 // tensor, max(1, 8 // tensor)
+        assert ("heads" in sent) == (H % N == 0)
+        assert sent["ring"].forward == (N - 1) * 32 * T * G * 256 * 2
+        if "heads" in sent:
+            numbers = H * 256 // N + max(1, G // N) * 256
+            assert sent["heads"].forward == (N - 1) * 32 * T * numbers * 2
+        if tensor > 1:
+            stream = 65 * T * 4096 * 2
+            assert sent["tensor"].forward == stream * 2 * (tensor - 1) // tensor
+
+
 def _longer(config: ph.TransformerConfig, tokens: int) -> ph.TransformerConfig:
     from dataclasses import replace
 
@@ -75,9 +108,10 @@ def _longer(config: ph.TransformerConfig, tokens: int) -> ph.TransformerConfig:
         ({"tensor": 0}, "mesh tensor must be a whole number of at least 1: got 0"),
         ({"tensor": 3}, "must divide num_heads=32: got 3"),
         ({}, "got none"),
+        (["tensor"], "got list"),
     ],
 )
-def test_meshes_that_cannot_be_are_refused(mesh: dict[str, int], words: str) -> None:
+def test_meshes_that_cannot_be_are_refused(mesh: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ph.plan("llama-3-8b", tokens=1024, mesh=mesh)
     with pytest.raises(ConfigError, match="give one of them"):

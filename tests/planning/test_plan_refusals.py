@@ -124,6 +124,8 @@ def test_kv_heads_of_every_layer_may_differ() -> None:
 def test_the_text_model_of_several_is_counted_and_said() -> None:
     made = plan(GEMMA_3_27B, tokens=8)
     assert made.notes == ("only the text model (text_config) is counted",)
+    other = plan(GEMMA_3_27B | {"vocab_size": 1000, "tie_word_embeddings": False}, tokens=64)
+    assert other.parameters.embedding == other.parameters.head == 1000 * 5376
     assert made.config.embed_dim == 5376
     assert made.config.vocab_size == 262_208
 
@@ -140,7 +142,9 @@ def test_files_directories_and_objects_mean_the_same(tmp_path: Path) -> None:
     assert len({made.parameters for made in plans}) == 1
     assert len({made.cache_bytes for made in plans}) == 1
     assert len({made.prefill for made in plans}) == 1
-    assert plans[1].name == tmp_path.name
+    names = ["llama", tmp_path.name, tmp_path.name, tmp_path.name, "llama"]
+    assert [made.name for made in plans] == names
+    assert plan(TINY | {"_name_or_path": "somebody/tiny"}, tokens=64).name == "somebody/tiny"
 
 
 @pytest.mark.parametrize(
@@ -150,10 +154,13 @@ def test_files_directories_and_objects_mean_the_same(tmp_path: Path) -> None:
         ("24 gb", "B", 24e9),
         ("80G", "B", 80e9),
         ("1,024", "B", 1024),
+        ("1_024.5", "B", 1024.5),
         ("3.35TB/s", "B/s", 3.35e12),
         ("989 TFLOP/s", "FLOP/s", 989e12),
         ("989TFLOPS", "FLOP/s", 989e12),
         (5, "B", 5),
+        *((f"2{prefix}B", "B", 2 * 1000**n) for n, prefix in enumerate(["", *"kMGTP"])),
+        *((f"3 {prefix}iB", "B", 3 * 1024 ** (n + 1)) for n, prefix in enumerate("KMGTP")),
     ],
 )
 def test_quantities_as_people_write_them(text: Any, unit: str, value: float) -> None:

@@ -1,6 +1,6 @@
 """Plans as text, word for word: a cache in pages, an encoder, a mesh, what fits and what does not.
 
-    python tests/planning/test_plan_report.py     writes the texts anew; read what changed
+python tests/planning/test_plan_report.py     writes the texts anew; read what changed
 """
 
 from __future__ import annotations
@@ -13,11 +13,24 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from polyhead.config import TransformerConfig
+from polyhead.layers import AttentionConfig, FeedForwardConfig, LayerConfig
 from polyhead.planning import plan
 from polyhead.planning.report import render
 
 FOLDER = Path(__file__).parent / "reports"
-MESH: dict[str, Any] = {"mesh": {"context": 4, "tensor": 2}, "link": "50GB/s", "flops": "500TFLOP/s"}
+MESH: dict[str, Any] = {
+    "mesh": {"context": 4, "tensor": 2},
+    "link": "50GB/s",
+    "flops": "500TFLOP/s",
+}
+MIXED = TransformerConfig(
+    "decoder", 1000, 128, 2048,
+    (
+        LayerConfig(AttentionConfig(8, 2, 16), FeedForwardConfig(512)),
+        LayerConfig(AttentionConfig(4, 4, 32, window=64), FeedForwardConfig(96, gated=False)),
+    ),
+)  # fmt: skip
 CODES = re.compile(r"\x1b\[([\d;]*)m")
 SIGNS = {"33": "y", "1": "b", "2": "d"}  # yellow, bold, dim
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -29,7 +42,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "pages": ("deepseek-v2", {"tokens": 1000, "page": 64, "tensor_parallel": 4, "dtype": "int4"}),
     "encoder": ("bert-base", {"tokens": 512, "batch": 8, "memory": "1GiB"}),
     "encoder-decoder": ("transformer-base", {"tokens": 100}),
-    "windows": ("gemma-2-9b", {"tokens": 8192}),
+    "layers-of-two-kinds": (MIXED, {"tokens": 512, "bandwidth": "1GB/s", "flops": "1TFLOP/s"}),
     "mesh": ("llama-3-8b", {"tokens": 8192} | MESH),
 }
 
@@ -57,6 +70,12 @@ def test_a_plan_says_word_for_word_what_it_said(name: str, monkeypatch: pytest.M
     for variable in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.delenv(variable, raising=False)
     assert styled(name) == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_an_encoder_has_no_step_and_reads_nothing_for_one() -> None:
+    made = plan("bert-base", tokens=512)
+    assert made.decode is made.bound is None
+    assert made.decode_weight_bytes == made.decode_cache_bytes == made.cache_bytes == 0
 
 
 if __name__ == "__main__":
