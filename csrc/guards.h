@@ -90,22 +90,46 @@ struct Watched {
 };
 
 // A tensor that is read by address, as the gate found it.
-struct Weight {
-    PyObject *tensor, *weak;  // borrowed; a weak reference to it
-    PyObject* storage;        // weak: the memory is not kept
+struct Known {
+    PyObject *tensor = nullptr, *weak = nullptr;  // borrowed; a weak reference to it
+    PyObject* storage = nullptr;                  // weak: the memory is not kept
     View view;
-    int64_t bytes;            // that the storage must hold
+    int64_t bytes = 0;                            // that the storage must hold
+    Known() = default;
+    Known(const Known&) = delete;
+    ~Known() { forget(); }
+    void forget() {
+        Py_CLEAR(weak);
+        Py_CLEAR(storage);
+        tensor = nullptr;
+    }
 };
+
+// False: an exception is set, and nothing is known.
+bool know(Known& known, PyObject* tensor, const char* name) {
+    known.forget();
+    known.view = View{};
+    if (!view_of(tensor, name, known.view)) return false;
+    const int64_t offset = whole(call(torch_.storage_offset, tensor));
+    PyObject* storage = call(torch_.storage, tensor);
+    known.storage = storage ? PyWeakref_NewRef(storage, nullptr) : nullptr;
+    Py_XDECREF(storage);
+    known.weak = known.storage ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
+    known.bytes = reach_of(known.view, offset) * kItemSize[known.view.kind];
+    if (known.weak && !PyErr_Occurred()) return known.tensor = tensor, true;
+    known.forget();
+    return false;
+}
 
 struct Guard {
     Watched* watched = nullptr;
-    Weight* weights = nullptr;
+    Known* weights = nullptr;
     int64_t weight_count = 0, weight_room = 0;
     Py_ssize_t count = 0;
     Guard() = default;
     Guard(const Guard&) = delete;
     ~Guard() {
-        for (int64_t i = 0; i < weight_count; ++i) Py_XDECREF(weights[i].storage), Py_XDECREF(weights[i].weak);
+        for (int64_t i = 0; i < weight_count; ++i) weights[i].~Known();
         for (Py_ssize_t i = 0; i < count; ++i) Py_XDECREF(watched[i].weak), Py_XDECREF(watched[i].type);
         delete[] watched;
         free(weights);
@@ -153,29 +177,28 @@ bool watch_weight(Guard& guard, PyObject* tensor, const char* name) {
     if (tensor == Py_None) return true;
     if (guard.weight_count == guard.weight_room) {
         const int64_t room = 2 * guard.weight_room + 8;
-        Weight* more = (Weight*)realloc((void*)guard.weights, room * sizeof(Weight));
+        Known* more = (Known*)realloc((void*)guard.weights, room * sizeof(Known));
         if (!more) return PyErr_NoMemory(), false;
         guard.weights = more, guard.weight_room = room;
     }
-    View view;
-    if (!view_of(tensor, name, view)) return false;
-    const int64_t offset = whole(call(torch_.storage_offset, tensor));
-    PyObject* storage = call(torch_.storage, tensor);
-    PyObject* weak_storage = storage ? PyWeakref_NewRef(storage, nullptr) : nullptr;
-    Py_XDECREF(storage);
-    PyObject* weak = weak_storage ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
-    if (!weak || PyErr_Occurred()) return Py_XDECREF(weak_storage), Py_XDECREF(weak), false;
-    guard.weights[guard.weight_count++] =
-        Weight{tensor, weak, weak_storage, view, reach_of(view, offset) * kItemSize[view.kind]};
-    return true;
+    return know(*new (&guard.weights[guard.weight_count++]) Known, tensor, name);
 }
 
 // Whether a tensor is as the gate described it; an exception counts as no.
-bool is_unchanged(const Weight& w) {
+bool is_unchanged(const Known& w) {
     PyObject* x = w.tensor;
     if (held_weakly(w.weak) != x || !is_still(x, w.view)) return false;
     PyObject* storage = held_weakly(w.storage);
     return storage && storage != Py_None && whole(call(torch_.nbytes, storage)) >= w.bytes;
+}
+
+// The view of a tensor that was probably seen before; false: an exception is set.
+bool view_again(Known& known, PyObject* tensor, const char* name, View& view) {
+    const bool same = known.tensor == tensor && is_unchanged(known);
+    if (PyErr_Occurred()) PyErr_Clear();
+    if (!same && !know(known, tensor, name)) return false;
+    view = known.view;
+    return true;
 }
 
 // Whether everything is unchanged; an exception counts as no.

@@ -8,6 +8,7 @@ struct LayerData {
     Experts experts{};
     Network* networks = nullptr;  // of the experts, and what must hold for each
     Guard* guards = nullptr;
+    mutable Known held[2];     // keys and values of the cache, as the last step found them
     PyObject* kept = nullptr;  // a table that only this description reads
     ~LayerData() { delete[] networks, delete[] guards, Py_XDECREF(kept); }
 };

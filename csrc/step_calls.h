@@ -4,11 +4,14 @@
 
 // A piece of what a cache holds, from its unit `first` on, of so many rows; `width` and `values` are those of
 // numbers that are not coded.
-bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, Piece& p) {
+bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, Piece& p,
+                     Known* known = nullptr) {
     using F = Group_Held;
     const Fields<F> f(tuple, "held");
     View k, v, pages;
-    if (!f || !view_of(f[F::k], "held", k) || !optional_view_of(f[F::v], "held", v) || !optional_view_of(f[F::pages], "pages", pages))
+    if (!f || !optional_view_of(f[F::pages], "pages", pages)) return false;
+    if (known ? !view_again(known[0], f[F::k], "held", k) || (f[F::v] != Py_None && !view_again(known[1], f[F::v], "held", v))
+              : !view_of(f[F::k], "held", k) || !optional_view_of(f[F::v], "held", v))
         return false;
     const int64_t first = f.whole(F::first), length = f.whole(F::length);
     const bool coded = f[F::coding] != Py_None;
@@ -50,11 +53,12 @@ bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64_t head
 }
 
 // The keys and values that a cache holds, the last T tokens of them still to be written.
-bool held_from(PyObject* list, Step& s) {
+bool held_from(PyObject* list, Step& s, Known* known) {
     const int64_t pieces = PyList_Check(list) ? PyList_Size(list) : 0;
     if (pieces < 1 || pieces > kMostHeld) return wrong("held must be a list of one to six tuples");
     for (; s.pieces < pieces; ++s.pieces)
-        if (!held_piece_from(PyList_GetItem(list, s.pieces), s, s.batch, s.kv_heads, s.key_dim, s.value_dim, s.cache[s.pieces])) return false;
+        if (!held_piece_from(PyList_GetItem(list, s.pieces), s, s.batch, s.kv_heads, s.key_dim, s.value_dim, s.cache[s.pieces], s.pieces ? nullptr : known))
+            return false;
     int64_t lacking = s.tokens;  // of the tokens that are written, which are not coded
     for (int i = s.pieces; lacking > 0 && i > 0 && !s.cache[i - 1].coding.group; --i) lacking -= s.cache[i - 1].length;
     return lacking <= 0 || wrong("held: fewer exact tokens than are written");
@@ -164,7 +168,7 @@ class Run {
             return false;
         }
         s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
-        if (!held_from(f[F::held], s) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
+        if (!held_from(f[F::held], s, layers_[i]->held) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
             !turn_from(f[F::rotation], x.kind, s))
             return false;
         for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {

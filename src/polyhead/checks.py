@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import sys
 import reprlib
+import sys
 from collections.abc import Iterable
 from numbers import Real
 from types import ModuleType

@@ -71,6 +71,7 @@ class Contents:
     Attributes:
         memories: By the name of the store.
         codecs: Likewise.
+        exact: The memory, if it holds exact tokens in order.
     """
 
     def __init__(self, layout: Layout, storage: Storage, shape: Shape, reserved: int) -> None:
@@ -86,8 +87,14 @@ class Contents:
         self.codecs: dict[str, Codec] = dict.fromkeys(self.memories, exact)
         # The store in the layout: the one whose units a ring drops.
         self.main = self.memories.get("tokens") or self.memories["codes"]
+        self.exact = self._exact()
         if isinstance(storage, Quantized):
             self.codecs["codes"] = Codes(storage, shape.key_dim, shape.value_dim, shape.dtype)
+
+    def _exact(self) -> Rows | None:
+        """The memory, if it holds exact tokens in order."""
+        exact = type(self.layout) is Dense and type(self.storage) in (Plain, Latent)
+        return self.main if exact and isinstance(self.main, Rows) else None
 
     def fits(self, k: Tensor, v: Tensor) -> bool:
         """Whether keys and values are of this shape."""
@@ -257,6 +264,7 @@ class Contents:
         other._lying = None
         other.memories = {name: memory.fork() for name, memory in self.memories.items()}
         other.main = other.memories.get("tokens") or other.memories["codes"]
+        other.exact = other._exact()
         return other
 
     def of_row(self, row: int) -> Self:
@@ -266,6 +274,7 @@ class Contents:
         memories = self.memories.items()
         other.memories = {name: m.of_row(row) for name, m in memories if isinstance(m, Rows)}
         other.main = other.memories.get("tokens") or other.memories["codes"]
+        other.exact = other._exact()
         other.shape = self.shape._replace(batch=1)
         return other
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyhead.caches.contents import Contents
 from polyhead.caches.memory import Memory, Rows
 from polyhead.caches.pages import Pages
-from polyhead.caches.sizes import Dense, Quantized, Ring
+from polyhead.caches.sizes import Dense, Plain, Quantized, Ring
 from polyhead.errors import UnsupportedError
 from polyhead.native.coding import Coding
 from polyhead.semantics.sources import DenseSource
@@ -64,6 +64,24 @@ def grown(contents: Contents, count: int, window: int | None = None) -> Growth |
     Returns:
         None, and nothing is counted, unless ``append`` would only write.
     """
+    rows = contents.exact
+    if (
+        rows is not None and window is None and not torch.is_grad_enabled()
+    ):  # what decoding does for every token and layer
+        tensors, stops = rows.tensors, rows.stops
+        stop = stops[0] + count
+        values = 1 if type(contents.storage) is Plain else 0
+        if (
+            len(tensors) == 1 + values  # no positions
+            and (len(stops) == 1 or stops.count(stops[0]) == len(stops))
+            and stop <= tensors[0].shape[2]
+            and stop <= tensors[values].shape[2]
+            and not rows.firsts[0]
+        ):
+            before = Before(rows, stops, rows.firsts)
+            rows.stops = [stop] * len(stops)
+            v = tensors[1] if values else None
+            return Growth([(tensors[0], v, 0, stop, None, None)], before)
     rows = contents.with_room(count, latents=True, turning=True)
     if rows is None:
         return _grown_elsewhere(contents, count)

@@ -49,6 +49,8 @@ _CACHES = {
     kind: Exactly(kind, "append")
     for kind in (StoredCache, DenseCache, RingCache, PagedCache, LatentCache, QuantizedCache)
 }
+_FIELDS = len(vars(StoredCache()))
+"""Attributes of a cache: one more stands for a method that was replaced on it."""
 _PARTS = {0: "nothing", 1: "self-attention", 2: "both attentions"}
 
 
@@ -81,10 +83,11 @@ class _Planned:
         why: Why there is none.
     """
 
-    __slots__ = ("_refused", "known", "layer", "why")
+    __slots__ = ("_fitting", "_refused", "known", "layer", "why")
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = weakref.ref(layer)
+        self._fitting: weakref.ref[object] | None = None
         self.known: DescribedLayer | None = None
         self.why = ""
         self._refused: tuple[torch.dtype, int, Guard] | None = None
@@ -101,7 +104,7 @@ class _Planned:
         refused = self._refused
         if refused is not None and refused[:2] == wanted and code.holds(refused[2]):
             return None
-        self.known = self._refused = None
+        self.forget()
         try:
             self.known = describe(code, layer, x, changed)
             self.why = self.known.why
@@ -112,7 +115,20 @@ class _Planned:
 
     def forget(self) -> None:
         """The layer has changed."""
-        self.known = self._refused = None
+        self.known = self._refused = self._fitting = None
+
+    def grown(
+        self, known: DescribedLayer, cache: StoredCache, x: Tensor, count: int, window: int | None
+    ) -> list[Held] | None:
+        """``StoredCache.grow``, if the cache holds what the layer writes."""
+        contents, shape = cache._contents, None
+        fitting = None if self._fitting is None else self._fitting()
+        if contents is None or contents is not fitting or contents.shape.batch != x.shape[0]:
+            shape = (x.shape[0], *known.heads[1:4], x.dtype, x.device)
+        held = cache.grow(shape, count, window)
+        if shape is not None and held is not None:
+            self._fitting = weakref.ref(contents)
+        return held
 
 
 class DecodePlan:
@@ -283,6 +299,7 @@ def _stepped(
                 known = planned.described(code, layer, x, plan.changed)
                 if (
                     known is None
+                    or type(cache) in plan.changed
                     or (known.is_called and not alone)
                     or known.crosses is (context is None)  # the layer says what is wrong
                     or not run.takes(planned, known, bias, cache, context_cache)
@@ -331,7 +348,7 @@ class _Run:
         context: Tensor | None,
         context_mask: Mask | None,
     ) -> None:
-        self._code, self._x = code, x
+        self._code, self._x, self._count = code, x, x.shape[1]
         self._mask, self._context, self._context_mask = mask, context, context_mask
         self._layers: list[tuple[_Planned, DescribedLayer]] = []
         self._calls: list[LayerCall] = []
@@ -339,6 +356,7 @@ class _Run:
         self._locked: list[StoredCache] = []
         self._written = 0
         self._lengths: list[int] = []
+        self._longest = 0
         self._starts: int | list[int] = 0
         self._rotations: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         self.goes_on = True
@@ -363,10 +381,10 @@ class _Run:
         """Adds a layer, whose cache then counts the new tokens; False where modules must run."""
         if (known.shown and known.is_shown()) or not _in_rows(cache):
             return False
-        x, lengths = self._x, cache.lengths
-        B, T, _ = x.shape
+        lengths, T = cache._lengths, self._count
         if not self._calls:
             self._lengths, self._starts = lengths, _starts(lengths)
+            self._longest = max(lengths, default=0)
         elif lengths != self._lengths:
             return False
         starts, by_distance, rotation, memory = self._starts, None, None, None
@@ -375,25 +393,26 @@ class _Run:
                 return False
         elif starts < known.least_past:
             return False  # keys and values of few tokens are made, and no queries for the latent
-        if max(lengths, default=0) + T > known.most_past:
+        if self._longest + T > known.most_past:
             return False  # queries beyond have no temperature that was computed
         if bias is not None and (by_distance := _by_distance(known, bias)) is None:
             return False
         if known.cross is not None:
             memory = self._memory(known.cross, context_cache)
-        heads, rope = known.heads, known.rope
+        rope = known.rope
         if rope is not None:
-            turn = id(rope), id(known.rope_config), heads.rotary
+            turn = known.turn
             if (rotation := self._rotations.get(turn)) is None:
                 if rope.config is not known.rope_config or not ROPE.is_class_of(rope):
                     planned.forget()
                     return False
-                rotation = self._rotations[turn] = rope.tables_at(x, starts, T, heads.rotary)
+                rotation = rope.tables_at(self._x, starts, T, known.heads.rotary)
+                self._rotations[turn] = rotation
         # A ring is read from what a single token sees on, as the kernel does.
         seen = known.window if T == 1 and type(cache.layout) is Ring else None
         cache.in_use.__enter__()
         self._locked.append(cache)
-        held = cache.grow((B, *heads[1:4], x.dtype, x.device), T, seen)
+        held = planned.grown(known, cache, self._x, T, seen)
         if held is None:
             return False
         self._caches.append(cache)
@@ -467,8 +486,8 @@ def _starts(lengths: list[int]) -> int | list[int]:
 
 
 def _in_rows(cache: KeyValueCache | None) -> TypeGuard[StoredCache]:
-    kind = _CACHES.get(type(cache))  # type: ignore[arg-type]  # any other kind is not there
-    return kind is not None and kind.is_class_of(cache)
+    """Whether a cache is one of those that steps write to, with the methods of its class."""
+    return type(cache) in _CACHES and len(cache.__dict__) == _FIELDS
 
 
 def _by_distance(known: DescribedLayer, bias: Bias | Tensor) -> Tensor | None:

@@ -107,8 +107,8 @@ def change_of(kind: type) -> str | None:
                 continue
             if name not in now:
                 continue
-            inherited = any(name in vars(other) for other in bases[number + 1 :])
-            if inherited or (name.startswith("__") and name.endswith("__")):
+            # A new name matters where it hides another or stands between names and objects.
+            if name in _OF_CALLS or any(name in _DEFINED[other] for other in bases[number + 1 :]):
                 return f"{base.__name__}.{name}"
     return None
 
