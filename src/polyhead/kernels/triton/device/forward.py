@@ -137,7 +137,7 @@ def share_of_keys(
         whole_stop = tl.minimum(stop, tl.min(high, 0))
     start = start // KEYS * KEYS
     if KEEP or BOUNDS == "positions":
-        whole_stop = whole
+        whole_stop = start
     whole = tl.minimum(tl.cdiv(whole, KEYS) * KEYS, tl.maximum(stop, start))
     whole_stop = tl.maximum(whole_stop // KEYS * KEYS, whole)
     return start, stop, whole, whole_stop
