@@ -30,7 +30,7 @@ test: $(VENV)/.test
 test-all: $(VENV)/.gpu $(VENV)/.codes
 	$(PYTEST) --timeout=3600
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py \
-		tests/generation/test_repeated_launches.py
+		tests/kernels/test_triton_random.py tests/generation/test_repeated_launches.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
