@@ -75,6 +75,20 @@ def test_prompts_turns_and_steps_of_a_padded_batch_equal_solo_runs(
     assert cache.lengths == [solo.length for solo in alone]
 
 
+@pytest.mark.parametrize("options", CACHES.values(), ids=CACHES.keys())
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_a_first_call_of_padding_alone_changes_nothing(name: str, options: dict[str, Any]) -> None:
+    net, ids = model(name), torch.arange(8)[None]
+    cache, other = net.new_cache(**options), net.new_cache(**options)
+    net(ids, positions=cache.next_positions(torch.zeros(1, 8, dtype=torch.bool)), cache=cache)
+    assert cache.lengths == [0]
+    found = net(
+        ids, positions=cache.next_positions(torch.ones(1, 8, dtype=torch.bool)), cache=cache
+    )
+    torch.testing.assert_close(found, net(ids, cache=other))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
 def test_packed_prompts_equal_solo_runs(name: str) -> None:

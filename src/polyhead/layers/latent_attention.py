@@ -284,9 +284,8 @@ class MultiHeadLatentAttention(Hooked):
         config = self.config
         N, R = config.qk_nope_head_dim, config.kv_lora_rank
         latent = source.gather()[0][:, 0]
-        B, S, _ = latent.shape
         c, r = latent[..., :R], latent[..., None, R:]
-        made = self.kv_b_proj(c).view(B, S, config.num_heads, -1)
+        made = self.kv_b_proj(c).unflatten(-1, (config.num_heads, -1))
         k = torch.cat((made[..., :N], r.expand(-1, -1, config.num_heads, -1)), dim=-1)
         v = made[..., N:]
         expanded = DenseSource.made_from(source, k.transpose(1, 2), v.transpose(1, 2))
