@@ -27,6 +27,7 @@ from polyhead.parallel.ranks import (
     check_same,
     check_spread,
     fingerprint,
+    tell_backward,
     unsupported,
 )
 from polyhead.semantics import (
@@ -170,16 +171,17 @@ def attention(
         ValueError: Shapes or numbers that do not fit; the other ranks raise RankError.
         UnsupportedError: Heads that the ranks cannot share, or what a named kernel cannot do.
     """
-    one_of("exchange", exchange, EXCHANGES)
-    one_of("order", order, ORDERS)
     ranks = Ranks.of(mesh, "context")
-    meaning = Meaning(mask, bias, scale, softcap, sinks, dropout_p, generator, kernel)
-    flag("return_lse", return_lse)
     refused: Exception | None = None
     spec, seed, facts = None, None, [0] * 8
     try:
+        one_of("exchange", exchange, EXCHANGES)
+        one_of("order", order, ORDERS)
+        flag("return_lse", return_lse)
         check_kernel(kernel)
-        spec = meaning.checked(q, k, v)
+        spec = Meaning(mask, bias, scale, softcap, sinks, dropout_p, generator, kernel).checked(
+            q, k, v
+        )
         seed = dropout_seed(q, dropout_p, generator)
         for name, x, given in (("q", q, q_positions), ("kv", k, kv_positions)):
             if given is not None and given.shape not in ((x.shape[2],), (len(x), x.shape[2])):
@@ -187,20 +189,25 @@ def attention(
                     f"{name}_positions must be of the {x.shape[2]} tokens of this rank: got "
                     f"{list(given.shape)}"
                 )
+        if q_positions is None and kv_positions is not None:
+            raise ValueError("kv_positions need q_positions where tokens are spread: got none")
         if exchange == "heads":
             head_shares(q.shape[1], k.shape[1], ranks.size)
+        learns = [torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)]
         told = (
-            exchange, order, spec.mask, spec.bias, scale, softcap, sinks is None, dropout_p, kernel,
-            q_positions is None, kv_positions is None, return_lse, str(q.dtype),
+            exchange, order, spec.mask, spec.bias, scale, softcap, sinks, dropout_p, kernel,
+            [None if x is None else x.ndim for x in (q_positions, kv_positions)], return_lse,
+            str(q.dtype), learns, torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         facts = [
             q.shape[2], k.shape[2], q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3],
-            fingerprint(told),
+            fingerprint(*told),
         ]  # fmt: skip
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # whatever it is, other ranks must not wait
         refused = error
     drawn = 0 if seed is None else int(seed)
-    told_by = list(zip(*ranks.agree([*facts, drawn], refused), strict=True))
+    notes = ranks.agree("parallel.attention", [*facts, drawn], refused)
+    told_by = list(zip(*notes, strict=True))
     assert spec is not None
     names = ("B", "H", "G", "D", "V", "the rest of the call (mask, bias, numbers, dtype)")
     for name, values in zip(names, told_by[2:8], strict=True):
@@ -210,8 +217,6 @@ def attention(
     keys = Spread(order, S, ranks.size)
     for name, spread, lengths in (("q", queries, told_by[0]), ("k", keys, told_by[1])):
         check_spread(ranks, name, lengths, [spread.length(rank) for rank in range(ranks.size)])
-    if q_positions is None and kv_positions is not None:
-        raise ValueError("kv_positions need q_positions where tokens are spread: got none")
     queries, keys = (
         spread if given is None else explicit_positions(ranks, spread, given)
         for spread, given in ((queries, q_positions), (keys, kv_positions))
@@ -223,10 +228,11 @@ def attention(
     state = attend(
         ranks, exchange, spec, queries, keys, q, DenseSource(k, v), kernel, sinks, wanted
     )
+    out = tell_backward([ranks], state.out)
     if not return_lse:
-        return state.out
+        return out
     assert state.lse is not None
-    return state.out, state.lse
+    return out, state.lse
 
 
 def attend(
@@ -314,15 +320,21 @@ def gather(x: Tensor, mesh: DeviceMesh, *, order: Order = "zigzag", dim: int = 1
     Raises:
         RankError: Ranks hold other numbers of tokens than ``shard`` gives them.
     """
-    one_of("order", order, ORDERS)
     ranks = _context(mesh)
     if ranks is None:
+        one_of("order", order, ORDERS)
         return x
+    refused, facts = None, [0, 0]
+    try:
+        one_of("order", order, ORDERS)
+        shape = [x.shape[i] for i in range(x.ndim) if i != dim % x.ndim]
+        facts = [x.shape[dim], fingerprint(shape, x.dtype, dim % x.ndim, order)]
+    except Exception as error:  # whatever it is, other ranks must not wait
+        refused = error
+    found = ranks.agree("parallel.gather", facts, refused)
     x = x.detach()
-    shape = [x.shape[i] for i in range(x.ndim) if i != dim % x.ndim]
-    found = ranks.agree([x.shape[dim], fingerprint(shape, x.dtype)])
     lengths, shapes = (list(each) for each in zip(*found, strict=True))
-    check_same(ranks, "the other dimensions of x", shapes)
+    check_same(ranks, "the rest of the call (other dimensions of x, its dtype, dim, order)", shapes)
     spread = Spread(order, sum(lengths), ranks.size)
     check_spread(ranks, "x", lengths, [spread.length(rank) for rank in range(ranks.size)])
     first = x.movedim(dim, 0)

@@ -126,7 +126,8 @@ class SpreadCache(KeyValueCache):
         self, k: Tensor, v: Tensor, positions: Tensor | None = None
     ) -> HeldByRanks:
         B, T = len(k), k.shape[2]
-        before = torch.tensor(self._lengths or [0] * B)[:, None]
+        part: KeyValueSource | None = None
+        before = torch.tensor(self._lengths if any(self._lengths) else [0] * B)[:, None]
         if len(before) != B:
             raise ValueError(f"k must have batch {len(before)}, as the cache: got {B}")
         where = before + torch.arange(T)
@@ -147,19 +148,18 @@ class SpreadCache(KeyValueCache):
             )
             if are_first_features(v, k):
                 own_v = own_k[..., : v.shape[3]]
-            self.part.append(own_k, own_v, at[0] if bool((at == at[0]).all()) else at)
+            # Of a chunk that a window does not hold whole, its first queries see more than is kept.
+            part = self.part.append(own_k, own_v, at[0] if bool((at == at[0]).all()) else at)
+        elif self.part.length:
+            part = self.part.source()
         self._lengths = (before[:, 0] + real.sum(dim=1)).tolist()
         self._value_dim = v.shape[-1]
-        return self._all()
+        return HeldByRanks(part, self.ranks, self._value_dim, Tokens.of(self.length))
 
     def source(self) -> KeyValueSource:
         if not self.part.lengths:
             raise ValueError("this rank of the cache holds no tokens yet")
         return self.part.source()
-
-    def _all(self) -> HeldByRanks:
-        part = self.part.source() if self.part.length else None
-        return HeldByRanks(part, self.ranks, self._value_dim, Tokens.of(self.length))
 
     @property
     def lengths(self) -> list[int]:
@@ -192,7 +192,7 @@ class SpreadCache(KeyValueCache):
         for back, length in zip(counts, self._lengths or [0], strict=True):
             if back > length:
                 raise ValueError(f"rollback count must be 0 to length={length} tokens: got {back}")
-        if self.part.lengths:
+        if self.part.length:
             self.part.check_rollback(self._of_part(counts))
         return counts
 
@@ -204,7 +204,7 @@ class SpreadCache(KeyValueCache):
 
     def rollback(self, count: Counts) -> None:
         counts = self.check_rollback(count)
-        if self.part.lengths:
+        if self.part.length:
             self.part.rollback(self._of_part(counts))
         self._lengths = [n - back for n, back in zip(self._lengths, counts, strict=False)]
 
@@ -215,13 +215,13 @@ class SpreadCache(KeyValueCache):
 
     def reorder(self, rows: Sequence[int] | Tensor) -> None:
         chosen = self.check_rows(rows)
-        if self.part.lengths:
+        if self.part.length:  # else it may still have the rows of another batch
             self.part.reorder(chosen)
         self._lengths = [self._lengths[row] for row in chosen]
 
     def reset(self) -> None:
         self.part.reset()
-        self._lengths = []
+        self._lengths = [0] * len(self._lengths)
 
     def description(self) -> dict[str, Any]:
         spread = {"rank": self.ranks.rank, "ranks": self.ranks.size}

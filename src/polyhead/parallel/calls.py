@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,16 @@ from torch.distributed.tensor import DTensor
 from polyhead.caches import ModelCache
 from polyhead.errors import InputError
 from polyhead.models import Transformer
-from polyhead.parallel.ranks import Ranks, agreed, check_same, content, fingerprint
+from polyhead.parallel.model_cache import RanksCache
+from polyhead.parallel.ranks import (
+    Ranks,
+    agreed,
+    check_same,
+    content,
+    fingerprint,
+    refuse,
+    tell_backward,
+)
 
 NAMES = (
     ("B, the batch rows of ids,", ""),
@@ -26,6 +37,7 @@ NAMES = (
     ("the rest of the call (mask, kernel, cache, positions)", ""),
     ("the tokens (a checksum of ids)", "; give ranks that draw tokens one seed"),
     ("the positions (their checksum)", ""),
+    ("the mode (gradients, training, autocast, dtypes of the weights)", ""),
 )
 
 SAME = (
@@ -35,20 +47,38 @@ SAME = (
     ("the arguments (exchange, order, training, loss_parallel, sequence_parallel)", ""),
 )
 
+DIMENSIONS: WeakKeyDictionary[nn.Module, list[Ranks]] = WeakKeyDictionary()
+"""The ranks of every dimension of the mesh that a module was parallelized for."""
+
+_LAST_NUMBER = [0]
+"""What ``same_on_all`` returned last."""
+
 _SAMPLE = 16
 """Numbers of a parameter that are compared."""
 
 
-def facts_of(ids: object, positions: Tensor | None, *rest: object) -> list[int]:
+def facts_of(module: nn.Module, ids: object, positions: Tensor | None, *rest: object) -> list[int]:
     """What a call is told by, in the order of ``NAMES``; tensors of ``rest`` by their content."""
     if not isinstance(ids, Tensor) or ids.ndim < 2 or not ids.numel():
         got = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
         raise InputError(f"ids must be [B, T] with at least one token on every rank: got {got}")
-    told = [content(each) if isinstance(each, Tensor) else each for each in rest]
+    of_positions = None if positions is None else (positions.ndim, len(positions[..., 0:1]))
+    told = fingerprint(of_positions, ids.shape[2:], ids.dtype, *rest)
     return [
-        len(ids), ids.shape[1], fingerprint(positions is None, ids.shape[2:], told), content(ids),
-        content(positions),
+        len(ids), ids.shape[1], told, content(ids), content(positions), mode(module, ids)
     ]  # fmt: skip
+
+
+def mode(module: nn.Module, *inputs: Tensor) -> int:
+    """A number that differs where the modes of ranks differ, which decide what they exchange."""
+    learns = torch.is_grad_enabled()
+    return fingerprint(
+        learns, torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(),
+        [(torch.is_autocast_enabled(x), torch.get_autocast_dtype(x)) for x in ("cpu", "cuda")],
+        [each.training for each in module.modules()],
+        [(str(x.dtype), learns and x.requires_grad) for x in module.parameters()],
+        [learns and x.requires_grad for x in inputs],
+    )  # fmt: skip
 
 
 def check_alike(ranks: Ranks, found: Sequence[Sequence[int]]) -> None:
@@ -62,8 +92,8 @@ def check_alike(ranks: Ranks, found: Sequence[Sequence[int]]) -> None:
 
 
 def agree_alike(
-    dimensions: Sequence[Ranks], ids: Tensor, positions: Tensor | None, *rest: object,
-    refused: Exception | None = None,
+    dimensions: Sequence[Ranks], what: str, module: nn.Module, ids: Tensor,
+    positions: Tensor | None, *rest: object, refused: Exception | None = None,
 ) -> None:  # fmt: skip
     """Raises on every rank unless all make the same call.
 
@@ -72,10 +102,25 @@ def agree_alike(
     """
     facts = [0] * len(NAMES)
     try:
-        facts = facts_of(ids, positions, *rest)
-    except InputError as error:
+        facts = facts_of(module, ids, positions, *rest)
+    except Exception as error:  # whatever it is, other ranks must not wait
         refused = refused or error
-    agreed([(ranks, partial(check_alike, ranks)) for ranks in dimensions], facts, refused)
+    agreed([(ranks, partial(check_alike, ranks)) for ranks in dimensions], what, facts, refused)
+
+
+@dataclass(eq=False)
+class Bound:
+    """Runs before ``forward``: arguments that it does not take are refused on all ranks."""
+
+    dimensions: Sequence[Ranks]
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...], call: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            signature(type(module).forward).bind(module, *given, **call)
+        except TypeError as error:
+            refuse(self.dimensions, TypeError(f"{type(module).__name__}: {error}"))
 
 
 @dataclass(eq=False)
@@ -87,35 +132,66 @@ class Told:
     method: str
 
     def __call__(self, ids: Tensor, **call: Any) -> Tensor:
-        told = dict(call)
+        method = getattr(type(self.model), self.method)
+        if torch.compiler.is_compiling():  # notes are read on the way, graphs are not
+            made: Tensor = method(self.model, ids, **call)
+            return made
+        told = {"kernel": "auto"} | {name: x for name, x in call.items() if x is not None}
         positions, cache = told.pop("positions", None), told.pop("cache", None)
-        held = cache.lengths if isinstance(cache, ModelCache) else None
-        if not torch.compiler.is_compiling():  # notes are read on the way, graphs are not
-            agree_alike([self.ranks], ids, positions, held, *told, *told.values())
-        made: Tensor = getattr(type(self.model), self.method)(self.model, ids, **call)
-        return made
+        held: object = type(cache).__name__
+        if isinstance(cache, ModelCache):
+            held = cache.lengths, [each.description() for each in cache.layers]
+        if isinstance(cache, RanksCache):
+            held = held, cache.history
+        agree_alike(
+            [self.ranks], f"{self.method} of a model", self.model, ids, positions, held,
+            sorted(told.items()),
+        )  # fmt: skip
+        if isinstance(cache, RanksCache):
+            cache.note(ids, positions)
+        return tell_backward([self.ranks], method(self.model, ids, **call))
+
+
+@dataclass(eq=False)
+class _NewCache:
+    """``Transformer.new_cache`` whose ranks agree on what is done with it."""
+
+    model: Transformer
+    ranks: Ranks
+
+    def __call__(self, *given: Any, **options: Any) -> ModelCache:
+        cache = type(self.model).new_cache(self.model, *given, **options)
+        return RanksCache(cache.layers, cache.cross, cache.owner, [self.ranks])
 
 
 def tell_calls(model: Transformer, ranks: Ranks) -> None:
     """From now on the ranks of ``tensor`` agree on every call of the model."""
     model.hidden_states = Told(model, ranks, "hidden_states")  # type: ignore[method-assign]
     model.encode = Told(model, ranks, "encode")  # type: ignore[method-assign]
+    model.new_cache = _NewCache(model, ranks)  # type: ignore[method-assign]
+    model.register_forward_pre_hook(Bound([ranks]), prepend=True, with_kwargs=True)
 
 
 def same_on_all(
     dimensions: Sequence[Ranks], model: object, arguments: object, refused: Exception | None
-) -> None:
+) -> int:
     """Raises on every rank of a mesh where one refuses, or was given another model or arguments.
+
+    Returns:
+        A number that is the same on all ranks, and greater than what this returned before.
 
     Raises:
         RankError: Names the rank.
         Exception: ``refused`` itself, on the rank that gave it.
     """
     facts = [0] * len(SAME)
-    if isinstance(model, nn.Module):
-        config = model.config.to_json() if isinstance(model, Transformer) else repr(model)
-        count = sum(parameter.numel() for parameter in model.parameters())
-        facts = [fingerprint(config), count, _some(model), fingerprint(arguments)]
+    try:
+        if isinstance(model, nn.Module):
+            config = model.config.to_json() if isinstance(model, Transformer) else repr(model)
+            count = sum(parameter.numel() for parameter in model.parameters())
+            facts = [fingerprint(config), count, _some(model), fingerprint(arguments)]
+    except Exception as error:  # whatever it is, other ranks must not wait
+        refused = refused or error
 
     def check(ranks: Ranks, found: Sequence[Sequence[int]]) -> None:
         for (name, hint), values in zip(SAME, zip(*found, strict=True), strict=True):
@@ -123,9 +199,14 @@ def same_on_all(
 
     # Twice: what a dimension finds, those before it must hear.
     agreed(
-        [(ranks, partial(check, ranks)) for ranks in (*dimensions, *dimensions[:-1])], facts,
-        refused,
+        [(ranks, partial(check, ranks)) for ranks in (*dimensions, *dimensions[:-1])],
+        "parallelize", facts, refused,
     )  # fmt: skip
+    number = _LAST_NUMBER[0] + 1
+    for ranks in dimensions:
+        number = max(each for (each,) in ranks.agree("parallelize", [number]))
+    _LAST_NUMBER[0] = number
+    return number
 
 
 def _some(model: nn.Module) -> int:

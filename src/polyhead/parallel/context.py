@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from polyhead.errors import ContextLengthError, UnsupportedError
+from polyhead.errors import ContextLengthError
 from polyhead.functional import run
 from polyhead.layers import MultiHeadLatentAttention
 from polyhead.layers.hooks import Hooked
@@ -62,6 +62,11 @@ class Context:
     latents: dict[str, list[MultiHeadLatentAttention]] = field(default_factory=dict)
 
     @property
+    def dimensions(self) -> list[Ranks]:
+        """Whose ranks agree on calls: those first that make the same ones."""
+        return [self.ranks] if self.tensor is None else [self.tensor, self.ranks]
+
+    @property
     def _alike(self) -> list[tuple[Ranks, Check]]:
         """The dimension over which all calls are the same."""
         return [] if self.tensor is None else [(self.tensor, partial(check_alike, self.tensor))]
@@ -69,30 +74,37 @@ class Context:
     def place(
         self,
         stack: str,
+        module: nn.Module,
         ids: Tensor,
         positions: Tensor | None,
         sizes: tuple[int, int],
         *told: object,
         kernel: str,
+        refused: Exception | None = None,
     ) -> Tensor:
         """Learns where the tokens of all ranks stand; the positions of this rank's.
 
         Args:
             stack: Whose tokens these are.
+            module: The model.
             ids: Ids of this rank.
             positions: Positions of this rank's tokens; None: their places.
             sizes: Sizes of the vocabulary and of the model's context.
             *told: What must be the same on all ranks.
             kernel: ``"auto"`` or a kernel's name.
+            refused: What this rank will not do.
 
         Raises:
             RankError: A rank makes another call, or holds other tokens than its order gives it.
         """
-        refused = _refused(ids, positions, sizes, kernel)
         facts = [0] * len(NAMES)
-        if refused is None:
-            facts = facts_of(ids, positions, stack, kernel, *told)
-        return self.settle(stack, facts, refused, positions, ids.device, sizes[1])
+        try:
+            _check(ids, positions, sizes, kernel)
+            facts = facts_of(module, ids, positions, stack, kernel, *told)
+        except Exception as error:  # whatever it is, other ranks must not wait
+            refused = refused or error
+        device = ids.device if isinstance(ids, Tensor) else None
+        return self.settle(stack, facts, refused, positions, device, sizes[1])
 
     def settle(
         self,
@@ -110,8 +122,10 @@ class Context:
             found.extend(zip(*facts, strict=True))
             check_same(self.ranks, "B, the batch rows of ids,", found[0])
             check_same(self.ranks, "the call (mask, kernel, positions)", found[2])
+            check_same(self.ranks, NAMES[5][0], found[5])
 
-        agreed([*self._alike, (self.ranks, check)], facts, refused)
+        what = "a call on 'context'"
+        agreed([*self._alike, (self.ranks, check)], what, facts, refused)
         rows, lengths = found[:2]
         if positions is None and most is not None and sum(lengths) > most:
             raise ContextLengthError(
@@ -130,25 +144,20 @@ class Context:
         return positions
 
 
-def _refused(
-    ids: Tensor, positions: Tensor | None, sizes: tuple[int, int], kernel: str
-) -> Exception | None:
+def _check(ids: Tensor, positions: Tensor | None, sizes: tuple[int, int], kernel: str) -> None:
+    """Raises for what no rank computes."""
     if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
         got = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        return ValueError(f"ids must be [B, T] with at least one token on every rank: got {got}")
-    if positions is not None and positions.shape[-1] != ids.shape[1]:
-        return ValueError(
+        raise ValueError(f"ids must be [B, T] with at least one token on every rank: got {got}")
+    if isinstance(positions, Tensor) and positions.shape[-1:] != ids.shape[1:]:
+        raise ValueError(
             f"positions must be of the {ids.shape[1]} tokens of this rank: got "
             f"{list(positions.shape)}"
         )
-    try:
-        check_kernel(kernel)
-        check_ids("ids", ids, sizes[0])
-        if positions is not None:
-            check_positions(positions, 0, ids, sizes[1])
-    except (TypeError, ValueError, UnsupportedError) as error:
-        return error
-    return None
+    check_kernel(kernel)
+    check_ids("ids", ids, sizes[0])
+    if positions is not None:
+        check_positions(positions, 0, ids, sizes[1])
 
 
 @dataclass(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 
-from polyhead.parallel.ranks import AVERAGED, Ranks, check_mesh
+from polyhead.parallel.ranks import (
+    AVERAGED,
+    Ranks,
+    agreed,
+    check_mesh,
+    check_same,
+    fingerprint,
+)
 
 
 def cross_entropy(
@@ -33,8 +42,37 @@ def cross_entropy(
 
     Returns:
         The same number on all ranks.
+
+    Raises:
+        RankError: A rank makes another call; names it. On all ranks.
+        ValueError: Labels of other tokens, or outside the vocabulary; the other ranks raise
+            RankError.
     """
     check_mesh(mesh)
+    dimensions = [Ranks.of(mesh, name) for name in mesh.mesh_dim_names or ()]
+    whole, refused, facts = isinstance(logits, DTensor), None, [0]
+    try:
+        if logits.shape[:-1] != labels.shape:
+            raise ValueError(
+                f"labels must be {list(logits.shape[:-1])}, the tokens of logits: got "
+                f"{list(labels.shape)}"
+            )
+        here = labels[labels != ignore_index]
+        if here.numel() and not 0 <= int(here.min()) <= int(here.max()) < logits.shape[-1]:
+            raise ValueError(
+                f"labels must be 0 to {logits.shape[-1] - 1}, or ignore_index={ignore_index}: got "
+                f"{int(here.min())} to {int(here.max())}"
+            )
+        learns = torch.is_grad_enabled() and logits.requires_grad
+        facts = [fingerprint(whole, str(logits.dtype), logits.shape[-1], ignore_index, learns)]
+    except Exception as error:  # whatever it is, other ranks must not wait
+        refused = error
+
+    def check(ranks: Ranks, found: Sequence[Sequence[int]]) -> None:
+        check_same(ranks, "the kind of logits", [each for (each,) in found])
+
+    checks = [(ranks, partial(check, ranks)) for ranks in dimensions]
+    agreed(checks, "parallel.cross_entropy", facts, refused)
     if isinstance(logits, DTensor):
         losses = _by_vocabulary(logits, labels, ignore_index)
     else:
@@ -44,9 +82,8 @@ def cross_entropy(
     count = (labels != ignore_index).sum()
     totals = torch.stack((losses.detach().double(), count.double()))
     ranks = 1
-    for name in mesh.mesh_dim_names or ():
-        if name in AVERAGED:
-            each = Ranks.of(mesh, name)
+    for each in dimensions:
+        if each.name in AVERAGED:
             ranks *= each.size
             with each.watched("a sum of losses"):
                 dist.all_reduce(totals, group=each.group)

@@ -28,7 +28,7 @@ from polyhead.checks import flag, one_of
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
-from polyhead.parallel.calls import same_on_all, tell_calls
+from polyhead.parallel.calls import DIMENSIONS, same_on_all, tell_calls
 from polyhead.parallel.context import Context, check_context, install
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, head_shares
 from polyhead.parallel.experts import check_experts, mixtures, own_experts, share_experts
@@ -101,10 +101,12 @@ def parallelize(
             raise unsupported("loss_parallel or sequence_parallel of a layer alone")
         if isinstance(model, Transformer) and sequence_parallel:
             check_sequence(model)
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except Exception as error:  # whatever it is, other ranks must not wait
         refused = error
-    told = exchange, order, training, loss_parallel, sequence_parallel
-    same_on_all([Ranks.of(mesh, name) for name in names], model, told, refused)
+    told = exchange, order, training, loss_parallel, sequence_parallel, sorted(options)
+    dimensions = [Ranks.of(mesh, name) for name in names]
+    number = same_on_all(dimensions, model, told, refused)
+    DIMENSIONS[model] = dimensions
     if expert is not None:
         share_experts(model, expert, averaged=training)
     heads: dict[Hooked, tuple[range, int]] = {}
@@ -120,7 +122,7 @@ def parallelize(
     if not isinstance(model, Transformer):
         _average(model, mesh, training, options)
         if tensor is not None or context is not None:
-            tell_layer(model, tensor, heads, context)
+            tell_layer(model, tensor, heads, context, number)
         return model
     if tensor is not None or context is not None:
         install(model, tensor, heads, context)

@@ -2,7 +2,8 @@
 
 If one rank refuses a call, all refuse it: before any other exchange, ranks exchange a short note of
 what each is about to do, and each reads all notes. So a wrong shape on one rank is an error on all,
-within one exchange, and no rank waits for a message that never comes.
+within one exchange, and no rank waits for a message that never comes. All notes have one size,
+whatever the call, so that another kind of call on one rank is an error on all too.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,6 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from polyhead.checks import shown
 from polyhead.errors import PolyheadError, UnsupportedError
+from polyhead.semantics import Bias, Mask
+from polyhead.semantics.masks.counts import PerRow
 
 DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
 """Known names of mesh dimensions, and the use of each."""
@@ -31,8 +36,13 @@ AVERAGED = ("data", "shard", "context", "expert")
 """Dimensions over which gradients are averaged."""
 
 _WORDS = 256
-"""Most bytes of a refusal that are sent to other ranks."""
+"""Most bytes of a refusal, or of the name of a call, that are sent to other ranks."""
 
+_MOST_FACTS = 16
+"""Numbers of a note; a call has fewer, the others are 0."""
+
+_SAMPLE = 1 << 20
+"""About how many numbers of a tensor are compared."""
 
 _PROCESSES: dict[int, tuple[int, int]] = {}
 """Machine and process number of each rank that has agreed with this one."""
@@ -91,43 +101,53 @@ class Ranks:
         """The rank in the whole job of a rank of this dimension."""
         return self.numbers[rank % self.size]
 
-    def agree(self, facts: Sequence[int], refused: Exception | None = None) -> list[list[int]]:
+    def agree(
+        self, what: str, facts: Sequence[int] = (), refused: Exception | None = None
+    ) -> list[list[int]]:
         """Every rank's facts; what one rank refuses, all refuse.
 
         Args:
-            facts: Whole numbers, as many on every rank.
+            what: The kind of call, in words.
+            facts: Whole numbers, as many on every rank for this kind of call.
             refused: What this rank will not do.
 
         Raises:
-            RankError: Another rank refused; says which and why.
+            RankError: Another rank refused, says which and why; or makes another kind of call.
             Exception: ``refused`` itself, on the rank that gave it.
         """
         who = [zlib.crc32(socket.gethostname().encode()), os.getpid()]
-        words = str(refused)
+        words = what if refused is None else str(refused)
         if refused is not None and not isinstance(refused, RankError):  # which names a rank already
             words = f"rank {self.global_rank(self.rank)} refused: {words}"
-        said = words.encode()[:_WORDS] if refused is not None else b""
-        numbers = [len(said) if refused is not None else -1, *who, *facts]
+        said = words.encode()[:_WORDS]
+        rest = [*facts, *[0] * (_MOST_FACTS - len(facts))]
+        numbers = [refused is not None, len(said), *who, *rest]
         note = torch.zeros(8 * len(numbers) + _WORDS, dtype=torch.uint8)
         note[: 8 * len(numbers)] = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
-        if said:
-            note[8 * len(numbers) :][: len(said)] = torch.frombuffer(
-                bytearray(said), dtype=torch.uint8
-            )
+        note[8 * len(numbers) :][: len(said)] = torch.tensor([*said], dtype=torch.uint8)
         notes = [torch.empty_like(note, device=self.device) for _ in range(self.size)]
         with self.watched("an agreement"):
             dist.all_gather(notes, note.to(self.device), group=self.group)
-        read = [x.cpu() for x in notes]
-        found = [x[: 8 * len(numbers)].view(torch.int64).tolist() for x in read]
-        for number, (_, host, process, *_) in zip(self.numbers, found, strict=True):
+        read = [bytes(x.cpu().tolist()) for x in notes]
+        found = [[*struct.unpack_from(f"={len(numbers)}q", x)] for x in read]
+        for number, (_, _, host, process, *_) in zip(self.numbers, found, strict=True):
             _PROCESSES[number] = host, process
         if refused is not None:
             raise refused
-        for rank, (length, *_) in enumerate(found):
-            if length >= 0:
-                said = bytes(read[rank][8 * len(numbers) :][:length].tolist())
-                raise RankError(said.decode(errors="replace"))
-        return [rest for _, _, _, *rest in found]
+        texts = [
+            x[8 * len(numbers) :][:length].decode(errors="replace")
+            for x, (_, length, *_) in zip(read, found, strict=True)
+        ]
+        for (refuses, *_), text in zip(found, texts, strict=True):
+            if refuses:
+                raise RankError(text)
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                raise RankError(
+                    f"all ranks of {self.name!r} must make the same call: got {texts[0]} on rank "
+                    f"{self.global_rank(0)} and {text} on rank {self.global_rank(rank)}"
+                )
+        return [rest[: len(facts)] for _, _, _, _, *rest in found]
 
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
@@ -172,7 +192,10 @@ Check = Callable[[Sequence[Sequence[int]]], None]
 
 
 def agreed(
-    checks: Sequence[tuple[Ranks, Check]], facts: Sequence[int], refused: Exception | None = None
+    checks: Sequence[tuple[Ranks, Check]],
+    what: str,
+    facts: Sequence[int],
+    refused: Exception | None = None,
 ) -> None:
     """Tells facts over several dimensions; what one rank of the mesh refuses, all refuse.
 
@@ -180,8 +203,9 @@ def agreed(
     rank goes on alone.
 
     Args:
-        checks: Dimensions and what is asked of the facts of each one's ranks. Facts that may differ
-            over a dimension come after those that must be alike over the others.
+        checks: Dimensions and what is asked of the facts of each one's ranks. A dimension over
+            which facts may differ comes after those over which they must be alike.
+        what: As of ``Ranks.agree``.
         facts: As of ``Ranks.agree``.
         refused: What this rank will not do.
 
@@ -191,11 +215,32 @@ def agreed(
     """
     for ranks, check in checks:
         try:
-            check(ranks.agree(facts, refused))
+            check(ranks.agree(what, facts, refused))
         except Exception as error:
             refused = error
     if refused is not None:
         raise refused
+
+
+def refuse(dimensions: Sequence[Ranks], error: Exception) -> NoReturn:
+    """Raises the error, after all ranks of these dimensions were told.
+
+    Raises:
+        Exception: ``error`` itself.
+    """
+    agreed([(ranks, lambda _: None) for ranks in dimensions], "a call", (), error)
+    raise error
+
+
+def tell_backward(dimensions: Sequence[Ranks], out: Tensor) -> Tensor:
+    """``out``, whose backward pass begins with an agreement of these ranks."""
+    if out.requires_grad and torch.is_grad_enabled():
+
+        def agree(_: Tensor) -> None:
+            agreed([(ranks, lambda _: None) for ranks in dimensions], "a backward pass", ())
+
+        out.register_hook(agree)  # type: ignore[no-untyped-call]
+    return out
 
 
 def check_mesh(mesh: object) -> None:
@@ -254,15 +299,37 @@ def check_spread(ranks: Ranks, name: str, lengths: Sequence[int], wanted: Sequen
 
 
 def fingerprint(*values: object) -> int:
-    """A number that differs where values differ, as their ``repr`` says; addresses do not count."""
-    return zlib.crc32(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(values)).encode())
+    """A number that differs where values differ: as ``repr`` says, and tensors as ``content``."""
+    said = repr([_described(value) for value in values])
+    return zlib.crc32(re.sub(r" at 0x[0-9a-fA-F]+", "", said).encode())
+
+
+def _described(value: object) -> object:
+    """A value whose ``repr`` tells it from others, with tensors as numbers."""
+    if isinstance(value, Tensor):
+        return content(value)
+    if isinstance(value, list | tuple):
+        return [_described(each) for each in value]
+    if isinstance(value, PerRow):
+        return _described(value.values)
+    if isinstance(value, Mask):
+        parts = [(part, name) for part in value.walk() for name in part.arguments or ()]
+        return repr(value), [_described(getattr(part, name, None)) for part, name in parts]
+    if isinstance(value, Bias):
+        return repr(value), [content(x) for x in value.tensors]
+    return value
 
 
 def content(x: Tensor | None) -> int:
-    """A number that differs where whole numbers differ; of other tensors, where shapes do."""
-    if x is None or x.is_floating_point():
-        return fingerprint(None if x is None else (list(x.shape), x.dtype))
-    return zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes())
+    """A number that differs where shapes, dtypes or whole numbers differ, of some of very many."""
+    if x is None:
+        return 0
+    facts = [*x.shape, str(x.dtype), torch.is_grad_enabled() and x.requires_grad]
+    said = zlib.crc32(repr(facts).encode())
+    if x.is_floating_point() or x.is_meta:
+        return said
+    x = x.detach().flatten()[:: max(1, x.numel() // _SAMPLE)]
+    return zlib.crc32(x.cpu().contiguous().numpy().tobytes(), said)
 
 
 def unsupported(feature: str) -> UnsupportedError:

@@ -13,7 +13,7 @@ smaller layer on plain tensors, so every kernel serves. Of a parameter of the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -30,7 +30,14 @@ from polyhead.layers.feed_forward import FeedForward
 from polyhead.models import Transformer
 from polyhead.parallel.collectives import Summed, entered
 from polyhead.parallel.exchanges import head_shares
-from polyhead.parallel.ranks import Ranks, unsupported
+from polyhead.parallel.ranks import (
+    Ranks,
+    agreed,
+    check_same,
+    fingerprint,
+    tell_backward,
+    unsupported,
+)
 from polyhead.parallel.sequence import Shares, share_tokens
 
 Use = Literal["rows", "columns", "slice", "whole", "once"]
@@ -353,12 +360,16 @@ class _Logits:
         model, ranks = self.model, self.ranks
         head = model.head
         assert head is not None
+        if not torch.compiler.is_compiling():  # notes are read on the way, graphs are not
+            facts = [fingerprint(hidden)]
+            agreed([(ranks, self._check)], "logits of a model", facts)
         parts = {"head." + name: Part("whole") for name, _ in head.named_parameters()}
         if head.weight is None:
             parts["embedding.tokens.weight"] = Part("rows")
         region = Region(model, ranks, parts)
         with region.local_parameters():
             local = type(model).logits(model, entered(hidden, ranks))
+        tell_backward([ranks], local)
         W = model.config.vocab_size
         table = model.embedding.table if head.weight is None else head.weight
         assert isinstance(table, DTensor)
@@ -372,3 +383,6 @@ class _Logits:
             return spread
         logits: Tensor = spread.redistribute(placements=[Replicate()]).to_local()
         return logits
+
+    def _check(self, found: Sequence[Sequence[int]]) -> None:
+        check_same(self.ranks, "the hidden states (shape, dtype)", [each for (each,) in found])

@@ -6,24 +6,27 @@ y = layer(parallel.shard(x, mesh), mask=ph.Causal())
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
 
-from polyhead.errors import InputError, UnsupportedError
 from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, TransformerLayer
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.hooks import Hooked
 from polyhead.parallel.attention import check_kernel
-from polyhead.parallel.calls import NAMES, agree_alike, facts_of
+from polyhead.parallel.calls import NAMES, Bound, agree_alike, facts_of
 from polyhead.parallel.context import Context, LayerAttention, check_parts, install_one
-from polyhead.parallel.ranks import Ranks, unsupported
+from polyhead.parallel.ranks import Ranks, tell_backward, unsupported
 
 LAYERS = MultiHeadAttention, MultiHeadLatentAttention, FeedForward, Experts, TransformerLayer
 """Layers that ``parallelize`` takes alone."""
+
+_OF_ANOTHER = "context", "more", "context_positions", "context_cache"
+"""Arguments of cross-attention."""
 
 
 def check_layer(layer: nn.Module) -> None:
@@ -44,42 +47,68 @@ def tell_layer(
     tensor: Ranks | None,
     heads: Mapping[Hooked, tuple[range, int]],
     context: Context | None,
+    number: int,
 ) -> None:
-    """From now on ranks agree on every call of a layer, which knows where its tokens stand."""
+    """From now on ranks agree on every call of a layer, which knows where its tokens stand.
+
+    Args:
+        layer: In place.
+        tensor: The ranks of ``tensor``, or None.
+        heads: By attention the query heads of this rank and of all.
+        context: How tokens are spread, or None.
+        number: Tells this layer from others that ranks call.
+    """
     for module in layer.modules():
         if isinstance(module, Hooked):
             install_one(module, LayerAttention(heads.get(module), tensor, context))
-    layer.register_forward_pre_hook(_Told(tensor, context), prepend=True, with_kwargs=True)
+    dimensions = [] if tensor is None else [tensor]
+    if context is not None:
+        dimensions = context.dimensions
+    layer.register_forward_pre_hook(
+        _Told(dimensions, context, number), prepend=True, with_kwargs=True
+    )
+    layer.register_forward_pre_hook(Bound(dimensions), prepend=True, with_kwargs=True)
+    layer.register_forward_hook(lambda _, __, out: tell_backward(dimensions, out))
 
 
 @dataclass(eq=False)
 class _Told:
     """Runs before ``forward``."""
 
-    tensor: Ranks | None
+    dimensions: Sequence[Ranks]
     context: Context | None
+    number: int
 
     def __call__(
         self, layer: nn.Module, given: tuple[Any, ...], call: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rest = {name: each for name, each in call.items() if name not in ("positions", "cache")}
-        positions = call.get("positions")
-        told = (*given[1:], *rest, *rest.values())
-        if self.context is None:
-            if self.tensor is not None:
-                agree_alike([self.tensor], given[0], positions, *told)
-            return given, call
-        refused: Exception | None = None
+        named = dict(signature(type(layer).forward).bind(layer, *given, **call).arguments)
+        _, x, *_ = named.values()
+        rest = [*named.items()][2:]
+        cache = named.get("cache")
+        positions = named.get("positions")
+        told = [(name, each) for name, each in rest if name not in ("positions", "cache")]
+        told.append(("cache", getattr(cache, "lengths", type(cache).__name__)))
         facts = [0] * len(NAMES)
+        refused: Exception | None = None
+        if self.context is None:
+            agree_alike(self.dimensions, self.what, layer, x, positions, *told)
+            return given, call
         try:
-            check_kernel(call.get("kernel", "auto"))
-            if len(given) > 1 or call.get("context") is not None or call.get("cache") is not None:
+            check_kernel(named.get("kernel", "auto"))
+            given_context = [each for name, each in rest if name in _OF_ANOTHER]
+            if any(each is not None for each in (cache, *given_context)):
                 raise unsupported("cross-attention or a cache of a layer alone on 'context'")
-            facts = facts_of(given[0], positions, *told)
-        except (InputError, UnsupportedError) as error:
+            facts = facts_of(layer, x, positions, self.number, *told)
+        except Exception as error:  # whatever it is, other ranks must not wait
             refused = error
-        device = given[0].device if isinstance(given[0], Tensor) else None
+        device = x.device if isinstance(x, Tensor) else None
         at = self.context.settle("tokens", facts, refused, positions, device, None)
         if isinstance(layer, FeedForward | Experts):
             return given, call
         return given, call | {"positions": at}
+
+    @property
+    def what(self) -> str:
+        """The kind of call, as other ranks are told."""
+        return f"a call of layer {self.number} of those that were parallelized"

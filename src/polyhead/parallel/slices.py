@@ -11,11 +11,13 @@ from torch import Tensor
 from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.models import Transformer
+from polyhead.models.inputs import check_ids
 from polyhead.parallel.cache import CrossCache, SpreadCache
-from polyhead.parallel.calls import agree_alike
+from polyhead.parallel.calls import Bound, agree_alike
 from polyhead.parallel.context import Context
+from polyhead.parallel.model_cache import RanksCache
 from polyhead.parallel.order import Spread
-from polyhead.parallel.ranks import unsupported
+from polyhead.parallel.ranks import refuse, tell_backward, unsupported
 from polyhead.semantics import Mask
 
 
@@ -46,24 +48,48 @@ class _HiddenStates:
         }  # fmt: skip
         if cache is not None:
             return self._decoded(ids, positions, mask, cache, kernel, call | encoder)
+        refused: Exception | None = None
         if call.get("last") is not None:
-            raise unsupported("last= where tokens are spread over ranks")
+            refuse(context.dimensions, unsupported("last= where tokens are spread over ranks"))
         if encoder_ids is not None and encoder_hidden is None:
             encoder_hidden = model.encode(encoder_ids, mask=encoder_mask, kernel=kernel)
-        self._check_encoded(encoder_hidden)
+        try:
+            self._check_encoded(encoder_hidden)
+            self._check_segments(ids, call.get("segments"))
+        except Exception as error:  # whatever it is, other ranks must not wait
+            refused = error
         sizes = model.config.vocab_size, model.config.max_positions
+        given = [name for name, value in call.items() if value is not None]
         positions = context.place(
-            "tokens", ids, positions, sizes, mask, encoder_mask, kernel=kernel
-        )
+            "tokens", model, ids, positions, sizes, mask, encoder_mask, encoder_hidden is None,
+            given, kernel=kernel, refused=refused,
+        )  # fmt: skip
         made: Tensor = type(model).hidden_states(
             model, ids, positions=positions, mask=mask, encoder_hidden=encoder_hidden,
             encoder_mask=encoder_mask, kernel=kernel, **call,
         )  # fmt: skip
-        return made
+        return tell_backward(context.dimensions, made)
 
     def _check_encoded(self, encoder_hidden: Tensor | None) -> None:
-        if encoder_hidden is not None and "encoder" not in self.context.spreads:
-            raise unsupported("encoder_hidden that this model's encode did not make")
+        spread = self.context.spreads.get("encoder")
+        if encoder_hidden is None:
+            return
+        mine = None if spread is None else spread.length(self.context.ranks.rank)
+        if encoder_hidden.ndim != 3 or encoder_hidden.shape[1] != mine:
+            raise unsupported(
+                "encoder_hidden that the last encode of this model did not make: got "
+                f"{list(encoder_hidden.shape)}, and this rank holds {mine or 0} of its tokens"
+            )
+
+    def _check_segments(self, ids: Tensor, segments: Tensor | None) -> None:
+        embedding = self.model.config.embedding
+        if segments is not None and embedding.num_segments:
+            check_ids("segments", segments, embedding.num_segments)
+            if segments.shape != ids.shape:
+                raise ValueError(
+                    f"segments must be [B, T] = {list(ids.shape)} as ids: got "
+                    f"{list(segments.shape)}"
+                )
 
     def _decoded(
         self,
@@ -76,29 +102,37 @@ class _HiddenStates:
     ) -> Tensor:
         """The same tokens on all ranks, their keys spread; of an encoder's tokens a slice each."""
         model, context = self.model, self.context
-        refused = None
-        if not all(isinstance(each, SpreadCache) for each in cache.layers):
+        refused: Exception | None = None
+        held: list[object] = []
+        if isinstance(cache, RanksCache) and isinstance(cache.layers[0], SpreadCache):
+            held = [cache.lengths, cache.history]
+        else:
             refused = ValueError(
                 "cache must be of this model's new_cache() after parallelize: it was not spread"
             )
-        alike = [*([] if context.tensor is None else [context.tensor]), context.ranks]
-        source = call["encoder_ids"]
+        source, encoded = call["encoder_ids"], call["encoder_hidden"]
+        try:
+            self._check_encoded(encoded)
+        except Exception as error:  # whatever it is, other ranks must not wait
+            refused = error
+        whole = {name: value for name, value in call.items() if name != "encoder_hidden"}
         agree_alike(
-            alike, ids, positions, kernel, mask, cache.lengths, call["encoder_mask"], source,
-            refused=refused,
+            context.dimensions, "a call with a cache", model, ids, positions, kernel, mask,
+            encoded is None, *held, *whole, *whole.values(), refused=refused,
         )  # fmt: skip
+        if isinstance(cache, RanksCache):
+            cache.note(ids, positions)
         if positions is None:
             first = torch.tensor(cache.lengths or [0], device=ids.device)[:, None]
             positions = first + torch.arange(ids.shape[1], device=ids.device)
             positions = positions if len(set(cache.lengths)) > 1 else positions[0]
-        if source is not None and cache.context is None and call["encoder_hidden"] is None:
+        if source is not None and cache.context is None and encoded is None:
             spread = Spread(context.order, source.shape[1], context.ranks.size)
             call["encoder_hidden"] = model.encode(
                 spread.taken(source, context.ranks.rank, 1), mask=call["encoder_mask"],
                 kernel=kernel,
             )  # fmt: skip
             call["encoder_ids"] = None
-        self._check_encoded(call["encoder_hidden"])
         for module in context.latents.get("tokens", ()):
             module.preferred = "absorbed"  # what the cache holds
         made: Tensor = type(model).hidden_states(
@@ -129,9 +163,11 @@ class _NewCache:
             model, -(-capacity // ranks.size), kind=kind, page_size=page_size,
             quantized=quantized, spare=spare,
         )  # fmt: skip
-        cache.layers = tuple(SpreadCache(each, ranks) for each in cache.layers)
-        cache.cross = tuple(CrossCache(each, ranks, context.spreads) for each in cache.cross)
-        return cache
+        return RanksCache(
+            [SpreadCache(each, ranks) for each in cache.layers],
+            [CrossCache(each, ranks, context.spreads) for each in cache.cross],
+            cache.owner, context.dimensions,
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -157,10 +193,13 @@ class _Encode:
                 own.vocab_size or config.vocab_size,
                 own.max_positions or config.max_positions,
             )
-            positions = self.context.place("encoder", ids, positions, sizes, mask, kernel=kernel)
-        return type(model).encode(
+            positions = self.context.place(
+                "encoder", model, ids, positions, sizes, mask, segments is None, kernel=kernel
+            )
+        made = type(model).encode(
             model, ids, positions=positions, segments=segments, mask=mask, kernel=kernel
         )
+        return tell_backward(self.context.dimensions, made) if model.encoder_layers else made
 
 
 def spread_tokens(model: Transformer, context: Context) -> None:
@@ -168,3 +207,4 @@ def spread_tokens(model: Transformer, context: Context) -> None:
     model.hidden_states = _HiddenStates(model, context)  # type: ignore[method-assign]
     model.encode = _Encode(model, context)  # type: ignore[method-assign]
     model.new_cache = _NewCache(model, context)  # type: ignore[method-assign]
+    model.register_forward_pre_hook(Bound(context.dimensions), prepend=True, with_kwargs=True)

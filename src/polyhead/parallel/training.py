@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +20,10 @@ from torch.distributed.tensor import DTensor
 from polyhead.checks import number
 from polyhead.errors import DivergedError
 from polyhead.layers.experts import Experts
+from polyhead.parallel.calls import DIMENSIONS
 from polyhead.parallel.collectives import summed
 from polyhead.parallel.experts import own_experts, ranks_of_experts
-from polyhead.parallel.ranks import Ranks
+from polyhead.parallel.ranks import Ranks, agreed, check_same, fingerprint
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
@@ -37,9 +40,16 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
         The norm of all gradients, the same on all ranks.
 
     Raises:
+        RankError: A rank makes another call, or has no gradients where others have; names it. On
+            all ranks.
         DivergedError: The norm is not finite; gradients are as they were.
     """
-    number("max_norm", max_norm, above=0)
+    refused: Exception | None = None
+    try:
+        number("max_norm", max_norm, above=0)
+    except (TypeError, ValueError) as error:
+        refused = error
+    _agree(model, "parallel.clip_grad_norm", refused, max_norm)
     squares: dict[Any, list[Tensor]] = defaultdict(list)
     locals_ = []
     own = {parameter for expert in own_experts(model) for parameter in expert.parameters()}
@@ -75,12 +85,31 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     return norm
 
 
+def _agree(model: nn.Module, what: str, refused: Exception | None, *arguments: object) -> None:
+    """The ranks agree on what they are about to do with a model, and on which gradients it has."""
+    learned = [(p.grad is not None, isinstance(p, DTensor)) for p in model.parameters()]
+
+    def check(ranks: Ranks, found: Sequence[Sequence[int]]) -> None:
+        given, gradients = zip(*found, strict=True)
+        check_same(ranks, f"the arguments of {what}", given)
+        if ranks.name != "expert":  # whose ranks have experts of their own
+            check_same(ranks, "which parameters have gradients", gradients)
+
+    dimensions = DIMENSIONS.get(model, ())
+    facts = [fingerprint(*arguments), fingerprint(learned)]
+    agreed([(ranks, partial(check, ranks)) for ranks in dimensions], what, facts, refused)
+
+
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
     """A state dict of whole tensors on the CPU, on every rank; loads into a model of one process.
 
     Args:
         model: After ``parallelize``. All ranks call this together.
+
+    Raises:
+        RankError: A rank makes another call; names it. On all ranks.
     """
+    _agree(model, "parallel.whole_state", None)
     found = {
         name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().cpu()
         for name, x in model.state_dict().items()
