@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from cases_of_attention import mesh_of
-from cases_of_models import FAMILIES, E, compare_gradients
+from cases_of_models import FAMILIES, ROPE, E, compare_gradients
 from torch import nn
 
 import polyhead as ph
 from polyhead import parallel
+from polyhead.config import AttentionConfig
 from polyhead.layers import MultiHeadAttention, TransformerLayer
+from polyhead.layers.differential_attention import DifferentialAttentionConfig
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.gated_attention import GatedAttentionConfig
 
 T = 21
 
@@ -30,9 +34,22 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a network": lambda: FeedForward.from_config(E, FAMILIES["Llama"]().layers[0].feed_forward),
 }
 
+NOT_ON_TENSOR: dict[str, Callable[[], nn.Module]] = {
+    "a layer with gated attention": lambda: _layer_of(GatedAttentionConfig(4, 2, 8, rope=ROPE)),
+    "a layer with differential attention": lambda: _layer_of(
+        DifferentialAttentionConfig(4, 2, 8, rope=ROPE)
+    ),
+}
+
+
+def _layer_of(attention: AttentionConfig) -> nn.Module:
+    return TransformerLayer.from_config(
+        E, replace(FAMILIES["Llama"]().layers[0], attention=attention)
+    )
+
 
 def _made(name: str) -> nn.Module:
-    layer = LAYERS[name]().double()
+    layer = (LAYERS | NOT_ON_TENSOR)[name]().double()
     generator = torch.Generator().manual_seed(8)
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -55,7 +72,8 @@ def equal(name: str, dimension: str) -> None:
     (found * parallel.shard(weight, mesh)).sum().mul(ranks).backward()
     apart = (parallel.gather(found, mesh) - wanted).abs().max().item()
     assert apart <= 1e-12, f"{name} on {dimension}: outputs differ by {apart:.1e}"
-    compare_gradients(layer, one, 1e-12)
+    # λ of differential attention is computed in float32.
+    compare_gradients(layer, one, 1e-7 if "differential" in name else 1e-12)
 
 
 def other_tokens(dimension: str) -> None:

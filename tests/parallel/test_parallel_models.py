@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cases_of_decoding import WAYS
-from cases_of_layers import LAYERS
+from cases_of_layers import LAYERS, NOT_ON_TENSOR
 from cases_of_models import FAMILIES, MESHES
 from worlds import World
 
@@ -33,7 +33,7 @@ def test_logits_and_tokens_that_stay_in_parts_equal_one_process(two: World) -> N
 
 @pytest.mark.parametrize("dimension", ["tensor", "context", "shard"])
 def test_a_layer_alone_equals_one_process(two: World, dimension: str) -> None:
-    for name in LAYERS:
+    for name in LAYERS if dimension == "tensor" else LAYERS | NOT_ON_TENSOR:
         two.run("cases_of_layers:equal", name, dimension)
     if dimension != "shard":  # whose ranks have tokens of their own
         for kind, text in two.tell("cases_of_layers:other_tokens", dimension):
@@ -174,6 +174,10 @@ def test_what_cannot_be_done_is_refused_on_every_rank(two: World, what: str, wor
     for kind, text in two.tell("cases_of_decoding:refused", what):
         assert kind != "ok"
         assert words in text, text
+
+
+def test_classes_that_ranks_do_not_know_are_refused_by_name(two: World) -> None:
+    two.run("cases_of_classes:refused_all")
 
 
 @pytest.mark.parametrize(("first", "second"), [("shard", "tensor"), ("tensor", "context")])

@@ -289,6 +289,10 @@ def check_context(model: Transformer) -> None:
         check_parts(layer.attention, layer.feed_forward)
 
 
+_ROPE_TYPES = "default", "linear", "llama3", "yarn", "explicit"
+"""Types of rotary positions whose frequencies are the same in every call."""
+
+
 def check_parts(attention: Any, network: Any) -> None:
     """Raises for configurations of an attention and a network that need all tokens at once.
 
@@ -296,7 +300,7 @@ def check_parts(attention: Any, network: Any) -> None:
         UnsupportedError: Names what.
     """
     rope = getattr(attention, "rope", None)
-    if rope is not None and rope.type in ("dynamic", "longrope"):
+    if rope is not None and rope.type not in _ROPE_TYPES:
         raise unsupported(
             f"rope type {rope.type!r} on the dimension 'context': its frequencies follow the "
             "greatest position of the call"

@@ -29,6 +29,7 @@ from polyhead.layers.hooks import Hooked
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
 from polyhead.parallel.calls import DIMENSIONS, same_on_all, tell_calls
+from polyhead.parallel.classes import check_classes
 from polyhead.parallel.context import Context, check_context, install
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, head_shares
 from polyhead.parallel.experts import check_experts, mixtures, own_experts, share_experts
@@ -158,13 +159,17 @@ def check_model(
     )
     if expert is not None:
         check_experts(model, expert)
+        for module in mixtures(model):
+            check_classes(module, "expert")
     if tensor is not None:
         planned(model, tensor)
+        check_classes(model, "tensor")
         if isinstance(model, Transformer) and (
             model.config.weights_of or model.config.encoder.weights_of
         ):
             raise unsupported("layers that share weights on the dimension 'tensor'")
     if context is not None:
+        check_classes(model, "context")
         if isinstance(model, Transformer):
             check_context(model)
         else:
