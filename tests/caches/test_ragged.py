@@ -17,6 +17,8 @@ from polyhead.caches import (
     Ring,
     RingCache,
     StoredCache,
+    memory,
+    pages,
 )
 from polyhead.caches.source import NOWHERE
 
@@ -73,6 +75,31 @@ def test_every_row_of_a_padded_batch_equals_its_solo_run(kind, side):
             torch.testing.assert_close(out[row][real[row]], expected, atol=1e-5, rtol=1e-5)
         assert (out[~real] == 0).all()
     assert cache.lengths == [cache.length for cache in alone]
+
+
+@pytest.mark.parametrize("layout", [Dense(), Paged(8), Ring(WINDOW)], ids=repr)
+@pytest.mark.parametrize("storage", [Plain(), Quantized(group=8, sinks=0, recent=3)], ids=repr)
+@torch.no_grad()
+def test_what_memory_held_before_changes_no_bits(layout, storage, monkeypatch):
+    torch.manual_seed(0)
+    attn = ph.MultiHeadAttention(32, 1, rope=ph.RoPE()).eval()
+    mask = ph.Causal() & ph.Window(WINDOW)
+    real = torch.arange(26) < torch.tensor([6, 26, 20])[:, None]
+    x = [torch.randn(3, count, 32) for count in (26, *[1] * 9)]
+    made = memory.empty
+
+    def run(before):
+        def empty(shape, dtype, device):
+            return made(shape, dtype, device).fill_(before if dtype.is_floating_point else 77)
+
+        monkeypatch.setattr(memory, "empty", empty)
+        monkeypatch.setattr(pages, "empty", empty)
+        cache = StoredCache(layout, storage)
+        first = attn(x[0], mask=mask, positions=cache.next_positions(real), cache=cache)
+        rest = [attn(part, mask=mask, cache=cache) for part in x[1:]]
+        return [first.masked_fill(~real[..., None], 0.0), *rest]
+
+    assert all(map(torch.equal, run(0.0), run(torch.nan)))
 
 
 @pytest.mark.parametrize(("layout", "window"), [(Dense(), None), (Ring(WINDOW), WINDOW)])

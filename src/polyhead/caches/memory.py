@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from polyhead.caches.sizes import Store
+from polyhead.caches.sizes import SCALE_DTYPE, Store
 
 
 class Run(NamedTuple):
@@ -161,6 +161,7 @@ class Rows(Memory):
                 new = empty((*old.shape[:2], wanted, old.shape[3]), old.dtype, self.device)
                 with torch.no_grad():
                     new[:, :, : old.shape[2]] = old
+                    clear_scales(self.store, new[:, :, old.shape[2] :])
                 self.tensors[i] = new
             del old
 
@@ -265,3 +266,13 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     # Made outside inference mode: later writes outside that mode would fail on an inference tensor.
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
+
+
+def clear_scales(store: Store, part: Tensor) -> None:
+    """Sets scales and zero points that nobody has written to 0; other tensors stay as they are.
+
+    Kernels compute a block in which anything is not finite another way. With what memory held
+    before, the last bits of rows of different lengths would be those of chance.
+    """
+    if store.tokens > 1 and part.dtype == SCALE_DTYPE:
+        part.zero_()

@@ -26,7 +26,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from polyhead.caches.memory import Memory, Run, empty, positions_of
+from polyhead.caches.memory import Memory, Run, clear_scales, empty, positions_of
 from polyhead.caches.sizes import Store
 from polyhead.semantics.sources import PageTable
 
@@ -124,6 +124,7 @@ class PagePool:
         for i, old in enumerate(self.tensors):
             new = empty((old.shape[0], wanted, *old.shape[2:]), old.dtype, self.device)
             new[:, :have] = old[:, :have]  # larger if memory ran out the last time
+            clear_scales(self.store, new[:, have:])
             self.tensors[i] = new
             del old
         self.references += [0] * (wanted - have)
