@@ -195,7 +195,7 @@ def token_rows(model: nn.Module, texts: Texts) -> tuple[list[Tensor], int | None
                     f"{type(model).__name__} has no tokenizer: give texts as [T] tensors of tokens"
                 )
             tokens, tokenizer = model.tokenizer.encode(text), model.tokenizer
-            rows.append(torch.tensor(tokens, dtype=torch.int64))
+            rows.append(torch.tensor(tokens, dtype=torch.int64, device="cpu"))
             octets += len(text.encode()) - _first_bytes(tokenizer.spans(text), text)
         else:
             raise TypeError(f"texts must be text or [T] tensors: got {type(text).__name__}")
@@ -210,7 +210,7 @@ def _first_bytes(spans: Sequence[tuple[int, int]], text: str) -> int:
 def _nats(model: Transformer, work: Sequence[tuple[Tensor, Span]]) -> float:
     """−log probability of the predicted tokens of some windows. Padding on the right is masked."""
     longest = max(span.stop - span.start for _, span in work)
-    ids = torch.zeros(len(work), longest, dtype=torch.int64)
+    ids = torch.zeros(len(work), longest, dtype=torch.int64, device="cpu")
     labels = torch.full_like(ids, IGNORED)
     for i, (row, span) in enumerate(work):
         size = span.stop - span.start

@@ -251,7 +251,7 @@ def explain(
     the same errors."""
     if unknown:
         refuse("explain", unknown)
-    seed = torch.zeros((), dtype=torch.int64) if dropout_p else None
+    seed = torch.zeros((), dtype=torch.int64, device="cpu") if dropout_p else None
     call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
         seed, dropout_p, return_lse,

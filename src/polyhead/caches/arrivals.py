@@ -78,7 +78,7 @@ def arrivals(
         )
     where = positions.detach().to("cpu", torch.int64).expand(batch, count)
     real = where >= 0
-    counted = torch.tensor(lengths)[:, None] + real.cumsum(dim=1) - 1
+    counted = torch.tensor(lengths, device="cpu")[:, None] + real.cumsum(dim=1) - 1
     explicit = explicit or not bool((where == counted).logical_or(~real).all())
     columns = None
     if not bool(real.all()):

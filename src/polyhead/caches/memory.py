@@ -113,8 +113,11 @@ class Memory(ABC):
 
     def units(self, start: int, stop: int) -> Tensor:
         """``[B, stop − start]`` the unit at each address of each row; −1 where there is none."""
-        address = torch.arange(start, stop)
-        stops, firsts = torch.tensor(self.stops)[:, None], torch.tensor(self.firsts)[:, None]
+        address = torch.arange(start, stop, device="cpu")
+        stops, firsts = (
+            torch.tensor(self.stops, device="cpu")[:, None],
+            torch.tensor(self.firsts, device="cpu")[:, None],
+        )
         unit = address.expand(len(self.stops), -1)
         if self.store.limit is not None:
             unit = unit + (stops - 1 - unit).div(self.store.limit, rounding_mode="floor").mul(

@@ -245,7 +245,7 @@ class Pages(Memory):
             self._own(dict.fromkeys(touched, start), count)
             unit, first = torch.arange(start, stop, device=self.device), start // page
             if self.device.type in WITHOUT_INDEX:
-                pages = torch.tensor([self.table[row][first:] for row in touched])
+                pages = torch.tensor([self.table[row][first:] for row in touched], device="cpu")
             else:
                 index = self.page_index() if rows is None else self.page_index()[list(rows)]
                 pages = index[:, first:]

@@ -382,7 +382,10 @@ class StoredCache(KeyValueCache):
         if contents.has_positions:
             where = new.positions
             if where is None:
-                where = torch.arange(stream.k.shape[2]) + torch.tensor(before)[:, None]
+                where = (
+                    torch.arange(stream.k.shape[2], device="cpu")
+                    + torch.tensor(before, device="cpu")[:, None]
+                )
             stream = stream._replace(positions=where[:, None, :, None].to(stream.k.device))
         if rows is not None:
             stream = stream.of([x[rows] for x in stream.tensors()])

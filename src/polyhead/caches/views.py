@@ -44,9 +44,11 @@ def _uneven(contents: Contents, explicit: bool) -> StoredSource:
         tokens = run.codec.tokens
         units = run.memory.units(0, run.memory.extent)
         if name == "tail":
-            firsts = torch.tensor([[contents.tail_first(row)] for row in range(len(units))])
+            firsts = torch.tensor(
+                [[contents.tail_first(row)] for row in range(len(units))], device="cpu"
+            )
             units = units.where(units >= firsts, -1)
-        where = units[..., None] * tokens + torch.arange(tokens) + contents.base(name)
+        where = units[..., None] * tokens + torch.arange(tokens, device="cpu") + contents.base(name)
         where = run.positions() if explicit else where.flatten(1).to(device)
         held = (units >= 0).repeat_interleave(tokens, dim=1).to(device)
         runs.append(run)
@@ -92,7 +94,7 @@ def with_chunk(
         return StoredSource(runs, shape, shift=shift)
     where = new.positions
     if where is None:
-        where = torch.arange(T) + torch.tensor(lengths)[:, None]
+        where = torch.arange(T, device="cpu") + torch.tensor(lengths, device="cpu")[:, None]
     where = where.where(where >= 0, NOWHERE).to(shape.device)
     if past is not None:
         before: Tensor = past.tokens.position_tensor(shape.device)

@@ -62,10 +62,10 @@ class Coded:
         """All of them, rounded from float32."""
         if self.in_runs:
             return unpack(self.blocks, self.kind, dtype, self.scales)
-        made = torch.empty(self.shape, dtype=dtype)
+        made = torch.empty(self.shape, dtype=dtype, device="cpu")
         each = max(1, _PART // self.shape[1])
         for first in range(0, len(made), each):
-            rows = torch.arange(first, min(first + each, len(made)))
+            rows = torch.arange(first, min(first + each, len(made)), device="cpu")
             by = scaled.of_rows(self.scales, rows)
             made[rows] = scaled.numbers_of(self.blocks[rows], self.kind, by, self.order).to(dtype)
         return made
@@ -190,7 +190,7 @@ class Codes:
             raise self._wrong(f"{stem}.qweight", f"must have an even number of rows: got {inputs}")
         scales = self._turned(stem, (outputs, inputs))
         zeros = self._zeros_of(stem, scales, 4, _spread_by_awq)
-        blocks = torch.empty(outputs, inputs // 2, dtype=torch.uint8)
+        blocks = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device="cpu")
         each = max(1, _PART // inputs // 8)
         for first in range(0, words.shape[1], each):
             codes = _spread_by_awq(words[:, first : first + each], 4).mT
@@ -234,7 +234,7 @@ class Codes:
             raise self._wrong(
                 name, f"must hold {inputs} numbers of groups below {groups}: got {[*found.shape]}"
             )
-        plain = torch.arange(inputs) // (self._scheme.numbers or inputs)
+        plain = torch.arange(inputs, device="cpu") // (self._scheme.numbers or inputs)
         return None if torch.equal(found.long(), plain) else found.long()
 
 

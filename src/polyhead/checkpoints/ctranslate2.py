@@ -154,7 +154,7 @@ def _with_start(
         if name in state:
             rows = state[name]
             state[name] = torch.cat((rows, rows.new_zeros(1, *rows.shape[1:])))
-    bias = state.get("head.bias", torch.zeros(start))
+    bias = state.get("head.bias", torch.zeros(start, dtype=torch.float32, device="cpu"))
     state["head.bias"] = torch.cat((bias, bias.new_full((1,), -math.inf)))
     made = replace(config, vocab_size=start + 1, head_bias=True, pad_token_id=start)
     return made, generation | {"decoder_start_token_id": start, "pad_token_id": start}

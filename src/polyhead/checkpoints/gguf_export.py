@@ -173,7 +173,10 @@ def _scaling(rope: RopeConfig, dim: int) -> tuple[dict[str, Any], dict[str, Tens
         scaled, _ = inverse_frequencies(rope, dim)
         return {}, {_FREQUENCIES: plain / scaled}
     if rope.type == "longrope":
-        factors = {name: torch.tensor(getattr(rope, field)) for field, name in _ROPE.items()}
+        factors = {
+            name: torch.tensor(getattr(rope, field), dtype=torch.float32, device="cpu")
+            for field, name in _ROPE.items()
+        }
         _, factor = inverse_frequencies(rope, dim)
         return {"attn_factor": factor, **trained}, factors
     raise ConfigError(f"GGUF files have no rope type {rope.type!r}")

@@ -149,12 +149,14 @@ def _placed(
 
     Rows that lie next to each other stay in the file, with their scales if those are theirs alone.
     """
-    places, called = table.to_ours({name: torch.arange(weight.shape[0])[:, None]}, config, where)
+    places, called = table.to_ours(
+        {name: torch.arange(weight.shape[0], device="cpu")[:, None]}, config, where
+    )
     made = {}
     for ours, rows in places.items():
         chosen, by = rows.flatten(), weight.scales
         first, last = int(chosen[0]), int(chosen[0]) + len(chosen)
-        if not torch.equal(chosen, torch.arange(first, last)):
+        if not torch.equal(chosen, torch.arange(first, last, device="cpu")):
             made[ours] = Blocks(weight.blocks[chosen], weight.kind, of_rows(by, chosen))
             continue
         if first % by.rows:

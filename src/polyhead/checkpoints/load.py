@@ -176,7 +176,7 @@ def load_checkpoint(
 def _device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)
+        torch.empty(0, device=found, dtype=torch.float32)
     except (RuntimeError, AssertionError, TypeError) as error:  # a missing device
         first = str(error).partition("\n")[0]
         raise ValueError(f"device {device!r} is not here: {first}") from error

@@ -48,7 +48,7 @@ class Aligned:
         from polyhead.inspection.reading import align
 
         source, start = model.both_ids(text, **arguments)
-        ids = torch.tensor(source), [*start, *made.ids]
+        ids = torch.tensor(source, device="cpu"), [*start, *made.ids]
         found = align(model, *ids, prompt=len(start), above=ABOVE)
         return cls(
             model.source_tokenizer.pieces(source), model.tokenizer.pieces(list(made.ids)), found

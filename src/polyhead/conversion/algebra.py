@@ -73,7 +73,7 @@ class LayerRows:
 
     def part(self, heads: range) -> LayerRows:
         """The same functions for some kv heads."""
-        which = torch.zeros(self.G, dtype=torch.bool)
+        which = torch.zeros(self.G, dtype=torch.bool, device="cpu")
         which[list(heads)] = True
         V, D = self.v.shape[1], self.D
         keep = torch.cat((which.repeat_interleave(D).repeat(2), which.repeat_interleave(V)))
@@ -95,7 +95,9 @@ class LayerRows:
         """M of keys whose pairs are not rotated, their queries multiplied by ``phase``, and of
         values."""
         K, D, n = self.G * self.D, self.D, self.n
-        pick = torch.zeros(len(self.metric) - K, len(self.metric), dtype=torch.float64)
+        pick = torch.zeros(
+            len(self.metric) - K, len(self.metric), dtype=torch.float64, device="cpu"
+        )
         for g in range(self.G):
             for i in range(n):
                 a, b = g * D + i, g * D + n + i
@@ -104,7 +106,7 @@ class LayerRows:
                 pick[b, K + a], pick[b, K + b] = im, re
             for d in range(2 * n, D):
                 pick[g * D + d, g * D + d] = 1.0
-        rest = torch.arange(K, len(pick))
+        rest = torch.arange(K, len(pick), device="cpu")
         pick[rest, K + rest] = 1.0
         return pick @ self.metric @ pick.T
 
@@ -147,8 +149,8 @@ class LayerRows:
         energy, turned, _, _ = self.pair_moments()
         root, inverse = roots_of(ridged(turned))
         b = (inverse @ torch.linalg.eigh(root @ energy @ root)[1][..., -1:])[..., 0]  # [n, G]
-        up = torch.zeros(G * D + G * V, D + V, dtype=torch.float64)
-        i = torch.arange(n)
+        up = torch.zeros(G * D + G * V, D + V, dtype=torch.float64, device="cpu")
+        i = torch.arange(n, device="cpu")
         for g in range(G):
             re, im = b[:, g].real, b[:, g].imag
             up[g * D + i, i], up[g * D + i, n + i] = re, -im
@@ -189,7 +191,9 @@ def principal(metric: Tensor, rows: Tensor, inputs: Tensor, size: int) -> Tensor
 def ridged(metric: Tensor) -> Tensor:
     size = metric.shape[-1]
     mean = torch.diagonal(metric, dim1=-2, dim2=-1).real.mean(-1).clamp_min(1e-30)
-    return metric + _RIDGE * mean[..., None, None] * torch.eye(size, dtype=metric.dtype)
+    return metric + _RIDGE * mean[..., None, None] * torch.eye(
+        size, dtype=metric.dtype, device="cpu"
+    )
 
 
 def roots_of(metric: Tensor) -> tuple[Tensor, Tensor]:

@@ -194,8 +194,8 @@ class _Sums:
     def __init__(self, module: MultiHeadAttention) -> None:
         self.module = module
         G, D, V = module.num_kv_heads, module.head_dim, module.v_head_dim
-        self.inputs = torch.zeros((module.embed_dim + 1,) * 2, dtype=torch.float64)
-        self.gradients = torch.zeros((2 * G * D + G * V,) * 2, dtype=torch.float64)
+        self.inputs = torch.zeros((module.embed_dim + 1,) * 2, dtype=torch.float64, device="cpu")
+        self.gradients = torch.zeros((2 * G * D + G * V,) * 2, dtype=torch.float64, device="cpu")
         self.x: Tensor | None = None
         self.made: dict[str, Tensor] = {}
 

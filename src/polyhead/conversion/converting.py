@@ -202,7 +202,7 @@ def _random_window(config: TransformerConfig) -> Tensor:
     """``[T]`` random tokens, always the same draw."""
     length = min(calibrating.WINDOW, config.max_positions)
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(config.vocab_size, (length,), generator=generator)
+    return torch.randint(config.vocab_size, (length,), generator=generator, device="cpu")
 
 
 def _elements(model: Transformer) -> int:
@@ -300,7 +300,7 @@ def _proof_of_alignment(draft: Draft, target: _Target) -> tuple[Step, ...]:
             config = changed.heads(layer, "aligning")
             drawn = torch.Generator().manual_seed(layer)
             shape = config.num_kv_heads, rotated_dim(config) // 2
-            angles = torch.rand(shape, dtype=torch.float64, generator=drawn) * 6.0
+            angles = torch.rand(shape, dtype=torch.float64, generator=drawn, device="cpu") * 6.0
             rotate_keys(changed, layer, torch.polar(torch.ones_like(angles), angles))
 
     proof.step("keys and queries turned, pair by pair", turned)

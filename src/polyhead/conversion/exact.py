@@ -243,12 +243,12 @@ def to_latent(draft: Draft, layer: int) -> None:
     }
     query = draft.get(layer, "q_proj.weight").view(H, D, E)
     made["q_proj"] = _query_rows(query, G, P)
-    up = torch.zeros(H, N + V, R, dtype=torch.float64)
+    up = torch.zeros(H, N + V, R, dtype=torch.float64, device="cpu")
     for head in range(H):
         g = head // group
-        up[head, :N, g * N : (g + 1) * N] = torch.eye(N, dtype=torch.float64)
+        up[head, :N, g * N : (g + 1) * N] = torch.eye(N, dtype=torch.float64, device="cpu")
         start = G * N + g * V
-        up[head, N:, start : start + V] = torch.eye(V, dtype=torch.float64)
+        up[head, N:, start : start + V] = torch.eye(V, dtype=torch.float64, device="cpu")
     made["kv_b_proj"] = up.flatten(0, 1)
     made["o_proj"] = draft.get(layer, "o_proj.weight")
     made |= _latent_biases(draft, layer, config, P)
@@ -316,7 +316,7 @@ def _latent_biases(
 
     def of(name: str, size: int) -> Tensor:
         found = draft.find(layer, f"{name}.bias")
-        return torch.zeros(size, dtype=torch.float64) if found is None else found
+        return torch.zeros(size, dtype=torch.float64, device="cpu") if found is None else found
 
     key, value = of("k_proj", G * D).view(G, D), of("v_proj", G * V).view(G, V)
     made["kv_a_proj_with_mqa_bias"] = _latent_rows(key, value, rotated)

@@ -343,7 +343,9 @@ class _Run:
         found = []
         for _ in range(self.batch):
             if not self.queue:
-                self.queue = torch.randperm(len(self.rows), generator=self.order).tolist()
+                self.queue = torch.randperm(
+                    len(self.rows), generator=self.order, device="cpu"
+                ).tolist()
             found.append(self.rows[self.queue.pop()])
         return found
 

@@ -65,7 +65,7 @@ def merge_kv_heads(
         whole = replace(whole, n=0)  # any mixture of features is allowed
     r, rows, columns = G // kv_heads, [], []
     price = 0.0
-    queries = torch.zeros(H, D, whole.q.shape[-1], dtype=torch.float64)
+    queries = torch.zeros(H, D, whole.q.shape[-1], dtype=torch.float64, device="cpu")
     for new in range(kv_heads):
         part = whole.part(range(new * r, (new + 1) * r))
         up = _pooled(part) if pooled else part.merged()
@@ -149,7 +149,7 @@ class Latents:
     def kept(self, rotated: int) -> Tensor:
         """``[n, G]`` bool: the components that stay rotated, ``rotated / 2`` of them."""
         flat = self.worth.flatten()
-        chosen = torch.zeros(flat.numel(), dtype=torch.bool)
+        chosen = torch.zeros(flat.numel(), dtype=torch.bool, device="cpu")
         chosen[flat.argsort(descending=True, stable=True)[: rotated // 2]] = True
         return chosen.view_as(self.worth)
 
@@ -223,7 +223,7 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
         part.pairs(part.k)[places[:, 0]],
     )
     made = torch.cat((down, keys.real, keys.imag))
-    group = torch.arange(H) // (H // G)
+    group = torch.arange(H, device="cpu") // (H // G)
     asked = part.pairs(part.q)[places[:, 0]]  # [P / 2, H, F]
     asked = asked * chosen.conj()[:, group, None]
     asked = asked.transpose(0, 1)
@@ -279,9 +279,9 @@ def _rope_of(config: AttentionConfig, chosen: Tensor, pairs: int) -> RopeConfig 
 
 def _pooled(part: LayerRows) -> Tensor:
     D, V = part.D, part.v.shape[1]
-    up = torch.zeros(part.G * (D + V), D + V, dtype=torch.float64)
-    up[: part.G * D, :D] = torch.eye(D, dtype=torch.float64).repeat(part.G, 1)
-    up[part.G * D :, D:] = torch.eye(V, dtype=torch.float64).repeat(part.G, 1)
+    up = torch.zeros(part.G * (D + V), D + V, dtype=torch.float64, device="cpu")
+    up[: part.G * D, :D] = torch.eye(D, dtype=torch.float64, device="cpu").repeat(part.G, 1)
+    up[part.G * D :, D:] = torch.eye(V, dtype=torch.float64, device="cpu").repeat(part.G, 1)
     return up
 
 

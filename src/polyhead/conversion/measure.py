@@ -133,7 +133,10 @@ def measure(
     total, done, found = sum(len(rows) for _, rows in domains.values()), 0, []
     for name, (calibrated, rows) in domains.items():
         sums = {"kl": 0.0, "same": 0.0, "before": 0.0, "after": 0.0}
-        quarters, counts = torch.zeros(4), torch.zeros(4)
+        quarters, counts = (
+            torch.zeros(4, dtype=torch.float32, device="cpu"),
+            torch.zeros(4, dtype=torch.float32, device="cpu"),
+        )
         for row in rows:
             one = _figures(model, teacher, row, quarters, counts)
             sums = {key: value + one[key] for key, value in sums.items()}
@@ -173,7 +176,7 @@ def _figures(
         wanted = row[first + 1 : first + 1 + _ROWS, None]
         sums["before"] -= float(there[: len(wanted)].gather(1, wanted).sum())
         sums["after"] -= float(here[: len(wanted)].gather(1, wanted).sum())
-        places = (torch.arange(first, first + len(kl)) * 4 // len(row)).clamp(max=3)
+        places = (torch.arange(first, first + len(kl), device="cpu") * 4 // len(row)).clamp(max=3)
         quarters.index_add_(0, places, kl.float())
         counts.index_add_(0, places, torch.ones_like(kl, dtype=torch.float32))
     return sums
@@ -219,7 +222,9 @@ def speed(
     prompt = max(1, min(prompt, model.config.max_positions - steps))
     drawn = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
-    ids = torch.randint(model.config.vocab_size, (batch, prompt + steps), generator=drawn)
+    ids = torch.randint(
+        model.config.vocab_size, (batch, prompt + steps), generator=drawn, device="cpu"
+    )
     ids = ids.to(device)
     best = [math.inf, math.inf]
     with torch.inference_mode():

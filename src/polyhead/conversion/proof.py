@@ -59,7 +59,7 @@ class Proof:
         if ids is None:
             length = min(_TOKENS, config.max_positions)
             drawn = torch.Generator().manual_seed(0)
-            ids = torch.randint(config.vocab_size, (1, length), generator=drawn)
+            ids = torch.randint(config.vocab_size, (1, length), generator=drawn, device="cpu")
         self.ids = ids
         self._logits = self._run(draft)
 

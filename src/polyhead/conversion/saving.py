@@ -92,7 +92,7 @@ def normed_latents(model: Transformer) -> Transformer:
                 small = draft.state[key].clone()
                 small[:R] *= _SMALLER
                 draft.state[key] = small
-        weight = torch.full((R,), math.sqrt(_EPS) / _SMALLER, dtype=torch.float64)
+        weight = torch.full((R,), math.sqrt(_EPS) / _SMALLER, dtype=torch.float64, device="cpu")
         scale = config.score_scale * math.sqrt(config.qk_head_dim)
         draft.put(layer, kv_a_norm=weight, q_proj=draft.get(layer, "q_proj.weight") * scale)
         rope = config.rope
@@ -114,7 +114,7 @@ def _as_factors(rope: RopeConfig, max_positions: int) -> RopeConfig:
     """Explicit frequencies as the type "longrope": 1 / (factor · θ^(2i/d)), with θ = 10,000."""
     assert rope.frequencies is not None
     count = len(rope.frequencies)
-    bases = 10_000.0 ** (torch.arange(count, dtype=torch.float32) / count)
+    bases = 10_000.0 ** (torch.arange(count, dtype=torch.float32, device="cpu") / count)
     factors = [1.0 / (f * b) for f, b in zip(rope.frequencies, bases.tolist(), strict=True)]
     return RopeConfig(
         type="longrope",

@@ -285,13 +285,13 @@ class TextEncoder(nn.Module):
         shape = len(encodings), int(lengths.max())
         ids = torch.full(shape, self.config.pad_token_id or 0, device=device)
         for row, each in zip(ids, encodings, strict=True):
-            row[: len(each.ids)] = torch.tensor(each.ids)
+            row[: len(each.ids)] = torch.tensor(each.ids, device="cpu")
         made: dict[str, Any] = {"ids": ids, "lengths": lengths}
         made["mask"] = KeyLengths(lengths) if bool((lengths < shape[1]).any()) else None
         if self.config.embedding.num_segments > 1 and any(any(each.type_ids) for each in encodings):
             made["segments"] = torch.zeros_like(ids)
             for row, each in zip(made["segments"], encodings, strict=True):
-                row[: len(each.ids)] = torch.tensor(each.type_ids)
+                row[: len(each.ids)] = torch.tensor(each.type_ids, device="cpu")
         return made
 
     def _vectors(self, ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:

@@ -182,7 +182,7 @@ def _pressed_to_stop(stops: Sequence[int], start: int, factor: float) -> Rule:
             return scores
         here = [stop for stop in stops if 0 <= stop < scores.shape[-1]]
         values = scores[:, here]
-        growth = torch.tensor(float(factor), dtype=torch.float64) ** (
+        growth = torch.tensor(float(factor), dtype=torch.float64, device="cpu") ** (
             rows.new - start
         )  # or infinity
         more = values.abs() * (growth.to(values) - 1)

@@ -111,7 +111,8 @@ class BeamSearch:
             # One for each sentence, so that its text does not depend on its neighbours.
             least = 1 + len(self.stop_ids)
             samplers = [Sampler(sampling, first.device, least=least) for _ in prompts]
-        alone = torch.full((K,), -1e9)  # at first the K beams are equal: only one may continue
+        # At first the K beams are equal: only one may continue.
+        alone = torch.full((K,), -1e9, dtype=torch.float32, device="cpu")
         alone[0] = 0.0
         running = [_Sentence(b, [()] * K, alone) for b in range(len(prompts))]
         done: list[_Sentence] = []
@@ -189,7 +190,9 @@ class BeamSearch:
         if len(going_on) < K:
             return [], False
         sentence.beams = [ids for _, _, ids in going_on]
-        sentence.scores = torch.tensor([value for value, _, _ in going_on])
+        sentence.scores = torch.tensor(
+            [value for value, _, _ in going_on], dtype=torch.float32, device="cpu"
+        )
         if len(sentence.finished) == K:
             best = sentence.scores[:1] / self._reach(new + 1) ** self.options.length_penalty
             sentence.improvable &= float(best) > sentence.finished[-1][0]

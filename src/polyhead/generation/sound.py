@@ -92,12 +92,12 @@ def _decoded(data: bytes, kind: int, bits: int, where: Path) -> Tensor:
         )
     raw = bytearray(data[: len(data) // (bits // 8) * (bits // 8)])
     if not raw:
-        return torch.empty(0)
+        return torch.empty(0, dtype=torch.float32, device="cpu")
     if kind == _PCM and bits == 8:  # without a sign
         return (torch.frombuffer(raw, dtype=torch.uint8).float() - 128) / 128
     if kind == _PCM and bits == 24:
         octets = torch.frombuffer(raw, dtype=torch.uint8).reshape(-1, 3)
-        wide = torch.zeros(len(octets), 4, dtype=torch.uint8)
+        wide = torch.zeros(len(octets), 4, dtype=torch.uint8, device="cpu")
         wide[:, 1:] = octets
         return wide.view(torch.int32)[:, 0].float() / 2**31
     samples = torch.frombuffer(raw, dtype=_TYPES[kind, bits]).float()
@@ -158,7 +158,7 @@ def resampled(samples: Tensor, rate: int) -> Tensor:
     padded = torch.nn.functional.pad(samples.double(), (edge, end))
     count = len(padded) // unit * wanted_unit
     spectrum = torch.fft.rfft(padded)
-    kept = torch.zeros(count // 2 + 1, dtype=spectrum.dtype)
+    kept = torch.zeros(count // 2 + 1, dtype=spectrum.dtype, device="cpu")
     both = min(len(kept), len(spectrum))
     kept[:both] = spectrum[:both]
     found: Tensor = torch.fft.irfft(kept, n=count) * (count / len(padded))
@@ -186,12 +186,12 @@ def log_mel(samples: Tensor, mels: int, frames: int) -> Tensor:
 @cache
 def mel_filters(mels: int) -> Tensor:
     """``[M, 201]`` triangles over the spectrum, each of area 1 (Slaney 1998)."""
-    linear = torch.linspace(0.0, _mel_of(_TOP), mels + 2, dtype=torch.float64)
-    log_step = torch.log(torch.tensor(6.4, dtype=torch.float64)) / 27.0
+    linear = torch.linspace(0.0, _mel_of(_TOP), mels + 2, dtype=torch.float64, device="cpu")
+    log_step = torch.log(torch.tensor(6.4, dtype=torch.float64, device="cpu")) / 27.0
     corners = torch.where(
         linear < 15.0, linear * 200.0 / 3.0, 1_000.0 * torch.exp(log_step * (linear - 15.0))
     )
-    bins = torch.linspace(0.0, RATE / 2, _WINDOW // 2 + 1, dtype=torch.float64)
+    bins = torch.linspace(0.0, RATE / 2, _WINDOW // 2 + 1, dtype=torch.float64, device="cpu")
     width = corners.diff()
     slopes = corners[:, None] - bins
     falling, rising = -slopes[:-2] / width[:-1, None], slopes[2:] / width[1:, None]
@@ -201,8 +201,10 @@ def mel_filters(mels: int) -> Tensor:
 
 def _mel_of(hertz: float) -> float:
     """Slaney's scale: linear to 1,000 Hz, logarithmic above."""
-    ratio = torch.log(torch.tensor(hertz / 1_000.0, dtype=torch.float64))
-    return 15.0 + float(ratio * 27.0 / torch.log(torch.tensor(6.4, dtype=torch.float64)))
+    ratio = torch.log(torch.tensor(hertz / 1_000.0, dtype=torch.float64, device="cpu"))
+    return 15.0 + float(
+        ratio * 27.0 / torch.log(torch.tensor(6.4, dtype=torch.float64, device="cpu"))
+    )
 
 
 def cuts(samples: Tensor, most: int) -> list[int]:

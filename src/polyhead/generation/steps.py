@@ -46,8 +46,10 @@ class DecoderSteps:
         ids = torch.tensor(rows, device=self._device)
         if min(map(len, self.prompts)) < longest:
             # Padding on the left stands below position 0, where the cache leaves it out.
-            first = torch.tensor([len(prompt) - longest for prompt in self.prompts])
-            options["positions"] = (first[:, None] + torch.arange(longest)).to(self._device)
+            first = torch.tensor([len(prompt) - longest for prompt in self.prompts], device="cpu")
+            options["positions"] = (first[:, None] + torch.arange(longest, device="cpu")).to(
+                self._device
+            )
         return self._last(self.model(ids, cache=self.cache, last=1, **options))
 
     @torch.inference_mode()

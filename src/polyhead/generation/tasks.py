@@ -174,7 +174,7 @@ def answer(model: TextEncoder, question: str, context: str, top_k: int, longest:
     if not isinstance(context, str) or not context:
         raise InputError(f"context must be a text that is not empty: got {shortened(context)}")
     encoding = model.encoded(0, (question, context))
-    first = torch.tensor([sequence == 1 for sequence in encoding.sequence_ids])
+    first = torch.tensor([sequence == 1 for sequence in encoding.sequence_ids], device="cpu")
     possible = first.clone()
     name = model.tokenizer.special_tokens.get("cls_token")
     for i, token in enumerate(encoding.tokens):

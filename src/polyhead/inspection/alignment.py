@@ -49,7 +49,7 @@ def alignment_score(model: nn.Module, text: Alignment) -> Tensor:
         text: What is right.
     """
     among = list(text.among or range(text.ids.shape[-1]))
-    right = torch.zeros(len(text.keys), len(among), dtype=torch.bool)
+    right = torch.zeros(len(text.keys), len(among), dtype=torch.bool, device="cpu")
     for row, keys in zip(right, text.keys.values(), strict=True):
         row[[among.index(key) for key in keys if key in among]] = True
     shares = []

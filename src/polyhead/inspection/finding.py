@@ -229,7 +229,9 @@ def repeated_tokens(vocab_size: int, count: int, batch: int = 2) -> Tensor:
     """``[batch, 2 · count]`` random tokens and the same ones again, always the same draw."""
     count = min(count, vocab_size)
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randperm(vocab_size, generator=generator)[:count] for _ in range(batch)]
+    rows = [
+        torch.randperm(vocab_size, generator=generator, device="cpu")[:count] for _ in range(batch)
+    ]
     once = torch.stack(rows)
     return torch.cat([once, once], dim=1)
 

@@ -57,7 +57,7 @@ class SourceAlignment:
         Of all sequences that never go back it is the one of the greatest total weight.
         """
         T, S = self.weights.shape
-        came = torch.empty(T, S, dtype=torch.int64)
+        came = torch.empty(T, S, dtype=torch.int64, device="cpu")
         total = self.weights.new_zeros(S)
         for t, row in enumerate(self.weights):
             total, came[t] = torch.cummax(total, dim=0)
@@ -65,7 +65,7 @@ class SourceAlignment:
         path = [int(total.argmax())]
         for t in range(T - 1, 0, -1):
             path.append(int(came[t, path[-1]]))
-        return torch.tensor(path[::-1])
+        return torch.tensor(path[::-1], device="cpu")
 
 
 def alignment_scores(weights: Tensor) -> Tensor:

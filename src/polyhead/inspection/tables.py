@@ -96,7 +96,7 @@ def ids_of(model: nn.Module, text: Text) -> Tensor:
     """``[1, T]``."""
     if isinstance(text, Tensor):
         return text.reshape(1, -1)
-    return torch.tensor([tokenized(model, text).ids])
+    return torch.tensor([tokenized(model, text).ids], device="cpu")
 
 
 def run_ids(model: nn.Module, ids: Tensor) -> Probe:

@@ -203,8 +203,8 @@ def _drawn(out: Tensor, heads: Sequence[int], seen: Tensor, generator: torch.Gen
     """The heads' outputs replaced by those of random tokens of ``seen [B, H, T, V]``."""
     out = out.clone()
     batch, _, tokens, _ = out.shape
-    rows = torch.randint(seen.shape[0], (batch, tokens), generator=generator)
-    columns = torch.randint(seen.shape[2], (batch, tokens), generator=generator)
+    rows = torch.randint(seen.shape[0], (batch, tokens), generator=generator, device="cpu")
+    columns = torch.randint(seen.shape[2], (batch, tokens), generator=generator, device="cpu")
     for head in heads:
         out[:, head] = seen[:, head][rows.to(seen.device), columns.to(seen.device)].to(out)
     return out

@@ -64,7 +64,9 @@ def head_importance(
         for layer in range(len(transformer.layers)):
             module = attention_of(transformer, layer)
             count = head_count(transformer, layer)
-            gate = torch.ones(len(ids), count, device=ids.device, requires_grad=True)
+            gate = torch.ones(
+                len(ids), count, device=ids.device, requires_grad=True, dtype=torch.float32
+            )
             gates.append(gate)
 
             def gated(out: Tensor, gate: Tensor = gate) -> Tensor:
@@ -187,12 +189,16 @@ def _cut(
         ("v_proj", kv_heads, module.v_head_dim),
     ):
         projection: nn.Linear = getattr(module, name)
-        rows = torch.cat([torch.arange(head * size, (head + 1) * size) for head in heads])
+        rows = torch.cat(
+            [torch.arange(head * size, (head + 1) * size, device="cpu") for head in heads]
+        )
         for leaf, tensor in (("weight", projection.weight), ("bias", projection.bias)):
             if tensor is not None:
                 state[f"{name}.{leaf}"] = tensor.detach()[rows.to(tensor.device)]
     size = module.v_head_dim
-    columns = torch.cat([torch.arange(head * size, (head + 1) * size) for head in q_heads])
+    columns = torch.cat(
+        [torch.arange(head * size, (head + 1) * size, device="cpu") for head in q_heads]
+    )
     weight = module.o_proj.weight.detach()
     state["o_proj.weight"] = weight[:, columns.to(weight.device)]
     if module.sinks is not None:

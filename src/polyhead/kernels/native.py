@@ -164,7 +164,9 @@ def _is_empty(call: Call) -> bool:
 def _of_nothing(call: Call) -> State:
     """The result of queries that see no key."""
     shape = call.q.shape[:3]
-    lse = torch.full(shape, -torch.inf) if call.needs_lse else None
+    lse = (
+        torch.full(shape, -torch.inf, dtype=torch.float32, device="cpu") if call.needs_lse else None
+    )
     return State(call.q.new_zeros(*shape, call.source.value_dim), lse)
 
 

@@ -55,7 +55,7 @@ def _temperatures(periods: Tensor, config: QueryTemperatureConfig) -> Tensor:
 def temperatures(config: QueryTemperatureConfig) -> Tensor:
     """``[4096]`` float32: the temperatures of the first periods of positions."""
     with torch.inference_mode(False):
-        return _temperatures(torch.arange(4096.0, device="cpu"), config)
+        return _temperatures(torch.arange(4096, dtype=torch.float32, device="cpu"), config)
 
 
 def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:

@@ -78,7 +78,9 @@ def _dynamic_theta(config: RopeConfig, dim: int, length: int) -> float | Tensor:
     if length <= trained:
         return config.theta
     # A float32 tensor, because transformers takes the length from a tensor of positions.
-    stretch = torch.tensor(length, device="cpu") * factor / trained - (factor - 1)
+    stretch = torch.tensor(length, dtype=torch.float32, device="cpu") * factor / trained - (
+        factor - 1
+    )
     theta: Tensor = config.theta * stretch ** (dim / (dim - 2))
     return theta
 

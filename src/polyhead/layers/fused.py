@@ -64,7 +64,7 @@ def dropped(x: Tensor, p: float, plus: Tensor | None = None) -> Tensor:
         y = F.dropout(x, p)
         return y if plus is None else plus + y
     # Drawn where torch would draw, so that a repeated computation repeats its dropout.
-    return _run(_Dropped, x, plus, p, torch.randint(1 << 31, (1,)))
+    return _run(_Dropped, x, plus, p, torch.randint(1 << 31, (1,), device="cpu"))
 
 
 def projected(x: Tensor, *linears: nn.Module | None) -> tuple[Tensor, ...] | None:

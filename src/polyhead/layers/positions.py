@@ -159,7 +159,7 @@ class RoPE:
             return last[1]
         if isinstance(starts, int):
             return self._rotation(x, starts, count, 2, head_dim)
-        positions = torch.tensor(starts)[:, None] + torch.arange(count)
+        positions = torch.tensor(starts, device="cpu")[:, None] + torch.arange(count, device="cpu")
         rotation = self._computed(positions, head_dim, x.dtype)
         self._last = key, rotation
         return rotation

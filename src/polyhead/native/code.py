@@ -142,8 +142,8 @@ class Code:
             is its sigmoid; numbers of experts ``[rows, K]``.
         """
         more = 0 if routing.shared_gate is None else 1
-        weights = torch.empty(len(x), routing.visited + more)
-        chosen = torch.empty(len(x), routing.visited, dtype=torch.int64)
+        weights = torch.empty(len(x), routing.visited + more, dtype=torch.float32, device="cpu")
+        chosen = torch.empty(len(x), routing.visited, dtype=torch.int64, device="cpu")
         for first in range(0, len(x), MOST_ROWS):
             rows = slice(first, first + MOST_ROWS)
             self._route(self._index, threads(), x[rows], routing, weights[rows], chosen[rows])
@@ -177,7 +177,10 @@ class Code:
         self, x: Tensor, weight: Tensor, eps: float, offset: float, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Gradients of x and the weight (float32), given that of ``norm``'s result."""
-        grad_x, grad_weight = x.new_empty(x.shape), torch.zeros(weight.shape)
+        grad_x, grad_weight = (
+            x.new_empty(x.shape),
+            torch.zeros(weight.shape, dtype=torch.float32, device="cpu"),
+        )
         norm = NormWeight(weight, eps, offset)
         self._norm_gradients(self._index, threads(), x, norm, grad, grad_x, grad_weight)
         return grad_x, grad_weight
@@ -276,7 +279,7 @@ class Code:
         found = [q.new_empty(x.shape) for x in (q, piece.k, piece.v)]
         of_extras = None
         if of_bias and extras.learned is not None:
-            of_extras = torch.zeros(extras.learned.shape)
+            of_extras = torch.zeros(extras.learned.shape, dtype=torch.float32, device="cpu")
         self._gradients(
             self._index, threads(), q, (piece,), scale, extras, *result, *grads, *found, of_extras
         )

@@ -47,19 +47,23 @@ def samples(dtype: torch.dtype) -> Iterator[CodedSample]:
     generator = torch.Generator().manual_seed(0)
 
     def scales(width: int, bits: int) -> tuple[Tensor, Tensor]:
-        scale, zero = torch.rand(2, 1, 2, 5, width, generator=generator).bfloat16()
+        scale, zero = torch.rand(
+            2, 1, 2, 5, width, generator=generator, dtype=torch.float32, device="cpu"
+        ).bfloat16()
         return scale * 2**-bits, zero - 1
 
     def codes(size: int, bits: int) -> Tensor:
         shape = (1, 2, 5, 32 * size * bits // 8)
-        return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        return torch.randint(256, shape, generator=generator, dtype=torch.uint8, device="cpu")
 
     for bits in (8, 4):
         # The value's 64 columns have two scales for a token.
         pairs = *scales(48, bits), *scales(32 * 2, bits)
         coding = Coding(32, 48, 64, bits, bits, 32, *pairs)
         for queries in (1, 40):
-            q = torch.randn(1, 4, queries, 48, generator=generator).to(dtype)
+            q = torch.randn(
+                1, 4, queries, 48, generator=generator, dtype=torch.float32, device="cpu"
+            ).to(dtype)
             yield CodedSample(q, codes(48, bits), codes(64, bits), coding)
 
 

@@ -18,7 +18,9 @@ def disagreement(candidate: Code) -> str | None:
         close = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}[dtype]
 
         def random(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.randn(*shape, generator=generator).to(dtype)
+            return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu").to(
+                dtype
+            )
 
         x, weight, bias = random(3, 80), random(37, 80), random(37)
         y = candidate.product(x, [Weight(weight, bias)])
@@ -27,9 +29,9 @@ def disagreement(candidate: Code) -> str | None:
             return f"a product in {dtype} differs from float64"
         for queries in (1, 40):
             q, k, v = random(1, 4, queries, 32), random(1, 2, 150, 32), random(1, 2, 150, 48)
-            high = torch.arange(150 - queries, 150)[None] + 1
+            high = torch.arange(150 - queries, 150, device="cpu")[None] + 1
             added = random(1, 4, 1, 150).float()
-            seed, at = torch.tensor([7]), torch.arange(150)
+            seed, at = torch.tensor([7], device="cpu"), torch.arange(150, device="cpu")
             dropout = Dropout(0.25, seed, 150 - queries, 0)
             share = kept(0.25, seed, (1, 4), at[150 - queries :], at).double() / 0.75
             bounds = torch.full_like(high, 3), high

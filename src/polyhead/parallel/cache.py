@@ -127,10 +127,12 @@ class SpreadCache(KeyValueCache):
     ) -> HeldByRanks:
         B, T = len(k), k.shape[2]
         part: KeyValueSource | None = None
-        before = torch.tensor(self._lengths if any(self._lengths) else [0] * B)[:, None]
+        before = torch.tensor(self._lengths if any(self._lengths) else [0] * B, device="cpu")[
+            :, None
+        ]
         if len(before) != B:
             raise ValueError(f"k must have batch {len(before)}, as the cache: got {B}")
-        where = before + torch.arange(T)
+        where = before + torch.arange(T, device="cpu")
         if positions is not None:
             where = positions.detach().cpu().expand(B, T)
         real = where >= 0

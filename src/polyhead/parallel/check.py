@@ -52,7 +52,10 @@ def _checked(mesh: DeviceMesh, exchange: Exchange, order: Order, layout: str) ->
     device = mesh.device_type
     shapes = (heads, kv_heads, kv_heads, heads)
     q, k, v, weight = (
-        torch.randn(1, count, tokens, 16, generator=generator).to(device) for count in shapes
+        torch.randn(
+            1, count, tokens, 16, generator=generator, dtype=torch.float32, device="cpu"
+        ).to(device)
+        for count in shapes
     )
     mask = Causal() & Window(tokens // 2)
 

@@ -122,9 +122,13 @@ class Ranks:
         said = words.encode()[:_WORDS]
         rest = [*facts, *[0] * (_MOST_FACTS - len(facts))]
         numbers = [refused is not None, len(said), *who, *rest]
-        note = torch.zeros(8 * len(numbers) + _WORDS, dtype=torch.uint8)
-        note[: 8 * len(numbers)] = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
-        note[8 * len(numbers) :][: len(said)] = torch.tensor([*said], dtype=torch.uint8)
+        note = torch.zeros(8 * len(numbers) + _WORDS, dtype=torch.uint8, device="cpu")
+        note[: 8 * len(numbers)] = torch.tensor(numbers, dtype=torch.int64, device="cpu").view(
+            torch.uint8
+        )
+        note[8 * len(numbers) :][: len(said)] = torch.tensor(
+            [*said], dtype=torch.uint8, device="cpu"
+        )
         notes = [torch.empty_like(note, device=self.device) for _ in range(self.size)]
         with self.watched("an agreement"):
             dist.all_gather(notes, note.to(self.device), group=self.group)

@@ -374,7 +374,7 @@ class _Logits:
         table = model.embedding.table if head.weight is None else head.weight
         assert isinstance(table, DTensor)
         shape = torch.Size((*local.shape[:-1], W))
-        stride = torch.empty(shape, device="meta").stride()
+        stride = torch.empty(shape, device="meta", dtype=torch.float32).stride()
         spread = DTensor.from_local(
             local, table.device_mesh, [Shard(local.ndim - 1)], run_check=False,
             shape=shape, stride=stride,

@@ -182,7 +182,7 @@ def disagreement(code: Code, kind: BlockType) -> str | None:
         return "numbers differ from those of the package or torch"
     rows = whole.all(dim=1)
     for count in (1, 3):
-        x = torch.randn(count, numbers, generator=generator)
+        x = torch.randn(count, numbers, generator=generator, dtype=torch.float32, device="cpu")
         y = code.product(x, [weight])[:, rows].double()
         exact = x.double() @ wanted[rows].double().mT
         # In units of what is added up: scales of random bits differ by many orders.
@@ -198,11 +198,13 @@ def _samples(
     """Seven rows of random blocks, and scales of two rows and of all numbers but some."""
     if kind in (scaled.F16, scaled.BF16):
         dtype = torch.float16 if kind == scaled.F16 else torch.bfloat16
-        return torch.randn(7, numbers, generator=generator).to(dtype).view(torch.uint8), None
+        return torch.randn(7, numbers, generator=generator, dtype=torch.float32, device="cpu").to(
+            dtype
+        ).view(torch.uint8), None
     shape = 7, kind.row_octets(numbers)
-    blocks = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    blocks = torch.randint(256, shape, generator=generator, dtype=torch.uint8, device="cpu")
     if not scaled.is_scaled(kind):
         return blocks, None
-    scales = torch.randn(4, 2, generator=generator)
-    zeros = torch.randint(256, (4, 2), generator=generator, dtype=torch.uint8)
+    scales = torch.randn(4, 2, generator=generator, dtype=torch.float32, device="cpu")
+    zeros = torch.randint(256, (4, 2), generator=generator, dtype=torch.uint8, device="cpu")
     return blocks, Scales(scales, None if kind == scaled.F8_E4M3 else zeros, 2 * kind.numbers, 2)

@@ -35,7 +35,7 @@ def index_put(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _places(x: Tensor) -> Tensor:
-    return torch.arange(x.numel()).view(x.shape)
+    return torch.arange(x.numel(), device="cpu").view(x.shape)
 
 
 def _one_by_one(x: Tensor, places: Tensor, y: Tensor) -> Tensor:

@@ -141,7 +141,11 @@ class ALiBi(Bias, arguments={"slopes": Tensor}):
     def __init__(self, slopes: Tensor | Sequence[float] | int) -> None:
         if isinstance(slopes, int):
             slopes = alibi_slopes(slopes)
-        self.slopes = slopes if isinstance(slopes, Tensor) else torch.tensor(slopes)
+        self.slopes = (
+            slopes
+            if isinstance(slopes, Tensor)
+            else torch.tensor(slopes, dtype=torch.float32, device="cpu")
+        )
         if self.slopes.ndim != 1 or not self.slopes.is_floating_point():
             raise ValueError(
                 f"ALiBi slopes must be floating point of shape [H]: got {self.slopes.dtype} of "
@@ -229,7 +233,7 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Tensor:
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2.0 ** (-max_bias * (i + 1) / power) for i in range(power)]
     between = [2.0 ** (-max_bias * (i + 0.5) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes + between, device="cpu")
+    return torch.tensor(slopes + between, dtype=torch.float32, device="cpu")
 
 
 class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max_distance": int}):

@@ -34,14 +34,22 @@ def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool 
     keys = queries if keys is None else keys
     if queries < 1 or keys < 1:
         raise ValueError(f"draw needs at least one query and key: got {queries} and {keys}")
-    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+    allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device="cpu")
     if mask is not None:
         q, k = Tokens.of(queries, shift=keys - queries), Tokens.of(keys)
         drawn = mask.visible(q, k, torch.device("cpu"))
         mask.check(drawn.shape[0], drawn.shape[1], queries, keys)
         allowed = drawn.expand(*drawn.shape[:2], queries, keys)
-    rows = torch.linspace(0, queries - 1, min(queries, MOST)).round().long()
-    columns = torch.linspace(0, keys - 1, min(keys, MOST)).round().long()
+    rows = (
+        torch.linspace(0, queries - 1, min(queries, MOST), dtype=torch.float32, device="cpu")
+        .round()
+        .long()
+    )
+    columns = (
+        torch.linspace(0, keys - 1, min(keys, MOST), dtype=torch.float32, device="cpu")
+        .round()
+        .long()
+    )
     pictures = allowed[:, :, rows][..., columns].tolist()
     return (
         _svg(pictures[0][0], "everything is visible" if mask is None else repr(mask))

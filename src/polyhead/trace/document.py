@@ -90,7 +90,7 @@ def parse_trace_input(data: Any) -> AttentionInput:
 def _numbers(key: str, value: Any) -> Tensor:
     """A nested list of finite numbers as a float64 tensor; rows must have equal lengths above 0."""
     try:
-        matrix = torch.tensor(value, dtype=torch.float64)
+        matrix = torch.tensor(value, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{key} must be nested lists of numbers with rows of equal length: {error}"
@@ -137,7 +137,7 @@ def _visible(data: Mapping[str, Any], length: int) -> Tensor | None:
     causal, mask = data.get("causal", False), data.get("mask")
     if not isinstance(causal, bool):
         raise InputError(f"causal must be true or false: got {causal!r}")
-    visible = torch.ones(length, length, dtype=torch.bool)
+    visible = torch.ones(length, length, dtype=torch.bool, device="cpu")
     if mask is not None:
         shape_ok = (
             isinstance(mask, list)
@@ -148,7 +148,7 @@ def _visible(data: Mapping[str, Any], length: int) -> Tensor | None:
             raise InputError(
                 f"mask must be [{length}, {length}] of true (may look) and false: got {mask!r}"
             )
-        visible = torch.tensor(mask, dtype=torch.bool)
+        visible = torch.tensor(mask, dtype=torch.bool, device="cpu")
     if causal:
         visible = visible.tril()
     return visible if causal or mask is not None else None

@@ -316,7 +316,9 @@ def superscript(number: int) -> str:
 
 
 def _matrices(*matrices: Iterable[Iterable[float]]) -> tuple[Tensor, ...]:
-    return tuple(torch.tensor(list(matrix), dtype=torch.float64) for matrix in matrices)
+    return tuple(
+        torch.tensor(list(matrix), dtype=torch.float64, device="cpu") for matrix in matrices
+    )
 
 
 TRACE_EXAMPLE = AttentionInput(

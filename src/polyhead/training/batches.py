@@ -122,7 +122,7 @@ class PackedDocuments:
             first = 0
             for length in lengths[-1]:
                 labels[row, first] = IGNORED
-                places[row, first : first + length] = torch.arange(length)
+                places[row, first : first + length] = torch.arange(length, device="cpu")
                 first += length
         made = {"input_ids": ids, "labels": labels, "document_lengths": _padded(lengths, 0)}
         return made | ({"position_ids": places} if self.positions else {})
@@ -173,14 +173,14 @@ class Batches:
     def _planned(self, epoch: int) -> list[list[int]]:
         if self._plan[0] != epoch:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            order = torch.randperm(len(self.rows), generator=generator).tolist()
+            order = torch.randperm(len(self.rows), generator=generator, device="cpu").tolist()
             longest = max(len(self.rows[i]) for i in order[:1000])
             pool = max(1, _POOL * self.tokens // max(longest, 1))
             parts: list[list[int]] = []
             for start in range(0, len(order), pool):
                 near = sorted(order[start : start + pool], key=lambda i: len(self.rows[i]))
                 parts += self._cut(near)
-            mixed = torch.randperm(len(parts), generator=generator).tolist()
+            mixed = torch.randperm(len(parts), generator=generator, device="cpu").tolist()
             self._plan = (epoch, [parts[i] for i in mixed])
         return self._plan[1]
 
@@ -198,5 +198,5 @@ class Batches:
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> Tensor:
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    tensors = [torch.tensor(row, dtype=torch.long, device="cpu") for row in rows]
     return pad_sequence(tensors, batch_first=True, padding_value=fill)

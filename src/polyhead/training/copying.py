@@ -94,12 +94,16 @@ def begin_with_copying(model: Transformer) -> None:
             part = getattr(module, name, None)
             if isinstance(part, nn.Linear):
                 part.weight.mul_(1 / math.sqrt(2 * depth))
-    rest = torch.cat((torch.arange(P, E // 2), torch.arange(E // 2 + P, E)))
+    rest = torch.cat(
+        (torch.arange(P, E // 2, device="cpu"), torch.arange(E // 2 + P, E, device="cpu"))
+    )
     token, before, earlier = (rest[k * N : (k + 1) * N] for k in range(3))
     table = model.embedding.table
     table.zero_()
     # All of one mean and length: a norm would turn other differences into noise of the positions.
-    drawn = nn.functional.layer_norm(torch.randn(len(table), N - 1), (N - 1,))
+    drawn = nn.functional.layer_norm(
+        torch.randn(len(table), N - 1, dtype=torch.float32, device="cpu"), (N - 1,)
+    )
     drawn = nn.functional.pad(drawn, (1, 0))  # the first feature tells the start from all others
     start = config.bos_token_id if config.bos_token_id is not None else config.pad_token_id
     if start is not None:
@@ -113,13 +117,15 @@ def begin_with_copying(model: Transformer) -> None:
         (reads, 2, earlier, carriers),
         (writes, 1, before, 0),
     ):
-        for head, part in enumerate(torch.arange(N).tensor_split(carriers), start=first):
+        for head, part in enumerate(
+            torch.arange(N, device="cpu").tensor_split(carriers), start=first
+        ):
             rows = slice(head * D, (head + 1) * D)
             _look_back(carrier, rows, speeds, E, back)
             _carry(carrier, rows, token[part], written[part], 1.0)
-    for head, part in enumerate(torch.arange(N).tensor_split(seekers)):
+    for head, part in enumerate(torch.arange(N, device="cpu").tensor_split(seekers)):
         rows = slice(head * D, (head + 1) * D)
-        at = (torch.arange(compared) + head * compared) % N
+        at = (torch.arange(compared, device="cpu") + head * compared) % N
         _match(cross, rows, [(token[at], before[at]), (before[at], earlier[at])], P, E)
         _carry(cross, rows, token[part], token[part], _OVER)
         near = slice(rows.start + 2 * compared + _PLACES, rows.start + 2 * (compared + _PLACES))
@@ -128,13 +134,13 @@ def begin_with_copying(model: Transformer) -> None:
 
 def _speeds(E: int, P: int) -> Tensor:
     """``[P]`` radians that a position turns the fastest sinusoids by."""
-    return 10_000.0 ** (-2.0 * torch.arange(P) / E)
+    return 10_000.0 ** (-2.0 * torch.arange(P, device="cpu") / E)
 
 
 def _without_slow_sinusoids(table: Tensor, P: int, scale: float) -> None:
     """Subtracts the mean of slow sinusoids from all tokens."""
     E = table.shape[1]
-    angles = torch.arange(_USUAL)[:, None] * _speeds(E, E // 2)
+    angles = torch.arange(_USUAL, device="cpu")[:, None] * _speeds(E, E // 2)
     for half, mean in ((0, angles.sin().mean(0)), (E // 2, angles.cos().mean(0))):
         table[:, half + P : half + E // 2] -= mean[P:] / scale
 
@@ -142,8 +148,11 @@ def _without_slow_sinusoids(table: Tensor, P: int, scale: float) -> None:
 def _look_back(attention: Any, rows: slice, speeds: Tensor, E: int, back: int) -> None:
     """A head that looks at the token ``back`` before: queries are turned back so many positions."""
     P = len(speeds)
-    at = torch.arange(P)
-    q, k = torch.zeros(2 * P, E), torch.zeros(2 * P, E)
+    at = torch.arange(P, device="cpu")
+    q, k = (
+        torch.zeros(2 * P, E, dtype=torch.float32, device="cpu"),
+        torch.zeros(2 * P, E, dtype=torch.float32, device="cpu"),
+    )
     # sin(w(t − b)) = sin(wt) cos wb − cos(wt) sin wb, and cos(w(t − b)) alike
     cos, sin = (back * speeds).cos(), (back * speeds).sin()
     q[at, at], q[at, at + E // 2] = cos, -sin
@@ -161,12 +170,12 @@ def _match(
     q.zero_(), k.zero_()
     first = 0
     for ours, theirs in compared:
-        at = torch.arange(len(ours)) + first
+        at = torch.arange(len(ours), device="cpu") + first
         q[at, ours] = k[at, theirs] = _ALIKE
         first += len(ours)
     for half in (0, E // 2):
-        fast = torch.linspace(0, P - 1, _PLACES).long() + half
-        place = torch.arange(_PLACES) + first
+        fast = torch.linspace(0, P - 1, _PLACES, dtype=torch.float32, device="cpu").long() + half
+        place = torch.arange(_PLACES, device="cpu") + first
         q[place, fast] = k[place, fast] = _NEAR
         first += _PLACES
 
@@ -180,6 +189,6 @@ def _carry(attention: Any, rows: slice, read: Tensor, written: Tensor, factor: f
     """A head's values: features ``read`` of what it looks at, added to features ``written``."""
     value, out = attention.v_proj.weight[rows], attention.o_proj.weight[:, rows]
     value.zero_(), out.zero_()
-    at = torch.arange(len(read))
+    at = torch.arange(len(read), device="cpu")
     value[at, read] = 1.0
     out[written, at] = factor

@@ -243,7 +243,7 @@ def _corpus(recipe: Recipe) -> Corpus:
     if not held:
         raise InputError(f"{len(pairs)} pairs are too few: 10 are needed, so one can be held out")
     generator = torch.Generator().manual_seed(recipe.schedule.seed)
-    order = torch.randperm(len(pairs), generator=generator).tolist()
+    order = torch.randperm(len(pairs), generator=generator, device="cpu").tolist()
     return Corpus([pairs[i] for i in order[held:]], [pairs[i] for i in order[:held]])
 
 

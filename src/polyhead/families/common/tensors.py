@@ -164,7 +164,9 @@ class Tensors:
         kind = next(iter(state.values())).dtype
         for name, number in self.constants.items():
             for i in range(len(config.layers)):
-                written[self.prefix + name.format(i=i)] = torch.tensor(number, dtype=kind)
+                written[self.prefix + name.format(i=i)] = torch.tensor(
+                    number, dtype=kind, device="cpu"
+                )
         return written
 
     def is_dropped(self, name: str) -> bool:

@@ -89,7 +89,7 @@ class Documents(Mask, arguments={"lengths": list}):
         """``[S]`` or ``[B, S]``: every document counts its own positions from 0.
 
         With rotary or learned positions, packed documents need these to equal separate runs."""
-        rows = [torch.cat([torch.arange(n) for n in row]) for row in self.lengths]
+        rows = [torch.cat([torch.arange(n, device="cpu") for n in row]) for row in self.lengths]
         return rows[0] if len(rows) == 1 else torch.stack(rows)
 
     def ids(self, tokens: Tokens, device: torch.device) -> Tensor:
