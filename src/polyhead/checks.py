@@ -18,6 +18,7 @@ from typing import Any
 from polyhead.errors import InputError
 
 _BIG = 1 << 63
+_LARGEST: Any = sys.float_info.max
 
 
 def whole(
@@ -127,7 +128,7 @@ def is_finite(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     # Comparisons, which torch.compile(dynamic=True) knows of numbers, and math.isfinite is not.
-    return bool(-sys.float_info.max <= value <= sys.float_info.max)
+    return bool(-_LARGEST <= value <= _LARGEST)
 
 
 def shown(value: Any) -> str:

@@ -169,6 +169,23 @@ def test_a_second_derivative_of_a_layer_is_torchs(monkeypatch):
     torch.testing.assert_close(found, second(), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("frozen", ["nothing", "gate_proj", "up_proj"])
+def test_a_second_derivative_by_weights_needs_none_of_data(frozen, monkeypatch):
+    torch.manual_seed(0)
+    layer, x = nn.Sequential(RMSNorm(16), FeedForward(16, 24, "silu")), torch.randn(2, 9, 16)
+    for name, weight in layer.named_parameters():
+        weight.requires_grad_(frozen not in name and not (frozen != "nothing" and name[0] == "0"))
+    weights = [weight for weight in layer.parameters() if weight.requires_grad]
+
+    def second():
+        first = torch.autograd.grad(layer(x).sin().sum(), weights, create_graph=True)
+        return torch.autograd.grad(sum(part.square().sum() for part in first), weights)
+
+    found = second()
+    monkeypatch.setattr(fused, "_is_recorded", lambda *_: False)
+    torch.testing.assert_close(found, second(), atol=1e-4, rtol=1e-4)
+
+
 def test_whoever_watches_a_projection_sees_it():
     layer, x = MultiHeadAttention(16, 2), torch.randn(1, 9, 16, requires_grad=True)
     seen = []

@@ -18,7 +18,9 @@ from polyhead.layers.decode_plan import plan_for
 from polyhead.layers.linear import side_by_side
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.native.arguments import Scales
 from polyhead.quantization import block_type
+from polyhead.quantization.scaled import TYPES
 from random_blocks import by_package, random_blocks
 
 needs_native = pytest.mark.skipif(native.code() is None, reason="no native code here")
@@ -126,6 +128,30 @@ def test_a_module_is_saved_copied_and_shown_as_it_is() -> None:
     assert repr(module) == (
         "QuantizedLinear(in_features=256, out_features=8, bias=True, type=Q4_K)"
     )
+
+
+@pytest.mark.parametrize("calls", range(4))
+def test_a_module_that_could_not_be_moved_is_as_it_was(calls: int) -> None:
+    kind = TYPES["I8"]
+    blocks = torch.zeros(8, 64, dtype=torch.uint8)
+    scales = Scales(torch.ones(8, 2, dtype=torch.bfloat16), None, 32, 1)
+    module = QuantizedLinear(blocks, kind, torch.ones(8), scales)
+    before = {**module._parameters, **module._buffers}
+    moved = []
+
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        moved.append(x)
+        if len(moved) > calls:
+            raise MemoryError("no room there")
+        return x.double() if x.is_floating_point() else x.clone()
+
+    with pytest.raises(MemoryError):
+        module._apply(fails)
+    after = {**module._parameters, **module._buffers}
+    for name, x in before.items():
+        assert after[name] is x
+    assert after["bias"].dtype is torch.float32
+    assert len(moved) == calls + 1
 
 
 @torch.no_grad()

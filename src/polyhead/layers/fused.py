@@ -125,9 +125,10 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _again(formula: Callable[..., Tensor], inputs: tuple[Tensor, ...], grad: Tensor) -> Any:
-    """The gradients by torch's operations, which can be differentiated."""
-    y = formula(*inputs)
-    return torch.autograd.grad(y, inputs, grad, create_graph=True, materialize_grads=True)
+    """The gradients by torch's operations, which can be differentiated; None of an input's data."""
+    wanted, y = [x for x in inputs if x.requires_grad], formula(*inputs)
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True, materialize_grads=True))
+    return [next(found) if x.requires_grad else None for x in inputs]
 
 
 class _Norm(torch.autograd.Function):
@@ -225,6 +226,7 @@ class _Projections(torch.autograd.Function):
         given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
         if torch.is_grad_enabled():
             outs = _linears(x, parts)
+            given = [(i, grad) for i, grad in given if outs[i].requires_grad]
             leaves = [part for part in (x, *parts) if part is not None and part.requires_grad]
             found = iter(
                 torch.autograd.grad(

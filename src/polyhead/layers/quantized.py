@@ -120,10 +120,18 @@ class QuantizedMatrix(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Conversions to another dtype are for numbers made of blocks, not for their scales."""
-        scales, self.scales = self.scales, None
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if scales is not None:
-            self.scales = fn(scales.view(torch.uint8)).view(scales.dtype)
+        scales = self.scales
+        moved = None if scales is None else fn(scales.view(torch.uint8)).view(scales.dtype)
+        buffers, parameters = dict(self._buffers), [(p, p.data) for p in self.parameters(False)]
+        self.scales = None
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        except BaseException:  # a module that could not be moved is as it was
+            self._buffers.update(buffers)
+            for parameter, data in parameters:
+                parameter.data = data
+            raise
+        self.scales = moved
         return self
 
     def _natively(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
