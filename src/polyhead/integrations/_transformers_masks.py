@@ -41,12 +41,15 @@ class TypedMask:
             query lines up with the last key.
         keys: How many of the S keys any query may see: those of a static cache that are filled.
         shape: ``(B, 1, T, S)``.
+        compiled: Mask and ``q_positions`` over all S keys, for calls that are compiled: a graph
+            that knew how many slots are filled would be compiled anew for every token.
     """
 
     mask: Mask | None
     q_positions: Tensor | None
     keys: int
     shape: tuple[int, int, int, int]
+    compiled: tuple[Mask | None, Tensor] | None = None
 
     @property
     def ndim(self) -> int:
@@ -117,7 +120,7 @@ def typed_mask(
         )  # fmt: skip
         return TypedMask(Keep(drawn), None, kv_length, shape)
 
-    keys, q_positions = kv_length, None
+    keys, q_positions, places = kv_length, None, None
     if isinstance(q_offset, Tensor) and is_traced(q_offset):
         q_positions = torch.arange(q_length, device=device) + (q_offset - kv_offset)
     else:
@@ -125,15 +128,21 @@ def typed_mask(
         first = int(q_offset) - kv_offset
         if any(isinstance(part, Causal) for part in pattern):
             keys = min(keys, first + q_length)
+        places = torch.arange(first, first + q_length, device=device)
         if first + q_length != keys:
-            q_positions = torch.arange(first, first + q_length, device=device)
-    unpadded = None
+            q_positions = places
+    unpadded = all_unpadded = None
     if attention_mask is not None:
         # Slots that the caller's mask does not reach hold nothing.
         beyond = max(0, kv_offset + kv_length - attention_mask.shape[-1])
         real = torch.nn.functional.pad(attention_mask.to(torch.bool), (0, beyond))
         unpadded = padding(real[:, kv_offset : kv_offset + keys])
-    return TypedMask(all_of(*pattern, unpadded), q_positions, keys, shape)
+        all_unpadded = unpadded
+        if keys < kv_length:  # causal order hides the slots behind these
+            filled = real[:, kv_offset : kv_offset + keys]
+            all_unpadded = padding(torch.nn.functional.pad(filled, (0, kv_length - keys), value=1))
+    compiled = None if places is None else (all_of(*pattern, all_unpadded), places)
+    return TypedMask(all_of(*pattern, unpadded), q_positions, keys, shape, compiled)
 
 
 def tensor_mask(
@@ -244,8 +253,8 @@ def translates() -> bool:
 
 @cache
 def _predicates_mean_what_is_read() -> bool:
-    ids = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
-    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]])
+    ids = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]], device="cpu")
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 3, 4, 5]], device="cpu")
     window = masking_utils.sliding_window_causal_mask_function(3)
     predicates = [
         masking_utils.causal_mask_function,
@@ -265,7 +274,7 @@ def _predicates_mean_what_is_read() -> bool:
         mask = all_of(*pattern)
         drawn = tensor_mask(2, 7, 7, mask_function=predicate)
         seen = (
-            torch.ones(1, dtype=torch.bool)
+            torch.ones(1, dtype=torch.bool, device="cpu")
             if mask is None
             else mask.visible(tokens, tokens, device)
         )

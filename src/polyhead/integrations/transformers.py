@@ -249,6 +249,9 @@ def _mask_of(
                 f"the mask was made for {given.shape[2]} queries and {given.shape[3]} keys, the "
                 f"attention has {T} and {S}; register(typed_masks=False) may follow this model"
             )
+        if torch.compiler.is_compiling() and given.compiled is not None:
+            mask, q_positions = given.compiled
+            return mask, None, q_positions, S
         return given.mask, None, given.q_positions, given.keys
     if given is not None:
         given = given[..., :S]
