@@ -256,3 +256,12 @@ def test_native_rotation_equals_torchs(code, dtype, dim, rotated):
         found = rope.apply(x, 11, head_axis=2)
     close = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     torch.testing.assert_close(found.double(), wanted, atol=close, rtol=close)
+
+
+def test_a_configuration_cannot_be_assigned_to_tables_made_of_another():
+    rope, x = RoPE(theta=100.0), torch.randn(1, 2, 3, 8)
+    before = rope.apply(x)
+    with pytest.raises(AttributeError, match=r"build another with RoPE\.from_config"):
+        rope.config = RopeConfig(theta=7.0)
+    assert rope.config == RopeConfig(theta=100.0)
+    assert torch.equal(rope.apply(x), before)

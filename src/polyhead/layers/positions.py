@@ -72,7 +72,7 @@ class RoPE:
         original_max_positions: int | None = None,
         **scaling: Any,
     ) -> None:
-        self.config = RopeConfig(
+        self._config = RopeConfig(
             theta=theta,
             type=type,
             dim=dim,
@@ -86,12 +86,24 @@ class RoPE:
     def from_config(cls, config: RopeConfig, head_dim: int | None = None) -> Self:
         """Builds it from data; with ``head_dim`` the number of rotated features is checked now."""
         rope = cls.__new__(cls)
-        rope.config = config
+        rope._config = config
         rope._forget_tables()
         if head_dim is not None:
             rope._rotated_dim(head_dim)
             inverse_frequencies(config, rope._rotated_dim(head_dim))
         return rope
+
+    @property
+    def config(self) -> RopeConfig:
+        """What the tables are made of; for others build another: layers share this one."""
+        return self._config
+
+    @config.setter
+    def config(self, config: RopeConfig) -> None:
+        raise AttributeError(
+            "config of a RoPE cannot be assigned, since layers share its tables: build another "
+            "with RoPE.from_config(config)"
+        )
 
     def __call__(self, q: Tensor, k: Tensor, positions: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Rotates queries and keys of the same tokens; see ``apply``."""
@@ -272,7 +284,7 @@ class RoPE:
         return self.config
 
     def __setstate__(self, config: RopeConfig) -> None:
-        self.config = config
+        self._config = config
         self._forget_tables()
 
     def __repr__(self) -> str:
