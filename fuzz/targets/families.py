@@ -1,4 +1,4 @@
-"""config.json of every family: zeros, ends of numbers and odd types under the keys that it reads."""
+"""config.json of every family: zeros, ends of numbers and odd types under keys that it reads."""
 
 from __future__ import annotations
 

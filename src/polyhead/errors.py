@@ -5,9 +5,19 @@ message names the argument, what came and what may come."""
 
 from __future__ import annotations
 
+import re
+
+MOST_QUOTED = 200
+"""Characters of a name or a value that a message quotes."""
+_MOST_WORDS = 2_000
+_LONG = re.compile(rf"'[^']{{{MOST_QUOTED},}}'|\"[^\"]{{{MOST_QUOTED},}}\"|\S{{{MOST_QUOTED},}}")
+
 
 class PolyheadError(Exception):
-    """Anything that polyhead refuses or cannot do."""
+    """Anything that polyhead refuses or cannot do; a message has at most 2,000 characters."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*map(_bounded, arguments))
 
 
 class UnsupportedError(PolyheadError, NotImplementedError):
@@ -51,9 +61,20 @@ class InputError(PolyheadError, ValueError):
 
 
 def shortened(value: object) -> str:
-    """A value as messages show it: its ``repr``, of at most 60 characters."""
-    text = repr(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """A name or value as messages quote it: its ``repr``, of at most ``MOST_QUOTED`` characters."""
+    try:
+        text = repr(value[: MOST_QUOTED + 1] if isinstance(value, str) else value)
+    except ValueError:  # Python refuses to write a number of so many digits
+        text = f"a number of {value.bit_length():,} bits" if isinstance(value, int) else "a value"
+    return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 3] + "..."
+
+
+def _bounded(words: object) -> object:
+    """Long messages with what they quote cut, and if that is not enough, cut themselves."""
+    if not isinstance(words, str) or len(words) <= _MOST_WORDS:
+        return words
+    words = _LONG.sub(lambda found: found[0][: MOST_QUOTED - 3] + "...", words)
+    return words if len(words) <= _MOST_WORDS else words[: _MOST_WORDS - 3] + "..."
 
 
 class SharedCacheError(PolyheadError, RuntimeError):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.safetensors_files import read_tensor_file
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, shortened
 from polyhead.families.common.keys import Keys
 
 CONFIG = "adapter_config.json"
@@ -65,8 +65,8 @@ def base_of(adapter: Path) -> str:
     base = read_json(adapter / CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise CheckpointError(
-            f"{adapter / CONFIG}: base_model_name_or_path names no model: got {base!r}; load the "
-            f"base with adapter={str(adapter)!r}"
+            f"{adapter / CONFIG}: base_model_name_or_path names no model: got {shortened(base)}; "
+            f"load the base with adapter={str(adapter)!r}"
         )
     return base
 
@@ -205,7 +205,7 @@ def _known(name: str, tensors: Mapping[str, Tensor], prefix: str, adapter: Path)
     for each in (name, name.removeprefix(prefix), prefix + name):
         if each in tensors:
             return each
-    raise CheckpointError(f"{adapter / WEIGHTS}: the base has no tensor {name!r}")
+    raise CheckpointError(f"{adapter / WEIGHTS}: the base has no tensor {shortened(name)}")
 
 
 def _by_module(keys: Keys, key: str) -> dict[str, float]:

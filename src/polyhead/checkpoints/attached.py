@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyhead.checkpoints import adapters
 from polyhead.checkpoints.json_file import write_json
 from polyhead.config import TransformerConfig
-from polyhead.errors import CheckpointError, ConfigError, InputError, UnsupportedError
+from polyhead.errors import CheckpointError, ConfigError, InputError, UnsupportedError, shortened
 from polyhead.families import Tensors, families
 from polyhead.families.common.config_json import write_config
 from polyhead.layers.attention import MultiHeadAttention
@@ -195,7 +195,9 @@ def _placed(
             ups[module] = found
         else:
             return table, ups
-    raise CheckpointError(f"{path / adapters.WEIGHTS}: the model has no projection {unknown!r}")
+    raise CheckpointError(
+        f"{path / adapters.WEIGHTS}: the model has no projection {shortened(unknown)}"
+    )
 
 
 def _projection(model: Transformer, name: str, path: Path) -> nn.Linear:

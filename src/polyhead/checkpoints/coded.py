@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, shortened
 from polyhead.families.common.quantization import Scheme
 from polyhead.native.arguments import Scales
 from polyhead.quantization import scaled, unpack
@@ -25,6 +25,8 @@ from polyhead.quantization.blocks import BlockType
 
 _PART = 1 << 20  # numbers that are computed at a time
 _LARGEST = 1e30
+_SCALES = torch.float32, torch.bfloat16, torch.float16
+_WHOLE = torch.int32, torch.int64
 _OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]
 """Which of the eight codes of a word belongs to each of its columns."""
 _OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale")
@@ -106,11 +108,16 @@ class Codes:
         return found
 
     def _wrong(self, name: str, words: str) -> CheckpointError:
-        return CheckpointError(f"{self._where}: tensor {name!r} {words}")
+        return CheckpointError(f"{self._where}: tensor {shortened(name)} {words}")
 
-    def _fit(self, name: str, tensor: Tensor, shape: tuple[int, int], words: str) -> Tensor:
+    def _fit(
+        self, name: str, tensor: Tensor, shape: tuple[int, ...], words: str, *dtypes: torch.dtype
+    ) -> Tensor:
         if tuple(tensor.shape) != shape:
             raise self._wrong(name, f"must have shape {[*shape]}, {words}: got {[*tensor.shape]}")
+        if tensor.dtype not in dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self._wrong(name, f"must be {wanted}: got {tensor.dtype}")
         return tensor
 
     def _scales(
@@ -122,9 +129,8 @@ class Codes:
         if self._scheme.rows is None:
             scales = scales.reshape(-1, 1)
         counts = -(-shape[0] // rows), -(-shape[1] // numbers)
-        self._fit(name, scales, counts, f"a number for each block of {rows} × {numbers}")
-        if scales.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise self._wrong(name, f"must hold floating-point numbers: got {scales.dtype}")
+        words = f"a number for each block of {rows} × {numbers}"
+        self._fit(name, scales, counts, words, *_SCALES)
         wrong = scales[~(scales.abs() <= _LARGEST)]
         if len(wrong):
             raise self._wrong(name, f"must hold finite scales: got {float(wrong[0])}")
@@ -148,9 +154,8 @@ class Codes:
         if zeros is not None:
             zeros = zeros.reshape(-1, 1) if self._scheme.rows is None else zeros
             size = scales.scales.shape[0], scales.scales.shape[1]
-            self._fit(f"{stem}.weight_zero_point", zeros, size, "that of the scales")
-            if zeros.dtype != torch.int8:
-                raise self._wrong(f"{stem}.weight_zero_point", f"must be int8: got {zeros.dtype}")
+            name = f"{stem}.weight_zero_point"
+            self._fit(name, zeros, size, "that of the scales", torch.int8)
             zeros = zeros.contiguous().view(torch.uint8) if zeros.any() else None
         blocks = codes.contiguous().view(torch.uint8)
         return Coded(blocks, scaled.I8, scales._replace(zeros=zeros))
@@ -158,18 +163,19 @@ class Codes:
     def _pack_quantized(self, stem: str, words: Tensor) -> Coded:
         bits, per = self._scheme.bits, 32 // self._scheme.bits
         kind = scaled.U4 if bits == 4 else scaled.U8
-        name = f"{stem}.weight_scale"
-        shape = tuple(int(size) for size in self._take(f"{stem}.weight_shape", bits).flatten())
-        if len(shape) != 2 or (words.shape[0], words.shape[1]) != (shape[0], -(-shape[1] // per)):
-            got = f"got {[*shape]} for codes of shape {[*words.shape]}"
-            raise self._wrong(f"{stem}.weight_shape", f"must be the shape of the weight: {got}")
+        name, stated = f"{stem}.weight_scale", f"{stem}.weight_shape"
+        sizes = self._fit(stated, self._take(stated, bits), (2,), "a matrix's", *_WHOLE)
+        shape = [int(size) for size in sizes]
+        if (words.shape[0], words.shape[1]) != (shape[0], -(-shape[1] // per)):
+            got = f"got {shape} for codes of shape {[*words.shape]}"
+            raise self._wrong(stated, f"must be the shape of the weight: {got}")
         scales = self._scales(name, self._take(name, bits), None, (shape[0], shape[1]))
         size = scales.scales.shape[0], scales.scales.shape[1]
         zeros = self._tensors.pop(f"{stem}.weight_zero_point", None)
         if zeros is not None:
-            packed = -(-size[0] // per), size[1]
-            self._fit(f"{stem}.weight_zero_point", zeros, packed, f"{per} zeros in each number")
-            zeros = self._zeros(f"{stem}.weight_zero_point", _spread(zeros.mT, bits).mT[: size[0]])
+            packed, name = (-(-size[0] // per), size[1]), f"{stem}.weight_zero_point"
+            self._fit(name, zeros, packed, f"{per} zeros in each number", torch.int32)
+            zeros = self._zeros(name, _spread(zeros.mT, bits).mT[: size[0]])
         order = self._order(f"{stem}.weight_g_idx", shape[1], size[1])
         blocks = words.contiguous().view(torch.uint8)[:, : -(-shape[1] * bits // 8)]
         return Coded(blocks, kind, scales._replace(zeros=zeros), order)
@@ -204,7 +210,7 @@ class Codes:
         numbers = self._scheme.numbers or shape[1]
         found = self._take(name, bits)
         size = -(-shape[1] // numbers), shape[0]
-        self._fit(name, found, size, f"a number for each group of {numbers} features")
+        self._fit(name, found, size, f"a number for each group of {numbers} features", *_SCALES)
         return self._scales(name, found.mT, None, shape)
 
     def _zeros_of(
@@ -214,7 +220,8 @@ class Codes:
         name, (outputs, groups) = f"{stem}.qzeros", scales.scales.shape
         words = self._take(name, bits)
         per = 32 // bits
-        self._fit(name, words, (groups, -(-outputs // per)), f"{per} zeros in each number")
+        size = groups, -(-outputs // per)
+        self._fit(name, words, size, f"{per} zeros in each number", torch.int32)
         return self._zeros(name, spread(words, bits)[:, :outputs].mT)
 
     def _zeros(self, name: str, zeros: Tensor) -> Tensor | None:
@@ -228,12 +235,14 @@ class Codes:
     def _order(self, name: str, inputs: int, groups: int) -> Tensor | None:
         """The groups of features, if they are not those that they would have in a row."""
         found = self._tensors.pop(name, None)
-        if found is None or bool((found == -1).all()):
+        if found is None:
             return None
-        if found.shape != (inputs,) or int(found.min()) < 0 or int(found.max()) >= groups:
-            raise self._wrong(
-                name, f"must hold {inputs} numbers of groups below {groups}: got {[*found.shape]}"
-            )
+        self._fit(name, found, (inputs,), "the group of each feature", *_WHOLE)
+        if bool((found == -1).all()):
+            return None
+        for each in (int(found.min()), int(found.max())):
+            if not 0 <= each < groups:
+                raise self._wrong(name, f"must hold numbers of groups below {groups}: got {each}")
         plain = torch.arange(inputs, device="cpu") // (self._scheme.numbers or inputs)
         return None if torch.equal(found.long(), plain) else found.long()
 

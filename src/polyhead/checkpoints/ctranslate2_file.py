@@ -103,14 +103,14 @@ class CTranslate2File:
         scale = self.variables.get(f"{name}_scale")
         if scale is None or scale.dtype in _INTEGERS or variable.dtype == torch.int32:
             raise CheckpointError(
-                f"{self.path}: variable {name!r} holds {_short(variable.dtype)} numbers "
+                f"{self.path}: variable {shortened(name)} holds {_short(variable.dtype)} numbers "
                 f"{'without a scale' if scale is None else 'of an unknown quantisation'}"
             )
         rows = variable.shape[:1]
         if scale.shape not in ((), (1,), rows):
             raise CheckpointError(
-                f"{self.path}: variable {f'{name}_scale'!r} must have a number for each of "
-                f"{rows[0]} rows: got shape {list(scale.shape)}"
+                f"{self.path}: variable {shortened(f'{name}_scale')} must have a number for each "
+                f"of {rows[0]} rows: got shape {list(scale.shape)}"
             )
         scales = self._plain(scale).float()
         if scale.shape == rows:

@@ -19,7 +19,7 @@ from polyhead.checkpoints.sentencepiece_tokenizer import (
     read_model,
 )
 from polyhead.checkpoints.tokenizer import Tokenizer
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, shortened
 
 _MODELS = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model")
 _CONTROL = re.compile(
@@ -111,7 +111,7 @@ def _made(path: Path, tokens: Sequence[str], special: Mapping[str, str]) -> Sent
         if special.get(name) not in ids:
             raise CheckpointError(
                 f"{path.parent}: the vocabulary lacks the {name} of config.json: "
-                f"{special.get(name)!r}"
+                f"{shortened(special.get(name))}"
             )
     named = {name: token for name, token in special.items() if token in ids}
     control = {token for token in tokens if _CONTROL.fullmatch(token)}

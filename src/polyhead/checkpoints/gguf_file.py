@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from polyhead.checkpoints.mapped import mapped
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, shortened
 from polyhead.quantization import BlockType, block_types, unpack
 
 _VERSIONS = (2, 3)  # version 1 used 32-bit counts and is no longer written
@@ -107,8 +107,8 @@ class GGUFFile:
             return unpack(blocks, kind)
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} has type {entry.type_name}, which cannot be "
-                f"dequantised"
+                f"{self.path}: tensor {shortened(name)} has type {entry.type_name}, which cannot "
+                f"be dequantised"
             ) from error
 
     def is_quantized(self, name: str) -> bool:
@@ -151,7 +151,7 @@ class GGUFFile:
             metadata[key], at = self._value(kind, at + 4)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
-            raise CheckpointError(f"{path} is corrupt: general.alignment is {alignment!r}")
+            raise CheckpointError(f"{path} is corrupt: general.alignment is {shortened(alignment)}")
         rows = []
         for _ in range(num_tensors):
             row, at = self._tensor_row(at)
@@ -206,7 +206,7 @@ class GGUFFile:
         (num_dims,) = struct.unpack_from("<I", self._data, at)
         if num_dims > 4:
             raise CheckpointError(
-                f"{self.path} is corrupt: tensor {name!r} has {num_dims} dimensions"
+                f"{self.path} is corrupt: tensor {shortened(name)} has {num_dims} dimensions"
             )
         dims = struct.unpack_from(f"<{num_dims}Q", self._data, at + 4)
         type_id, offset = struct.unpack_from("<IQ", self._data, at + 4 + 8 * num_dims)
@@ -221,18 +221,19 @@ class GGUFFile:
             kind = GGMLQuantizationType(type_id)
         except ValueError as error:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} has type number {type_id}, which is not known"
+                f"{self.path}: tensor {shortened(name)} has type number {type_id}, which is not "
+                f"known"
             ) from error
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if not shape or not prod(shape) or shape[-1] % block:
             raise CheckpointError(
-                f"{self.path} is corrupt: rows of tensor {name!r}, of shape {list(shape)}, are no "
-                f"whole number of {kind.name} blocks"
+                f"{self.path} is corrupt: rows of tensor {shortened(name)}, of shape {list(shape)}, "
+                f"are no whole number of {kind.name} blocks"
             )
         num_bytes = prod(shape) // block * block_bytes
         if base + offset + num_bytes > len(self._data):
             raise CheckpointError(
-                f"{self.path} is truncated: tensor {name!r} ends at byte "
+                f"{self.path} is truncated: tensor {shortened(name)} ends at byte "
                 f"{base + offset + num_bytes:,}, the file at {len(self._data):,}"
             )
         return TensorEntry(name, shape, type_id, kind.name, base + offset, num_bytes)

@@ -22,7 +22,7 @@ from torch import Tensor
 from polyhead.checkpoints.gguf_export import export
 from polyhead.checkpoints.gguf_file import GGUFFile
 from polyhead.checkpoints.parts import Progress, no_progress
-from polyhead.errors import CheckpointError
+from polyhead.errors import CheckpointError, shortened
 from polyhead.quantization import BlockType, block_type, pack, packable
 from polyhead.writing import replacing
 
@@ -218,7 +218,7 @@ def _octets(name: str, matrix: _Matrix, kind: BlockType | None) -> Tensor:
     try:
         return pack(numbers.view(-1, numbers.shape[-1]), kind)
     except ValueError as error:
-        raise CheckpointError(f"tensor {name!r}: {error}") from error
+        raise CheckpointError(f"tensor {shortened(name)}: {error}") from error
 
 
 def _file_type(kind: BlockType) -> int:

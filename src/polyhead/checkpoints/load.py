@@ -22,7 +22,7 @@ from polyhead.checkpoints.hugging_face import read_directory
 from polyhead.checkpoints.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.errors import CheckpointError, ConfigError, shortened
 from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.models.quantized import put_blocks, quantizable
 from polyhead.models.transformer import Transformer
@@ -131,7 +131,7 @@ def load_checkpoint(
     if dtype not in (None, "auto", *_FLOATS):
         raise ValueError(
             f"dtype must be one of {', '.join(str(choice) for choice in _FLOATS)}, 'auto' or None: "
-            f"got {dtype!r}"
+            f"got {shortened(dtype)}"
         )
     where = _device(device)
     if adapter is not None and not isinstance(adapter, str | os.PathLike):
@@ -324,11 +324,13 @@ def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -
 
     def named(name: str) -> str:
         theirs = file_names.get(name, name)
-        return repr(theirs) if theirs == name else f"{theirs!r} ({name})"
+        return shortened(theirs) if theirs == name else f"{shortened(theirs)} ({name})"
 
     missing = [name for name in expected if name not in shapes]
     if missing:
-        raise CheckpointError(f"{where}: tensor {missing[0]!r} is missing{_others(missing)}")
+        raise CheckpointError(
+            f"{where}: tensor {shortened(missing[0])} is missing{_others(missing)}"
+        )
     extra = [name for name in shapes if name not in expected]
     if extra:
         raise CheckpointError(

@@ -18,7 +18,7 @@ from typing import Any
 from polyhead.checks import number
 from polyhead.config import TransformerConfig
 from polyhead.config.data import MOST_NUMBER
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, shortened
 from polyhead.families.common import quantization
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
@@ -177,7 +177,8 @@ def _read(keys: Keys, family: Family) -> TransformerConfig:
         value = keys.take(key, None)
         if value not in (None, False) and value != family.defaults.get(key):
             raise ConfigError(
-                f"{keys.where}: {keys.named(key)} is {value!r}, which is not supported: {reason}"
+                f"{keys.where}: {keys.named(key)} is {shortened(value)}, which is not supported: "
+                f"{reason}"
             )
     try:
         config = family.read(keys)

@@ -83,7 +83,9 @@ class Keys:
         if key in self._defaults:
             return self._defaults[key]
         if default is _MISSING:
-            raise ConfigError(f"{self.where}: key {self.named(key)!r} is missing{self.misspelt()}")
+            raise ConfigError(
+                f"{self.where}: key {shortened(self.named(key))} is missing{self.misspelt()}"
+            )
         return default
 
     @overload

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, shortened
 from polyhead.families.common.keys import Keys
 
 KEY = "quantization_config"
@@ -101,7 +101,7 @@ def read_scheme(values: Mapping[str, Any], where: object) -> Scheme | None:
 
 def _keys(values: Any, named: str) -> Keys:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{named} must be an object: got {values!r}")
+        raise ConfigError(f"{named} must be an object: got {shortened(values)}")
     return Keys(values, named)
 
 
@@ -154,7 +154,7 @@ def _weights(keys: Keys, layout: Any, above: Keys) -> Scheme:
     keys.expect("type", kinds[layout])
     bits = _bits(keys, "num_bits", *((4, 8) if layout == "pack-quantized" else (8,)))
     zeros = not keys.flag("symmetric", True)
-    strategy = keys.take("strategy", None)
+    strategy = keys.text("strategy", None)
     numbers, size = keys.take("group_size", None), keys.take("block_structure", None)
     if strategy is None:
         strategy = "group" if numbers not in (None, -1) else "channel"

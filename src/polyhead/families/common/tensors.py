@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyhead.config import TransformerConfig
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.errors import CheckpointError, ConfigError, shortened
 from polyhead.families.common.steps import At, Each, Step, backward, forward
 
 _NUMBER = re.compile(r"(?<=[._])\d+(?=\.|$)")
@@ -111,20 +111,22 @@ class Tensors:
                 state[name] = tensor
                 names[name] = name
                 continue
-            for ours, made in _made(self._respelt(found), tensor, config, f"{where}: {name!r}"):
+            for ours, made in _made(
+                self._respelt(found), tensor, config, f"{where}: {shortened(name)}"
+            ):
                 if found.rule.stacks:
                     stacks.setdefault(ours, {})[int(found.numbers["j"])] = made
                     names[ours] = name
                     continue
                 if ours in state and not torch.equal(state[ours], made):
                     raise CheckpointError(
-                        f"{where}: tensors {names[ours]!r} and {name!r} must be the same "
-                        f"({ours}), but they differ"
+                        f"{where}: tensors {shortened(names[ours])} and {shortened(name)} must be the "
+                        f"same ({ours}), but they differ"
                     )
                 if ours not in state:
                     state[ours], names[ours] = made, name
         for ours, parts in stacks.items():
-            state[ours] = _stacked(parts, f"{where}: {names[ours]!r}")
+            state[ours] = _stacked(parts, f"{where}: {shortened(names[ours])}")
         return state, names
 
     def to_theirs(
@@ -142,7 +144,7 @@ class Tensors:
                 continue
             found = self._find(name, self._by_ours)
             if found is None:
-                raise ConfigError(f"tensor {name!r} has no name in files of this family")
+                raise ConfigError(f"tensor {shortened(name)} has no name in files of this family")
             rule = found.rule
             numbers = found.numbers
             if "{j}" not in rule.theirs:
@@ -151,7 +153,9 @@ class Tensors:
             names = rule.our_names(numbers, found.leaf, at.experts)
             missing = [each for each in names if each not in state]
             if missing:
-                raise ConfigError(f"tensor {missing[0]!r} is missing beside {name!r}")
+                raise ConfigError(
+                    f"tensor {shortened(missing[0])} is missing beside {shortened(name)}"
+                )
             prefix = "" if rule in self.outside else self.prefix
             done.update(names)
             if rule.stacks:
