@@ -49,7 +49,7 @@ OTHERS: dict[str, Any] = {
     "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32},
 }
 """What many families read, if it is there."""
-ODD = (
+ODD: tuple[Any, ...] = (
     0,
     0.0,
     -1,

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
     "rope.scaling.factor": 2.0,
     "vocab_size": 64,
 }
-TOKENS = ["<s>", "</s>", *map(chr, range(40, 100)), "ab", "d"]
+TOKENS: list[Any] = ["<s>", "</s>", *map(chr, range(40, 100)), "ab", "d"]
 SHAPES = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32)} | {
     "ffn_gate": (64, 32),
     "ffn_up": (64, 32),
@@ -39,6 +39,25 @@ SHAPES = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_outp
     "attn_norm": (32,),
     "ffn_norm": (32,),
 }
+WORDS: dict[str, Any] = {
+    "model": "gpt2",
+    "pre": "smollm",
+    "tokens": TOKENS,
+    "token_type": [3, 3] + [1] * 62,
+    "merges": ["a b"],
+    "eos_token_id": 1,
+}
+OTHERS: dict[str, Any] = {
+    "llama.pooling_type": 1,
+    "llama.decoder_start_token_id": 1,
+    "llama.expert_count": 0,
+    "general.alignment": 32,
+    "tokenizer.chat_template": "{{ messages[0].content }}",
+    "tokenizer.ggml.token_type_count": 2,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.ggml.bos_token_id": 0,
+}
+"""Beside the settings and the vocabulary, where a file has them."""
 path = Path()
 
 
@@ -52,19 +71,19 @@ def prepare() -> None:
 @functools.cache
 def written(architecture: str) -> bytes:
     """A file as it should be."""
-    return write(architecture, SETTINGS)
+    return write(architecture, keys_of(architecture))
 
 
-def write(architecture: str, settings: dict[str, Any]) -> bytes:
+def keys_of(architecture: str) -> dict[str, Any]:
+    """A file's metadata."""
+    settings = {f"{architecture}.{name}": value for name, value in SETTINGS.items()}
+    return settings | {f"tokenizer.ggml.{name}": value for name, value in WORDS.items()}
+
+
+def write(architecture: str, metadata: dict[str, Any]) -> bytes:
     writer = gguf.GGUFWriter(path, architecture)
-    for name, value in settings.items():
-        writer.add_key_value(f"{architecture}.{name}", value, kind_of(value))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3] + [1] * 62)
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(1)
+    for name, value in metadata.items():
+        writer.add_key_value(name, value, kind_of(value))
     shapes = {"token_embd": (64, 32), "output_norm": (32,)}
     for layer in range(2):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in SHAPES.items()}
@@ -100,6 +119,19 @@ def kind_of(value: Any) -> gguf.GGUFValueType:
     ]
 
 
+def storable(random: Random, value: Any) -> Any:
+    """A value that the format can hold, often the given one."""
+    if random.random() < 0.2 or value is None or isinstance(value, dict):
+        return random.choice((2**31, 10**8, [4, 4], [2**31 - 1] * 2, [1.5, 2.5], ["a"], [True]))
+    if isinstance(value, str):
+        return value.encode("utf-8", "ignore").decode()
+    if isinstance(value, list):
+        return random.choice(([2, 2], ["a", "b"], [0.0] * 64, ["a"] * 64, [[1], [2]]))
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        return random.randrange(70)
+    return value
+
+
 def case(random: Random) -> None:
     architecture = random.choice(("llama", "qwen2", "qwen3", "gemma3"))
     kind = random.randrange(3)
@@ -108,24 +140,13 @@ def case(random: Random) -> None:
     elif kind == 1:  # the header's first part, where nothing else is read if it is wrong
         content = mutation.data(random, written(architecture)[:3000]) + written(architecture)[3000:]
     else:
-        settings = dict(SETTINGS)
+        metadata = keys_of(architecture)
+        if random.random() < 0.3:
+            key = random.choice([*OTHERS])
+            metadata[key.replace("llama", architecture)] = OTHERS[key]
         for _ in range(random.choice((1, 1, 2, 4))):
-            name = random.choice(list(settings))
-            value = random.choice((mutation.value(random), 2**31, 10**8, [4, 4], [2**31] * 2))
-            if type(value) is list and not (value and all(type(x) is int for x in value)):
-                value = [2, 2]
-            if (
-                (type(value) is int and not -(2**63) <= value < 2**64)
-                or value is None
-                or isinstance(value, dict)
-            ):
-                value = random.randrange(70)
-            if isinstance(value, str):
-                value = value.encode("utf-8", "ignore").decode()
-            if type(value) is list and not all(-(2**31) <= x < 2**31 for x in value):
-                value = [2**31 - 1] * 2
-            settings[name] = value
-        content = write(architecture, settings)
+            metadata[random.choice([*metadata])] = storable(random, mutation.value(random))
+        content = write(architecture, metadata)
     path.write_bytes(content)
     loaded = load_checkpoint(path, cache=False)
     with torch.no_grad():

@@ -17,6 +17,7 @@ from polyhead.errors import ConfigError
 from polyhead.families import find_gguf, read_settings
 from polyhead.families.common import config_json
 from polyhead.families.common.gguf_rope import rope_tensors
+from polyhead.families.common.keys import Keys
 from polyhead.native import code
 from polyhead.quantization import BlockType, readable, unpack
 
@@ -76,7 +77,8 @@ def read_gguf(path: Path, progress: Progress = no_progress, *, keep: bool = Fals
             else:
                 state[ours] = unpack(each, kept[1])
     progress("reading tensors", len(names), len(names))
-    kind = file.metadata.get(f"{gguf.arch}.pooling_type", 1)
+    keys = Keys(file.metadata, path, prefix=f"{gguf.arch}.")
+    kind = keys.whole("pooling_type", 1)
     return Parts(
         config,
         state,
@@ -85,7 +87,7 @@ def read_gguf(path: Path, progress: Progress = no_progress, *, keep: bool = Fals
         family=family.model_type,
         pooling=_POOLINGS.get(kind, f"pooling_type {kind}"),
         generation=GenerationConfig(
-            where=str(path), start=file.metadata.get(f"{gguf.arch}.decoder_start_token_id")
+            where=str(path), start=keys.whole("decoder_start_token_id", None)
         ),
         blocks=blocks,
     )

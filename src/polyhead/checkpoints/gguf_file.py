@@ -227,8 +227,8 @@ class GGUFFile:
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if not shape or not prod(shape) or shape[-1] % block:
             raise CheckpointError(
-                f"{self.path} is corrupt: rows of tensor {shortened(name)}, of shape {list(shape)}, "
-                f"are no whole number of {kind.name} blocks"
+                f"{self.path} is corrupt: rows of tensor {shortened(name)}, of shape "
+                f"{list(shape)}, are no whole number of {kind.name} blocks"
             )
         num_bytes = prod(shape) // block * block_bytes
         if base + offset + num_bytes > len(self._data):

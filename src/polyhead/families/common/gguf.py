@@ -309,7 +309,7 @@ def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object)
     count = special.whole("token_type_count", None)
     segments = {} if count is None else {"type_vocab_size": count}
     return {
-        "vocab_size": len(metadata.get("tokenizer.ggml.tokens", ())),
+        "vocab_size": len(special.texts("tokens", [])),
         "attention_bias": any(name in tensors for name in biased),
         "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,

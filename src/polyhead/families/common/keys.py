@@ -156,9 +156,9 @@ class Keys:
         """A text; null counts as absent where there is a default."""
         return self._typed(key, default, str, "a text")
 
-    def texts(self, key: str) -> list[str]:
+    def texts(self, key: str, default: Any = _MISSING) -> list[str]:
         """A list of texts."""
-        return self._list(key, (str,), "a list of texts")
+        return self._list(key, (str,), "a list of texts", default)
 
     def numbers(self, key: str, default: Any = _MISSING) -> list[Any]:
         """A list of numbers."""

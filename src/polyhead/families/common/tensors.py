@@ -120,8 +120,8 @@ class Tensors:
                     continue
                 if ours in state and not torch.equal(state[ours], made):
                     raise CheckpointError(
-                        f"{where}: tensors {shortened(names[ours])} and {shortened(name)} must be the "
-                        f"same ({ours}), but they differ"
+                        f"{where}: tensors {shortened(names[ours])} and {shortened(name)} must "
+                        f"be the same ({ours}), but they differ"
                     )
                 if ours not in state:
                     state[ours], names[ours] = made, name
