@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import tempfile
 from pathlib import Path
 from random import Random
@@ -27,8 +28,8 @@ def prepare() -> None:
 @functools.cache
 def kinds() -> list[dict[str, Any]]:
     """tokenizer.json of the usual kinds, as the library writes them."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", *letters, "th", "the"])}
@@ -53,7 +54,25 @@ def kinds() -> list[dict[str, Any]]:
     sentence.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    return [json.loads(backend.to_str()) for backend in (level, piece, sentence)]
+    scored = [("<unk>", 0.0), ("▁", -1.0), ("a", -2.0), ("▁a", -1.5), ("b", -2.5)]
+    unigram = Backend(models.Unigram(scored, unk_id=0))
+    unigram.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Strip(), normalizers.Prepend("▁"), normalizers.Lowercase()]
+    )
+    unigram.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\s+"), "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Metaspace(),
+        ]
+    )
+    unigram.decoder = decoders.Sequence([decoders.Metaspace(), decoders.Strip(" ", 1, 0)])
+    unigram.enable_truncation(64)
+    unigram.enable_padding(length=4, pad_token="<unk>")
+    word = Backend(models.WordLevel(words, unk_token="[UNK]"))
+    word.pre_tokenizer = pre_tokenizers.Whitespace()
+    word.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return [json.loads(backend.to_str()) for backend in (level, piece, sentence, unigram, word)]
 
 
 CONFIG = {
@@ -88,7 +107,16 @@ def _from_directory(random: Random) -> Tokenizer:
         damaged = changed in (number, 3)
         content = mutation.json_text(random, values) if damaged else json.dumps(values).encode()
         (directory / name).write_bytes(content)
-    return Tokenizer.from_directory(directory)
+    with tempfile.TemporaryFile() as screen:
+        stderr = os.dup(2)
+        os.dup2(screen.fileno(), 2)
+        try:
+            return Tokenizer.from_directory(directory)
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            screen.seek(0)
+            assert screen.read() == b"", "the screen shows what Rust prints"
 
 
 def _from_gguf(random: Random) -> Tokenizer:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,32 @@ def test_broken_companions_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json is not valid JSON"):
         Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["model", "post_processor"])
+def test_a_file_that_makes_rust_panic_is_refused_and_shows_no_backtrace(
+    place: str, tmp_path: Path
+) -> None:
+    backend = Backend(models.BPE({"a": 0, "b": 1, "ab": 2, "</s>": 3}, [("a", "b")]))
+    ends = [("</s>", 3)]
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=ends)
+    values = json.loads(backend.to_str())
+    if place == "model":
+        values["model"]["continuing_subword_prefix"] = "a long prefix"
+    else:
+        values["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    script = f"""
+import os
+from pathlib import Path
+from polyhead.checkpoints import Tokenizer
+try:
+    Tokenizer.from_directory(Path({str(tmp_path)!r}))
+except ValueError as error:
+    os.write(2, b"stderr is back")
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.startswith("CheckpointError ")
+    assert "is not a valid tokenizer file: " in done.stdout
+    assert done.stderr == "stderr is back"

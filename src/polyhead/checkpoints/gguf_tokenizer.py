@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyhead.checkpoints.gguf_splits import SPLITS, Split
 from polyhead.checkpoints.gguf_vocabularies import CONTROL, USER_DEFINED, unigram, wordpiece
-from polyhead.checkpoints.rust import refusing
+from polyhead.checkpoints.rust import no_backtrace, refusing, try_out
 from polyhead.checkpoints.tokenizer import Tokenizer
 from polyhead.errors import CheckpointError, shortened
 from polyhead.families.common.keys import Keys
@@ -57,7 +57,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
     if kind == "gpt2" and (not isinstance(pre, str) or pre not in SPLITS):
         raise keys.refused("pre", pre, ", ".join(sorted(SPLITS)))
     template = Keys(metadata, path, prefix="tokenizer.").text("chat_template", None)
-    with refusing(lambda why: CheckpointError(f"{path}: the vocabulary is corrupt: {why}")):
+    with (
+        refusing(lambda why: CheckpointError(f"{path}: the vocabulary is corrupt: {why}")),
+        no_backtrace(),
+    ):
         if kind == "bert":
             return _complete(wordpiece(keys), keys, template, None)
         if kind == "t5":
@@ -166,12 +169,14 @@ def _complete(
                 ends[side] = special[f"{side}_token"]
         _surround(backend, ends.get("bos"), ends.get("eos"))
     stops = (known(key) for key in _STOP_KEYS)
-    return Tokenizer(
+    made = Tokenizer(
         backend,
         special_tokens=special,
         stop_ids=[i for i in stops if i is not None],
         chat_template=template,
     )
+    try_out(backend)
+    return made
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from polyhead.checkpoints.chat_template import render_chat
 from polyhead.checkpoints.json_file import read_json, read_text, write_json
 from polyhead.checkpoints.pieces import pieces_of
-from polyhead.checkpoints.rust import refusing
+from polyhead.checkpoints.rust import no_backtrace, refusing, try_out
 from polyhead.checkpoints.stream import ByteStream, StreamDecoder, TextStream
 from polyhead.errors import CheckpointError, InputError, shortened
 from polyhead.families.common.reading import as_ids
@@ -95,18 +95,26 @@ class Tokenizer:
             raise CheckpointError(
                 f"{directory} holds no tokenizer.json, so text cannot be turned into tokens"
             )
-        with refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")):
+        with (
+            refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")),
+            no_backtrace(),
+        ):
             backend = tokenizers.Tokenizer.from_file(str(path))
         config, tokens = declared_tokens(directory)
         generation = optional_json(directory / "generation_config.json")
-        with refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")):
-            return cls(
+        with (
+            refusing(lambda why: CheckpointError(f"{path} is not a valid tokenizer file: {why}")),
+            no_backtrace(),
+        ):
+            made = cls(
                 backend,
                 special_tokens=tokens,
                 stop_ids=as_ids(generation.get("eos_token_id")),
                 chat_template=_chat_template(directory, config),
                 declared={key: config[key] for key in _DECLARED if key in config},
             )
+            try_out(backend)
+            return made
 
     def save(self, directory: Path) -> None:
         """Writes files that ``from_directory`` and transformers read."""
