@@ -15,7 +15,7 @@ from hf_tiny import BERTS, DECODERS
 from safetensors.torch import load_file, save_file
 
 from polyhead.checkpoints import load_checkpoint
-from polyhead.errors import CheckpointError, ConfigError, PolyheadError
+from polyhead.errors import CheckpointError, ConfigError, PolyheadError, shortened
 
 
 @pytest.fixture(scope="module")
@@ -293,8 +293,8 @@ def test_json_of_any_length_is_not_read(llama: Path) -> None:
         ("rms_norm_eps", float("nan"), "rms_norm_eps must be a number up to 1e"),
         ("rope_scaling", {"rope_type": {}}, "rope type must be one of default"),
         ("rope_theta", 1e308, "rope_theta must be a number up to 1e"),
-        ("attention_bias", "y" * 9_999, r"attention_bias must be true or false: got '\S{,60}$"),
-        ("z" * 9_999, 1, r"key '\S{,60} \(value 1\) is not understood"),
+        ("attention_bias", "y" * 9_999, r"attention_bias must be true or false: got '\S{,200}$"),
+        ("z" * 9_999, 1, r"key '\S{,200} \(value 1\) is not understood"),
     ],
 )
 def test_settings_that_no_model_has(name: str, value: object, words: str, llama: Path) -> None:
@@ -315,3 +315,15 @@ def test_sizes_beyond_all_bounds(llama: Path) -> None:
 def test_unknown_precision(llama: Path) -> None:
     with pytest.raises(ValueError, match=r"dtype must be one of torch\.float32.*got torch\.int8"):
         load_checkpoint(llama, dtype=torch.int8)
+
+
+def test_long_names_and_values_are_cut_in_messages() -> None:
+    assert len(shortened("x" * 30_000)) == len(shortened(["x"] * 9_999)) == 200
+    assert shortened(10**9_999) == "a number of 33,216 bits"
+    for quoted in (repr("a b" * 9_999), '"' + "a b" * 9_999 + '"', "x" * 30_000):
+        said = str(CheckpointError(f"tensor {quoted} is missing"))
+        assert said.startswith("tensor ")
+        assert said.endswith("... is missing")
+        assert len(said) == len("tensor  is missing") + 200
+    assert len(str(CheckpointError("one word " * 9_999))) == 2_000
+    assert str(CheckpointError("a path /" + "x" * 1_000)).endswith("x" * 1_000)

@@ -16,6 +16,7 @@ from polyhead.checkpoints import load_checkpoint
 from polyhead.checkpoints.gguf_file import GGUFFile
 from polyhead.config import RopeConfig
 from polyhead.errors import CheckpointError, ConfigError
+from polyhead.families import find_gguf, read_settings
 from polyhead.families.common.steps import At, RotaryPairs
 
 LLAMA = DECODERS["llama, GQA"]
@@ -229,3 +230,12 @@ def _write(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_a_vocabulary_that_is_no_list_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA.build())
+    file = GGUFFile(path)
+    metadata = {**file.metadata, "tokenizer.ggml.tokens": 5}
+    family = find_gguf(metadata, path)
+    with pytest.raises(ConfigError, match=r"ggml\.tokens must be a list of texts: got 5"):
+        read_settings(family.gguf, metadata, file.tensors, path, list)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from harness import all_cases
 
+from fuzz.targets.families import ODD
+from fuzz.verdict import flaw
 from polyhead.errors import ConfigError
 from polyhead.families import families, read_config
 from polyhead.families.common.config_json import HARMLESS
@@ -77,11 +79,47 @@ def test_bad_keys_are_named(model_type: str) -> None:
         ("gptj", "n_head", 0),
         ("gemma2", "query_pre_attn_scalar", 0),
         ("gemma2", "query_pre_attn_scalar", -1.0),
+        ("granite", "logits_scaling", 0),
+        ("granitemoe", "logits_scaling", -2.0),
     ],
 )
 def test_sizes_and_scales_are_above_zero(model_type: str, key: str, bad: float) -> None:
     with pytest.raises(ConfigError, match=rf"config\.json: {key} is {bad}.*a (whole )?number"):
         read_config(_tiny(model_type) | {key: bad}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "bad"),
+    [
+        ("llama4_text", "layer_types", -1),
+        ("llama4_text", "layer_types", [[], [], []]),
+        ("llama4_text", "no_rope_layers", ["1", "0", "1"]),
+        ("smollm3", "no_rope_layers", ["1", "0", "1"]),
+    ],
+)
+def test_lists_of_layers_hold_what_the_family_knows(model_type: str, key: str, bad: object) -> None:
+    with pytest.raises(ConfigError, match=rf"config\.json: {key} is .*; supported is 3 of "):
+        read_config(_tiny(model_type) | {key: bad}, "config.json")
+
+
+def test_a_trained_length_of_zero_is_refused_by_name() -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 0}
+    with pytest.raises(ConfigError, match="original_max_position_embeddings is 0; supported is"):
+        read_config(_tiny("llama") | {"rope_parameters": rope}, "config.json")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", all_cases())
+def test_any_odd_value_under_any_key_is_read_or_refused_in_a_sentence(model_type: str) -> None:
+    values = _tiny(model_type)
+    for key in sorted(set(values) - {"model_type"}):
+        for odd in ODD:
+            error = None
+            try:
+                read_config(values | {key: odd}, "config.json")
+            except Exception as found:
+                error = found
+            assert error is None or flaw(error) is None, (key, odd, error)
 
 
 def test_there_are_many_more_than_two_hundred() -> None:
