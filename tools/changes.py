@@ -122,7 +122,7 @@ def alternatives(node: ast.AST, earlier: set[str]) -> Iterator[tuple[str, ast.AS
         case ast.comprehension(ifs=ifs):
             yield from (("condition", test, ast.Constant(True)) for test in ifs)
         case ast.Return(value=value) if value is not None and not is_text(value):
-            if not (isinstance(value, ast.Constant) and value.value is None):
+            if not (isinstance(value, ast.Constant) and not value.value):
                 yield "return", value, ast.Constant(None)
             if isinstance(value, ast.Compare | ast.BoolOp):
                 yield "return", value, ast.UnaryOp(ast.Not(), value)

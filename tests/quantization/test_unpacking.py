@@ -131,8 +131,10 @@ def test_without_native_code_the_package_unpacks(monkeypatch: pytest.MonkeyPatch
 def test_what_traces_sees_an_operator() -> None:
     kind = block_type("Q4_0")
     blocks = random_blocks(kind, 3, 64)
+    stacked = blocks.view(1, 3, -1)
     with FakeTensorMode() as mode:
         assert unpack(mode.from_tensor(blocks), kind, torch.bfloat16).shape == (3, 64)
+        assert unpack(mode.from_tensor(stacked), kind).shape == (1, 3, 64)
 
 
 @needs_native
@@ -172,3 +174,22 @@ def test_blocks_may_lie_in_columns_or_apart(name: str) -> None:
     assert torch.equal(unpack(blocks.mT.contiguous().mT, kind), wanted)
     assert torch.equal(unpack(blocks.repeat_interleave(2, dim=0)[::2], kind), wanted)
     assert torch.equal(unpack(blocks.view(2, 3, -1).transpose(0, 1), kind)[2, 1], wanted[5])
+
+
+def test_q8_1_is_a_scale_a_sum_and_codes() -> None:
+    """The gguf package knows only its size."""
+    scales, codes = torch.randn(3, 2, 1), torch.randint(-128, 128, (3, 2, 32), dtype=torch.int8)
+    scales_and_sums = torch.cat((scales, torch.randn(3, 2, 1)), dim=-1)
+    blocks = torch.cat((scales_and_sums.view(torch.uint8), codes.view(torch.uint8)), dim=-1)
+    assert torch.equal(unpack(blocks.view(3, 80), block_type("Q8_1")), (scales * codes).view(3, 64))
+
+
+@needs_native
+@pytest.mark.parametrize(("name", "number"), [("IQ3_S", 1), ("IQ1_M", 1), ("Q4_0", 0)])
+def test_grids_are_there_before_a_type_that_has_them_is_read(name: str, number: int) -> None:
+    whole, taken = native.code(), []
+    assert whole is not None
+    code = copy.copy(whole)
+    code.take_grids = lambda grids: taken.append(whole.take_grids(grids))  # type: ignore[method-assign]
+    assert readable(code, block_type(name))
+    assert len(taken) == number
