@@ -160,6 +160,25 @@ def test_the_source_of_an_empty_cache_is_refused():
         DenseCache().source()
 
 
+def test_one_number_counts_for_all_rows_and_others_for_their_own():
+    for count, lengths in ((2, [3] * 3), ([2], [3] * 3), ([0, 2, 1], [5, 3, 4])):
+        for given in (count, torch.tensor(count)):
+            cache = DenseCache()
+            cache.append(*tokens(5, batch=3))
+            cache.rollback(given)
+            assert cache.lengths == lengths
+    for wrong in ([1, 1], [], [1, 1, 1, 1]):
+        with pytest.raises(ValueError, match="one number or one per row of 3"):
+            cache.rollback(wrong)
+
+
+@pytest.mark.parametrize(("of_k", "of_v"), [(3, 4), (4, 3), (3, 3), (5, 4), (4, 5)])
+def test_keys_and_values_without_four_dimensions_are_refused(of_k, of_v):
+    shape = (2, 3, 4, 5, 6)
+    with pytest.raises(ValueError, match=r"k must be \[B, G, T, D\] and v \[B, G, T, V\]"):
+        DenseCache().append(torch.zeros(shape[:of_k]), torch.zeros(shape[:of_v]))
+
+
 def test_other_dtypes_and_uneven_pairs_are_refused():
     cache = DenseCache()
     with pytest.raises(ValueError, match="same B, G, T"):
@@ -224,3 +243,15 @@ def test_a_model_cache_moves_its_layers_together():
 def test_a_model_cache_needs_a_layer():
     with pytest.raises(ValueError, match="at least one layer"):
         ModelCache([])
+
+
+@pytest.mark.parametrize("make", [DenseCache, lambda: RingCache(4), lambda: RingCache(4, spare=3)])
+def test_a_source_tells_where_all_its_keys_lie(make):
+    cache = make()
+    for count in (3, 5, 1):
+        source = cache.append(*tokens(count))
+        assert source.in_place
+        strips = source.strips()
+        for i, whole in enumerate(source.gather()):
+            assert torch.equal(torch.cat([(s.k, s.v)[i] for s in strips], dim=2), whole)
+        assert [s.tokens.length for s in strips] == [s.k.shape[2] for s in strips]

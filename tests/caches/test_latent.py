@@ -5,6 +5,7 @@ import torch
 
 import polyhead as ph
 from polyhead.caches import LatentCache, Paged, Ring
+from polyhead.errors import ConfigError
 
 
 def test_the_value_is_the_first_columns_of_the_same_memory():
@@ -58,3 +59,14 @@ def test_wrong_sizes_are_refused_by_name(make, words):
     with pytest.raises(ValueError) as error:
         make()
     assert words in str(error.value)
+
+
+def test_a_refused_latent_leaves_the_memory_of_an_empty_cache():
+    cache = LatentCache(8, 4)
+    latent = torch.randn(2, 1, 5, 12)
+    cache.append(latent, latent[..., :8])
+    cache.reset()
+    held = cache.bytes
+    with pytest.raises(ConfigError, match="latent cache of kv_lora_rank=8"):
+        cache.append(latent[..., 1:], latent[..., 1:9])
+    assert cache.bytes == held > 0

@@ -159,3 +159,13 @@ def test_impossible_quantisations_are_refused_by_name(arguments, words):
     with pytest.raises(ValueError) as error:
         QuantizedCache(**arguments)
     assert words in str(error.value)
+
+
+def test_by_default_4_first_and_32_last_tokens_stay_exact_and_groups_of_32_become_codes():
+    cache, k, v = QuantizedCache(), torch.randn(1, 2, 140, 64), torch.randn(1, 2, 140, 64)
+    for n in range(1, 141):
+        cache.append(k[:, :, n - 1 : n], v[:, :, n - 1 : n])
+        coded = 32 * max(0, (n - 4 - 32) // 32)
+        for found, given in zip(cache.source().gather(), (k, v), strict=True):
+            same = (found == given[:, :, :n]).all(-1).all(1)[0]
+            assert (~same).nonzero()[:, 0].tolist() == [*range(4, 4 + coded)]

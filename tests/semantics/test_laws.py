@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import polyhead as ph
 from polyhead import native
+from polyhead.caches.source import Held
 from polyhead.semantics import DenseSource, KeyValueSource, Tokens
 from polyhead.semantics.scores import keep_weights
 from polyhead.semantics.weights import weight_rows
@@ -163,6 +164,18 @@ def test_states_of_other_shapes_are_not_merged(of_out, of_lse):
     other = torch.zeros(of_out), torch.zeros(of_lse)
     with pytest.raises(ValueError, match=r"outs of one shape \[B, H, T, V\] and lses"):
         ph.merge_states(*zip(one, other, strict=True))
+
+
+@few
+@given(calls(max_tokens=12), st.lists(st.integers(0, 2), min_size=1, max_size=4))
+def test_rows_of_a_mask_see_what_they_saw_in_the_batch(call, rows):
+    q, k, v, mask = call
+    rows = [row % len(q) for row in rows]
+    mask = Held() if mask is None else mask & Held()
+    whole = ph.attention(q, k, v, mask=mask, kernel="reference")[rows]
+    same(
+        ph.attention(q[rows], k[rows], v[rows], mask=mask.of_rows(rows), kernel="reference"), whole
+    )
 
 
 def test_drop_is_keep_of_the_others():
