@@ -43,6 +43,8 @@ TESTS = {
         "test_odd_paths.py",
         "kernels/test_specifications_through_caches.py",
         "generation/test_search.py",
+        "layers/test_step_caches.py",
+        "test_same_bits.py",
     ],
     "config": ["config", "checkpoints/test_config_json.py", "planning", "layers", "models"],
     "checkpoints": ["checkpoints", "families"],

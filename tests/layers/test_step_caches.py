@@ -271,3 +271,11 @@ def test_what_a_step_cannot_write_is_taken_back() -> None:
     storage.resize_(storage.nbytes() * 2)
     pages = cache._contents.main  # type: ignore[union-attr]  # a page taken in vain is given back
     assert len(pages.table[0]) == 1 + (cache.length - 1) // 4
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3, 4])
+def test_first_tokens_of_a_cache_with_codes_fill_the_exact_ones_first(prompt: int) -> None:
+    layer = _layer()
+    cache = ph.QuantizedCache(group=8, recent=6, sinks=3, capacity=64)
+    _by_modules(layer, _tokens(2, prompt, 9), cache)
+    assert _alike(layer, cache, [1] * 16)
