@@ -1,7 +1,7 @@
 """Runs of pytest in a child: once with coverage, to learn which test runs which line, then without.
 
 What was measured stays in .mutation/, a pair of files for each file of tests, until that file, its
-neighbours that are no tests, or the source that it ran changes.
+neighbours that are no tests, or what it ran of the package changes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,11 @@ class Measured:
 class Tests:
     """Tests of a tree, run on copies of its source."""
 
-    def __init__(self, root: Path, scratch: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, root: Path, scratch: Path, environment: dict[str, str], sources: list[Path]
+    ) -> None:
         self.root, self.scratch, self.environment = root, scratch, environment
+        self.sources = {str(path) for path in sources}
         self.cache = root / ".mutation"
         self.cache.mkdir(exist_ok=True)
         self._measured: dict[Path, Measured] = {}
@@ -61,13 +64,15 @@ class Tests:
         """Which lines each test of a file runs; those that fail on the tree are left out."""
         if file in self._measured:
             return self._measured[file]
-        name = "-".join(file.relative_to(self.root).with_suffix("").parts)
+        parts = file.relative_to(self.root).with_suffix("").parts
+        name = "-".join((*parts, "native") if native else parts)
         data, facts = self.cache / f"{name}.coverage", self.cache / f"{name}.json"
         known = json.loads(facts.read_text()) if facts.exists() else None
         beside = [p for p in file.parent.glob("*.py") if not p.name.startswith("test_")]
         own = digest([file, *sorted(beside)], str(self.environment))
-        current = known and known["own"] == own
-        if not current or any(digest([Path(p)]) != was for p, was in known["sources"].items()):
+        ran = known["sources"].items() if known else ()
+        stale = any(path in self.sources and digest([Path(path)]) != was for path, was in ran)
+        if not known or known["own"] != own or stale:
             data.unlink(missing_ok=True)
             work = lambda copy: self._measure(file, data, copy)  # noqa: E731
             known = self.on_copy(native, work, MEASURING)

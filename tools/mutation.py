@@ -62,7 +62,7 @@ TESTS = {
     "kernels": ["kernels", "test_functional.py", "semantics"],
     "layers": ["layers", "models", "checkpoints/test_parity_families.py"],
     "models": ["models", "layers", "generation"],
-    "planning": ["planning", "cli/test_plan.py"],
+    "planning": ["planning", "cli/test_plan.py", "checkpoints/test_coded.py"],
     "quantization": ["quantization", "layers/test_quantized_layers.py"],
     "semantics": ["semantics", "test_functional.py", "kernels", "caches"],
     TRITON: ["kernels/test_triton.py"],
@@ -174,11 +174,13 @@ def one_package(
         return 100.0, f"{package}: nothing is tried, since Triton is not installed"
     root = asked.root.resolve()
     environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    tests = Tests(root, scratch, environment | {"TRITON_INTERPRET": str(int(package == TRITON))})
+    environment |= {"TRITON_INTERPRET": str(int(package == TRITON))}
+    files = sources(root, package)
+    tests = Tests(root, scratch, environment, files)
     native = Compiled(root, tests.cache) if package == "csrc" else None
     places = [f"tests/{place}" for place in TESTS.get(package, [package])]
     trial, known = Trial(tests, places, native, asked.seconds), equivalents(package)
-    changes = draw(sources(root, package), Random(asked.seed))
+    changes = draw(files, Random(asked.seed))
     counts = Counter[str]()
     while some := list(islice(changes, asked.number - counts.total())):
         for change, found in attempts(pool, trial, some, known):

@@ -94,6 +94,7 @@ def test_pairs_of_long_prompts_are_exact_whole_numbers() -> None:
     assert visible_pairs(131_072) == 131_072 * 131_073 // 2
     assert visible_pairs(131_072, window=1024) == 1024 * 1025 // 2 + (131_072 - 1024) * 1024
     assert visible_pairs(1, 131_071, 1024) == 1024
+    assert tiled_pairs(131_072) == 128 * 128 * (1024 * 1025 // 2)
 
 
 # Operations, against what runs
