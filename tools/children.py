@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-COLD = {"polyhead", "triton", "_dynamo", "_inductor"}
+COLD = {"polyhead", "triton"}
 """Parts of names that are not imported ahead: what is tested, and what a test may look for."""
 _groups: set[int] = set()
 _ended: list[bool] = []
