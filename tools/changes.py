@@ -151,7 +151,8 @@ def python_changes(path: Path, text: str) -> dict[int, list[tuple[str, ast.AST, 
         node: ast.AST, function: ast.AST | None, statement: ast.stmt | None, earlier: set
     ) -> None:
         if isinstance(node, NOT_CODE) or (
-            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+            or (isinstance(node, ast.Call) and ast.unparse(node.func) == "TypeVar")
         ):
             return
         if isinstance(node, ast.stmt):

@@ -210,6 +210,7 @@ def test_headers_that_lie_are_refused(change, words, tmp_path):
         ({"context": torch.zeros(2, 3, 8)}, r"context must be \[1, S, any\]: got \[2, 3, 8\]"),
         ({"context": torch.zeros(3)}, r"context must be \[1, S, any\]: got \[3\]"),
         ({"context": torch.zeros(1, 3, 8).long()}, "context must be floating point: got"),
+        ({"context": torch.zeros(1, 3, 8).to(torch.float8_e4m3fn)}, "context must be floating"),
         ({"": torch.zeros(1)}, "no tensor may be called ''"),
         ({"1.tokens.k": torch.zeros(1)}, "no tensor may be called '1.tokens.k'"),
     ],
