@@ -56,7 +56,7 @@ format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 
 mutation: $(VENV)/.test
-	$(BIN)/python tools/mutation.py --jobs 2 --least 80
+	$(BIN)/python tools/mutation.py --jobs 2
 
 sanitize: $(VENV)/.test
 	$(BIN)/python tests/sanitize.py
