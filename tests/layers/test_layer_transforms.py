@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 import polyhead as ph
-from polyhead.config import FeedForwardConfig, MixtureConfig
+from polyhead.config import AttentionConfig, FeedForwardConfig, MixtureConfig
 from polyhead.layers import Experts
 from polyhead.layers.quantized import QuantizedLinear
 from polyhead.quantization import block_type
@@ -55,6 +55,7 @@ class Told(nn.Module):
 
 TRACED = {
     **{name: lambda name=name: Told(name) for name in LAYERS},
+    "sinks": lambda: ph.MultiHeadAttention.from_config(E, AttentionConfig(H, 2, 8, sinks=True)),
     "experts": lambda: Experts(E, EXPERTS),
     "blocks": lambda: QuantizedLinear(random_blocks(block_type("Q8_0"), 5, E), block_type("Q8_0")),
 }
@@ -141,7 +142,7 @@ def test_masks_and_biases_equal_those_of_the_same_class_and_arguments():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*LAYERS, "experts"])
+@pytest.mark.parametrize("name", [*LAYERS, "sinks", "experts"])
 def test_a_layer_exports_to_onnx_and_onnxruntime_computes_it(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.kernels.base import Kernel, Refusal
+from polyhead.native.gate import is_exported_to_onnx
 from polyhead.semantics import Call, Causal, DenseSource, State, Visibility
 from polyhead.semantics.scores import is_distributed, quarantine
 
@@ -48,6 +49,8 @@ class SdpaKernel(Kernel[bool]):
             )
         if call.needs_lse and call.q.device.type != "cpu":
             return Refusal("return_lse on a device other than the CPU")
+        if call.needs_lse and torch.compiler.is_exporting() and is_exported_to_onnx():
+            return Refusal("return_lse in torch.onnx.export (which gives it another shape)")
         if call.needs_lse and call.requires_grad:
             return Refusal("a gradient through lse")
         if spec.deterministic and call.requires_grad:
