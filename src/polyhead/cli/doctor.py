@@ -26,12 +26,20 @@ _CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="Also how each layer of this decoder takes a decoding step."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:
     """Show what this machine can run, and the command that would enable each missing part."""
     from polyhead.cli.terminal import console, print_json
 
     report = examine()
+    if model is not None:
+        report["decoding"] = {"model": model, "layers": decoding(model)}
     if json:
         print_json(report)
     else:
@@ -47,6 +55,21 @@ def examine() -> dict[str, Any]:
         "models": _models(),
         "cache": _cache(),
     }
+
+
+def decoding(name: str) -> list[str]:
+    """How the layers of a decoder take a decoding step: by native code, or why not."""
+    import torch
+
+    from polyhead.cli.models import load_expecting
+    from polyhead.generation import LanguageModel
+
+    transformer = load_expecting(name, None, LanguageModel).transformer
+    cache = transformer.new_cache()
+    with torch.inference_mode():
+        for count in (4, 1, 1):  # the second makes room for more
+            transformer(torch.zeros(1, count, dtype=torch.int64), cache=cache)
+    return transformer.decode_plan(cache).explain().splitlines()
 
 
 def versions() -> dict[str, str | None]:
@@ -240,6 +263,11 @@ def _show(report: dict[str, Any], screen: Console) -> None:
         )
         if not kernel["live"]:
             screen.print(Text(f"      to enable: {kernel['to_enable']}"), soft_wrap=True)
+
+    if (found := report.get("decoding")) is not None:
+        section(f"decoding of {found['model']}")
+        for line in found["layers"]:
+            screen.print(Text(f"  {line}"), soft_wrap=True)
 
     section("models")
     for model in report["models"]:
