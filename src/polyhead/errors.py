@@ -16,8 +16,8 @@ _LONG = re.compile(rf"'[^']{{{MOST_QUOTED},}}'|\"[^\"]{{{MOST_QUOTED},}}\"|\S{{{
 class PolyheadError(Exception):
     """Anything that polyhead refuses or cannot do; a message has at most 2,000 characters."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*map(_bounded, arguments))
+    def __str__(self) -> str:  # not __init__, which torch.compile could not trace
+        return _bounded(super().__str__())
 
 
 class UnsupportedError(PolyheadError, NotImplementedError):
@@ -69,9 +69,9 @@ def shortened(value: object) -> str:
     return text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 3] + "..."
 
 
-def _bounded(words: object) -> object:
+def _bounded(words: str) -> str:
     """Long messages with what they quote cut, and if that is not enough, cut themselves."""
-    if not isinstance(words, str) or len(words) <= _MOST_WORDS:
+    if len(words) <= _MOST_WORDS:
         return words
     words = _LONG.sub(lambda found: found[0][: MOST_QUOTED - 3] + "...", words)
     return words if len(words) <= _MOST_WORDS else words[: _MOST_WORDS - 3] + "..."

@@ -108,7 +108,8 @@ def test_weights_take_the_memory_of_their_codes(layout: str, tmp_path: Path) -> 
     codes = sum(weight.numel() for weight in meant.values()) // (2 if layout != "fp8" else 1)
 
     def used() -> Tensor:
-        model, ids = load_checkpoint(tmp_path, None).model, tiny.ids()
+        # Few tokens: their hidden features are not what is measured.
+        model, ids = load_checkpoint(tmp_path, None).model, tiny.ids()[:, :10]
         return torch.cat((model(ids)[:, -1:], decoded(model, ids[:, :5])), dim=1)
 
     used()  # what is imported and tested at first use

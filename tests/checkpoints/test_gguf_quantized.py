@@ -34,6 +34,15 @@ def decoded(model: Transformer, ids: Tensor) -> Tensor:
     return torch.cat(steps, dim=1)
 
 
+def _alike(model: Transformer, other: Transformer, ids: Tensor) -> bool:
+    """Whether weights in blocks and unpacked ones give the same bits, multiplied in one order.
+
+    By default prompts are multiplied by whichever code is faster on this processor.
+    """
+    with ph.reproducible():
+        return torch.equal(model(ids), other(ids))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("options", "kind"),
@@ -55,7 +64,7 @@ def test_a_quantised_file_stays_as_it_is(
     assert {part.kind.name for part in parts} == {kind.name}
     assert model.parameter_counts() == unpacked.model.parameter_counts()
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert (model(ids) - unpacked.model(ids)).abs().max() < 1e-5
+    assert _alike(model, unpacked.model, ids)
     assert torch.equal(decoded(model, ids), decoded(unpacked.model, ids))
     # In the mapped file: as far from each other as there.
     file, layer = GGUFFile(path), model.layers[1]
@@ -86,11 +95,11 @@ def test_types_that_native_code_does_not_read_are_unpacked(
 ) -> None:
     tiny = Tiny("Llama", SIZES)
     path = write_gguf(tmp_path / "tiny.gguf", tiny.build(), kind=Kind.Q5_1)
-    wanted = load_checkpoint(path, None).model(tiny.ids())
+    wanted = load_checkpoint(path, None).model
     monkeypatch.setattr("polyhead.checkpoints.gguf.readable", lambda code, kind: False)
     model = load_checkpoint(path, None).model
     assert not any(isinstance(part, QuantizedMatrix) for part in model.modules())
-    assert (model(tiny.ids()) - wanted).abs().max() < 1e-5
+    assert _alike(model, wanted, tiny.ids())
 
 
 @torch.no_grad()
@@ -101,7 +110,7 @@ def test_what_is_saved_is_unpacked(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="in blocks of a few bits are saved unpacked"):
         save_checkpoint(checkpoint, tmp_path / "b")
     again = load_checkpoint(tmp_path / "b").model
-    assert (again(tiny.ids()) - kept.model(tiny.ids())).abs().max() < 1e-5
+    assert _alike(again, kept.model, tiny.ids())
 
 
 @torch.no_grad()

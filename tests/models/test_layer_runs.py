@@ -25,7 +25,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import SharedCacheError
-from polyhead.layers import decode_plan, transformer_layer
+from polyhead.layers import RoPE, decode_plan, transformer_layer
 from polyhead.layers.described import ATTENTION, CROSS_ATTENTION
 from polyhead.models import Transformer, stack
 
@@ -251,8 +251,7 @@ def _own_forward(layer: Any) -> None:
 
 
 def _own_rotation(layer: Any) -> None:
-    layer.attention.rope.config = RopeConfig(theta=7.0)
-    layer.attention.rope._forget_tables()
+    layer.attention.rope = RoPE.from_config(RopeConfig(theta=7.0))
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {

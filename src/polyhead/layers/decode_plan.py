@@ -291,16 +291,16 @@ def _stepped(
     alone: bool = False,
 ) -> tuple[Tensor, int, int]:
     for _ in range(2):  # a layer that has changed is described again
-        guard = plan.guard(code)
+        guard, changed = plan.guard(code), plan.changed
         with _Run(code, x, mask, context, context_mask) as run:
             for index in range(first, len(parts)):
                 layer, bias, cache, context_cache = parts[index]
                 planned = plan[index]
-                known = planned.described(code, layer, x, plan.changed)
+                known = planned.described(code, layer, x, changed)
                 if (
                     known is None
-                    or type(cache) in plan.changed
                     or (known.is_called and not alone)
+                    or type(cache) in changed
                     or known.crosses is (context is None)  # the layer says what is wrong
                     or not run.takes(planned, known, bias, cache, context_cache)
                     or not run.goes_on

@@ -200,6 +200,7 @@ class Transformer(nn.Module):
             mask = self._causal if mask is None else self._causal & mask
         count = len(self.config.layers)
         nothing = (None,) * count
+        planned = cache is not None and not torch.compiler.is_compiling()
         try:
             x = through(
                 self.layers,
@@ -214,7 +215,7 @@ class Transformer(nn.Module):
                 context_caches=nothing if cache is None or context is None else cache.cross,
                 kernel=kernel,
                 recompute=self.recompute,
-                plan=None if cache is None else plan_for(cache, self.layers),
+                plan=plan_for(cache, self.layers) if cache is not None and planned else None,
             )
         except BaseException:
             # Interrupted between two layers, a cache would hold more tokens in some than in others.
