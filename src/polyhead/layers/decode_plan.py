@@ -401,13 +401,13 @@ class _Run:
             memory = self._memory(known.cross, context_cache)
         rope = known.rope
         if rope is not None:
-            turn = known.turn
-            if (rotation := self._rotations.get(turn)) is None:
+            key = known.rotation_key
+            if (rotation := self._rotations.get(key)) is None:
                 if rope.config is not known.rope_config or not ROPE.is_class_of(rope):
                     planned.forget()
                     return False
                 rotation = rope.tables_at(self._x, starts, T, known.heads.rotary)
-                self._rotations[turn] = rotation
+                self._rotations[key] = rotation
         # A ring is read from what a single token sees on, as the kernel does.
         seen = known.window if T == 1 and type(cache.layout) is Ring else None
         cache.in_use.__enter__()

@@ -92,7 +92,7 @@ class DescribedLayer(NamedTuple):
         cross: kv heads, key and value size of that attention, where it is described.
         rope: Rotary positions.
         rope_config: Theirs.
-        turn: What layers have in common that rotate by the same angles.
+        rotation_key: Equal for layers that rotate by the same angles.
         biased: Whether the layer has a bias of its own.
         window: Keys that a query sees, itself included.
         most_past: Tokens up to which queries have a temperature.
@@ -114,7 +114,7 @@ class DescribedLayer(NamedTuple):
     cross: tuple[int, int, int] | None
     rope: RoPE | None
     rope_config: RopeConfig | None
-    turn: tuple[int, int, int]
+    rotation_key: tuple[int, int, int]
     biased: bool
     window: int | None
     most_past: float
@@ -221,7 +221,7 @@ def describe(
         cross=None if cross is None else (cross.num_kv_heads, cross.head_dim, cross.v_head_dim),
         rope=rope,
         rope_config=None if rope is None else rope.config,
-        turn=(id(rope), 0 if rope is None else id(rope.config), heads.rotary),
+        rotation_key=(id(rope), 0 if rope is None else id(rope.config), heads.rotary),
         biased=weights["slopes"] is not None,
         window=window,
         most_past=most_past,
