@@ -153,6 +153,7 @@ def python_changes(path: Path, text: str) -> dict[int, list[tuple[str, ast.AST, 
         if isinstance(node, NOT_CODE) or (
             (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
             or (isinstance(node, ast.Call) and ast.unparse(node.func) == "TypeVar")
+            or (isinstance(node, ast.keyword) and node.arg in UNSEEN[1:])
         ):
             return
         if isinstance(node, ast.stmt):

@@ -62,11 +62,12 @@ class AppendAndRollback(RuleBasedStateMachine):
         wrong=st.sampled_from(
             [("batch", {"batch": 1}), ("kv heads", {"heads": 1}), ("head size", {"k": 3}),
              ("head size", {"v": 4})]
-        )
+        ),
+        in_inference_mode=st.booleans(),
     )  # fmt: skip
-    def refuse(self, wrong):
+    def refuse(self, wrong, in_inference_mode):
         words, sizes = wrong
-        with pytest.raises(ValueError, match=words):
+        with torch.inference_mode(in_inference_mode), pytest.raises(ValueError, match=words):
             self.cache.append(*tokens(2, **sizes))
 
     @invariant()
@@ -179,16 +180,31 @@ def test_keys_and_values_without_four_dimensions_are_refused(of_k, of_v):
         DenseCache().append(torch.zeros(shape[:of_k]), torch.zeros(shape[:of_v]))
 
 
-def test_other_dtypes_and_uneven_pairs_are_refused():
-    cache = DenseCache()
-    with pytest.raises(ValueError, match="same B, G, T"):
-        cache.append(tokens(3)[0], tokens(4)[1])
-    with pytest.raises(ValueError, match="share dtype"):
-        cache.append(tokens(3)[0].double(), tokens(3)[1])
-    cache.append(*tokens(3))
-    with pytest.raises(ValueError, match=r"dtype torch\.float32, got torch\.float64"):
-        cache.append(*(t.double() for t in tokens(1)))
-    assert cache.length == 3
+@pytest.mark.parametrize("gradients", [True, False])
+def test_what_does_not_fit_is_refused_and_leaves_the_cache_as_it_was(gradients):
+    k, v = tokens(3)
+    wrong = [
+        ("same B, G, T", k, tokens(4)[1]),
+        ("share dtype", k.double(), v),
+        ("share dtype", k, v.double()),
+        ("share dtype and device", k.to("meta"), v),
+        ("share dtype and device", k, v.to("meta")),
+    ]
+    with torch.set_grad_enabled(gradients):
+        cache = DenseCache()
+        for words, *pair in wrong:
+            with pytest.raises(ValueError, match=words):
+                cache.append(*pair)
+        cache.append(k, v)
+        for words, *pair in [
+            *wrong,
+            (r"dtype torch\.float32, got torch\.float64", k.double(), v.double()),
+            ("device cpu, got meta", k.to("meta"), v.to("meta")),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                cache.append(*pair)
+        assert cache.lengths == [3, 3]
+        assert all(map(torch.equal, cache.source().gather(), (k, v)))
 
 
 def test_positions_are_kept_per_row_and_must_go_on():
@@ -205,6 +221,26 @@ def test_positions_are_kept_per_row_and_must_go_on():
     with pytest.raises(ValueError, match=r"positions"):
         cache.append(*tokens(2), torch.arange(3))
     assert cache.length == 5
+
+
+@torch.no_grad()
+def test_what_lies_in_one_piece_is_told_and_nothing_else():
+    k, v = tokens(5)
+    cache = DenseCache(capacity=20)
+    assert cache.held() is None
+    for part in (k[:, :, :3], k[:, :, 3:]):
+        cache.append(part, v[:, :, : part.shape[2]])
+        keys, values, first, count, *others = cache.held()
+        assert others == [None, None]
+        for have, want in zip((keys, values), cache.source().gather(), strict=True):
+            assert torch.equal(have[:, :, first : first + count], want)
+    own, uneven = cache.fork(), cache.fork()
+    own.append(k[:, :, :1], v[:, :, :1], torch.tensor([9]))
+    uneven.rollback([1, 0])
+    cache.reset()
+    ring = RingCache(8)
+    ring.append(k, v)
+    assert [c.held() for c in (own, uneven, cache, ring)] == [None] * 4
 
 
 def test_gradients_reach_every_token():

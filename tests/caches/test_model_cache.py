@@ -251,6 +251,31 @@ def test_rows_that_are_not_there_are_refused_before_any_layer_changes():
     assert cache.lengths == [5, 5]
 
 
+@torch.no_grad()
+def test_rows_are_any_sequence_or_tensor_of_numbers():
+    k = torch.randn(4, 1, 5, 8)
+    for rows in ([3, 1], (3, 1), range(3, 0, -2), torch.tensor([3, 1]), torch.tensor([3, 1]).int()):
+        for context_rows in (None, [0], range(1)):
+            cache = ModelCache([DenseCache()], [DenseCache()])
+            cache.layers[0].append(k, k)
+            cache.cross[0].append(k, k)
+            cache.context = k[:, 0]
+            cache.reorder(rows, context_rows)
+            kept = [3, 1] if context_rows is None else [0]
+            assert torch.equal(cache.layers[0].source().gather()[0], k[[3, 1]])
+            assert torch.equal(cache.cross[0].source().gather()[0], k[kept])
+            assert torch.equal(cache.context, k[kept, 0])
+
+
+def test_a_models_cache_is_what_its_options_choose():
+    codes = Quantized(4, sinks=3, recent=16, group=16)
+    for options in ({}, {"spare": 2}, {"kind": "paged"}, {"kind": "dense"}, {"quantized": codes}):
+        wanted = [(c.layout, c.storage) for c in layer_caches(config(), **options)]
+        for cache in (model().new_cache(**options), ModelCache.for_config(config(), **options)):
+            assert [(c.layout, c.storage) for c in cache.layers] == wanted
+    assert layer_caches(config(), kind="paged")[0].layout == Paged(16)
+
+
 def test_a_cache_of_another_model_is_refused_by_the_field_that_differs():
     decoder, ids = model(), torch.arange(4)[None]
     for windows, words in (

@@ -77,6 +77,54 @@ def test_every_row_of_a_padded_batch_equals_its_solo_run(kind, side):
     assert cache.lengths == [cache.length for cache in alone]
 
 
+ROWS = CACHES | {
+    "quantised ring": (
+        lambda: StoredCache(Ring(WINDOW), Quantized(group=4, sinks=0, recent=3)),
+        WINDOW,
+    )
+}
+
+
+def in_order(source, row=0):
+    """Positions, keys and values that a row of a source holds, in the order of position."""
+    where = source.tokens.position_tensor(torch.device("cpu")).expand(source.batch, -1)[row]
+    held = (where < NOWHERE).nonzero()[:, 0]
+    held = held[where[held].argsort()]
+    return [where[held, None], *(x[row][:, held] for x in source.gather())]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["places", "own positions"])
+@pytest.mark.parametrize("kind", ROWS)
+@torch.no_grad()
+def test_each_row_of_a_source_is_the_source_of_that_row_alone(kind, own):
+    generator = torch.Generator().manual_seed(5)
+    make, window = ROWS[kind]
+    cache, alone = make(), [make() for _ in range(3)]
+    for lengths in ([5, 9, 1], [4, 0, 2], [3, 30, 12], [1, 1, 1], [2, 2, 7], [9, 1, 8]):
+        real = padded("scattered", lengths, generator)
+        k, v = torch.randn(2, 3, 2, real.shape[1], 8, generator=generator)
+        positions = cache.next_positions(real)
+        if own:
+            positions = torch.where(real, 3 * positions + torch.tensor([[7], [100], [0]]), -1)
+        source = cache.append(k, v, positions)
+        for row, solo in enumerate(alone):
+            new = [x[row : row + 1, :, real[row]] for x in (k, v)]
+            expected = in_order(solo.append(*new, positions[row, real[row]]))
+            found = [in_order(source, row)]
+            if source.of_row is not None:
+                one = source.of_row(row)
+                found.append(in_order(one))
+                assert torch.equal(one.gather()[0], found[-1][1][None])  # in the order of place
+            # A ring may hold more than the first new query sees, alone or beside others.
+            seen = min(solo.length, (window or solo.length) + lengths[row] - 1)
+            for have in found:
+                most = min(len(have[0]), len(expected[0]))
+                assert most >= seen
+                assert window or len(have[0]) == len(expected[0])
+                for x, y in zip(have, expected, strict=True):
+                    assert torch.equal(x[..., -most:, :], y[..., -most:, :])
+
+
 @pytest.mark.parametrize("layout", [Dense(), Paged(8), Ring(WINDOW)], ids=repr)
 @pytest.mark.parametrize("storage", [Plain(), Quantized(group=8, sinks=0, recent=3)], ids=repr)
 @torch.no_grad()
@@ -228,6 +276,12 @@ def test_uneven_rows_need_positions_and_say_so():
         cache.append(k, k, torch.zeros(2, 3, dtype=torch.int64))
     with pytest.raises(TypeError, match=r"whole numbers: got torch.float32"):
         cache.append(k, k, torch.zeros(2, 4))
+    late = torch.tensor([[4, 5, 6, 7], [2**40 - 2, 2**40 - 1, 2**40, -1]])
+    with pytest.raises(ValueError, match="below 1,099,511,627,776: got 1,099,511,627,776"):
+        cache.append(k, k, late)
+    assert cache.lengths == [4, 2]
+    source = cache.append(k[:, :, :2], k[:, :, :2], late[:, :2])
+    assert torch.equal(in_order(source, 1)[1], k[1][:, [0, 1, 0, 1]])
     with pytest.raises(ValueError, match=r"real must be bool \[B, T\]"):
         cache.next_positions(torch.ones(2, 4))
     with pytest.raises(ValueError, match="real must have batch 2, as the cache: got 3"):

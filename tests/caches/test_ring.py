@@ -51,6 +51,18 @@ def test_decoding_reads_the_ring_where_it_lies():
 
 
 @torch.no_grad()
+def test_a_long_chunk_is_read_where_it_was_given_if_its_rows_are_dense():
+    k = torch.randn(1, 2, 9, 8)
+    for given, same in ((k, True), (k.mT.contiguous().mT, False)):
+        source = RingCache(4).append(given, given)
+        (tile,) = source.tiles(64)
+        for have in source.read(tile):
+            assert torch.equal(have, k)
+            assert have.stride(-1) == 1
+            assert (have.data_ptr() == given.data_ptr()) is same
+
+
+@torch.no_grad()
 def test_a_chunk_leaves_what_an_earlier_one_pushed_out_visible_to_it_only():
     cache = RingCache(4)
     k = torch.arange(10.0).view(1, 1, 10, 1)

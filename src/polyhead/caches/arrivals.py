@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyhead.caches.source import NOWHERE
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Arrivals:
@@ -54,7 +56,7 @@ def arrivals(
 
     Raises:
         TypeError: Positions that are not whole numbers.
-        ValueError: Positions of another shape, or none where they are needed.
+        ValueError: Positions of another shape, too large, or none where they are needed.
     """
     if positions is None:
         if explicit:
@@ -80,6 +82,8 @@ def arrivals(
     real = where >= 0
     counted = torch.tensor(lengths, device="cpu")[:, None] + real.cumsum(dim=1) - 1
     explicit = explicit or not bool((where == counted).logical_or(~real).all())
+    if explicit and bool((where >= NOWHERE).any()):
+        raise ValueError(f"positions must be below {NOWHERE:,}: got {int(where.max()):,}")
     columns = None
     if not bool(real.all()):
         columns = [row.nonzero()[:, 0].tolist() for row in real]

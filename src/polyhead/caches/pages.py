@@ -20,7 +20,6 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import is_not
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 import torch
@@ -83,7 +82,7 @@ class PagePool:
         self._lock = threading.Condition()  # of a lock that its thread may take again
         self.writers = self.movers = 0
         self.returned: deque[list[list[int]]] = deque()
-        self._lying: tuple[list[Tensor], list[Tensor]] = [], []
+        self._lying: list[Tensor] = []
 
     @property
     def lock(self) -> threading.Condition:
@@ -120,7 +119,7 @@ class PagePool:
             return
         have = len(self.references)
         wanted = max(have - len(self.free) + pages, 2 * have)
-        self._lying = [], []  # views would keep the old tensors
+        self._lying = []  # views would keep the old tensors
         for i, old in enumerate(self.tensors):
             new = empty((old.shape[0], wanted, *old.shape[2:]), old.dtype, self.device)
             new[:, :have] = old[:, :have]  # larger if memory ran out the last time
@@ -149,11 +148,9 @@ class PagePool:
     @_locked
     def lying(self) -> list[Tensor]:
         """``[pages, heads, P, width]`` per field, views."""
-        known, views = self._lying
-        if len(known) != len(self.tensors) or any(map(is_not, known, self.tensors)):
-            views = [tensor.transpose(0, 1) for tensor in self.tensors]
-            self._lying = [*self.tensors], views
-        return views
+        if len(self._lying) != len(self.tensors):
+            self._lying = [tensor.transpose(0, 1) for tensor in self.tensors]
+        return self._lying
 
     def take(self) -> int:
         """A page that nothing else points to."""

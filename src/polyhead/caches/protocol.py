@@ -40,8 +40,8 @@ class KeyValueCache(ABC):
         Args:
             k: ``[B, G, T, D]``, any strides.
             v: ``[B, G, T, V]``, any strides.
-            positions: ``[T]`` or ``[B, T]`` absolute positions, below 0 for padding; default: they
-                follow on from the tokens held, counted from 0.
+            positions: ``[T]`` or ``[B, T]`` absolute positions below 2⁴⁰, below 0 for padding;
+                default: they follow on from the tokens held, counted from 0.
 
         Returns:
             All keys and values held, and those that only the new queries still see; valid until

@@ -138,7 +138,7 @@ class StoredCache(KeyValueCache):
         if all(pushes) or not isinstance(self.storage, Quantized):
             return pushed
         # The chunk itself is read unencoded, so a row's result does not depend on other rows.
-        return row_by_row(pushes, pushed, self.source(), contents.shape)
+        return row_by_row(pushes, pushed, contents, explicit=new.explicit)
 
     def source(self) -> KeyValueSource:
         if self._contents is None:

@@ -12,7 +12,6 @@ from polyhead.caches.arrivals import Arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape
 from polyhead.caches.source import NOWHERE, Given, Stored, StoredSource
-from polyhead.errors import UnsupportedError
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 
 
@@ -127,28 +126,27 @@ def _row_with_chunk(
 
 
 def row_by_row(
-    first: list[bool], one: KeyValueSource, other: KeyValueSource, shape: Shape
+    pushes: list[bool], pushed: StoredSource, contents: Contents, *, explicit: bool
 ) -> StoredSource:
-    """A source that takes each batch row from one of two sources.
+    """A source that takes each batch row from ``pushed`` or from all that is held.
 
     Args:
-        first: Whether a row is that of ``one``.
-        one: A source of B rows.
-        other: A source of the same rows.
-        shape: Theirs.
+        pushes: Whether a row is that of ``pushed``.
+        pushed: From ``with_chunk``; its rows differ.
+        contents: Where everything lies.
+        explicit: Whether positions are other than places, and stored.
     """
-    chosen = torch.tensor(first, device=shape.device)[:, None]
+    shape, kept = contents.shape, view(contents, explicit=explicit)
+    chosen = torch.tensor(pushes, device=shape.device)[:, None]
     positions = [
         source.tokens.position_tensor(shape.device).expand(shape.batch, -1).where(rows, NOWHERE)
-        for source, rows in ((one, chosen), (other, ~chosen))
+        for source, rows in ((pushed, chosen), (kept, ~chosen))
     ]
-    runs = [*_runs(one, shape), *_runs(other, shape)]
+    runs = [*pushed.runs, *_runs(kept, shape)]
 
     def of_row(row: int) -> KeyValueSource:
-        source = one if first[row] else other
-        if source.of_row is None:
-            raise UnsupportedError("rows of a quantised ring are not read one by one")
-        return source.of_row(row)
+        read = pushed.of_row if pushes[row] else None
+        return view(contents.of_row(row), explicit=explicit) if read is None else read(row)
 
     return StoredSource(
         runs, shape, positions=torch.cat(positions, dim=1), gaps=True, of_row=of_row
