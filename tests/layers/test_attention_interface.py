@@ -67,7 +67,10 @@ def test_the_constructor_says_the_same_as_the_configuration():
     layer = MultiHeadAttention(24, 4, 2, head_dim=8, rope=RoPE(100.0), window=5, dropout=0.1)
     config = AttentionConfig(4, 2, 8, rope=RopeConfig(theta=100.0), window=5, dropout=0.1)
     assert layer.config == config
-    assert "heads=4/2×8" in repr(layer)
+    assert layer.extra_repr() == f"24, heads=4/2×8, {layer.rope!r}, window=5, dropout=0.1"
+    assert MultiHeadAttention(24, 4).extra_repr() == "24, heads=4/4×6"
+    capped = MultiHeadAttention.from_config(24, AttentionConfig(4, 2, 8, softcap=30.0))
+    assert capped.extra_repr() == "24, heads=4/2×8, softcap=30.0"
 
 
 def test_the_constructor_takes_at_most_twelve_parameters():
