@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import polyhead as ph
 from allocations import measured
 from polyhead import Causal, DenseCache, attention
-from polyhead.caches import ModelCache, RingCache
+from polyhead.caches import KeyValueCache, ModelCache, RingCache
 
 
 def tokens(count: int, batch: int = 2, heads: int = 3, k: int = 4, v: int = 5):
@@ -168,6 +168,8 @@ def test_one_number_counts_for_all_rows_and_others_for_their_own():
             cache.append(*tokens(5, batch=3))
             cache.rollback(given)
             assert cache.lengths == lengths
+            # In rows of exact tokens nothing but their length differs.
+            assert cache.even is KeyValueCache.even.fget(cache) is (len(set(lengths)) == 1)
     for wrong in ([1, 1], [], [1, 1, 1, 1]):
         with pytest.raises(ValueError, match="one number or one per row of 3"):
             cache.rollback(wrong)

@@ -1,6 +1,7 @@
 """A cache that is saved and loaded goes on as if nothing had happened, or says why it cannot."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +16,17 @@ from polyhead.caches import (
     ModelCache,
     PagedCache,
     QuantizedCache,
+    Ring,
     RingCache,
     StoredCache,
+)
+from polyhead.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    EncoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    TransformerConfig,
 )
 from polyhead.errors import CheckpointError
 
@@ -52,6 +62,49 @@ def test_a_loaded_cache_goes_on_bit_for_bit(kind, own_positions, ragged, tmp_pat
             for each in (cache, loaded)
         ]
         assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_caches_of_every_length_are_restored_and_no_other_length_is(kind):
+    layout, storage = KINDS[kind]
+    cache = StoredCache(layout, storage)
+    _, *new = tokens(0, 2, 24, storage)
+    for length in range(1, 25):
+        cache.append(*(x[:, :, length - 1 : length] for x in new))
+        restored = StoredCache(layout, storage)
+        held, facts = cache.state()
+        restored.restore(held, facts, torch.device("cpu"))
+        assert restored.lengths == cache.lengths
+        assert all(map(torch.equal, restored.source().gather(), cache.source().gather()))
+        name = next(iter(facts["stores"]))
+        wrong = [{"lengths": [length, length + by]} for by in (1, -1)]
+        if not isinstance(layout, Ring):  # which forgets its first tokens
+            begun = facts["stores"][name] | {"firsts": [0, 1]}
+            wrong.append({"stores": facts["stores"] | {name: begun}})
+        for change in wrong:
+            with pytest.raises(ValueError, match=r"must end at|begins at|do not reach|units"):
+                restored.restore(held, facts | change, torch.device("cpu"))
+        assert restored.lengths == cache.lengths
+
+
+def test_an_encoders_output_has_the_width_of_the_models_encoder(tmp_path):
+    layer = LayerConfig(AttentionConfig(1, 1, 8), FeedForwardConfig(8))
+    crossed = replace(layer, cross_attention=layer.attention)
+    for own, width in ((None, 8), (6, 6)):
+        config = TransformerConfig(
+            "encoder-decoder", 9, 8, 9, (crossed,), encoder_layers=(layer,),
+            encoder=EncoderConfig(EmbeddingConfig() if own else None, embed_dim=own),
+        )  # fmt: skip
+        cache = ModelCache([filled(DenseCache())], [DenseCache()], config.to_json())
+        for given in (width, width + 1):
+            cache.context = torch.randn(1, 3, given)
+            cache.save(tmp_path / "file")
+            if given == width:
+                cache.load(tmp_path / "file")
+            else:
+                with pytest.raises(CheckpointError, match=rf"context must be \[1, S, {width}\]"):
+                    cache.load(tmp_path / "file")
 
 
 def test_an_empty_cache_can_be_saved_and_loaded(tmp_path):

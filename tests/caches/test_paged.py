@@ -129,11 +129,13 @@ def test_views_of_the_pages_are_made_anew_when_these_move_and_only_then():
 
 
 @torch.no_grad()
-def test_tiles_of_pages_are_small_and_cover_every_key_once():
-    cache = PagedCache(16)
+@pytest.mark.parametrize("page", [16, 48])
+def test_tiles_of_pages_are_small_and_cover_every_key_once(page):
+    cache = PagedCache(page)
     source = cache.append(tokens(3000, batch=1), tokens(3000, batch=1))
     tiles = source.tiles(1 << 20)
-    assert max(tile.length for tile in tiles) <= 1024
+    assert 1024 - page < max(tile.length for tile in tiles) <= 1024
+    assert all(tile.start % page == 0 for tile in tiles)
     assert [i for t in tiles for i in range(t.start, t.start + t.length)] == list(range(3000))
     assert source.gather_bytes == 3000 * 2 * 16 * 4
 

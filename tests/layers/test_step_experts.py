@@ -177,7 +177,7 @@ def _of_another_class(expert: nn.Module) -> None:
 @pytest.mark.parametrize("change", [_hooked, _converted, _of_another_class])
 def test_a_change_of_an_expert_counts_where_it_is_visited(change) -> None:  # type: ignore[no-untyped-def]
     layer = _layer(MIXTURES["mixtral"])
-    cache = _prompted(layer)
+    cache = _prompted(layer).fork()  # the first copy notes __slotnames__ in the class of caches
     experts: list[nn.Module] = [*layer.feed_forward.experts]
     y, _ = _step(layer, _token(), cache)
     seen: list[int] = []

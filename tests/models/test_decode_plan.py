@@ -30,7 +30,8 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
-from polyhead.layers import MultiHeadAttention, transformer_layer
+from polyhead.layers import MultiHeadAttention, decode_plan, transformer_layer
+from polyhead.layers.described import describe
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.transformer_layer import TransformerLayer
@@ -357,6 +358,41 @@ def test_a_plan_goes_with_its_cache() -> None:
     assert plan() is not None
     del cache
     assert plan() is None
+
+
+def test_a_layer_is_described_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    attention = model.layers[1].attention
+    _wrapped(model.layers[1], "attention")  # which is refused
+    described: list[int] = []
+
+    def described_now(code: Any, layer: nn.Module, *rest: Any) -> Any:
+        described.append([*model.layers].index(layer))
+        return describe(code, layer, *rest)
+
+    monkeypatch.setattr(decode_plan, "describe", described_now)
+    cache = model.new_cache(64).fork()
+    model(_ids(S, 0), cache=cache)
+    # In the model's plan, and where that refuses it in its own.
+    assert sorted(described) == [0, 0, 1, 1, 2, 2]
+    described.clear()
+    for change, anew in (
+        (lambda: None, []),
+        (lambda: model.layers[1].attention.register_forward_hook(lambda *call: None), [1, 1]),
+        (
+            lambda: setattr(
+                model.layers[2].attention.q_proj, "weight", nn.Parameter(torch.ones(64, E))
+            ),
+            [2],
+        ),
+        (lambda: setattr(model.layers[1], "attention", attention), [1]),
+    ):
+        change()
+        for _ in range(3):
+            model(_ids(1, 1), cache=cache)
+        assert sorted(described) == anew
+        described.clear()
+    assert model.decode_plan(cache).explain() == "layers 0 to 2: native"
 
 
 def test_a_plan_says_what_is_native_and_why_the_rest_is_not() -> None:

@@ -273,6 +273,7 @@ def test_every_layer_is_observed():
     lines = str(seen).splitlines()
     first = f"mean={outputs[0].mean():.4f} std={outputs[0].std():.4f}"
     assert lines[0] == f"layer 1 output shape: torch.Size([2, 7, 24]) {first}"
+    assert [line.split(" output")[0] for line in lines[:3]] == ["layer 1", "layer 2", "layer 3"]
     assert lines[-1] == "final output shape: torch.Size([2, 7, 50])"
     zh = seen.text("zh").splitlines()[0]
     want = f"均值={outputs[0].mean():.4f} std={outputs[0].std():.4f}"

@@ -151,7 +151,7 @@ def _quantized(x: Tensor, bits: int, axis: int) -> tuple[Tensor, Tensor, Tensor]
     zero = _rounded_down(low)
     scale = -_rounded_down((zero.float() - high) / top)
     steps = (x - zero.float()) / scale.float().where(scale > 0, 1.0)
-    codes = steps.nan_to_num(0.0).round_().clamp_(0, top).to(torch.uint8)
+    codes = steps.nan_to_num(0.0).round_().clamp_max_(top).to(torch.uint8)
     if bits == 4:
         first, second = codes.chunk(2, dim=3)
         codes = first | (second << 4)

@@ -84,7 +84,7 @@ def _check_row(storage: Storage, store: Store, length: int, stop: int, first: in
         raise ValueError(f"{store.name} of a row of {length} tokens must end at {wanted}: {stop}")
     if first > stop or (store.limit is not None and stop - first > store.limit):
         raise ValueError(f"{store.name} cannot hold units {first} to {stop}")
-    if store.limit is None and first:
+    if first and (store.limit is None or store.name == "sinks"):
         raise ValueError(f"{store.name} forgets nothing, and begins at {first}")
 
 

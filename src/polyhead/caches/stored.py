@@ -251,7 +251,7 @@ class StoredCache(KeyValueCache):
         self._lengths[row] = length
 
     def grow(
-        self, shape: tuple[Any, ...] | None, count: int = 1, window: int | None = None
+        self, shape: tuple[Any, ...] | None, count: int, window: int | None = None
     ) -> list[Held] | None:
         """Room for more tokens in every row; the caller writes their keys and values there.
 
