@@ -61,7 +61,10 @@ TESTS = {
     "generation": ["generation"],
     "kernels": ["kernels", "test_functional.py", "semantics"],
     "layers": ["layers", "models", "checkpoints/test_parity_families.py"],
-    "models": ["models", "layers", "generation"],
+    "models": [
+        *("models", "layers", "generation"),
+        *("training/test_loss.py", "checkpoints/test_gguf_quantized.py"),
+    ],
     "planning": ["planning", "cli/test_plan.py", "checkpoints/test_coded.py"],
     "quantization": ["quantization", "layers/test_quantized_layers.py"],
     "semantics": ["semantics", "test_functional.py", "kernels", "caches"],

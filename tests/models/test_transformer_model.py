@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
+    InitialConfig,
+    LatentAttentionConfig,
     LayerConfig,
+    MixtureConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
@@ -22,6 +26,7 @@ from polyhead.config import (
 )
 from polyhead.errors import ContextLengthError, InputError
 from polyhead.models import Transformer
+from polyhead.models.parts import parse_heads
 
 LOCAL = AttentionConfig(4, 1, 8, rope=RopeConfig(theta=100.0), window=5, qk_norm=QKNormConfig())
 FULL = AttentionConfig(4, 2, 8, rope=RopeConfig(theta=1e4))
@@ -281,6 +286,40 @@ def test_every_layer_is_observed():
     with torch.no_grad():
         decoder(ids)
     assert len(seen) == 3
+
+
+PARTS = {
+    "norms and sinks": LayerConfig(replace(LOCAL, sinks=True), WIDE, NormConfig("rmsnorm")),
+    "biases": LayerConfig(replace(FULL, qkv_bias=True, out_bias=True), WIDE, NormConfig()),
+    "latent": LayerConfig(LatentAttentionConfig(4, 16, 8, 8, 8), WIDE),
+    "experts": LayerConfig(FULL, MixtureConfig(FeedForwardConfig(8), 4, 2, router_bias=True)),
+}
+
+
+@pytest.mark.parametrize("rule", ["normal", "residual", "width"])
+@pytest.mark.parametrize("part", PARTS)
+def test_all_weights_are_drawn_anew(part, rule):
+    table = EmbeddingConfig("learned", norm=NormConfig())
+    data = TransformerConfig("decoder", 50, 24, 64, (PARTS[part],) * 2, embedding=table)
+    built = Transformer(replace(data, initial=InitialConfig(rule)))
+    fresh = {name: x.detach().clone() for name, x in built.named_parameters()}
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.fill_(torch.nan)
+    built.reset_parameters()
+    for name, parameter in built.named_parameters():
+        assert parameter.isfinite().all(), name
+        if parameter.ndim == 1:  # norms, biases and sinks are not random
+            assert torch.equal(parameter, fresh[name]), name
+        else:
+            assert not torch.equal(parameter, fresh[name]), name
+
+
+def test_heads_are_read_from_text_or_refused():
+    assert parse_heads("3.1,7.4, 3.0") == {3: [1, 0], 7: [4]}
+    for wrong in ("", "3", "3.", ".1", "3.1.2", "a.b", "3.1,", "-1.2", "3,1", "1." + "2" * 30):
+        with pytest.raises(InputError, match=r"heads must look like 3\.1,7\.4"):
+            parse_heads(wrong)
 
 
 def test_parameters_are_counted_per_part():

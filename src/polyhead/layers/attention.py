@@ -185,6 +185,11 @@ class MultiHeadAttention(Hooked):
         self._alibi = None if config.alibi is None else alibi_of(H, config.alibi)
         self._clip, self._temperature = config.qkv_clip, config.query_temperature
 
+    def reset_parameters(self) -> None:
+        """Sets the sinks to 0, as at first. Projections and norms stay."""
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
     def forward(
         self,
         x: Tensor,

@@ -144,6 +144,7 @@ class DifferentialAttention(MultiHeadAttention):
 
     def reset_parameters(self) -> None:
         """Draws λ's vectors: normal with standard deviation 0.1. Projections stay."""
+        super().reset_parameters()
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             nn.init.normal_(self.get_parameter(name), std=0.1)
 
