@@ -225,6 +225,18 @@ def test_positions_are_kept_per_row_and_must_go_on():
     assert cache.length == 5
 
 
+@pytest.mark.parametrize("make", [DenseCache, lambda: RingCache(3000)])
+@torch.no_grad()
+def test_one_run_is_one_tile_and_gathered_without_a_copy(make):
+    cache = make()
+    source = cache.append(*tokens(2500, heads=1))
+    rows = cache._memories["tokens"].tensors
+    assert source.gather_bytes == 0
+    assert [x.data_ptr() for x in source.gather()] == [x.data_ptr() for x in rows]
+    (tile,) = source.tiles(2500)
+    assert [x.data_ptr() for x in source.read(tile)] == [x.data_ptr() for x in rows]
+
+
 @torch.no_grad()
 def test_what_lies_in_one_piece_is_told_and_nothing_else():
     k, v = tokens(5)
