@@ -301,9 +301,6 @@ def test_wrong_shapes_are_named():
         ours(x, x, x, attn_mask=torch.zeros(4, 4, dtype=torch.int64))
     with pytest.raises(ValueError, match="share the batch"):
         ours(x, x[:1], x[:1])
-    nested = torch.nested.nested_tensor([x[0], x[1]])
-    with pytest.raises(UnsupportedError, match="nested tensors"):
-        ours(nested, nested, nested)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -324,7 +321,9 @@ def test_parameters_and_inputs_of_two_dtypes_are_refused_by_name(own_sizes):
     x = torch.randn(3, 2, 8).double()
     inputs = [x, torch.randn(3, 2, 5).double(), torch.randn(3, 2, 7).double()]
     inputs = inputs if own_sizes else [x, x, x]
-    extra = ("bias_k", "bias_v")  # torch adds them to keys and values of any dtype
+    # torch appends bias_k and bias_v to keys and values of any dtype, and adds narrow biases to
+    # products of some shapes.
+    extra = ("bias_k", "bias_v", "in_proj_bias", "out_proj.bias")
     names = dict(MultiheadAttention(8, 2, add_bias_kv=True, **sizes).named_parameters())
     for name in names:
         module = MultiheadAttention(8, 2, add_bias_kv=True, **sizes).double()
@@ -332,13 +331,18 @@ def test_parameters_and_inputs_of_two_dtypes_are_refused_by_name(own_sizes):
         owner = module.get_submodule(where)
         setattr(owner, leaf, nn.Parameter(getattr(owner, leaf).detach().half()))
         if name in extra:
-            assert module(*inputs)[0].dtype == torch.float64
+            got = module(*inputs)[0]
+            torch.testing.assert_close(got, copy.deepcopy(module).double()(*inputs)[0], **EXACT)
             continue
         with pytest.raises(ValueError, match=f"float64 and {name} torch.float16"):
             module(*inputs)
     module = MultiheadAttention(8, 2, **sizes).double()
     with pytest.raises(ValueError, match=r"got query torch\.float32 and"):
         module(*(y.float() for y in inputs))
+    module.float().out_proj.bias.data = module.out_proj.bias.data.double()
+    with pytest.raises(ValueError, match=r"a narrower one: got query torch\.float32 and out_proj"):
+        module(*(y.float() for y in inputs))
+    module.double()
     with pytest.raises(ValueError, match=r"float64 and value torch\.float32"):
         module(*inputs[:2], inputs[2].float())
 
@@ -394,24 +398,116 @@ def test_peft_trains_it_as_it_trains_torchs(place, monkeypatch):
     torch.testing.assert_close(got, want, **SINGLE)
 
 
-def test_torch_jit_is_refused_in_a_sentence():
+def test_torch_jit_script_is_refused_in_a_sentence():
     module = MultiheadAttention(8, 2).eval()
-    x = torch.randn(3, 2, 8)
-    with pytest.raises(UnsupportedError, match=r"use torch\.compile or torch\.export"):
+    with pytest.raises(UnsupportedError, match=r"use torch\.compile, torch\.export or"):
         torch.jit.script(nn.Sequential(module))
-    with pytest.raises(UnsupportedError, match=r"use torch\.compile or torch\.export"):
+
+
+class Asked(nn.Module):
+    """A module and how it is called; masks are inputs."""
+
+    def __init__(self, module, **asked):
+        super().__init__()
+        self.module, self.asked = module, asked
+
+    def forward(self, query, key, value, padding, mask):
+        out, weights = self.module(query, key, value, padding, attn_mask=mask, **self.asked)
+        return out if weights is None else torch.cat((out, weights), dim=-1)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning"
+)  # sizes that arguments are checked by
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}])
+def test_a_traced_module_computes_what_the_module_does_of_other_inputs(
+    options, weights, with_gradients
+):
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2, batch_first=True, **options)
+    # The mask that it is traced with is causal, as the hint says; the other one is not.
+    asked = Asked(module, need_weights=weights, is_causal=True).eval()
+    same, causal = torch.randn(2, 5, 8), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    first = (same, same, same, torch.zeros(2, 5, dtype=torch.bool), causal)
+    other = (*torch.randn(3, 2, 5, 8), torch.rand(2, 5) < 0.3, torch.rand(5, 5) < 0.3)
+    with torch.set_grad_enabled(with_gradients):
+        traced = torch.jit.trace(asked, first, check_trace=False)
+        want, got = asked(*other), traced(*other)
+    torch.testing.assert_close(got, want, **SINGLE)
+    if with_gradients:
+        wanted = torch.autograd.grad(want.sin().sum(), list(asked.parameters()))
+        found = torch.autograd.grad(got.sin().sum(), list(traced.parameters()))
+        torch.testing.assert_close(found, wanted, **SINGLE)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_traced_module_draws_dropout_anew_and_refuses_weights_with_it():
+    module, x = MultiheadAttention(8, 2, dropout=0.5), torch.randn(5, 2, 8)
+    with pytest.raises(UnsupportedError, match="need_weights=True: pass need_weights=False"):
         torch.jit.trace(module, (x, x, x))
+    asked, nothing = Asked(module, need_weights=False), torch.zeros(2, 5, dtype=torch.bool)
+    traced = torch.jit.trace(asked, (x, x, x, nothing, torch.zeros(5, 5)), check_trace=False)
+    torch.manual_seed(1)
+    want = asked(x, x, x, nothing, torch.zeros(5, 5))
+    assert not torch.equal(traced(x, x, x, nothing, torch.zeros(5, 5)), want)
+    torch.manual_seed(1)
+    torch.testing.assert_close(traced(x, x, x, nothing, torch.zeros(5, 5)), want, **SINGLE)
 
 
-def test_nested_tensors_are_padded_in_self_attention_and_refused_elsewhere():
+def of_rows(lengths, layout):
+    rows = [torch.randn(n, 8, requires_grad=True) for n in lengths]
+    return rows, torch.nested.as_nested_tensor(rows, layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_computed_as_their_rows_one_by_one(layout, causal, options):
+    torch.manual_seed(0)
+    module = MultiheadAttention(8, 2, batch_first=True, **options)
+    for kinds in ("aaa", "abb", "abc"):
+        made = {kind: of_rows((3, 5, 0) if kind == "a" else (4, 2, 6), layout) for kind in "abc"}
+        given = [made[kind] for kind in kinds]
+        rows, nested = zip(*given, strict=True)
+        out, weights = module(*nested, is_causal=causal, average_attn_weights=False)
+        if layout == torch.jagged:
+            (out + nested[0]).unbind()  # which torch does only for the same offsets
+        padding = torch.ones_like(weights, dtype=torch.bool)
+        alone = []
+        for i, (got, q, k, v) in enumerate(zip(out.unbind(), *rows, strict=True)):
+            want, want_weights = module(q, k, v, is_causal=causal, average_attn_weights=False)
+            torch.testing.assert_close(got, want, **SINGLE)
+            columns = [*range(len(k)), *range(weights.shape[-1] - len(options), weights.shape[-1])]
+            torch.testing.assert_close(
+                weights[i, :, : len(q)][..., columns], want_weights, **SINGLE
+            )
+            padding[i, :, : len(q), columns] = False
+            alone.append(want)
+        assert (weights[padding] == 0).all()
+        leaves = [row for each in rows for row in each]
+        gradients = (
+            torch.autograd.grad(sum(y.sin().sum() for y in found), leaves)
+            for found in (out.unbind(), alone)
+        )
+        for found, wanted in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, wanted, **SINGLE)
+        assert module(*nested, need_weights=False)[1] is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_cannot_be_computed_are_refused_by_name():
     module = MultiheadAttention(8, 2, batch_first=True)
-    rows = [torch.randn(n, 8) for n in (3, 5)]
-    x = torch.nested.nested_tensor(rows)
-    out, weights = module(x, x, x, need_weights=False)
-    assert weights is None
-    for got, row in zip(out.unbind(), rows, strict=True):
-        torch.testing.assert_close(got, module(row, row, row)[0], **SINGLE)
-    with pytest.raises(UnsupportedError, match="nested tensors only in self-attention"):
-        module(x, x, x)
-    with pytest.raises(UnsupportedError, match="nested tensors only in self-attention"):
-        module(x, x.clone(), x, need_weights=False)
+    _, x = of_rows((3, 5), torch.strided)
+    with pytest.raises(UnsupportedError, match="masks: value is padded"):
+        module(x, x, torch.randn(2, 5, 8))
+    with pytest.raises(UnsupportedError, match="masks: batch_first is False"):
+        MultiheadAttention(8, 2)(x, x, x)
+    with pytest.raises(UnsupportedError, match="masks: attn_mask is given"):
+        module(x, x, x, attn_mask=torch.zeros(5, 5))
+    with pytest.raises(ValueError, match=r"equally long: got \[3, 5\] and \[5, 3\]"):
+        module(x, x, of_rows((5, 3), torch.strided)[1])
+    with pytest.raises(ValueError, match="nested query must hold rows"):
+        module(*[torch.nested.nested_tensor([])] * 3)

@@ -20,19 +20,22 @@ from typing import Any, NoReturn, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from polyhead.errors import UnsupportedError
 from polyhead.functional import attention
+from polyhead.integrations import _nested as nested
 from polyhead.integrations._masks import additive, all_of, padding
 from polyhead.integrations._weights import attention_with_weights
 from polyhead.semantics import Causal, Drop, Keep, Mask
+from polyhead.semantics.tokens import is_traced
 
 logger = logging.getLogger(__name__)
 
 
 _NO_SCRIPT = (
-    "torch.jit cannot compile or record polyhead's MultiheadAttention: use torch.compile or "
-    "torch.export, or script the model before replace()"
+    "torch.jit.script cannot compile polyhead's MultiheadAttention: use torch.compile, "
+    "torch.export or torch.jit.trace, or script the model before replace()"
 )
 
 
@@ -112,24 +115,23 @@ class MultiheadAttention(nn.MultiheadAttention):
         Returns:
             The output in the layout of ``query``, and the weights: ``[N, L, S]``, per head
             ``[N, H, L, S]``, without N when unbatched, None without ``need_weights``. With
-            ``add_bias_kv`` and ``add_zero_attn`` S counts the extra keys.
+            ``add_bias_kv`` and ``add_zero_attn`` S counts the extra keys. Of nested tensors L and S
+            are the longest, and the weights of padding are 0.
 
         Raises:
             ValueError: Shapes or dtypes that do not fit.
-            UnsupportedError: Nested tensors, but for self-attention without masks and weights;
-                ``torch.jit.trace``.
+            UnsupportedError: Nested tensors beside padded ones, with masks, without
+                ``batch_first`` or in ``torch.jit.trace``; that trace with dropout and weights.
         """
-        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-            raise UnsupportedError(_NO_SCRIPT)
         if query.is_nested or key.is_nested or value.is_nested:
-            plain = query is key is value and key_padding_mask is None and attn_mask is None
-            if not plain or need_weights or not self.batch_first:
-                raise UnsupportedError(
-                    "MultiheadAttention can do nested tensors only in self-attention with "
-                    "batch_first=True and without masks or weights: pad them and pass "
-                    "key_padding_mask"
-                )
-            return self._nested(query, is_causal), None
+            masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+            nested.check(
+                {"query": query, "key": key, "value": value}, masks, batch_first=self.batch_first
+            )
+            return self._nested(
+                query, key, value, need_weights=need_weights,
+                average_attn_weights=average_attn_weights, is_causal=is_causal,
+            )  # fmt: skip
         batched = query.ndim == 3
         self._check(query, key, value, batched)
         self._check_dtypes(query, key, value)
@@ -150,6 +152,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         meaning["kernel"] = self.kernel
         weights = None
         if need_weights:
+            if meaning["dropout_p"] and torch._C._is_tracing():
+                raise UnsupportedError(
+                    "torch.jit.trace would record one draw of dropout with need_weights=True: "
+                    "pass need_weights=False, or call eval() first"
+                )
             scale = 1.0 / math.sqrt(self.head_dim)
             out, weights = attention_with_weights(q, k, v, scale=scale, **meaning)
             if average_attn_weights:
@@ -159,7 +166,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             out = attention(q, k, v, **meaning)
 
         # Adapters and torch itself change the projection's tensors and never call it.
-        out = F.linear(out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+        out = _linear(out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
         if not batched:
             return out[0], weights
         return (out if self.batch_first else out.transpose(0, 1)), weights
@@ -194,36 +201,47 @@ class MultiheadAttention(nn.MultiheadAttention):
         for name, x in (
             ("key", key), ("value", value), ("in_proj_weight", self.in_proj_weight),
             ("q_proj_weight", self.q_proj_weight), ("k_proj_weight", self.k_proj_weight),
-            ("v_proj_weight", self.v_proj_weight), ("in_proj_bias", self.in_proj_bias),
-            ("out_proj.weight", self.out_proj.weight), ("out_proj.bias", self.out_proj.bias),
+            ("v_proj_weight", self.v_proj_weight), ("out_proj.weight", self.out_proj.weight),
         ):  # fmt: skip
             if x is not None and x.dtype != query.dtype:
                 raise ValueError(
                     f"query, key, value and the projections must share one dtype: got query "
                     f"{query.dtype} and {name} {x.dtype}"
                 )
+        for name, bias in (
+            ("in_proj_bias", self.in_proj_bias), ("out_proj.bias", self.out_proj.bias)
+        ):  # fmt: skip
+            if bias is not None and torch.promote_types(bias.dtype, query.dtype) != query.dtype:
+                raise ValueError(
+                    f"biases must have the dtype of query or a narrower one: got query "
+                    f"{query.dtype} and {name} {bias.dtype}"
+                )
 
-    def _nested(self, x: Tensor, is_causal: bool) -> Tensor:
-        """Self-attention of a nested tensor: ``nn.TransformerEncoder`` makes one of padding."""
-        padded = x.to_padded_tensor(0.0)
-        lengths = torch.tensor([len(row) for row in x.unbind()], device=x.device)
-        hidden = torch.arange(padded.shape[1], device=x.device) >= lengths[:, None]
-        out, _ = self.forward(
-            padded, padded, padded, hidden, need_weights=False, is_causal=is_causal
-        )
-        rows = [row[:n] for row, n in zip(out, lengths.tolist(), strict=True)]
-        return torch.nested.as_nested_tensor(rows, layout=x.layout)
+    def _nested(
+        self, query: Tensor, key: Tensor, value: Tensor, **asked: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of nested tensors: ``nn.TransformerEncoder`` makes one of padding."""
+        # torch's to_padded_tensor refuses views, and rows that are all empty.
+        padded = {
+            id(x): pad_sequence(list(x.unbind()), batch_first=True) for x in (query, key, value)
+        }
+        q, k, v = (padded[id(x)] for x in (query, key, value))
+        out, weights = self.forward(q, k, v, nested.beyond(key, k), **asked)  # type: ignore[arg-type]
+        if weights is not None:
+            empty = nested.beyond(query, q)[:, :, None]
+            weights = weights.masked_fill(empty if weights.ndim == 3 else empty[:, None], 0.0)
+        return nested.like(query, out), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """q, k and v of E features each, in the layout of the inputs."""
         if self.in_proj_weight is not None and query is key and key is value:
-            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            return _linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return tuple(map(F.linear, (query, key, value), weights, biases))
+        return tuple(map(_linear, (query, key, value), weights, biases))
 
     @property
     def _extra_keys(self) -> int:
@@ -303,9 +321,14 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError(f"{name} must be bool or floating point: got {mask.dtype}")
 
 
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear, whose bias may be narrower: torch takes one or not depending on the shapes."""
+    return F.linear(x, weight, None if bias is None else bias.to(weight.dtype))
+
+
 def _is_causal_mask(mask: Tensor) -> bool:
     """Whether torch's 4-D mask hides exactly what lies after the diagonal from the first key."""
-    if torch.compiler.is_compiling() or mask.shape[:2] != (1, 1):
+    if is_traced(mask) or mask.shape[:2] != (1, 1):
         return False
     L, S = mask.shape[-2:]
     after = torch.ones(L, S, dtype=torch.bool, device=mask.device).triu(1)
