@@ -562,7 +562,7 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
         assert not fields.cover(other)
         built = _layer()
         cache = _prompted(built)
-        built.config = other
+        vars(built)["config"] = other
         monkeypatch.setattr(reading, "KNOWN", fields)
         monkeypatch.setattr(described, "_KNOWN_AROUND", fields)
         assert step(built, _token(), ph.Causal(), cache) is None

@@ -62,7 +62,8 @@ class MultiHeadAttention(Hooked):
         dropout: Share of the attention weights set to zero, when training.
 
     Attributes:
-        config: Everything above as data.
+        config: Everything above as data; it cannot be assigned, nor can the sizes.
+        scale, softcap, dropout, rope: As the next call takes them; they may be assigned.
         q_proj, k_proj, v_proj, o_proj: The projections.
         q_norm, k_norm: With ``qk_norm``.
         sinks: ``[H]`` learned scores that join the denominator only, or None.
@@ -72,6 +73,19 @@ class MultiHeadAttention(Hooked):
     """
 
     config_class: ClassVar[type[AttentionConfig]] = AttentionConfig
+    _fixed = frozenset(
+        [
+            "config",
+            "embed_dim",
+            "kdim",
+            "vdim",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "v_head_dim",
+            "qk_norm_place",
+        ]
+    )
 
     sinks: nn.Parameter | None
     q_norm: nn.Module

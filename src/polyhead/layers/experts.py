@@ -21,13 +21,14 @@ from polyhead.config import MixtureConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.built import builds
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.linear import weight_of
 from polyhead.layers.rows import as_rows, code_for_rows
 from polyhead.native import by_row
 from polyhead.native.arguments import SCORINGS, Routing
 
 
-class Experts(nn.Module):
+class Experts(Fixed):
     """A mixture of experts in place of a ``FeedForward``.
 
     Args:

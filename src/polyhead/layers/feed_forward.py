@@ -25,6 +25,7 @@ from polyhead.layers import fused
 from polyhead.layers import linear as few_rows
 from polyhead.layers.built import builds
 from polyhead.layers.exact import Exactly
+from polyhead.layers.fixed import Fixed
 from polyhead.native.arguments import ACTIVATIONS
 
 Form = tuple[int, float, float, tuple[Tensor, Tensor] | None]
@@ -80,7 +81,7 @@ class XIELU(nn.Module):
 _XIELU = Exactly(XIELU)
 
 
-class FeedForward(nn.Module):
+class FeedForward(Fixed):
     """Two projections with an activation between, or three with a gate.
 
     Args:
@@ -92,11 +93,15 @@ class FeedForward(nn.Module):
         dropout: On the hidden features, when training.
 
     Attributes:
-        config: Everything but ``embed_dim`` as data.
+        config: Everything but ``embed_dim`` as data; it cannot be assigned, nor ``gated`` and
+            ``hidden_dim``.
+        activation, dropout: As the next call takes them; they may be assigned.
 
     Raises:
         ValueError: An unknown activation or a share that is not a probability.
     """
+
+    _fixed = frozenset({"config", "gated", "hidden_dim"})
 
     def __init__(
         self,
@@ -115,7 +120,7 @@ class FeedForward(nn.Module):
     def from_config(cls, embed_dim: int, config: FeedForwardConfig) -> Self:
         """The network that ``config`` describes."""
         network = cls.__new__(cls)
-        nn.Module.__init__(network)
+        Fixed.__init__(network)
         network._build(embed_dim, config)
         return network
 

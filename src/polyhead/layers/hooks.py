@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from polyhead.errors import UnsupportedError
 from polyhead.functional import attention
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle, hooks_here
 from polyhead.semantics import Bias, KeyValueSource, Mask
 from polyhead.semantics.arguments import query_tokens, with_source_mask
 
 
-class Hooked(nn.Module):
+class Hooked(Fixed):
     """A module whose calls of ``attention`` can be watched."""
 
     def __init__(self) -> None:

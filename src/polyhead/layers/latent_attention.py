@@ -60,7 +60,8 @@ class MultiHeadLatentAttention(Hooked):
         dropout: Share of the attention weights set to zero, when training.
 
     Attributes:
-        config: Everything above as data.
+        config: Everything above as data; it cannot be assigned, nor can the sizes.
+        scale, dropout, rope: As the next call takes them; they may be assigned.
         q_proj: ``[H(N + P), E]``, with ``config.q_bias`` a bias, where there is no
             ``q_lora_rank``; otherwise ``q_a_proj``, ``q_a_norm``, ``q_b_proj``.
         kv_a_proj_with_mqa: ``[R + P, E]``.
@@ -72,6 +73,8 @@ class MultiHeadLatentAttention(Hooked):
     Raises:
         ConfigError: Sizes or numbers that do not go together.
     """
+
+    _fixed = frozenset(["config", "embed_dim", "num_heads", "v_head_dim"])
 
     @other_names
     def __init__(

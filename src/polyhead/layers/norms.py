@@ -22,6 +22,7 @@ from polyhead import native
 from polyhead.checks import whole
 from polyhead.config import NormConfig
 from polyhead.layers import fused
+from polyhead.layers.fixed import Fixed
 from polyhead.semantics.tokens import nothing_lasts
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -62,13 +63,13 @@ class LayerNorm(nn.LayerNorm):
             if code is not None and x.numel() and _are_plain(x, weight, bias):
                 by = native.NormWeight(weight, self.eps, self.weight_offset, bias, centred=True)
                 return code.norm(_rows(x), by).view(x.shape)
-        if not self.weight_offset:
+        if not self.weight_offset or self.weight is None:
             return super().forward(x)
         moved = self.weight + self.weight_offset
         return F.layer_norm(x, self.normalized_shape, moved, self.bias, self.eps)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Fixed):
     """Root-mean-square norm with a weight per feature, or none, and no bias.
 
     Args:
@@ -78,8 +79,11 @@ class RMSNorm(nn.Module):
         weight: Whether there is a weight.
 
     Attributes:
-        config: Everything but ``dim`` as data.
+        config: Everything but ``dim`` as data; neither can be assigned.
+        eps, weight_offset: As the next call takes them; they may be assigned.
     """
+
+    _fixed = frozenset({"config", "dim"})
 
     weight: nn.Parameter | None
 
@@ -153,7 +157,7 @@ def _epsilon(eps: float, dtype: torch.dtype) -> Tensor:
         return torch.tensor(eps, dtype=dtype, device="cpu")
 
 
-class HeadNorm(nn.Module):
+class HeadNorm(Fixed):
     """A norm over each head's features with a weight ``[H, D]`` of its own (Cohere, StableLM).
 
     Args:
@@ -210,5 +214,5 @@ def build_norm(dim: int, config: NormConfig) -> LayerNorm | RMSNorm:
     if config.type == "layernorm":
         return LayerNorm(dim, config.eps, config.bias, config.weight, config.weight_offset)
     norm = RMSNorm(dim, config.eps, config.weight_offset, config.weight)
-    norm.config = config
+    vars(norm)["config"] = config  # with fields that RMSNorm does not take
     return norm

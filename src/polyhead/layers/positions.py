@@ -23,6 +23,7 @@ from polyhead.checks import whole
 from polyhead.config import RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.native import by_row
 from polyhead.semantics.tokens import Repeated, is_traced, nothing_lasts, repeated_step
@@ -340,7 +341,7 @@ class LearnedPositions(nn.Module):
         return self.weight[positions : positions + length]
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(Fixed):
     """PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos of the same (Vaswani et al. 2017, §3.5).
 
     Args:
@@ -350,6 +351,8 @@ class SinusoidalPositions(nn.Module):
     Raises:
         ConfigError: ``embed_dim`` is odd.
     """
+
+    _fixed = frozenset({"config", "embed_dim"})
 
     def __init__(self, embed_dim: int, config: SinusoidConfig | None = None) -> None:
         super().__init__()

@@ -36,6 +36,7 @@ from polyhead.layers.built import build_attention, build_network
 from polyhead.layers.decode_plan import Surroundings, step
 from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.exact import Exactly
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -43,7 +44,7 @@ from polyhead.semantics import Bias, Mask
 from polyhead.semantics.foreign import other_names, refuse
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(Fixed):
     """Attention and feed-forward with norms and residuals; ``from_config`` has all options.
 
     Args:
@@ -136,7 +137,7 @@ class TransformerLayer(nn.Module):
             ConfigError: Numbers that do not go together.
         """
         layer = cls.__new__(cls)
-        nn.Module.__init__(layer)
+        Fixed.__init__(layer)
         layer._build(embed_dim, config, rope, context_dim)
         return layer
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.config import EmbeddingConfig
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
@@ -18,7 +19,7 @@ from polyhead.layers.quantized import QuantizedEmbedding
 from polyhead.models.frontends import build_frontend
 
 
-class Embedding(nn.Module):
+class Embedding(Fixed):
     """Token ids to vectors.
 
     Args:

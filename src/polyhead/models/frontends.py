@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from polyhead.config import AudioConfig, Frontend, PatchConfig
 from polyhead.errors import InputError, UnsupportedError
+from polyhead.layers.fixed import Fixed
 
 
-class Patches(nn.Module):
+class Patches(Fixed):
     """Squares of an image, each projected to a vector (Dosovitskiy et al. 2021, eq. 1).
 
     Args:
@@ -53,7 +54,7 @@ class Patches(nn.Module):
         return torch.cat((self.class_token.expand(len(x), 1, -1), x), dim=1)
 
 
-class AudioFrames(nn.Module):
+class AudioFrames(Fixed):
     """Mel features by two convolutions (Radford et al. 2022, §2.2).
 
     Args:

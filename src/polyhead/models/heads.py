@@ -11,18 +11,21 @@ from torch import Tensor, nn
 from polyhead.config import HeadTransformConfig, TaskHeadConfig, TransformerConfig
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.layers.feed_forward import activate
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.norms import build_norm
 from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.semantics import KeyLengths, Mask
 
 
-class HeadTransform(nn.Module):
+class HeadTransform(Fixed):
     """norm(activation(W x + b)).
 
     Args:
         embed_dim: E.
         config: Which of them there are.
     """
+
+    _fixed = frozenset({"config", "dim"})
 
     def __init__(self, embed_dim: int, config: HeadTransformConfig) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ class Head(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.head_bias else None
 
 
-class TaskHead(nn.Module):
+class TaskHead(Fixed):
     """Classes or pooled states in place of logits.
 
     Args:

@@ -16,6 +16,7 @@ from polyhead.caches import KeyValueCache
 from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.decode_plan import DecodePlan, steps
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.positions import RoPE
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.semantics import Mask, RelativeBias
@@ -147,7 +148,7 @@ def through(
     return x
 
 
-class RelativeTable(nn.Module):
+class RelativeTable(Fixed):
     """T5's learned bias by distance, for all layers of a stack or for one.
 
     Args:

@@ -22,6 +22,7 @@ from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
+from polyhead.layers.fixed import Fixed
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -36,7 +37,7 @@ from polyhead.models.stack import biases, relative_table, stack, through
 from polyhead.semantics import Causal, Mask
 
 
-class Transformer(nn.Module):
+class Transformer(Fixed):
     """A Transformer that a ``TransformerConfig`` describes.
 
     Args:

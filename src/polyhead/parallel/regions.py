@@ -225,7 +225,7 @@ def _of_heads(layer: MultiHeadAttention, ranks: Ranks) -> tuple[dict[str, Part],
             parts[name] = Part("slice", heads)
 
     def finish() -> None:
-        layer.num_heads, layer.num_kv_heads = len(heads), len(kv)
+        vars(layer).update(num_heads=len(heads), num_kv_heads=len(kv))
 
     return parts, finish
 
@@ -245,8 +245,8 @@ def _of_latent(layer: MultiHeadLatentAttention, ranks: Ranks) -> tuple[dict[str,
             parts[name] = Part("whole")
 
     def finish() -> None:
-        layer.num_heads = len(heads)
-        layer.config = replace(layer.config, num_heads=len(heads))
+        config = replace(layer.config, num_heads=len(heads))
+        vars(layer).update(num_heads=len(heads), config=config)
 
     return parts, finish
 
