@@ -160,7 +160,13 @@ def test_every_public_attribute_of_these_modules_is_tested():
 
 
 def test_configurations_of_a_model_cannot_be_assigned():
-    config = TransformerConfig(16, E, 8, (LayerConfig(HEADS, NETWORK),))
+    config = TransformerConfig(
+        vocab_size=16,
+        embed_dim=E,
+        max_positions=8,
+        layers=(LayerConfig(HEADS, NETWORK),),
+        kind="decoder",
+    )
     model, other = ph.Transformer(config), replace(config, logit_scale=2.0)
     with pytest.raises(AttributeError, match=r"Transformer\.config cannot be assigned"):
         model.config = other
