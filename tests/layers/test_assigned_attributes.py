@@ -172,3 +172,13 @@ def test_configurations_of_a_model_cannot_be_assigned():
         model.config = other
     with pytest.raises(AttributeError, match=r"Embedding\.config cannot be assigned"):
         model.embedding.config = replace(model.config.embedding, scale=2.0)
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_an_offset_without_a_weight_is_added_to_nothing_on_every_path(kind):
+    x = torch.randn(3, E)
+    norm = kind(E, weight=False)
+    wanted = norm(x)
+    norm.weight_offset = 1.0
+    for y in _both(norm, x.requires_grad_()):
+        torch.testing.assert_close(y, wanted)
