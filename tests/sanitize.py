@@ -32,6 +32,7 @@ TESTS = [
     "tests/layers/test_step_caches.py",
     "tests/layers/test_step_experts.py",
     "tests/models/test_layer_runs.py",
+    "tests/models/test_decode_plan.py",
     "tests/checkpoints/test_coded.py",
     "tests/inspection/test_statistics.py",
 ]
