@@ -105,7 +105,7 @@ def test_stop_tokens_of_the_configuration_count_too(
 ) -> None:
     letter = model.tokenizer.encode("c")[0]
     config = dataclasses.replace(model.config, eos_token_ids=(letter,))
-    monkeypatch.setattr(model.transformer, "config", config)
+    monkeypatch.setitem(vars(model.transformer), "config", config)
     _favour(model, monkeypatch, b"abcd")
     assert model.generate(PROMPT, max_new_tokens=4).text == "ab"
 
