@@ -162,10 +162,10 @@ CHANGES: dict[str, Change] = {
         weight=nn.Parameter(torch.randn(32, E))
     ),
     "a weight in place": lambda m: m.layers[1].feed_forward.down_proj.weight.mul_(2),
-    "a weight turned around": lambda m: setattr(
+    "a weight's strides": lambda m: setattr(
         m.layers[1].attention.o_proj.weight,
         "data",
-        torch.randn(64, E).T,
+        m.layers[1].attention.o_proj.weight.data.as_strided((E, 64), (1, E)),
     ),
     "a weight negated lazily": lambda m: setattr(
         m.layers[1].attention.q_proj.weight,

@@ -6,7 +6,7 @@ they are one call, for all layers that follow each other, with the bits of the l
 cache that it decodes with, keeps neither modules nor weights alive, and is valid while nothing that
 it has read changes, which native code finds out in every call before it computes anything
 (``csrc/guards.h``). A layer that has changed is described again. Layers that native code does not
-know run as modules, and so do all others cases (prompts, gradients, other masks, caches that must
+know run as modules, and so do all other cases (prompts, gradients, other masks, caches that must
 encode or move tokens); ``DecodePlan.explain`` says which and why.
 
 Shape letters: B batch, E embed size.
@@ -261,7 +261,7 @@ def steps(
     Those are layers that the plan describes, whose calls nobody sees.
 
     Args:
-        parts: All layers of the plan. Caches of those that are not computed are untouched.
+        parts: All layers of the plan; the cache of a layer that is not computed stays as it is.
         x: ``[B, T, E]``.
         mask: As in ``Surroundings``, and so the next two.
         context: What the cross-attention reads.
