@@ -37,7 +37,7 @@ docs: $(VENV)/.docs
 	@echo "open site/index.html"
 
 dist: $(VENV)/.dist
-	$(BIN)/python tests/dist.py $(PYTHONS)
+	$(BIN)/python tools/dist.py $(PYTHONS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
@@ -59,7 +59,7 @@ mutation: $(VENV)/.test
 	$(BIN)/python tools/mutation.py --jobs 2
 
 sanitize: $(VENV)/.test
-	$(BIN)/python tests/sanitize.py
+	$(BIN)/python tools/sanitize.py
 
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz --minutes 1 --seed 7

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import polyhead as ph
-from polyhead.pages.drawing import draw_heads
+from polyhead.viewer.drawing import draw_heads
 
 
 def main(text: str, query: str, key: str, out: str) -> None:

@@ -9,7 +9,7 @@ import typing
 import pytest
 import torch
 
-from polyhead import checks
+from polyhead._utils import checks
 from polyhead.config import AttentionConfig, Data, FeedForwardConfig, LayerConfig, TransformerConfig
 from polyhead.config.data import OneOfSeveral
 from polyhead.config.layout import HeadLayout, Network

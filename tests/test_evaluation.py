@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import polyhead as ph
 from polyhead.errors import InputError
-from polyhead.evaluation import spans
 from polyhead.generation import LanguageModel
+from polyhead.training.evaluation import spans
 
 TEXT = "Wer A sagt, muß auch B sagen. " * 4
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from polyhead._utils.texts.labels import head_name, isolated, label, visible
 from polyhead.cli.matrices import matrix, width_of
-from polyhead.texts.labels import head_name, isolated, label, visible
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from tiny import decoder
 
 import polyhead as ph
+from polyhead._utils.notebook import lines, panel, table
 from polyhead.conversion.report import Report
-from polyhead.notebook import lines, panel, table
 
 
 class Page(HTMLParser):

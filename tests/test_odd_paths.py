@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import polyhead as ph
+from polyhead._utils.paths import kind_of
 from polyhead.checkpoints import load_checkpoint
 from polyhead.errors import PolyheadError
-from polyhead.generation.sound import read_wav
-from polyhead.reading import kind_of
+from polyhead.generation.pipelines.sound import read_wav
 
 
 def loaded_cache(path: Path) -> None:

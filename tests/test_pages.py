@@ -64,7 +64,7 @@ def test_notebooks_are_the_pages_that_they_are_written_from():
     assert {path.name for path in EXAMPLES.glob("*.ipynb")} == set(NOTEBOOKS)
     for name, page in NOTEBOOKS.items():
         written = (EXAMPLES / name).read_text(encoding="utf-8")
-        assert written == notebook(page), "run: python tests/notebooks.py"
+        assert written == notebook(page), "run: python tools/notebooks.py"
 
 
 def test_the_example_of_contexts_finds_more_room_at_fewer_bits(capsys):
@@ -89,7 +89,7 @@ def test_the_example_of_a_pair_draws_the_head_that_connects_it(smollm2, tmp_path
 def test_pictures_of_masks_are_those_that_their_command_writes():
     page = (DOCS / "attention.md").read_text(encoding="utf-8")
     shown = re.findall(r"!\[.+?\]\(pictures/(.+?)\)", page)
-    assert "python tests/mask_pictures.py" in page
+    assert "python tools/mask_pictures.py" in page
     assert shown == list(pictures())
     for name, picture in pictures().items():
         assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == picture, name

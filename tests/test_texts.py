@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import polyhead
+from polyhead._utils.texts import LANGUAGES, Texts, every, language_of
 from polyhead.errors import InputError
-from polyhead.texts import LANGUAGES, Texts, every, language_of
 
 ROOT = Path(polyhead.__file__).parent
 PLACE = re.compile(r"\{(\w+)\}")
 USED = re.compile(r"""data-t(?:-label|-title|-hint|-role)?="([^"]+)"|\bt\("([\w.]+)"[,)]""")
 FILES = {
-    code: json.loads((ROOT / "texts" / f"{code}.json").read_text(encoding="utf-8"))
+    code: json.loads((ROOT / "_utils/texts" / f"{code}.json").read_text(encoding="utf-8"))
     for code in LANGUAGES
 }
 
@@ -59,8 +59,8 @@ def test_chinese_is_chinese_with_the_terms_of_the_field() -> None:
 @pytest.mark.parametrize(
     ("folder", "parts"),
     [
-        ("pages/page", ("page",)),
-        ("lesson/page", ("lesson",)),
+        ("viewer/page", ("page",)),
+        ("viewer/lesson/page", ("lesson",)),
     ],
 )
 def test_pages_use_keys_that_there_are(folder: str, parts: tuple[str, ...]) -> None:

@@ -55,11 +55,11 @@ TESTS = {
         "quantization",
         *(f"layers/test_step{part}.py" for part in ("", "_caches", "_experts")),
         "models/test_layer_runs.py",
-        "inspection/test_statistics.py",
+        "interpret/test_statistics.py",
     ],
     "families/common": ["families", "checkpoints"],
     "generation": ["generation"],
-    "kernels": ["kernels", "test_functional.py", "semantics"],
+    "kernels": ["kernels", "semantics"],
     "layers": ["layers", "models", "checkpoints/test_parity_families.py"],
     "models": [
         *("models", "layers", "generation"),
@@ -67,7 +67,7 @@ TESTS = {
     ],
     "planning": ["planning", "cli/test_plan.py", "checkpoints/test_coded.py"],
     "quantization": ["quantization", "layers/test_quantized_layers.py"],
-    "semantics": ["semantics", "test_functional.py", "kernels", "caches"],
+    "semantics": ["semantics", "kernels", "caches"],
     TRITON: ["kernels/test_triton.py"],
 }
 """Tests of a package, its own first; another package has the folder of its name."""

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from fuzz import mutation
-from polyhead.checkpoints.chat_template import render_chat
+from polyhead.checkpoints.tokenizers.chat_template import render_chat
 
 TEMPLATES = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "

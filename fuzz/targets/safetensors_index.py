@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from fuzz import mutation
-from polyhead.checkpoints.safetensors_files import INDEX, read_tensors
+from polyhead.checkpoints.formats.safetensors_files import INDEX, read_tensors
 
 SHARDS = ("model-1.safetensors", "model-2.safetensors")
 TENSORS = ({"a": torch.ones(3, 4), "b": torch.ones(2)}, {"c": torch.ones(5).half()})

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 import polyhead as ph
 from fuzz.mutation import MOST_TEXT
 from fuzz.targets.saved_caches import VALUES, damage
-from polyhead.inspection.files import KEY
-from polyhead.inspection.probe import Probe
-from polyhead.inspection.statistics import TABLE
+from polyhead.interpret.files import KEY
+from polyhead.interpret.probe import Probe
+from polyhead.interpret.statistics import TABLE
 from polyhead.layers import AttentionConfig, FeedForwardConfig, LayerConfig
 from polyhead.semantics import TensorBias
 

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from fuzz import mutation
-from polyhead.checkpoints.sentencepiece_tokenizer import from_sentencepiece
-from polyhead.generation.languages import Languages
+from polyhead.checkpoints.tokenizers.sentencepiece_tokenizer import from_sentencepiece
+from polyhead.generation.pipelines.languages import Languages
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dogs", "bark", "at", "night"]
 TEXTS = ("the cat </s> sat", "naïve ½ 人工 🤗 <unk>", "", ">>fra<< a mat", "x" * 300)

@@ -15,8 +15,8 @@ from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, Tra
 from polyhead.errors import InputError
 from polyhead.generation import LanguageModel
 from polyhead.models import Transformer
-from polyhead.pages.server import application
-from polyhead.pages.studio import Studio
+from polyhead.viewer.server import application
+from polyhead.viewer.studio import Studio
 
 TOKEN = "token"
 LOOK = {"text": "The animal", "model": "tiny", "heads": [[0, 1], [1, 0]]}

@@ -10,7 +10,7 @@ from random import Random
 import torch
 
 from fuzz import mutation
-from polyhead.generation.sound import log_mel, samples_of
+from polyhead.generation.pipelines.sound import log_mel, samples_of
 
 path = Path()
 KINDS = ((1, 8), (1, 16), (1, 24), (1, 32), (3, 32), (3, 64), (6, 8), (0xFFFE, 16))

@@ -11,9 +11,9 @@ from random import Random
 from typing import Any
 
 from fuzz import mutation
-from polyhead.checkpoints.gguf_splits import SPLITS
-from polyhead.checkpoints.gguf_tokenizer import tokenizer_from_gguf
-from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.checkpoints.tokenizers.gguf_splits import SPLITS
+from polyhead.checkpoints.tokenizers.gguf_tokenizer import tokenizer_from_gguf
+from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 
 TEXTS = ("The list's 12  items:\n\tgone!", "naïve ½ 人工 🤗 <s> a</s>b", "", "x" * 300)
 directory = Path()

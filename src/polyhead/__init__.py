@@ -36,21 +36,20 @@ if TYPE_CHECKING:
         SharedCacheError,
         UnsupportedError,
     )
-    from polyhead.evaluation import Perplexity, perplexity
-    from polyhead.functional import Explanation, attention, explain
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder, TextToText, load
-    from polyhead.inspection.alignment import Alignment
-    from polyhead.inspection.finding import find_heads
-    from polyhead.inspection.probe import Probe, probe
-    from polyhead.inspection.reading import SourceAlignment, align
-    from polyhead.inspection.tables import compare_texts
-    from polyhead.inspection.word_times import word_times
-    from polyhead.interventions.ablation import ablate
-    from polyhead.interventions.pruning import prune
+    from polyhead.interpret.ablation import ablate
+    from polyhead.interpret.alignment import Alignment
+    from polyhead.interpret.finding import find_heads
+    from polyhead.interpret.probe import Probe, probe
+    from polyhead.interpret.pruning import prune
+    from polyhead.interpret.reading import SourceAlignment, align
+    from polyhead.interpret.tables import compare_texts
+    from polyhead.interpret.word_times import word_times
+    from polyhead.kernels.batch_invariant import reproducible
+    from polyhead.kernels.dispatch import Explanation, attention, explain
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
     from polyhead.planning import Plan, plan
-    from polyhead.same_bits import reproducible
     from polyhead.semantics import (
         FIRE,
         ALiBi,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
         merge_states,
     )
     from polyhead.training import Trainable
+    from polyhead.training.evaluation import Perplexity, perplexity
 
     __version__: str
 
@@ -97,17 +97,17 @@ _HOMES = {
         "SharedCacheError",
         "UnsupportedError",
     ),
-    "polyhead.evaluation": ("Perplexity", "perplexity"),
-    "polyhead.functional": ("Explanation", "attention", "explain"),
+    "polyhead.training.evaluation": ("Perplexity", "perplexity"),
+    "polyhead.kernels.dispatch": ("Explanation", "attention", "explain"),
     "polyhead.generation": ("LanguageModel", "SpeechToText", "TextEncoder", "TextToText", "load"),
-    "polyhead.interventions.ablation": ("ablate",),
-    "polyhead.inspection.alignment": ("Alignment",),
-    "polyhead.inspection.finding": ("find_heads",),
-    "polyhead.inspection.probe": ("Probe", "probe"),
-    "polyhead.interventions.pruning": ("prune",),
-    "polyhead.inspection.reading": ("SourceAlignment", "align"),
-    "polyhead.inspection.tables": ("compare_texts",),
-    "polyhead.inspection.word_times": ("word_times",),
+    "polyhead.interpret.ablation": ("ablate",),
+    "polyhead.interpret.alignment": ("Alignment",),
+    "polyhead.interpret.finding": ("find_heads",),
+    "polyhead.interpret.probe": ("Probe", "probe"),
+    "polyhead.interpret.pruning": ("prune",),
+    "polyhead.interpret.reading": ("SourceAlignment", "align"),
+    "polyhead.interpret.tables": ("compare_texts",),
+    "polyhead.interpret.word_times": ("word_times",),
     "polyhead.layers": (
         "MultiHeadAttention",
         "MultiHeadLatentAttention",
@@ -116,7 +116,7 @@ _HOMES = {
     ),
     "polyhead.models": ("Transformer",),
     "polyhead.planning": ("Plan", "plan"),
-    "polyhead.same_bits": ("reproducible",),
+    "polyhead.kernels.batch_invariant": ("reproducible",),
     "polyhead.semantics": (
         "ALiBi",
         "Bias",

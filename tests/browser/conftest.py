@@ -18,11 +18,11 @@ from torch import nn
 import polyhead as ph
 from browser.serving import TEXT, TOKEN, Visit, serving
 from head_statistics import head_statistics
-from polyhead.inspection.heads import TokenizedText
-from polyhead.pages.look_page import page_data
-from polyhead.pages.looks import look_at
-from polyhead.pages.page import PageData, write
-from polyhead.pages.studio import Studio
+from polyhead.interpret.heads import TokenizedText
+from polyhead.viewer.look_page import page_data
+from polyhead.viewer.looks import look_at
+from polyhead.viewer.page import PageData, write
+from polyhead.viewer.studio import Studio
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = (

@@ -11,9 +11,9 @@ import torch
 import uvicorn
 
 import polyhead as ph
-from polyhead.pages.connections import configuration
-from polyhead.pages.server import application
-from polyhead.pages.studio import Studio
+from polyhead.viewer.connections import configuration
+from polyhead.viewer.server import application
+from polyhead.viewer.studio import Studio
 
 TOKEN = "a-token-that-nobody-guesses"
 TEXT = "The animal slept; it was tired"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from browser.serving import Visit
-from polyhead.pages.page import PageData
+from polyhead.viewer.page import PageData
 
 pytestmark = pytest.mark.browser
 

@@ -12,10 +12,10 @@ import torch
 
 import polyhead as ph
 from browser.contrast import TEXT_COLOURS, contrast
-from polyhead.lesson import write
-from polyhead.lesson.numbers import scaling as scaling_numbers
-from polyhead.lesson.page import SCENES
 from polyhead.planning import tiled_pairs
+from polyhead.viewer.lesson import write
+from polyhead.viewer.lesson.numbers import scaling as scaling_numbers
+from polyhead.viewer.lesson.page import SCENES
 
 pytestmark = pytest.mark.browser
 

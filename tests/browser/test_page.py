@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from head_statistics import head_statistics
-from polyhead.pages.page import PageData, write
+from polyhead.viewer.page import PageData, write
 
 pytestmark = pytest.mark.browser
 
@@ -308,7 +308,7 @@ def test_layers_of_several_kinds_go_by_their_names(open_page: Open, make_data: M
 def test_rounded_weights_are_named_on_the_page(
     open_page: Open, make_data: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyhead.pages.packing.FLOAT32_BYTES", 0)
+    monkeypatch.setattr("polyhead.viewer.packing.FLOAT32_BYTES", 0)
     data = make_data()
     page = open_page(data)
     assert "weights rounded to float16" in text(page, "rounded")

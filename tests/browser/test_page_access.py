@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from browser.contrast import TEXT_COLOURS, contrast
-from polyhead.pages.page import PageData
+from polyhead.viewer.page import PageData
 
 pytestmark = pytest.mark.browser
 

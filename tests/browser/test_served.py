@@ -32,7 +32,7 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
-from polyhead.pages.studio import Studio
+from polyhead.viewer.studio import Studio
 
 pytestmark = pytest.mark.browser
 

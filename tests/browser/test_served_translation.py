@@ -12,7 +12,7 @@ from tiny import byte_tokenizer
 import polyhead as ph
 from browser.serving import TOKEN, map_of, open_head, serving, text_of
 from polyhead.config import TransformerConfig
-from polyhead.pages.studio import Studio
+from polyhead.viewer.studio import Studio
 
 pytestmark = pytest.mark.browser
 

@@ -12,9 +12,9 @@ import torch
 
 import polyhead as ph
 from browser.serving import TEXT, map_of, text_of
-from polyhead.inspection.heads import TokenizedText
-from polyhead.pages.looks import look_at
-from polyhead.pages.page import PageData, write
+from polyhead.interpret.heads import TokenizedText
+from polyhead.viewer.looks import look_at
+from polyhead.viewer.page import PageData, write
 
 pytestmark = pytest.mark.browser
 

@@ -201,7 +201,7 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
             file.write(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("polyhead.writing.save_file", broken)
+    monkeypatch.setattr("polyhead._utils.atomic_write.save_file", broken)
     with pytest.raises(OSError, match="disk full"):
         filled(DenseCache()).save(path)
     assert path.read_bytes() == before

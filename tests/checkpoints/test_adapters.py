@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from polyhead.checkpoints import attach_adapter, load_checkpoint, save_checkpoint
 from polyhead.errors import CheckpointError, ConfigError, InputError, UnsupportedError
-from polyhead.inspection.circuits import HeadCircuits
-from polyhead.interventions.pruning import prune
+from polyhead.interpret.circuits import HeadCircuits
+from polyhead.interpret.pruning import prune
 from polyhead.layers.lora import LoraLinear
 
 peft = pytest.importorskip("peft")

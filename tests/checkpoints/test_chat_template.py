@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from polyhead.checkpoints.chat_template import render_chat
+from polyhead.checkpoints.tokenizers.chat_template import render_chat
 from polyhead.errors import CheckpointError, InputError
 
 USER = [{"role": "user", "content": "hi"}]

@@ -152,7 +152,7 @@ def test_what_cannot_stay_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monkey
         assert torch.equal(kept(ids), unpacked(ids))
     write_coded(tmp_path, LLAMA, *LAYOUTS["packed"])
     wanted = load_checkpoint(tmp_path).model(ids)
-    monkeypatch.setattr("polyhead.checkpoints.hugging_face.code", lambda: None)
+    monkeypatch.setattr("polyhead.checkpoints.formats.hugging_face.code", lambda: None)
     model = load_checkpoint(tmp_path, None).model
     assert matrices(model) == {}
     assert torch.equal(model(ids), wanted)

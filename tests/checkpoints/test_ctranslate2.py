@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuzz.targets import ctranslate2 as tiny
 from polyhead.checkpoints import load_checkpoint, save_checkpoint
-from polyhead.checkpoints.ctranslate2_file import CTranslate2File
+from polyhead.checkpoints.formats.ctranslate2_file import CTranslate2File
 from polyhead.errors import CheckpointError, ConfigError
 
 SIZES = {

@@ -13,7 +13,7 @@ from gguf_tiny import float16_is_exact, write_gguf
 from hf_tiny import DECODERS, Tiny
 
 from polyhead.checkpoints import load_checkpoint
-from polyhead.checkpoints.gguf_file import GGUFFile
+from polyhead.checkpoints.formats.gguf_file import GGUFFile
 from polyhead.config import RopeConfig
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import find_gguf, read_settings

@@ -14,11 +14,11 @@ from hf_tiny import DECODERS, GEMMAS, Tiny
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from polyhead.checkpoints import load_checkpoint
-from polyhead.checkpoints.gguf_file import GGUFFile
-from polyhead.checkpoints.gguf_tokenizer import tokenizer_from_gguf
-from polyhead.checkpoints.gguf_vocabulary import vocabulary
-from polyhead.checkpoints.gguf_writing import quantize_gguf
-from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.checkpoints.formats.gguf_file import GGUFFile
+from polyhead.checkpoints.formats.gguf_writing import quantize_gguf
+from polyhead.checkpoints.tokenizers.gguf_tokenizer import tokenizer_from_gguf
+from polyhead.checkpoints.tokenizers.gguf_vocabulary import vocabulary
+from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.models.quantized import unpacked_state
 from polyhead.quantization import block_type

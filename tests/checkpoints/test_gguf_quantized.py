@@ -14,7 +14,7 @@ from torch import Tensor
 import polyhead as ph
 from polyhead import native
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from polyhead.checkpoints.gguf_file import GGUFFile
+from polyhead.checkpoints.formats.gguf_file import GGUFFile
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
 from polyhead.models import Transformer
 from polyhead.models.eights import round_activations
@@ -96,7 +96,7 @@ def test_types_that_native_code_does_not_read_are_unpacked(
     tiny = Tiny("Llama", SIZES)
     path = write_gguf(tmp_path / "tiny.gguf", tiny.build(), kind=Kind.Q5_1)
     wanted = load_checkpoint(path, None).model
-    monkeypatch.setattr("polyhead.checkpoints.gguf.readable", lambda code, kind: False)
+    monkeypatch.setattr("polyhead.checkpoints.formats.gguf.readable", lambda code, kind: False)
     model = load_checkpoint(path, None).model
     assert not any(isinstance(part, QuantizedMatrix) for part in model.modules())
     assert _alike(model, wanted, tiny.ids())

@@ -18,8 +18,8 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 )
 
 from polyhead.checkpoints import Tokenizer
-from polyhead.checkpoints.gguf_splits import SPLITS
-from polyhead.checkpoints.gguf_tokenizer import tokenizer_from_gguf
+from polyhead.checkpoints.tokenizers.gguf_splits import SPLITS
+from polyhead.checkpoints.tokenizers.gguf_tokenizer import tokenizer_from_gguf
 from polyhead.errors import CheckpointError, ConfigError
 
 TEXTS = (

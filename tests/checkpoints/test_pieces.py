@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyhead.checkpoints.pieces import pieces_of
+from polyhead.checkpoints.tokenizers.pieces import pieces_of
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from polyhead.cli.app import VERBS
 _PRELOADED = (
     *(f"polyhead.cli.{module}" for module in VERBS.values()),
     "polyhead.generation",
-    "polyhead.inspection.heads",
-    "polyhead.pages.page",
-    "polyhead.trace.model",
+    "polyhead.interpret.heads",
+    "polyhead.viewer.page",
+    "polyhead.interpret.trace.model",
     "rich.progress",
     "rich.table",
 )

@@ -10,9 +10,9 @@ import pytest
 import torch
 from process import Run
 
-from polyhead.benchmarks import ROUTINES, peers
-from polyhead.benchmarks.peers import Package
 from polyhead.cli import main
+from polyhead.lab.benchmarks import ROUTINES, peers
+from polyhead.lab.benchmarks.peers import Package
 
 SMALL = ("overhead", "--rounds", "1", "--dtypes", "float32")
 

@@ -67,7 +67,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
     def stopped(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polyhead.comparison.runs.run", stopped)
+    monkeypatch.setattr("polyhead.lab.comparison.runs.run", stopped)
     out = str(tmp_path / "out")
     assert main(["compare", "--data", str(text), "--out", out, "--tokens", "9", *SMALL]) == 130
     assert (

@@ -49,7 +49,7 @@ def test_interrupted_generation_keeps_what_was_written(smollm2: str) -> None:
 
 def test_interrupt_while_a_model_is_loaded_is_quiet(tiny: str) -> None:
     script = (
-        "import sys, polyhead.cli, polyhead.generation.loading as loading, time\n"
+        "import sys, polyhead.cli, polyhead.generation.pipelines.loading as loading, time\n"
         "def load_checkpoint(*_, **__): print('loading', flush=True); time.sleep(60)\n"
         "loading.load_checkpoint = load_checkpoint\n"
         f"sys.exit(polyhead.cli.main(['generate', 'Hello', '--model', {tiny!r}]))"

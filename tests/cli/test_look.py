@@ -89,7 +89,7 @@ def test_what_is_known_of_the_tokens_is_said_before_the_model_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from polyhead.cli.look import look
-    from polyhead.pages import packing
+    from polyhead.viewer import packing
 
     def ran(*arguments: object, **options: object) -> None:
         raise AssertionError("the model ran")

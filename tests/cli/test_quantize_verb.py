@@ -17,7 +17,7 @@ from gguf_tiny import write_gguf
 from hf_tiny import Tiny
 
 from polyhead.checkpoints import load_checkpoint
-from polyhead.checkpoints.gguf_writing import quantize_gguf
+from polyhead.checkpoints.formats.gguf_writing import quantize_gguf
 from polyhead.quantization import block_type
 
 

@@ -305,7 +305,7 @@ def test_second_look_does_nothing_twice_and_loads_nothing_slow(
     run("look", DEMO, "--model", smollm2)
     code = f"""
 import sys
-from polyhead.checkpoints import gguf
+from polyhead.checkpoints.formats import gguf
 from polyhead.cli import main
 from polyhead.models import Transformer
 

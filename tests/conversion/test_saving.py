@@ -57,14 +57,14 @@ def test_layers_that_differ_load_again_bit_for_bit(tmp_path: Path):
 
 
 def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import polyhead.writing
+    import polyhead._utils.atomic_write
 
     new, _ = convert(small("llama"), kv_heads=4)
 
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(polyhead.writing, "save_file", full)
+    monkeypatch.setattr(polyhead._utils.atomic_write, "save_file", full)
     with pytest.raises(CheckpointError, match="No space left"):
         save(new, tmp_path / "new")
     assert not (tmp_path / "new").exists()

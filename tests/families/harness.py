@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from polyhead.checkpoints.gguf_export import as_gguf
-from polyhead.checkpoints.gguf_file import GGUFFile
-from polyhead.checkpoints.hugging_face import read_directory
+from polyhead.checkpoints.formats.gguf_export import as_gguf
+from polyhead.checkpoints.formats.gguf_file import GGUFFile
+from polyhead.checkpoints.formats.hugging_face import read_directory
 from polyhead.errors import ConfigError
 from polyhead.families import families
 from polyhead.planning.weights import counts, pieces

@@ -19,11 +19,12 @@ from tiny import byte_tokenizer, decoder
 import axes
 import matrix
 import polyhead as ph
-from polyhead.generation import LanguageModel, graphs
-from polyhead.generation.options import GenerationOptions
-from polyhead.generation.repeating import RepeatedStep, Repeating
-from polyhead.generation.sampling import Sampler
-from polyhead.generation.steps import DecoderSteps
+from polyhead.generation import LanguageModel
+from polyhead.generation.decoding import graphs
+from polyhead.generation.decoding.options import GenerationOptions
+from polyhead.generation.decoding.repeating import RepeatedStep, Repeating
+from polyhead.generation.decoding.sampling import Sampler
+from polyhead.generation.decoding.steps import DecoderSteps
 
 PROMPT, COUNT = [5, 7, 9, 2, 4], 75
 SIZES = (16, 32, 40, 64, 80, 96, 128, 256)

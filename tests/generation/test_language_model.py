@@ -169,7 +169,7 @@ def test_statistics_count_tokens_time_and_cache(model: LanguageModel) -> None:
 def test_time_of_the_reader_is_not_counted(
     model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polyhead.generation import stream as module
+    from polyhead.generation.decoding import stream as module
 
     clock = iter(range(1000))
     monkeypatch.setattr(module, "perf_counter", lambda: next(clock))

@@ -14,7 +14,7 @@ from pairs import EOS, LANGUAGES, letters, make_pair, their_texts, write_tokeniz
 
 import polyhead as ph
 from polyhead.checkpoints import Tokenizer, load_checkpoint, save_checkpoint
-from polyhead.checkpoints.sentencepiece_tokenizer import from_sentencepiece
+from polyhead.checkpoints.tokenizers.sentencepiece_tokenizer import from_sentencepiece
 
 SENTENCE = "the cat sat on mat dogs and house is wonderful small frog teacher über naïve 東京"
 TEXTS = ["the cat sat", "  a house  on mat", "über naïve 東京 ☃☃x", "the </s> cat", "A"]

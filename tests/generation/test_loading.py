@@ -10,7 +10,7 @@ import torch
 from tiny import byte_tokenizer, decoder, encoder, write_decoder
 
 import polyhead as ph
-from polyhead.generation import loading
+from polyhead.generation.pipelines import loading
 
 
 def test_directory_loads_as_the_model_it_holds(tmp_path: Path) -> None:

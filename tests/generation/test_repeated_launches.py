@@ -19,7 +19,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from replaying import WAITING, Recording, Replayed
 from test_repeated_steps import FAMILIES, ordinary, running_of, tokens_of
 
-from polyhead.generation import graphs
+from polyhead.generation.decoding import graphs
 from polyhead.kernels.triton import kernel, launch
 
 COUNT = 14

@@ -19,13 +19,14 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
-from polyhead.generation import LanguageModel, graphs
-from polyhead.generation.options import GenerationOptions
-from polyhead.generation.repeating import AHEAD, RepeatedStep, Repeating
-from polyhead.generation.repeating import tokens_of as rows_of
-from polyhead.generation.sampling import Sampler
-from polyhead.generation.search import draw
-from polyhead.generation.steps import DecoderSteps
+from polyhead.generation import LanguageModel
+from polyhead.generation.decoding import graphs
+from polyhead.generation.decoding.options import GenerationOptions
+from polyhead.generation.decoding.repeating import AHEAD, RepeatedStep, Repeating
+from polyhead.generation.decoding.repeating import tokens_of as rows_of
+from polyhead.generation.decoding.sampling import Sampler
+from polyhead.generation.decoding.search import draw
+from polyhead.generation.decoding.steps import DecoderSteps
 from polyhead.models import Transformer
 
 RMS, LAYER = NormConfig("rmsnorm", bias=False), NormConfig("layernorm")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyhead.generation.sampling import Sampler, Sampling
+from polyhead.generation.decoding.sampling import Sampler, Sampling
 
 LOGITS = torch.tensor([2.0, 0.0, 3.0, -1.0, 1.0])
 

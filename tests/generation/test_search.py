@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from polyhead.caches import Quantized
 from polyhead.checkpoints import load_checkpoint
-from polyhead.generation.batch import continued
-from polyhead.generation.options import GenerationOptions
+from polyhead.generation.decoding.batch import continued
+from polyhead.generation.decoding.options import GenerationOptions
 
 VOCABULARY, EOS = 40, 7
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import InputError
-from polyhead.generation import sound
+from polyhead.generation.pipelines import sound
 
 
 def _wav(kind: int, bits: int, data: bytes, *, channels: int = 1, rate: int = 16_000) -> bytes:

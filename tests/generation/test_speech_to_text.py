@@ -16,9 +16,10 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead.checkpoints import find
-from polyhead.checkpoints.ctranslate2_file import CTranslate2File
+from polyhead.checkpoints.formats.ctranslate2_file import CTranslate2File
 from polyhead.errors import InputError, ModelNotFoundError
-from polyhead.generation import SpeechToText, sound
+from polyhead.generation import SpeechToText
+from polyhead.generation.pipelines import sound
 
 pytestmark = pytest.mark.model
 

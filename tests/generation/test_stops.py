@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polyhead.generation.stops import StopTexts
+from polyhead.generation.decoding.stops import StopTexts
 
 
 def _run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:

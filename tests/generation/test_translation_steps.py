@@ -15,9 +15,9 @@ from polyhead.config import (
     NormConfig,
     TransformerConfig,
 )
-from polyhead.generation.options import GenerationOptions
-from polyhead.generation.search import BeamSearch
-from polyhead.generation.steps import TranslationSteps
+from polyhead.generation.decoding.options import GenerationOptions
+from polyhead.generation.decoding.search import BeamSearch
+from polyhead.generation.decoding.steps import TranslationSteps
 from polyhead.models import Transformer
 from polyhead.semantics import KeyLengths
 

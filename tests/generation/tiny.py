@@ -9,7 +9,7 @@ import tokenizers
 import torch
 from safetensors.torch import save_file
 
-from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead import functional
-from polyhead.kernels import KERNELS, SwitchedOffError
+from polyhead.kernels import KERNELS, SwitchedOffError, dispatch
 from polyhead.kernels.triton import blocks, kernel, self_test, waiting
 
 CUDA = torch.device("cuda")
@@ -96,7 +95,7 @@ def test_a_kernel_that_fails_to_compile_hands_the_call_to_the_next(monkeypatch):
     assert len(asked) == 1
     with pytest.raises(SwitchedOffError, match="does not compile"):
         ph.attention(q, k, v, kernel=first.name)
-    assert functional.explain(q, k, v).kernel != first.name
+    assert dispatch.explain(q, k, v).kernel != first.name
 
 
 def test_doctor_says_what_is_switched_off(monkeypatch):

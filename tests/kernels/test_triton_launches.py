@@ -19,7 +19,7 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
-from polyhead.generation.steps import DecoderSteps
+from polyhead.generation.decoding.steps import DecoderSteps
 from polyhead.kernels import KERNELS
 from polyhead.kernels.triton import kernel, launch
 from polyhead.models import Transformer, inputs

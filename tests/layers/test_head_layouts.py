@@ -35,7 +35,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
-from polyhead.interventions.pruning import prune
+from polyhead.interpret.pruning import prune
 from polyhead.layers import (
     DifferentialAttention,
     DifferentialAttentionConfig,

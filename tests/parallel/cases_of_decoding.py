@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 import polyhead as ph
 from polyhead import parallel
 from polyhead.caches import Quantized
-from polyhead.generation.batch import continued
-from polyhead.generation.options import GenerationOptions
+from polyhead.generation.decoding.batch import continued
+from polyhead.generation.decoding.options import GenerationOptions
 from polyhead.parallel.experts import check_experts
 from polyhead.parallel.ranks import Ranks
 

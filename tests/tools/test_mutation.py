@@ -10,10 +10,9 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+from changes import cpp_changes, draw
 
-from changes import cpp_changes, draw  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 FILES = {
     "src/polyhead/__init__.py": "",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.checks import needed
+from polyhead._utils.checks import needed
 from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,

@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_former_state_whole(
         Path(path).write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("polyhead.writing.save_file", full)
+    monkeypatch.setattr("polyhead._utils.atomic_write.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         list(steps)
     assert run.state_file.read_bytes() == before

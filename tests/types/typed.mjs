@@ -6,6 +6,6 @@ const TYPED = ["look", "file", "server", "state", "packed", "dom", "texts", "col
 
 const { stdout, error } = spawnSync("npx", ["tsc", "-p", "pages.json", "--noImplicitAny"], { encoding: "utf8" });
 if (error) throw error;
-const found = stdout.split("\n").filter((line) => TYPED.some((name) => line.includes(`/pages/page/${name}.js(`)));
+const found = stdout.split("\n").filter((line) => TYPED.some((name) => line.includes(`/viewer/page/${name}.js(`)));
 console.error(found.join("\n"));
 process.exit(found.length ? 1 : 0);

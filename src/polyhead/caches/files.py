@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polyhead.checks import shown
+from polyhead._utils.atomic_write import write_tensors
+from polyhead._utils.checks import shown
+from polyhead._utils.paths import kind_of, size_of
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
-from polyhead.reading import kind_of, size_of
-from polyhead.writing import write_tensors
 
 _KEY = "polyhead.cache"
 _VERSION = 1

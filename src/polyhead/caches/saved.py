@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead._utils.checks import flag, one_of, whole
 from polyhead.caches.contents import Shape
 from polyhead.caches.sizes import Layout, Quantized, Storage, Store
-from polyhead.checks import flag, one_of, whole
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MOST = 1 << 48

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.errors import ConfigError
 
 BLOCK = 64

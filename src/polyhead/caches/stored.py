@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from polyhead._utils.checks import whole
 from polyhead.caches.arrivals import Arrivals, arrivals
 from polyhead.caches.codecs import Stream
 from polyhead.caches.contents import Contents, Shape, latent_of
@@ -25,7 +26,6 @@ from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import row_by_row, view, with_chunk
-from polyhead.checks import whole
 from polyhead.semantics.sources import KeyValueSource, are_first_features
 from polyhead.semantics.tokens import repeated_step
 

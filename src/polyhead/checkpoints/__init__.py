@@ -14,11 +14,11 @@ from polyhead.checkpoints.catalogue import (
     find,
 )
 from polyhead.checkpoints.converted import cache_directory
+from polyhead.checkpoints.formats.parts import Progress
 from polyhead.checkpoints.load import Checkpoint, load_checkpoint
-from polyhead.checkpoints.parts import Progress
 from polyhead.checkpoints.save import save_checkpoint
-from polyhead.checkpoints.stream import StreamDecoder
-from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.checkpoints.tokenizers.stream import StreamDecoder
+from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
     "Adapter",

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from polyhead.checkpoints.formats.safetensors_files import read_tensor_file
 from polyhead.checkpoints.json_file import read_json
-from polyhead.checkpoints.safetensors_files import read_tensor_file
 from polyhead.errors import CheckpointError, shortened
 from polyhead.families.common.keys import Keys
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polyhead._utils.atomic_write import write_tensors
 from polyhead.checkpoints import adapters
 from polyhead.checkpoints.json_file import write_json
 from polyhead.config import TransformerConfig
@@ -29,7 +30,6 @@ from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.lora import LoraLinear
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models.transformer import Transformer
-from polyhead.writing import write_tensors
 
 _HALVES = (torch.bfloat16, torch.float16)
 

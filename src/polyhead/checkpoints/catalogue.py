@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from polyhead._utils.checks import meant
+from polyhead._utils.paths import kind_of, size_of
 from polyhead.checkpoints.joined import join
-from polyhead.checks import meant
 from polyhead.errors import CheckpointError, ModelNotFoundError, shortened
-from polyhead.reading import kind_of, size_of
 
 Format = Literal["gguf", "hugging_face", "ctranslate2"]
 

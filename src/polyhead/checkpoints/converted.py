@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyhead._utils.atomic_write import write_tensors
+from polyhead.checkpoints.formats.parts import Parts
+from polyhead.checkpoints.formats.safetensors_files import WEIGHTS, read_tensor_file
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json, write_json
-from polyhead.checkpoints.parts import Parts
-from polyhead.checkpoints.safetensors_files import WEIGHTS, read_tensor_file
-from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
-from polyhead.writing import write_tensors
 
 # Increased whenever the result of a conversion or its file format changes.
 FORMAT = 3

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from polyhead._utils.atomic_write import replacing
 from polyhead.checkpoints.converted import cache_directory
 from polyhead.errors import CheckpointError
-from polyhead.writing import replacing
 
 
 def join(parts: Sequence[Path]) -> Path:

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from polyhead._utils.paths import size_of
 from polyhead.errors import CheckpointError, shortened
-from polyhead.reading import size_of
 
 _MOST_BYTES = 32 << 20
 """Most bytes of a JSON file: ten times the longest known tensor index. Parsed, it takes about eight

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from polyhead._utils.paths import kind_of
 from polyhead.checkpoints import adapters
 from polyhead.checkpoints.catalogue import find
 from polyhead.checkpoints.converted import read_copy, write_copy
-from polyhead.checkpoints.ctranslate2 import read_ctranslate2
+from polyhead.checkpoints.formats.ctranslate2 import read_ctranslate2
+from polyhead.checkpoints.formats.gguf import read_gguf
+from polyhead.checkpoints.formats.hugging_face import read_directory
+from polyhead.checkpoints.formats.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.generation_config import GenerationConfig
-from polyhead.checkpoints.gguf import read_gguf
-from polyhead.checkpoints.hugging_face import read_directory
-from polyhead.checkpoints.parts import Parts, Progress, no_progress
-from polyhead.checkpoints.tokenizer import Tokenizer
+from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError, shortened
 from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.models.quantized import put_blocks, quantizable
 from polyhead.models.transformer import Transformer
 from polyhead.quantization import unpack
-from polyhead.reading import kind_of
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
+from polyhead._utils.paths import size_of
 from polyhead.errors import CheckpointError
-from polyhead.reading import size_of
 
 
 def mapped(path: Path, what: str, least: int, *, private: bool = False) -> mmap.mmap:

@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from polyhead._utils.atomic_write import write_tensors
 from polyhead.checkpoints import generation_config
-from polyhead.checkpoints.hugging_face import POOLING, own_config, pooling_config
+from polyhead.checkpoints.formats.hugging_face import POOLING, own_config, pooling_config
+from polyhead.checkpoints.formats.safetensors_files import INDEX, WEIGHTS
 from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.load import Checkpoint
-from polyhead.checkpoints.safetensors_files import INDEX, WEIGHTS
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import find_family, write_config
 from polyhead.layers.lora import LoraLinear
 from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.models.quantized import unpacked_state
-from polyhead.writing import write_tensors
 
 _CONFIG = "config.json"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from polyhead.generation import Generation, TextToText
-    from polyhead.inspection.reading import SourceAlignment
+    from polyhead.interpret.reading import SourceAlignment
 
 ABOVE = 0.8
 """Heads with this share of the best score are used: in a translation, others point elsewhere."""
@@ -45,7 +45,7 @@ class Aligned:
         """The alignment of what ``model.generate(text, **arguments)`` made."""
         import torch
 
-        from polyhead.inspection.reading import align
+        from polyhead.interpret.reading import align
 
         source, start = model.both_ids(text, **arguments)
         ids = torch.tensor(source, device="cpu"), [*start, *made.ids]
@@ -74,9 +74,9 @@ class Aligned:
         from rich.table import Table
         from rich.text import Text
 
+        from polyhead._utils.texts.labels import head_name, isolated, label
         from polyhead.cli.encoding import plain
         from polyhead.cli.terminal import console
-        from polyhead.texts.labels import head_name, isolated, label
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
         for heading in ("written", "reads", "weight", ""):
@@ -112,8 +112,8 @@ class Aligned:
         Raises:
             OSError: The file cannot be written.
         """
-        from polyhead.pages.drawing import draw_alignment
-        from polyhead.writing import replacing
+        from polyhead._utils.atomic_write import replacing
+        from polyhead.viewer.drawing import draw_alignment
 
         picture = draw_alignment(self.found.weights, self.source, self.target, title=title)
         with replacing(out) as draft:

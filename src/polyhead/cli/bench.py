@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     import torch
 
-    from polyhead.benchmarks import Result, Settings
+    from polyhead.lab.benchmarks import Result, Settings
 
 
 def bench(
@@ -51,8 +51,8 @@ def bench(
     """
     import torch
 
-    from polyhead.benchmarks import Settings, chosen
     from polyhead.cli.terminal import print_json
+    from polyhead.lab.benchmarks import Settings, chosen
 
     settings = Settings(quick, _dtypes(dtypes), rounds, _device(device))
     picked = chosen(routines or [], settings.device)
@@ -60,7 +60,7 @@ def bench(
     with torch.no_grad():
         report, found = _run(picked, settings, show=not json)
     if plot is not None:
-        from polyhead.benchmarks.plot import plot as drawn
+        from polyhead.lab.benchmarks.plot import plot as drawn
 
         plot.write_text(drawn(found), encoding="utf-8")
     print_json(report, indent=None)
@@ -70,11 +70,11 @@ def _run(
     picked: dict[str, Any], settings: Settings, *, show: bool
 ) -> tuple[dict[str, Any], dict[str, list[Result]]]:
     """Every routine in turn; tables as they come, if wanted."""
-    from polyhead.benchmarks import measure
-    from polyhead.benchmarks import peers as others
-    from polyhead.benchmarks.report import document, means_table, table
     from polyhead.cli.doctor import machine, versions
     from polyhead.cli.terminal import console, progress
+    from polyhead.lab.benchmarks import measure
+    from polyhead.lab.benchmarks import peers as others
+    from polyhead.lab.benchmarks.report import document, means_table, table
 
     screen = console()
     peers = dict.fromkeys(peer for routine in picked.values() for peer in routine.meets(settings))

@@ -142,7 +142,7 @@ def _clear(talk: Conversation) -> str:
 def _save(talk: Conversation, name: str) -> str:
     import json
 
-    from polyhead.writing import replacing
+    from polyhead._utils.atomic_write import replacing
 
     if not name:
         return "/save needs a FILE"

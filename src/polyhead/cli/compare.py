@@ -13,8 +13,8 @@ from polyhead.cli.options import duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from polyhead.comparison.experiment import Experiment, Finish
-    from polyhead.comparison.variants import Variant
+    from polyhead.lab.comparison.experiment import Experiment, Finish
+    from polyhead.lab.comparison.variants import Variant
 
 compare_app = typer.Typer()
 
@@ -88,11 +88,11 @@ def compare(
     """
     if context.invoked_subcommand is not None:
         return
-    from polyhead.checks import one_of
-    from polyhead.comparison.runs import Schedule
-    from polyhead.comparison.variants import Sizes
-    from polyhead.comparison.variants import variants as named
+    from polyhead._utils.checks import one_of
     from polyhead.errors import InputError
+    from polyhead.lab.comparison.runs import Schedule
+    from polyhead.lab.comparison.variants import Sizes
+    from polyhead.lab.comparison.variants import variants as named
 
     one_of("--stage", stage, ("all", "train", "measure", "report"), error=InputError)
     _check_seeds(seeds)
@@ -146,9 +146,9 @@ def heads(
     if not text:
         _task(counts, seeds, steps, json=json)
         return
-    from polyhead.comparison.heads import redundancy
-    from polyhead.comparison.runs import Schedule
-    from polyhead.comparison.variants import Sizes, variants
+    from polyhead.lab.comparison.heads import redundancy
+    from polyhead.lab.comparison.runs import Schedule
+    from polyhead.lab.comparison.variants import Sizes, variants
 
     usual = 8  # the number of heads of the reference, mha
     names = [f"heads:{count}" for count in counts if count != usual]
@@ -192,9 +192,9 @@ def _begun(
     from dataclasses import replace
 
     from polyhead.cli.terminal import progress
-    from polyhead.comparison import corpus, experiment
-    from polyhead.comparison.variants import REFERENCE, variant
     from polyhead.errors import InputError
+    from polyhead.lab.comparison import corpus, experiment
+    from polyhead.lab.comparison.variants import REFERENCE, variant
 
     if (tokens is None) == (budget is None):
         raise InputError("give --tokens or --budget, one of them: how much each run reads")
@@ -211,8 +211,8 @@ def _begun(
 
 def _resumed(out: Path, fixed: dict[str, Any]) -> Experiment:
     """The comparison in ``out``; options that it has fixed are refused."""
-    from polyhead.comparison.experiment import Experiment
     from polyhead.errors import InputError
+    from polyhead.lab.comparison.experiment import Experiment
 
     given = [name for name, value in fixed.items() if value]
     if given:
@@ -249,9 +249,9 @@ def _report(
     import warnings
 
     from polyhead.cli.terminal import console, print_json, progress
-    from polyhead.comparison import report
-    from polyhead.comparison.measure import speeds
-    from polyhead.comparison.page import page, plot
+    from polyhead.lab.comparison import report
+    from polyhead.lab.comparison.measure import speeds
+    from polyhead.lab.comparison.page import page, plot
 
     known = experiment.speeds()
     wanted = chosen if stage == "measure" else [each for each in chosen if each.name not in known]
@@ -280,7 +280,7 @@ def _task(counts: Sequence[int], seeds: int, steps: int, *, json: bool) -> None:
     from rich.table import Table
 
     from polyhead.cli.terminal import console, print_json, progress
-    from polyhead.comparison.heads import Namer, summary, sweep
+    from polyhead.lab.comparison.heads import Namer, summary, sweep
 
     for count in counts:
         Namer(count)  # refuses sizes that do not divide, before training

@@ -77,7 +77,7 @@ def convert(
     """
     from dataclasses import asdict
 
-    from polyhead.checks import one_of
+    from polyhead._utils.checks import one_of
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import console, print_json, progress
     from polyhead.conversion import convert as convert_model

@@ -25,14 +25,14 @@ def learn(
     """
     import webbrowser
 
+    from polyhead._utils.texts import Texts, language_of
     from polyhead.cli.look_files import check_writable
     from polyhead.cli.terminal import progress
-    from polyhead.texts import Texts, language_of
 
     said = Texts(language_of(lang), "learn")
     check_writable(out)
     with progress(said("writing")):
-        from polyhead.lesson import write
+        from polyhead.viewer.lesson import write
 
         try:
             write(out, lang)

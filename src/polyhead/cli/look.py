@@ -154,11 +154,11 @@ def look(
     Prints the continuation that the model writes, then the heads that look most strongly from one
     word to another, and writes a page with all heads that opens in any browser.
     """
+    from polyhead._utils.texts import language_of
     from polyhead.cli.look_files import check_writable
     from polyhead.cli.look_translation import look_at_translation
     from polyhead.cli.models import load_any
     from polyhead.cli.terminal import read_text
-    from polyhead.texts import language_of
 
     language = language_of(lang)
     pair = _pair_of(pair, query, key)
@@ -211,7 +211,7 @@ def _look_at_heads(
     """Looks at a decoder or an encoder; ``labelled`` are the texts on which heads are labelled."""
     from polyhead.cli.look_examine import check, examine
     from polyhead.cli.look_files import reason_against_page
-    from polyhead.inspection.heads import TokenizedText
+    from polyhead.interpret.heads import TokenizedText
 
     tokens = TokenizedText.of(model.tokenizer, text)
     heads = wanted.ablated, wanted.drawn
@@ -243,10 +243,10 @@ def _refuse_options(model: str, given: Mapping[str, object]) -> None:
 
 def _present(found: Found, wanted: _Wanted, refusal: str | None) -> None:
     """Writes the picture or the page, and says what was found as JSON or in the terminal."""
+    from polyhead._utils.texts import Texts
     from polyhead.cli.look_files import write_page, write_picture
     from polyhead.cli.look_table import as_data, show
     from polyhead.cli.terminal import print_json
-    from polyhead.texts import Texts
 
     page = wanted.page and refusal is None
     if wanted.drawn:

@@ -11,11 +11,11 @@ from polyhead.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
     from polyhead.generation import Generation, LanguageModel, TextEncoder
-    from polyhead.inspection.finding import HeadScores
-    from polyhead.inspection.heads import HeadLook, Pair, TokenizedText
-    from polyhead.inspection.probe import Probe
+    from polyhead.interpret.finding import HeadScores
+    from polyhead.interpret.heads import HeadLook, Pair, TokenizedText
+    from polyhead.interpret.probe import Probe
     from polyhead.models.parts import HeadsByLayer
-    from polyhead.pages.looks import Look
+    from polyhead.viewer.looks import Look
 
     Model = LanguageModel | TextEncoder
 
@@ -75,7 +75,7 @@ def check(
         ContextLengthError: More tokens than the model's context.
         InputError: A layer, a head or a word that is not there.
     """
-    from polyhead.inspection.heads import find_pair
+    from polyhead.interpret.heads import find_pair
     from polyhead.models.parts import checked_heads
 
     most, count = model.config.max_positions, len(model.config.layers)
@@ -118,8 +118,8 @@ def examine(
         echo: Whether the continuation is printed while it is written.
     """
     from polyhead.generation import LanguageModel
-    from polyhead.inspection.heads import rank_heads
-    from polyhead.pages.looks import without
+    from polyhead.interpret.heads import rank_heads
+    from polyhead.viewer.looks import without
 
     written = None
     next_tokens = _next_tokens(model, tokens, ablated)
@@ -140,7 +140,7 @@ def _next_tokens(
     model: Model, tokens: TokenizedText, heads: HeadsByLayer
 ) -> tuple[NextTokens, NextTokens] | None:
     """The likeliest next tokens as they are and without some heads; None of an encoder."""
-    from polyhead.pages.looks import next_token, without
+    from polyhead.viewer.looks import next_token, without
 
     if not heads or model.config.kind != "decoder":
         return None
@@ -182,7 +182,7 @@ def _continue(model: LanguageModel, text: str, max_new_tokens: int, *, show: boo
 def _run(name: str, model: Model, tokens: TokenizedText, ablated: HeadsByLayer) -> Look:
     """One run on the text, with statistics of every head."""
     from polyhead.cli.terminal import progress
-    from polyhead.pages.looks import look_at
+    from polyhead.viewer.looks import look_at
 
     with progress("looking at every head") as advance:
         look = look_at(name, model, tokens, ablated)
@@ -196,7 +196,7 @@ def _choose_pair(
     seen: Probe, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
 ) -> tuple[Pair, bool]:
     """The pair to show, and whether it was found on this text."""
-    from polyhead.inspection.heads import find_pair, strongest_pair
+    from polyhead.interpret.heads import find_pair, strongest_pair
 
     if pair is not None:
         return find_pair(tokens, *pair, causal=causal), False
@@ -209,7 +209,7 @@ def _choose_pair(
 def _scores(model: Model, texts: Sequence[str], pair: tuple[str, str] | None) -> HeadScores:
     """What each head scores for each label."""
     from polyhead.cli.terminal import progress
-    from polyhead.inspection.finding import score_heads
+    from polyhead.interpret.finding import score_heads
 
     with progress("finding what the heads do"):
         return score_heads(model, texts, pair=pair)

@@ -37,7 +37,7 @@ def write_picture(out: Path, found: Found, heads: HeadsByLayer) -> None:
         InputError: A layer or head that is not there.
         OSError: The file cannot be written.
     """
-    from polyhead.pages.drawing import draw_heads
+    from polyhead.viewer.drawing import draw_heads
 
     tokens = found.tokens
     title = f"{found.name}: {tokens.text}"
@@ -56,8 +56,8 @@ def write_page(out: Path, found: Found, language: str | None) -> None:
         OSError: The file cannot be written.
     """
     from polyhead.cli.terminal import progress
-    from polyhead.pages.look_page import page_data
-    from polyhead.pages.page import write
+    from polyhead.viewer.look_page import page_data
+    from polyhead.viewer.page import write
 
     with progress("writing the page"):
         data = page_data(
@@ -77,7 +77,7 @@ def write_page(out: Path, found: Found, language: str | None) -> None:
 def reason_against_page(model: Model, length: int) -> str | None:
     """Why there can be no page of so many tokens or of such heads; known before the model runs."""
     from polyhead.models.parts import head_count
-    from polyhead.pages.packing import FLOAT16_BYTES
+    from polyhead.viewer.packing import FLOAT16_BYTES
 
     layers = len(model.config.layers)
     heads = sum(head_count(model.transformer, layer) for layer in range(layers))

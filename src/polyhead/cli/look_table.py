@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from polyhead._utils.texts import Texts
     from polyhead.cli.look_examine import Found
-    from polyhead.inspection.finding import HeadLabel, HeadScores
-    from polyhead.inspection.heads import HeadLook, Pair
-    from polyhead.texts import Texts
+    from polyhead.interpret.finding import HeadLabel, HeadScores
+    from polyhead.interpret.heads import HeadLook, Pair
 
 _ROWS = 10
 _BAR_CELLS = 10
@@ -59,7 +59,7 @@ def _number(value: float) -> float | None:
 
 def show(found: Found, language: str = "en") -> None:
     """Prints the next tokens without ablated heads, the heads of the pair, and the labels."""
-    from polyhead.texts import Texts
+    from polyhead._utils.texts import Texts
 
     said = Texts(language, "look")
     if found.next_tokens is not None:
@@ -88,7 +88,7 @@ def _show_pair(pair: Pair, remark: str, said: Texts) -> None:
 
 
 def _quoted(word: str) -> str:
-    from polyhead.texts.labels import isolated, label
+    from polyhead._utils.texts.labels import isolated, label
 
     return f"'{isolated(label(word))}'"
 
@@ -98,9 +98,9 @@ def _show_heads(looks: Sequence[HeadLook], said: Texts) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from polyhead._utils.texts import Texts
+    from polyhead._utils.texts.labels import head_name
     from polyhead.cli.terminal import console
-    from polyhead.texts import Texts
-    from polyhead.texts.labels import head_name
 
     screen = console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
@@ -131,10 +131,10 @@ def _show_labels(scores: HeadScores, said: Texts) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from polyhead._utils.texts.labels import head_name
     from polyhead.cli.encoding import plain
     from polyhead.cli.terminal import console
-    from polyhead.inspection.finding import CRITERIA
-    from polyhead.texts.labels import head_name
+    from polyhead.interpret.finding import CRITERIA
 
     texts = len(scores.by_text["sink"])
     labels = scores.labels()
@@ -163,7 +163,7 @@ def _show_labels(scores: HeadScores, said: Texts) -> None:
 
 def _labels_as_data(labels: Sequence[HeadLabel]) -> list[dict[str, Any]]:
     """All labels with their scores, thresholds and where the thresholds come from."""
-    from polyhead.inspection.finding import CRITERIA
+    from polyhead.interpret.finding import CRITERIA
 
     return [
         asdict(entry)
@@ -184,9 +184,9 @@ def _show_next(
     from rich.table import Table
     from rich.text import Text
 
+    from polyhead._utils.texts.labels import isolated, visible
     from polyhead.cli.encoding import plain
     from polyhead.cli.terminal import console
-    from polyhead.texts.labels import isolated, visible
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
     table.add_column(said("next"))

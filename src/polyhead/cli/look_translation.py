@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from polyhead.generation import TextToText
-    from polyhead.pages.looks import Look
+    from polyhead.viewer.looks import Look
 
 _ROWS = 10
 
@@ -31,7 +31,7 @@ class Translation:
     ) -> Translation:
         """What ``model.generate(text, **arguments)`` writes, read once more under a probe."""
         from polyhead.cli.terminal import progress
-        from polyhead.pages.looks import look_through
+        from polyhead.viewer.looks import look_through
 
         with progress("writing, and looking at every head"):
             return cls(look_through(name, model, text, arguments, {}))
@@ -83,8 +83,8 @@ class Translation:
         from rich.table import Table
         from rich.text import Text
 
+        from polyhead._utils.texts.labels import head_name
         from polyhead.cli.terminal import BOLD, console, write_text
-        from polyhead.texts.labels import head_name
 
         write_text(self.look.written + "\n", style=BOLD)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
@@ -115,8 +115,8 @@ class Translation:
 
     def reason_against_page(self) -> str | None:
         """Why there can be no page of so many tokens."""
-        from polyhead.pages.look_page import stored_weights
-        from polyhead.pages.packing import FLOAT16_BYTES
+        from polyhead.viewer.look_page import stored_weights
+        from polyhead.viewer.packing import FLOAT16_BYTES
 
         if stored_weights(self.look) * 2 > FLOAT16_BYTES:
             return f"{len(self.look.ids):,} tokens of source and text are too many for one page"
@@ -128,8 +128,8 @@ class Translation:
         Raises:
             OSError: The file cannot be written.
         """
-        from polyhead.pages.look_page import page_data
-        from polyhead.pages.page import write
+        from polyhead.viewer.look_page import page_data
+        from polyhead.viewer.page import write
 
         look = self.look
         sources = [] if look.alignment is None else look.alignment.sources.tolist()
@@ -167,8 +167,8 @@ def look_at_translation(
         languages: Languages of the terminal and of the page, where None is the browser's.
         json: Whether all is said as JSON.
     """
+    from polyhead._utils.texts import Texts
     from polyhead.cli.terminal import print_json
-    from polyhead.texts import Texts
 
     said = {key: value for key, value in arguments.items() if value is not None}
     found = Translation.of(name, model, text, said)

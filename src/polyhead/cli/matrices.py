@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from polyhead._utils.texts.labels import isolated, label
 from polyhead.cli.encoding import plain
-from polyhead.texts.labels import isolated, label
 
 Block = list[Text]
 

@@ -8,7 +8,7 @@ from polyhead.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from polyhead.generation import LanguageModel, TextEncoder, TextToText
-    from polyhead.generation.loading import Model
+    from polyhead.generation.pipelines.loading import Model
 
 Expected = TypeVar("Expected")
 

@@ -46,8 +46,8 @@ def perplexity(
 
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import console, print_json, progress, read_text
-    from polyhead.evaluation import perplexity as evaluate
     from polyhead.generation import LanguageModel
+    from polyhead.training.evaluation import perplexity as evaluate
 
     texts = [read_text(None, file) for file in files]
     loaded = load_expecting(model, dtype, LanguageModel, activations=activations)

@@ -39,7 +39,7 @@ def quantize(
     Example: polyhead quantize smollm2 --type Q4_K --out smollm2-q4_k.gguf
     """
     from polyhead.checkpoints import find
-    from polyhead.checkpoints.gguf_writing import quantize_gguf
+    from polyhead.checkpoints.formats.gguf_writing import quantize_gguf
     from polyhead.cli.terminal import console, print_json, progress, read_text
     from polyhead.errors import InputError, UnsupportedError
     from polyhead.quantization import block_type
@@ -82,8 +82,8 @@ def _measured(path: Path, texts: list[str]) -> dict[str, Any]:
     from pydoc_data.topics import topics
 
     from polyhead.cli.terminal import progress
-    from polyhead.evaluation import perplexity
     from polyhead.generation import LanguageModel, load
+    from polyhead.training.evaluation import perplexity
 
     with progress(f"loading {path}") as advance:
         model: Any = load(path, progress=advance)

@@ -31,13 +31,13 @@ def serve(
     try:
         import uvicorn
 
-        from polyhead.pages.connections import configuration
-        from polyhead.pages.server import application, new_token
+        from polyhead.viewer.connections import configuration
+        from polyhead.viewer.server import application, new_token
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"--serve needs {error.name}: pip install 'polyhead[serve]'"
         ) from error
-    from polyhead.pages.studio import Studio
+    from polyhead.viewer.studio import Studio
 
     studio = Studio(lambda name: load_any(name, dtype), _choices(models))
     token = new_token()

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from polyhead.texts import Texts
-    from polyhead.trace.steps import Step, Trace
+    from polyhead._utils.texts import Texts
+    from polyhead.interpret.trace.steps import Step, Trace
 
 _MOST_TERMS = 8
 _MOST_TOKENS = 16
@@ -55,9 +55,9 @@ def trace(
     Without arguments: a built-in example of three words, d_model = 4 and two heads, small enough to
     follow with a pencil.
     """
+    from polyhead._utils.texts import language_of
     from polyhead.cli.terminal import console, print_json
     from polyhead.errors import InputError
-    from polyhead.texts import language_of
 
     language = language_of(lang)
     if input is not None and model is not None:
@@ -69,7 +69,7 @@ def trace(
     elif input is not None:
         result = _of_file(input, language)
     else:
-        from polyhead.trace.steps import example_trace
+        from polyhead.interpret.trace.steps import example_trace
 
         result = example_trace(language)
     if json:
@@ -79,10 +79,10 @@ def trace(
 
 
 def _of_file(path: Path, language: str) -> Trace:
+    from polyhead._utils.texts import Texts
     from polyhead.cli.terminal import read_file
-    from polyhead.texts import Texts
-    from polyhead.trace.document import parse_trace_json
-    from polyhead.trace.steps import trace_attention
+    from polyhead.interpret.trace.document import parse_trace_json
+    from polyhead.interpret.trace.steps import trace_attention
 
     title = Texts(language, "trace")("title_file", name=path.name)
     return trace_attention(parse_trace_json(read_file(path), str(path)), title, language=language)
@@ -97,8 +97,8 @@ def _of_model(
     content = read_text(text, file)
     loaded = load_reader(model)
 
-    from polyhead.inspection.heads import TokenizedText
-    from polyhead.trace.model import trace_model
+    from polyhead.interpret.heads import TokenizedText
+    from polyhead.interpret.trace.model import trace_model
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
     return trace_model(loaded, tokens.ids, layer, head, tokens.pieces, language=language)
@@ -109,7 +109,7 @@ def show(trace: Trace, screen: Console, language: str = "en") -> None:
     from rich.rule import Rule
     from rich.text import Text
 
-    from polyhead.texts import Texts
+    from polyhead._utils.texts import Texts
 
     said = Texts(language, "trace")
 

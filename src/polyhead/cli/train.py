@@ -54,7 +54,7 @@ def train(
 
     Example: polyhead train translate-numbers
     """
-    from polyhead.checks import needed
+    from polyhead._utils.checks import needed
     from polyhead.cli.terminal import console
 
     needed("accelerate", "polyhead[train]")  # refuse before anything is read

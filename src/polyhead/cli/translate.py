@@ -12,8 +12,8 @@ from polyhead.errors import InputError
 if TYPE_CHECKING:
     from polyhead.cli.alignment import Aligned
     from polyhead.generation import Generation, TextToText
-    from polyhead.generation.speech_to_text import Segment
-    from polyhead.inspection.word_times import Word
+    from polyhead.generation.pipelines.speech_to_text import Segment
+    from polyhead.interpret.word_times import Word
 
 _Text = Annotated[
     str | None,
@@ -155,7 +155,7 @@ def transcribe(
         )
     times: list[Any] = []
     if words:
-        from polyhead.inspection.word_times import word_times
+        from polyhead.interpret.word_times import word_times
 
         with progress("finding the time of each word"):
             times = word_times(loaded, sound, found)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from polyhead.checks import is_finite, is_whole, number, one_of, share, shown, whole
+from polyhead._utils.checks import is_finite, is_whole, number, one_of, share, shown, whole
 from polyhead.errors import ConfigError
 
 MOST_NUMBER = 1e18

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from polyhead.checks import number
+from polyhead._utils.checks import number
 from polyhead.config.data import Data, check_choice
 from polyhead.errors import ConfigError
 

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.conversion.draft import source_of
 from polyhead.errors import InputError
-from polyhead.evaluation import Progress, Texts, token_rows
 from polyhead.layers import MultiHeadAttention, TransformerLayer
 from polyhead.models import Transformer
 from polyhead.semantics import DenseSource, KeyValueSource
+from polyhead.training.evaluation import Progress, Texts, token_rows
 
 WINDOW = 512
 TOKENS = 8192

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyhead.checks import number, whole
+from polyhead._utils.checks import number, whole
 from polyhead.config import TransformerConfig
 from polyhead.conversion import calibration as calibrating
 from polyhead.conversion.budget import Offer, cheapest, offers
@@ -29,8 +29,8 @@ from polyhead.conversion.proof import Proof, Step
 from polyhead.conversion.refusals import refuse_linear, rotated_dim
 from polyhead.conversion.report import LayerFigures, Report
 from polyhead.errors import InputError
-from polyhead.evaluation import Progress, Texts
 from polyhead.models import Transformer
+from polyhead.training.evaluation import Progress, Texts
 
 _ALONE_TOKENS = 256
 _HELD_OUT = 4

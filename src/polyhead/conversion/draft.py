@@ -22,11 +22,11 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import InputError, UnsupportedError
-from polyhead.evaluation import decoder_of
 from polyhead.generation import LanguageModel
 from polyhead.layers.lora import LoraLinear
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
+from polyhead.training.evaluation import decoder_of
 
 Model = TypeVar("Model", Transformer, LanguageModel)
 

@@ -21,7 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from polyhead.checks import number, whole
+from polyhead._utils.checks import number, whole
 from polyhead.conversion.calibration import (
     EVALUATION_TOKENS,
     domains_of,
@@ -33,10 +33,10 @@ from polyhead.conversion.draft import Model, source_of, wrapped
 from polyhead.conversion.measure import DomainFigures, Teacher, kl_of, mean_kl, measure
 from polyhead.conversion.report import domain_table
 from polyhead.errors import InputError
-from polyhead.evaluation import Progress, Texts
 from polyhead.layers import TransformerLayer
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
+from polyhead.training.evaluation import Progress, Texts
 
 RATES = (3e-4, 1e-4, 3e-5)
 """Learning rates of Adam, tried from the greatest; a rate that is too large costs a few steps."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.evaluation import Progress
 from polyhead.models import Transformer
+from polyhead.training.evaluation import Progress
 
 _ROWS = 128
 """Tokens whose logits are held at once."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from polyhead._utils.notebook import lines, panel
 from polyhead.conversion.measure import DomainFigures, Speed
 from polyhead.conversion.proof import Step
-from polyhead.notebook import lines, panel
 
 _SUSPICIOUS = 2.0
 """Warn if KL on unseen texts is more than this many times that on calibrated ones."""

@@ -1,16 +1,16 @@
 """Text in, text out: search, sampling, streaming, translation, and embeddings of texts."""
 
-from polyhead.generation.batch import Generation
-from polyhead.generation.conversation import Conversation
-from polyhead.generation.encoder import TextEncoder
-from polyhead.generation.language_model import LanguageModel
-from polyhead.generation.loading import load
-from polyhead.generation.options import GenerationOptions
-from polyhead.generation.sampling import Sampler, Sampling
-from polyhead.generation.speech_to_text import SpeechToText
-from polyhead.generation.stream import GenerationStats, TextStream
-from polyhead.generation.tasks import Filled, Label, Span
-from polyhead.generation.text_to_text import TextToText
+from polyhead.generation.decoding.batch import Generation
+from polyhead.generation.decoding.options import GenerationOptions
+from polyhead.generation.decoding.sampling import Sampler, Sampling
+from polyhead.generation.decoding.stream import GenerationStats, TextStream
+from polyhead.generation.pipelines.conversation import Conversation
+from polyhead.generation.pipelines.language_model import LanguageModel
+from polyhead.generation.pipelines.loading import load
+from polyhead.generation.pipelines.speech_to_text import SpeechToText
+from polyhead.generation.pipelines.tasks import Filled, Label, Span
+from polyhead.generation.pipelines.text_encoder import TextEncoder
+from polyhead.generation.pipelines.text_to_text import TextToText
 
 __all__ = [
     "Conversation",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.functional import attention
 from polyhead.integrations._masks import all_of
+from polyhead.kernels.dispatch import attention
 from polyhead.semantics import ALiBi, Causal, Mask, Window
 
 State = tuple[Tensor, Tensor | None]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.functional import attention
+from polyhead.kernels.dispatch import attention
 from polyhead.semantics import Bias, Specification, TensorBias, Tokens
 from polyhead.semantics.scores import keep_weights
 from polyhead.semantics.weights import weight_rows

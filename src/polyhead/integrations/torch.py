@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from polyhead.errors import UnsupportedError
-from polyhead.functional import attention
 from polyhead.integrations import _nested as nested
 from polyhead.integrations._masks import additive, all_of, padding
 from polyhead.integrations._weights import attention_with_weights
+from polyhead.kernels.dispatch import attention
 from polyhead.semantics import Causal, Drop, Keep, Mask
 from polyhead.semantics.tokens import is_traced
 

@@ -32,9 +32,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import AttentionMaskInterface
 
-from polyhead import functional
 from polyhead.errors import UnsupportedError
-from polyhead.functional import Explanation
 from polyhead.integrations._masks import additive, all_of
 from polyhead.integrations._transformers_masks import (
     TypedMask,
@@ -52,6 +50,8 @@ from polyhead.integrations._transformers_source import (
     watch_construction,
 )
 from polyhead.integrations._weights import attention_with_weights
+from polyhead.kernels import dispatch
+from polyhead.kernels.dispatch import Explanation
 from polyhead.layers import foreign
 from polyhead.layers.hooks import shown_attention
 from polyhead.layers.record import AttentionHook
@@ -211,7 +211,7 @@ def _attend(
     """The attention ``[B, H, T, V]``, and its weights if asked for; explain and hooks see it."""
     watched = not torch.compiler.is_compiling()
     if watched and (recorder := _recorder.get()) is not None:
-        recorder.append((module, functional.explain(query, key, value, **meaning)))
+        recorder.append((module, dispatch.explain(query, key, value, **meaning)))
     hooks = foreign.hooks_of(module) if watched else ()
     if with_weights:
         out, weights = attention_with_weights(query, key, value, **meaning)
@@ -221,7 +221,7 @@ def _attend(
         return out, weights
     if hooks:
         return _shown(module, hooks, query, key, value, meaning), None
-    return functional.attention(query, key, value, **meaning), None
+    return dispatch.attention(query, key, value, **meaning), None
 
 
 def _shown(

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from polyhead._utils.checks import flag, share
 from polyhead.caches import KeyValueCache
-from polyhead.checks import flag, share
 from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.errors import ConfigError
 from polyhead.layers import fused

@@ -11,8 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from polyhead._utils.checks import whole
 from polyhead.caches import KeyValueCache
-from polyhead.checks import whole
 from polyhead.config import ALiBiConfig, QKNormConfig, QueryTemperatureConfig
 from polyhead.errors import ConfigError
 from polyhead.layers.norms import HeadNorm, build_norm

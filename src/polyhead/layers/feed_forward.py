@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.checks import share, whole
+from polyhead._utils.checks import share, whole
 from polyhead.config import FeedForwardConfig
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.errors import UnsupportedError
-from polyhead.functional import attention
+from polyhead.kernels.dispatch import attention
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle, hooks_here
 from polyhead.semantics import Bias, KeyValueSource, Mask

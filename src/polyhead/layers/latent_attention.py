@@ -23,8 +23,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from polyhead._utils.checks import whole
 from polyhead.caches import KeyValueCache
-from polyhead.checks import whole
 from polyhead.config import LatentAttentionConfig, NormConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError

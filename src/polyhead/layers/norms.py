@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.config import NormConfig
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed

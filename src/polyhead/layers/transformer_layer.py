@@ -19,8 +19,8 @@ from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
+from polyhead._utils.checks import flag, share
 from polyhead.caches import KeyValueCache
-from polyhead.checks import flag, share
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,

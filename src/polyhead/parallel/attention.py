@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from polyhead.checks import flag, number, one_of
+from polyhead._utils.checks import flag, number, one_of
 from polyhead.parallel.blocks import Job
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, exchanged, head_shares
 from polyhead.parallel.latents import Latents

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.functional import gradients, run
+from polyhead.kernels.dispatch import gradients, run
 from polyhead.parallel.latents import Expansion
 from polyhead.parallel.order import Held, Spread
 from polyhead.semantics import Call, DenseSource, Specification, State

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
-from polyhead.functional import run
+from polyhead.kernels.dispatch import run
 from polyhead.parallel.blocks import Job
 from polyhead.parallel.order import Spread
 from polyhead.parallel.ranks import Ranks, unsupported

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from polyhead.errors import PolyheadError, UnsupportedError
-from polyhead.functional import attention as one_process
+from polyhead.kernels.dispatch import attention as one_process
 from polyhead.parallel.attention import attention, shard
 from polyhead.parallel.exchanges import EXCHANGES, Exchange
 from polyhead.parallel.order import ORDERS, Order

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from polyhead.errors import ContextLengthError
-from polyhead.functional import run
+from polyhead.kernels.dispatch import run
 from polyhead.layers import MultiHeadLatentAttention
 from polyhead.layers.hooks import Hooked
 from polyhead.models import Transformer

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyhead.functional import run
+from polyhead.kernels.dispatch import run
 from polyhead.parallel.blocks import Job, Saved
 from polyhead.parallel.collectives import traded
 from polyhead.parallel.ranks import Ranks, unsupported

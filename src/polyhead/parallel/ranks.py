@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from polyhead.checks import shown
+from polyhead._utils.checks import shown
 from polyhead.errors import PolyheadError, UnsupportedError
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.masks.counts import PerRow

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from polyhead.checks import number
+from polyhead._utils.checks import number
 from polyhead.errors import DivergedError
 from polyhead.layers.experts import Experts
 from polyhead.parallel.calls import DIMENSIONS

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.config import HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.planning.activations import activation_elements

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
+from polyhead._utils.notebook import lines, panel
 from polyhead.config import HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError, ContextLengthError
-from polyhead.notebook import lines, panel
 from polyhead.planning.activations import activation_elements
 from polyhead.planning.figures import DecodeBound, Figures, LayerCachePlan
 from polyhead.planning.flops import Flops

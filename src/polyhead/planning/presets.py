@@ -16,14 +16,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from polyhead._utils.checks import meant
+from polyhead._utils.paths import kind_of
 from polyhead.checkpoints.json_file import read_json
-from polyhead.checks import meant
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
 from polyhead.families.common.quantization import Scheme, read_scheme
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
 from polyhead.planning.reading import read_config
-from polyhead.reading import kind_of
 
 
 @dataclass(frozen=True)

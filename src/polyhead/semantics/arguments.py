@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from polyhead.checks import flag, is_finite, number, share
+from polyhead._utils.checks import flag, is_finite, number, share
 from polyhead.semantics.biases import Bias, TensorBias
 from polyhead.semantics.call import Call, Specification, decisive
 from polyhead.semantics.masks import Mask, bare_tensor_message

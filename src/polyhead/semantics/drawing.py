@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from polyhead._utils.svg import ACCENT, PAPER, QUIET, element, image, squares
 from polyhead.semantics.masks import Mask
 from polyhead.semantics.tokens import Tokens
-from polyhead.svg import ACCENT, PAPER, QUIET, element, image, squares
 
 MOST = 64
 """Most rows and columns; larger masks are sampled."""

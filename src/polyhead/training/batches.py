@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.errors import InputError
 from polyhead.training.losses import IGNORED
 

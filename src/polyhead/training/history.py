@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyhead.svg import element, image, words
+from polyhead._utils.atomic_write import replacing
+from polyhead._utils.svg import element, image, words
 from polyhead.training.run import Step
-from polyhead.writing import replacing
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 300, 56, 34, 40
 _POINTS = 400

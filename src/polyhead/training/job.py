@@ -17,7 +17,7 @@ from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.errors import CheckpointError, ContextLengthError, InputError
 from polyhead.families import read_config
 from polyhead.generation import LanguageModel, TextToText
-from polyhead.generation.options import GenerationOptions
+from polyhead.generation.decoding.options import GenerationOptions
 from polyhead.models import Transformer
 from polyhead.training.batches import Batches, PackedDocuments, PaddedPairs, Row, pack
 from polyhead.training.copying import begin_with_copying
@@ -256,7 +256,7 @@ def scored(metric: str, written: Sequence[str], wanted: Sequence[str]) -> float:
     if metric == "exact":
         pairs = list(zip(written, wanted, strict=True))
         return sum(a == b for a, b in pairs) / max(len(pairs), 1)
-    from polyhead.checks import needed
+    from polyhead._utils.checks import needed
 
     sacrebleu = needed("sacrebleu", "polyhead[train]")
     found: float = sacrebleu.corpus_bleu(list(written), [list(wanted)]).score

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from polyhead.checks import number
+from polyhead._utils.checks import number
 from polyhead.models import Transformer
 from polyhead.semantics.tokens import is_traced
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from polyhead.checks import meant, one_of, whole
+from polyhead._utils.checks import meant, one_of, whole
 from polyhead.config.data import Data
 from polyhead.errors import ConfigError, InputError
 from polyhead.training.corpora import CORPORA

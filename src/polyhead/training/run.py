@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.checks import needed
+from polyhead._utils.atomic_write import write_tensors
+from polyhead._utils.checks import needed
 from polyhead.errors import CheckpointError, DivergedError
 from polyhead.training.losses import IGNORED
 from polyhead.training.schedule import Schedule
 from polyhead.training.state import FILE, load_state, save_state
 from polyhead.training.trainable import Trainable
-from polyhead.writing import write_tensors
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from polyhead.checks import number, one_of, whole
+from polyhead._utils.checks import number, one_of, whole
 from polyhead.config.data import Data
 from polyhead.errors import ConfigError
 

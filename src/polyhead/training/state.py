@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from polyhead._utils.atomic_write import write_tensors
 from polyhead.errors import CheckpointError
-from polyhead.writing import write_tensors
 
 FILE = "state.safetensors"
 _KEY, _FORMAT = "polyhead.training", 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from polyhead.checks import one_of
+from polyhead._utils.checks import one_of
 from polyhead.errors import InputError
 from polyhead.training.corpora.corpus import Pair
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from polyhead._utils.checks import one_of, whole
 from polyhead.checkpoints import Tokenizer
-from polyhead.checks import one_of, whole
 from polyhead.errors import InputError
 
 END, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"

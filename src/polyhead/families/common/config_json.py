@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from polyhead.checks import number
+from polyhead._utils.checks import number
 from polyhead.config import TransformerConfig
 from polyhead.config.data import MOST_NUMBER
 from polyhead.errors import ConfigError, shortened

@@ -109,7 +109,7 @@ class Mask(Part):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the mask's expression, and a picture where one can be drawn."""
-        from polyhead.notebook import panel, picture
+        from polyhead._utils.notebook import panel, picture
         from polyhead.semantics.drawing import draw
 
         try:

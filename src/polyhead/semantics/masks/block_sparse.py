@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Visibility
 from polyhead.semantics.masks.explicit import of_heads
 from polyhead.semantics.pairs import Pairs, Value

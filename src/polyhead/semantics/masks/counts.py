@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.semantics.masks.algebra import Visibility
 from polyhead.semantics.parts import same
 from polyhead.semantics.tokens import Span, is_traced

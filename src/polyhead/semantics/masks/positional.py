@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.checks import whole
+from polyhead._utils.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below
 from polyhead.semantics.pairs import Pairs, Value

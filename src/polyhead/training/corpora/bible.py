@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from polyhead.checks import needed
+from polyhead._utils.checks import needed
 from polyhead.training.corpora.corpus import Corpus, Pair
 
 HELD_OUT = 20

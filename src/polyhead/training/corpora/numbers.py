@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from polyhead.checks import needed
+from polyhead._utils.checks import needed
 from polyhead.training.corpora.corpus import Corpus, Pair
 
 MOST = 1_000_000

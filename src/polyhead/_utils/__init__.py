@@ -1,0 +1,1 @@
+"""Helpers that every package may use: arguments checked, files, pictures, texts."""

@@ -1,0 +1,1 @@
+"""File formats: GGUF, Hugging Face and CTranslate2 directories, weights stored as codes."""

@@ -1,0 +1,220 @@
+"""Hugging Face directories: config.json, safetensors, tokenizer.json.
+
+The families interpret keys and tensors (``polyhead.families``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.checkpoints import adapters
+from polyhead.checkpoints.formats.coded import Coded, Codes
+from polyhead.checkpoints.formats.parts import Blocks, Parts
+from polyhead.checkpoints.formats.safetensors_files import read_tensors
+from polyhead.checkpoints.generation_config import GenerationConfig
+from polyhead.checkpoints.json_file import read_json
+from polyhead.checkpoints.tokenizers.sentencepiece_tokenizer import from_sentencepiece
+from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
+from polyhead.config import TransformerConfig
+from polyhead.errors import CheckpointError
+from polyhead.families import find_family, read_config
+from polyhead.families.common.quantization import read_scheme
+from polyhead.families.common.tensors import Tensors
+from polyhead.native import code
+from polyhead.quantization import of_rows, readable, scaled
+
+OWN = "polyhead"
+"""The model_type of directories whose config.json is a ``TransformerConfig`` as it is."""
+
+
+def own_config(config: TransformerConfig) -> dict[str, Any]:
+    """config.json's object in polyhead's own form."""
+    return {"model_type": OWN, "transformer": config.to_dict()}
+
+
+def read_tokenizers(directory: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """Tokenizers of source and target texts; None where there are none.
+
+    Raises:
+        CheckpointError: a file is corrupt.
+    """
+    if (directory / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_directory(directory)
+        return tokenizer, tokenizer
+    return from_sentencepiece(directory) or (None, None)
+
+
+def read_directory(
+    directory: Path,
+    adapter: Path | None = None,
+    *,
+    keep: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Parts:
+    """Reads a Hugging Face directory; its tensors stay memory-mapped.
+
+    Args:
+        directory: with config.json.
+        adapter: the directory of a LoRA adapter to merge into the weights.
+        keep: leave weights that are codes of few bits in blocks that native code reads in place,
+            and matrices of 16 bits beside them too. Others, or without native code, are numbers.
+        dtype: of the numbers that codes become; default bfloat16 for 8-bit floats, as DeepSeek's
+            own conversion does, and otherwise that of their scales.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or corrupt, or a tied head differs.
+        ConfigError: config.json says something that is not understood or not supported.
+    """
+    path = directory / "config.json"
+    values = read_json(path)
+    tensors = read_tensors(directory)
+    tokenizer, target_tokenizer = read_tokenizers(directory)
+    generation = GenerationConfig.from_directory(directory, values)
+    if values.get("model_type") == OWN:
+        if adapter is not None:
+            raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
+        config = TransformerConfig.from_dict(values.get("transformer", {}))
+        return Parts(
+            config,
+            tensors,
+            tokenizer,
+            generation=generation,
+            target_tokenizer=target_tokenizer,
+            pooling=_pooling(directory),
+        )
+    family = find_family(values.get("model_type"), path)
+    values |= family.observed(values, tensors)
+    config = read_config(values, path)
+    scheme, table = read_scheme(values, path), family.tensors_of(values)
+    blocks: dict[str, Blocks] = {}
+    kept_names: dict[str, str] = {}
+    dropped: list[str] = []
+    if scheme is not None:
+        numbers: dict[str, Tensor] = {}
+        for name, each in Codes(tensors, scheme, directory):
+            if table.is_dropped(name):
+                dropped.append(name)
+            elif keep and adapter is None and _stays(name, each, table, config):
+                made, called = _placed(name, each, table, config, directory)
+                blocks |= made
+                kept_names |= called
+            else:
+                numbers[name] = each.numbers(dtype or _own_dtype(each))
+        tensors |= numbers
+    if adapter is not None:
+        tensors = adapters.merged(tensors, adapter, table.prefix)
+    state, file_names = table.to_ours(tensors, config, directory)
+    if config.head == "tied":
+        _drop_tied_copy(state, file_names, directory)
+    if blocks:
+        blocks |= _halves(state)
+    return Parts(
+        config,
+        state,
+        tokenizer,
+        ignored=(*dropped, *(name for name in tensors if table.is_dropped(name))),
+        file_names=file_names | kept_names,
+        family=family.model_type,
+        generation=generation,
+        pooling=_pooling(directory),
+        target_tokenizer=target_tokenizer,
+        blocks=blocks,
+    )
+
+
+def _own_dtype(weight: Coded) -> torch.dtype:
+    return torch.bfloat16 if weight.kind == scaled.F8_E4M3 else weight.scales.scales.dtype
+
+
+def _stays(name: str, weight: Coded, table: Tensors, config: TransformerConfig) -> bool:
+    """Whether codes can be read in place, and are of no head that repeats the embedding."""
+    native = code()
+    return (
+        native is not None
+        and weight.in_runs
+        and table.moves_rows(name)
+        and not (config.head == "tied" and table.our_name(name) == "head.weight")
+        and readable(native, weight.kind)
+    )
+
+
+def _placed(
+    name: str, weight: Coded, table: Tensors, config: TransformerConfig, where: Path
+) -> tuple[dict[str, Blocks], dict[str, str]]:
+    """polyhead's matrices of one of the file's, whose rows may move, and what the file calls each.
+
+    Rows that lie next to each other stay in the file, with their scales if those are theirs alone.
+    """
+    places, called = table.to_ours(
+        {name: torch.arange(weight.shape[0], device="cpu")[:, None]}, config, where
+    )
+    made = {}
+    for ours, rows in places.items():
+        chosen, by = rows.flatten(), weight.scales
+        first, last = int(chosen[0]), int(chosen[0]) + len(chosen)
+        if not torch.equal(chosen, torch.arange(first, last, device="cpu")):
+            made[ours] = Blocks(weight.blocks[chosen], weight.kind, of_rows(by, chosen))
+            continue
+        if first % by.rows:
+            by = of_rows(by, chosen)
+        else:
+            groups = slice(first // by.rows, -(-last // by.rows))
+            zeros = None if by.zeros is None else by.zeros[groups]
+            by = by._replace(scales=by.scales[groups], zeros=zeros)
+        made[ours] = Blocks(weight.blocks[first:last], weight.kind, by)
+    return made, called
+
+
+def _halves(state: dict[str, Tensor]) -> dict[str, Blocks]:
+    """Matrices of 16 bits, taken out of a state: they stay beside codes, as the file holds them."""
+    kinds = {torch.float16: scaled.F16, torch.bfloat16: scaled.BF16}
+    found = {
+        name: tensor
+        for name, tensor in state.items()
+        if tensor.ndim == 2 and tensor.dtype in kinds and not tensor.shape[1] % 32
+    }
+    for name in found:
+        del state[name]
+    return {
+        name: Blocks(tensor.contiguous().view(torch.uint8), kinds[tensor.dtype])
+        for name, tensor in found.items()
+    }
+
+
+def _pooling(directory: Path) -> str:
+    """The pooling that the sentence-transformers library's file sets: one of its modes is true."""
+    path = directory / POOLING
+    if not path.is_file():
+        return "mean"
+    modes = [key for key, value in read_json(path).items() if value is True]
+    modes = [key for key in modes if key.startswith("pooling_mode_")]
+    return _MODES.get(modes[0], modes[0]) if len(modes) == 1 else f"{len(modes)} modes"
+
+
+POOLING = Path("1_Pooling", "config.json")
+"""How an encoder's hidden states become one vector of a text."""
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def pooling_config(pooling: str) -> dict[str, bool]:
+    """The inverse of what ``read_directory`` reads there."""
+    found = next((theirs for theirs, ours in _MODES.items() if ours == pooling), pooling)
+    return {name: name == found for name in dict.fromkeys((*_MODES, found))}
+
+
+def _drop_tied_copy(state: dict[str, Tensor], file_names: dict[str, str], directory: Path) -> None:
+    """Some files store a tied head a second time; it has to be the embedding."""
+    copy, embedding = state.pop("head.weight", None), state.get("embedding.tokens.weight")
+    if copy is not None and embedding is not None and not torch.equal(copy, embedding):
+        raise CheckpointError(
+            f"{directory}: {file_names['head.weight']} differs from the embedding, though "
+            f"config.json says tie_word_embeddings; one of the two is wrong"
+        )

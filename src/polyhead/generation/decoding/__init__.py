@@ -1,0 +1,1 @@
+"""The search for texts: options, rules, sampling, beams, streaming, recorded steps."""

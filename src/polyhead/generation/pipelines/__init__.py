@@ -1,0 +1,1 @@
+"""Models with their tokenizers: text, translation, speech, embeddings of texts."""

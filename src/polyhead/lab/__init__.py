@@ -1,0 +1,1 @@
+"""Measuring: speed beside other libraries, and head layouts trained side by side."""

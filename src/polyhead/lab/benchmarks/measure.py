@@ -1,0 +1,126 @@
+"""One case, measured: results compared first, then every way in turns, medians and quartiles."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polyhead.errors import DisagreementError
+from polyhead.lab.benchmarks.case import Case, Gauge, Limit, Run, Settings, device_seconds, seconds
+
+OURS = "polyhead"
+_LIMIT = "limit: "
+# Seconds for the turns of a case, and how many turns at least and at most: full run, quick run.
+_BUDGET = {False: (1.5, 5, 31), True: (0.25, 3, 9)}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one way took, turn by turn, in seconds or bytes."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Between these lies the middle half of the turns."""
+        if len(self.values) < 2:
+            return self.values[0], self.values[0]
+        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return low, high
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"median": self.median, "quartiles": list(self.quartiles), "turns": len(self.values)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of a case.
+
+    Attributes:
+        case: The case, without the ways of doing it: they hold tensors and models.
+        ours: polyhead's sample.
+        peers: Theirs, by name.
+        limit: What the machine would take for this work at best, or None.
+        bound: The limit that this is: of several the one that takes longest.
+    """
+
+    case: Case
+    ours: Sample
+    peers: Mapping[str, Sample]
+    limit: Sample | None
+    bound: Limit | None
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """Median of each peer over our median: above 1, polyhead is ahead."""
+        return {name: sample.median / self.ours.median for name, sample in self.peers.items()}
+
+    @property
+    def of_limit(self) -> float | None:
+        """The share of the machine's best that polyhead reaches."""
+        return None if self.limit is None else self.limit.median / self.ours.median
+
+    def rate(self, sample: Sample) -> float:
+        """Work per second."""
+        return self.case.work / sample.median
+
+
+def measure(case: Case, settings: Settings) -> Result:
+    """Compares the results of a case, then measures every way of doing it in turns.
+
+    Raises:
+        DisagreementError: Two results differ; nothing was timed.
+    """
+    expected = case.ours()
+    for name, peer in case.peers.items():
+        found = peer.run()
+        if peer.differs is not None and (why := peer.differs(expected, found)) is not None:
+            raise DisagreementError(
+                f"{case.group}, {case.length}, {case.dtype}: {name} and polyhead disagree: {why}"
+            )
+    runs: dict[Any, Run] = {OURS: case.ours}
+    runs |= {name: peer.run for name, peer in case.peers.items()}
+    runs |= {_LIMIT + limit.kind: limit.run for limit in case.limits}
+    samples = {name: Sample(tuple(taken)) for name, taken in _turns(runs, case, settings).items()}
+    limits = [
+        (Sample(tuple(x * limit.share for x in samples.pop(_LIMIT + limit.kind).values)), limit)
+        for limit in case.limits
+    ]
+    sample, bound = max(limits, key=lambda pair: pair[0].median, default=(None, None))
+    case = _without_runs(case)
+    bound = bound and replace(bound, run=_done)
+    return Result(case, samples.pop(OURS), samples, sample, bound)
+
+
+def _without_runs(case: Case) -> Case:
+    return replace(case, ours=_done, peers={}, limits=())
+
+
+def _done() -> Any:
+    raise RuntimeError("this case has been measured")
+
+
+def _turns(runs: dict[Any, Run], case: Case, settings: Settings) -> dict[Any, list[float]]:
+    """Every way in turns, so that all meet the same noise; the first turn warms up."""
+    taken: dict[Any, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    budget, least, most = _BUDGET[settings.quick]
+    if case.gauge not in (seconds, device_seconds):  # bytes are the same in every turn, or nearly
+        budget, least = 0.0, 2
+    least, most = (settings.rounds, settings.rounds) if settings.rounds else (least, most)
+    end = time.perf_counter() + budget
+    turn = 0
+    while turn < least or (turn < most and time.perf_counter() < end):
+        for name, run in runs.items():
+            gauge: Gauge = case.gauge
+            taken[name].append(gauge(run))
+        turn += 1
+    return taken

@@ -1,0 +1,192 @@
+"""Cases of whole models: SmolLM2 and Gemma 3 decode and read a prompt, in three programs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead import native
+from polyhead.checkpoints import find
+from polyhead.generation import LanguageModel, load
+from polyhead.lab.benchmarks.case import Case, Contestant, Run, Settings
+from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
+from polyhead.lab.benchmarks.llama_cpp import LlamaCpp, Told
+from polyhead.lab.benchmarks.peers import GEMMA3, SMOLLM2, installed
+from polyhead.lab.benchmarks.stepping import (
+    PROMPT,
+    STEPS,
+    decode_on_device,
+    prefill_on_device,
+    reading,
+    says_the_same,
+    steps,
+    their_reading,
+    their_steps,
+)
+from polyhead.planning import plan
+
+MODEL = "smollm2"
+_MODELS = {MODEL: ("SmolLM2", SMOLLM2), "gemma3-270m": ("Gemma 3", GEMMA3)}
+"""Names in tables, and the package of the file, by the catalogue's name."""
+IN_EIGHTS = "polyhead, int8 activations"
+"""The same model, which rounds what it multiplies to 8 bits as llama.cpp does."""
+UNPACKED = "polyhead, unpacked"
+"""The same model with its weights in the case's dtype."""
+
+
+def cases(settings: Settings) -> Iterator[Case]:
+    """SmolLM2-135M and Gemma 3 270M: tokens a second, one by one and a prompt at once.
+
+    Quick: SmolLM2 alone.
+    """
+    for name, (title, file) in _MODELS.items():
+        if installed(file) and (name == MODEL or not settings.quick):
+            of_model = _of_model if settings.device == "cpu" else _on_device
+            for case in of_model(name, settings):
+                yield replace(case, group=f"{title}, {case.group}")
+
+
+def _on_device(name: str, settings: Settings) -> Iterator[Case]:
+    """On a GPU: decoding from a captured graph and without, a prompt, transformers there."""
+    here = torch.device("cpu")  # a file is read here, wherever cases are drawn
+    with here:
+        peer = theirs(name).to(settings.device) if installed("transformers") else None
+    for dtype in settings.dtypes:
+        with here:
+            ours = load(name, dtype=dtype, device=settings.device, expect=LanguageModel)
+        text = ours.tokenizer.encode(topics["compound"])
+        ids = torch.tensor([text[: 256 if settings.quick else 1024]], device=settings.device)
+        if peer is not None:
+            peer = _as_dtype(peer, dtype)
+        yield decode_on_device(ours, peer, ids, dtype)
+        yield prefill_on_device(ours, peer, ids, dtype)
+
+
+def _of_model(name: str, settings: Settings) -> Iterator[Case]:
+    length = 256 if settings.quick else 1024
+    peer = theirs(name) if installed("transformers") else None
+    llama = LlamaCpp(find(name).path) if installed("llama.cpp") else None
+    try:
+        for dtype in settings.dtypes:
+            ours = load(name, expect=LanguageModel).to(dtype)  # weights as the file holds them
+            eights = None
+            if native.code() is not None:
+                eights = load(name, activations="int8", expect=LanguageModel).to(dtype)
+            unpacked = load(name, dtype=dtype, expect=LanguageModel)
+            ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
+            if peer is not None:
+                peer = _as_dtype(peer, dtype)
+            for made in (_decode, _prefill):
+                yield made(ours, eights, unpacked, peer, llama, ids, dtype)
+    finally:
+        if llama is not None:
+            llama.close()
+
+
+def _decode(
+    ours: LanguageModel,
+    eights: LanguageModel | None,
+    unpacked: LanguageModel,
+    theirs: Any,
+    llama: LlamaCpp | None,
+    ids: Tensor,
+    dtype: torch.dtype,
+) -> Case:
+    """The same 16 tokens after the same prompt."""
+    prompt, tokens = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
+    same = says_the_same(dtype)
+    peers = {UNPACKED: Contestant(steps(unpacked, prompt, tokens), same)}
+    if eights is not None:
+        peers[IN_EIGHTS] = Contestant(steps(eights, prompt, tokens), _says_nearly_the_same)
+    if theirs is not None:
+        peers["transformers"] = Contestant(their_steps(theirs, prompt, tokens), same)
+    if llama is not None:
+        known = ids[0, : PROMPT + 1].tolist()
+        peers["llama.cpp"] = Contestant(lambda: llama.decode(known, STEPS), _knows(llama, known, 0))
+    weights = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
+    return Case(
+        f"decode after {PROMPT} tokens, steps:", STEPS, dtype, steps(ours, prompt, tokens), peers,
+        (read_rate(weights).times(STEPS),), STEPS, "tokens/s", _seconds,
+    )  # fmt: skip
+
+
+def _prefill(
+    ours: LanguageModel,
+    eights: LanguageModel | None,
+    unpacked: LanguageModel,
+    theirs: Any,
+    llama: LlamaCpp | None,
+    ids: Tensor,
+    dtype: torch.dtype,
+) -> Case:
+    """A whole prompt into an empty cache."""
+    tokens = ids.shape[1]
+
+    peers = {UNPACKED: Contestant(reading(unpacked, ids), says_the_same(dtype))}
+    if eights is not None:
+        peers[IN_EIGHTS] = Contestant(reading(eights, ids), _says_nearly_the_same)
+    if theirs is not None:
+        peers["transformers"] = Contestant(their_reading(theirs, ids), says_the_same(dtype))
+    if llama is not None:
+        known = ids[0].tolist()
+        peers["llama.cpp"] = Contestant(lambda: llama.prefill(known), _knows(llama, known, -1))
+    operations = plan(ours.config, tokens=tokens).prefill.model
+    return Case(
+        "prefill, tokens:", tokens, dtype,
+        reading(ours, ids), peers, (matrix_rate(dtype, operations),), tokens, "tokens/s", _seconds,
+    )  # fmt: skip
+
+
+def _seconds(run: Run) -> float:
+    """Seconds of a call; a separate process measures them itself."""
+    start = time.perf_counter()
+    result = run()
+    wall = time.perf_counter() - start
+    return result.seconds if isinstance(result, Told) else wall
+
+
+def _says_nearly_the_same(ours: Tensor, theirs: Tensor) -> str | None:
+    """In 8 bits: logits within a tenth of the largest."""
+    error = (ours.float() - theirs.float()).abs().max().item()
+    near = error <= 0.1 * ours.float().abs().max().item()
+    return None if near else f"logits differ by {error:.2g}"
+
+
+def _knows(llama: LlamaCpp, ids: list[int], place: int) -> Callable[[Tensor, Told], str | None]:
+    """llama.cpp computes in 4 and 8 bits: its next token must be among our ten likeliest."""
+
+    def differs(ours: Tensor, _: Told) -> str | None:
+        token, likely = llama.next_token(ids), ours[0, place].topk(10).indices.tolist()
+        return None if token in likely else f"it says token {token}, our likeliest are {likely}"
+
+    return differs
+
+
+def theirs(name: str = MODEL) -> Any:
+    """A model of the catalogue in transformers."""
+    import transformers
+
+    file = find(name).path
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    return model.eval()
+
+
+def _as_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """In another dtype; rotary frequencies stay float32, as when the model is loaded so."""
+    rotary = model.model.rotary_emb
+    frequencies = {name: each.float() for name, each in rotary.named_buffers()}
+    model = model.to(dtype)
+    for name, each in frequencies.items():
+        setattr(rotary, name, each)
+    return model

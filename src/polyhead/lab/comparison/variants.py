@@ -1,0 +1,202 @@
+"""Head layouts by name, and the decoder that each of them makes at equal parameters.
+
+    mha          a key/value head for every query head
+    gqa:G        G key/value heads (Ainslie et al. 2023)
+    mqa          one key/value head (Shazeer 2019)
+    mla:R+D      a latent of R features and a rotated key of D features (DeepSeek-V2, 2024)
+    window:W     mha, and a query sees the W tokens up to its own
+    heads:H      mha with H heads, each E / H features wide
+
+Layouts differ in their parameters. What a variant has less than ``mha``, its feed-forward networks
+have more: their hidden features are chosen so that the parameters of the whole decoder are as near
+to those of ``mha`` as one feature in each layer allows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from polyhead._utils.checks import whole
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    HeadLayout,
+    LatentAttentionConfig,
+    LayerConfig,
+    RopeConfig,
+    TransformerConfig,
+)
+from polyhead.errors import ConfigError, InputError
+
+REFERENCE = "mha"
+"""The variant that all others are compared with."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The decoder that all variants share.
+
+    Attributes:
+        embed_dim: E, a multiple of ``heads``.
+        layers: How many.
+        heads: Query heads, each ``embed_dim / heads`` features wide.
+        hidden_dim: Hidden features of the gated feed-forward network beside ``mha``.
+        vocab_size: Tokens at most.
+        max_positions: Context of the models whose speed is measured.
+
+    Raises:
+        ConfigError: A number that is impossible, or heads that do not divide ``embed_dim``.
+    """
+
+    embed_dim: int = 128
+    layers: int = 3
+    heads: int = 8
+    hidden_dim: int = 352
+    vocab_size: int = 1024
+    max_positions: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name in ("embed_dim", "layers", "heads", "hidden_dim", "max_positions"):
+            whole(name, getattr(self, name), least=1, error=ConfigError)
+        whole("vocab_size", self.vocab_size, least=257, error=ConfigError)
+        _head_dim(self, self.heads)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A head layout by its name.
+
+    Attributes:
+        name: As it is written on the command line, such as ``"gqa:4"``.
+        make: The layout from the sizes of a decoder and ``numbers``.
+        numbers: Those of the name.
+    """
+
+    name: str
+    make: Callable[..., HeadLayout]
+    numbers: tuple[int, ...]
+
+    def layout(self, sizes: Sizes) -> HeadLayout:
+        """The attention of a decoder of these sizes."""
+        return self.make(sizes, *self.numbers)
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a file's name."""
+        return re.sub("[^a-z0-9]+", "-", self.name)
+
+
+def variant(name: str) -> Variant:
+    """The variant of that name.
+
+    Raises:
+        InputError: There is none, or its number is impossible.
+    """
+    for pattern, make in _KINDS:
+        found = re.fullmatch(pattern, name)
+        if found is not None:
+            numbers = tuple(int(text) for text in found.groups())
+            if 0 in numbers:
+                raise InputError(f"the numbers of a variant must be at least 1: got {name!r}")
+            return Variant(name, make, numbers)
+    raise InputError(
+        f"no variant {name!r}: a variant is mha, mqa, gqa:G (key/value heads), mla:R+D (latent + "
+        "rotated features), window:W (tokens) or heads:H"
+    )
+
+
+def variants(names: str | Sequence[str], sizes: Sizes) -> tuple[Variant, ...]:
+    """Several variants, ``mha`` first whether it was named or not, each checked for ``sizes``.
+
+    Args:
+        names: ``"mqa,gqa:4"``, or the names one by one.
+        sizes: Sizes of their decoder.
+
+    Raises:
+        InputError: An unknown variant, one that is named twice, or only one.
+        ConfigError: One that this decoder cannot have.
+    """
+    given = names.split(",") if isinstance(names, str) else list(names)
+    found = [variant(name.strip().lower()) for name in given]
+    named = [each.name for each in found]
+    if len(set(named)) < len(named):
+        raise InputError(f"a variant is named twice: {', '.join(named)}")
+    others = [each for each in found if each.name != REFERENCE]
+    if not others:
+        raise InputError(f"name a variant to compare with {REFERENCE}: got {named}")
+    chosen = (variant(REFERENCE), *others)
+    for each in chosen:
+        decoder(each, sizes)
+    return chosen
+
+
+def decoder(which: Variant, sizes: Sizes) -> TransformerConfig:
+    """The decoder with this layout, its feed-forward networks widened to equal parameters.
+
+    Raises:
+        ConfigError: A layout that these sizes do not allow, or one with so many parameters that
+            nothing is left for the feed-forward networks.
+    """
+    wanted = parameters(_decoder(variant(REFERENCE).layout(sizes), sizes, sizes.hidden_dim))
+    layout = which.layout(sizes)
+    least = parameters(_decoder(layout, sizes, 1))
+    each = parameters(_decoder(layout, sizes, 2)) - least
+    hidden = 1 + round((wanted - least) / each)
+    if hidden < 1:
+        raise ConfigError(
+            f"{which.name} has so many parameters that nothing is left for its feed-forward "
+            f"networks at {wanted:,} parameters: take fewer latent features"
+        )
+    return _decoder(layout, sizes, hidden)
+
+
+def parameters(config: TransformerConfig) -> int:
+    """Parameters of a whole decoder with a tied head."""
+    E = config.embed_dim
+    positions = config.embedding.pieces(config.vocab_size, E, config.max_positions, read_whole=True)
+    found = [*positions, *(piece for layer in config.layers for piece in layer.pieces(E))]
+    norm = 0 if config.final_norm is None else config.final_norm.parameters(E)
+    return sum(piece.count for piece in found) + norm
+
+
+def _decoder(layout: HeadLayout, sizes: Sizes, hidden_dim: int) -> TransformerConfig:
+    layer = LayerConfig(layout, FeedForwardConfig(hidden_dim))
+    return TransformerConfig(
+        "decoder", sizes.vocab_size, sizes.embed_dim, sizes.max_positions, (layer,) * sizes.layers
+    )
+
+
+def _head_dim(sizes: Sizes, heads: int) -> int:
+    if sizes.embed_dim % heads or sizes.embed_dim // heads % 2:
+        fitting = [h for h in range(1, sizes.embed_dim + 1) if sizes.embed_dim % (2 * h) == 0]
+        raise ConfigError(
+            f"heads must divide embed_dim={sizes.embed_dim} into even numbers of features: got "
+            f"{heads}; use one of {fitting}"
+        )
+    return sizes.embed_dim // heads
+
+
+def _grouped(sizes: Sizes, kv_heads: int, window: int | None = None) -> HeadLayout:
+    size = _head_dim(sizes, sizes.heads)
+    return AttentionConfig(sizes.heads, kv_heads, size, rope=RopeConfig(), window=window)
+
+
+def _latent(sizes: Sizes, latent: int, rotated: int) -> HeadLayout:
+    size = _head_dim(sizes, sizes.heads)
+    return LatentAttentionConfig(sizes.heads, latent, size, rotated, size, rope=RopeConfig())
+
+
+def _heads(sizes: Sizes, heads: int) -> HeadLayout:
+    return AttentionConfig(heads, heads, _head_dim(sizes, heads), rope=RopeConfig())
+
+
+_KINDS: tuple[tuple[str, Callable[..., HeadLayout]], ...] = (
+    ("mha", lambda sizes: _grouped(sizes, sizes.heads)),
+    (r"gqa:(\d{1,9})", _grouped),
+    ("mqa", lambda sizes: _grouped(sizes, 1)),
+    (r"mla:(\d{1,9})\+(\d{1,9})", _latent),
+    (r"window:(\d{1,9})", lambda sizes, window: _grouped(sizes, sizes.heads, window)),
+    (r"heads:(\d{1,9})", _heads),
+)

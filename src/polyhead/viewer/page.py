@@ -1,0 +1,371 @@
+"""The page that shows what heads do: one program, with its data inside or from a server.
+
+`render` packs what a run found into one HTML file that needs nothing but a browser; `served` is the
+same page without data, which asks the server that sent it (`server.py`) and so can also run models.
+The page's own parts (markup, style, scripts) lie in the folder `page/` beside this file; nothing is
+built and nothing is fetched. How numbers travel is in `packing.py`.
+
+Text never becomes markup: it travels as JSON and enters the page through `textContent` only, and
+the page's content security policy forbids every script but its own, and every address but that of
+its server.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyhead._utils.atomic_write import replacing
+from polyhead._utils.texts import LANGUAGES, every
+from polyhead._utils.texts.labels import label, visible
+from polyhead.interpret.statistics import AVERAGED, TABLE
+from polyhead.viewer.next_token import TEMPERATURES
+from polyhead.viewer.packing import Layout, Vectors, Weights
+
+__all__ = ["PageData", "render", "served", "write"]
+
+SCRIPTS = (
+    "dom",
+    "texts",
+    "ramp",
+    "state",
+    "packed",
+    "file",
+    "server",
+    "look",
+    "measures",
+    "colour",
+    "maps",
+    "thumbs",
+    "map_keys",
+    "large",
+    "large_draw",
+    "text",
+    "tables",
+    "row",
+    "lines",
+    "links",
+    "pair",
+    "way",
+    "next",
+    "save",
+    "asking",
+    "page",
+)
+"""The page's scripts in the order in which they are joined into one."""
+
+Run = tuple[int, int]
+"""(start, stop) among the page's tokens."""
+
+Numbers = Sequence[Any]
+"""A number for each head: of each layer a sequence or an array."""
+
+
+@dataclass(frozen=True)
+class PageData:
+    """What a page shows.
+
+    Attributes:
+        title: The text that was looked at; the page shortens it as needed.
+        model: The model's name.
+        tokens: The T tokens as pieces of text, any characters.
+        weights: For each layer float32 (or float16) ``[H, queries, keys]``, row = query, column =
+            key; each row sums to 1, or to 0 where a query may see nothing. An array
+            ``[L, H, T, T]`` is such a sequence.
+        num_kv_heads: kv heads G, one number or one per layer; query head h uses kv head
+            h // (H // G).
+        continuation: What the model wrote after the text.
+        statistics: Name to a number for each head, sortable columns in this order; names of
+            ``statistics.AVERAGED`` are said in the page's language.
+        facts: Small facts to show, name to text: speed, cache bytes, kernel, dtype.
+        focus: (query token, key token) to begin with, as indexes.
+        parts: (part, number) of each layer where they are not all of one kind: ``("cross", 0)``,
+            whose head 3 is C0.3. Parts are ``"layer"``, ``"encoder"``, ``"decoder"``, ``"cross"``.
+        runs: (queries, keys) of each layer, both runs of the tokens; None: all tokens.
+        vectors: Queries, keys and lse of each layer; None: the page does without.
+        next_token: ``NextToken.as_json``.
+        way: ``Look.way`` of each token from ``own`` on; None: the page does without.
+        own: The first token that the model's own layers read.
+        kind: Kind of the model.
+        notable: What ``notable_heads`` found, which the page says in a sentence; None: nothing.
+        language: Language of the page's texts, "en" or "zh"; None: the browser's.
+    """
+
+    title: str
+    model: str
+    tokens: Sequence[str]
+    weights: Sequence[Weights] | Weights
+    num_kv_heads: int | Sequence[int]
+    continuation: str = ""
+    statistics: Mapping[str, Numbers] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    focus: tuple[int, int] | None = None
+    parts: Sequence[tuple[str, int]] | None = None
+    runs: Sequence[tuple[Run, Run]] | None = None
+    vectors: Sequence[Vectors] | None = None
+    next_token: Mapping[str, Any] | None = None
+    way: Sequence[Mapping[str, Any]] | None = None
+    own: int = 0
+    kind: str = "decoder"
+    notable: Mapping[str, Any] | None = None
+    language: str | None = None
+
+
+def render(data: PageData, beside: PageData | None = None) -> str:
+    """Returns the whole page as one HTML string, to be stored as UTF-8.
+
+    Args:
+        data: What it shows.
+        beside: A second text or model, shown beside the first; its language does not count.
+
+    Raises:
+        TypeError: The weights are not float32 or float16.
+        ValueError: Shapes, kv heads, statistics or focus do not fit the weights and tokens; a
+            weight is negative, NaN or infinite; or the text is too long for a page.
+    """
+    looks: list[dict[str, object]] = []
+    blocks: list[str] = []
+    for each in (data,) if beside is None else (data, beside):
+        weights = _checked_weights(each)
+        layout = Layout.of(weights)
+        looks.append(_header(each, weights, layout, first=len(blocks)))
+        for layer, values in enumerate(weights):
+            kept = layout.packed(layer, values)
+            vectors = None if each.vectors is None else each.vectors[layer].packed()
+            number = len(blocks)
+            blocks.append(
+                _block(f"weights-{number}", kept)
+                + ("" if vectors is None else "\n" + _block(f"vectors-{number}", vectors))
+            )
+    return _shell({"served": False, "looks": looks}, data.language, "\n".join(blocks))
+
+
+def served(begin: Mapping[str, Any], language: str | None) -> str:
+    """The page without data, for a server.
+
+    Args:
+        begin: The ``text`` to look at first and the ``models`` that may be chosen.
+        language: Language of the page's texts, "en" or "zh"; None: the browser's.
+    """
+    return _shell({"served": True, "looks": [], **begin}, language, "")
+
+
+def write(data: PageData, path: str | os.PathLike[str], beside: PageData | None = None) -> Path:
+    """Writes the page to `path`, whole or not at all, and returns the path.
+
+    The page is written beside its goal under another name and then renamed, so a reader never sees
+    half a page and a failure leaves whatever was there before.
+
+    Raises:
+        OSError: The folder is missing, may not be written or is full.
+        TypeError: As `render`.
+        ValueError: As `render`.
+    """
+    text = render(data, beside)
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8", newline="\n")
+    return Path(path)
+
+
+def content_policy(*, connect: bool) -> str:
+    """The policy of the page, which holds in the file and in the answer of its server."""
+    return policy(asset("page.css"), asset("theme.js"), _script(), connect=connect)
+
+
+def _script() -> str:
+    return '(() => {\n"use strict";\n' + "\n".join(asset(f"{s}.js") for s in SCRIPTS) + "})();\n"
+
+
+def _shell(content: Mapping[str, Any], language: str | None, blocks: str) -> str:
+    """The page around what it shows."""
+    units = {name: TABLE[name].unit for name in AVERAGED}
+    parts = {
+        "policy": content_policy(connect=bool(content["served"])),
+        "style": asset("page.css"),
+        "theme": asset("theme.js"),
+        "texts": texts_json(language, "page"),
+        "data": script_json({**content, "units": units}),
+        "script": _script(),
+        "weights": blocks,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("page.html"))
+
+
+def _block(name: str, text: str) -> str:
+    return f'<script type="application/octet-stream" id="{name}">{text}</script>'
+
+
+def _checked_weights(data: PageData) -> list[Weights]:
+    """The weights of each layer, once everything in `data` is known to fit them."""
+    weights = [np.asarray(layer) for layer in data.weights]
+    tokens = len(data.tokens)
+    runs = _runs(data, len(weights))
+    if not weights:
+        raise ValueError("weights must have at least one layer: got none")
+    for layer, (values, ends) in enumerate(zip(weights, runs, strict=True)):
+        if values.dtype not in (np.float32, np.float16):
+            raise TypeError(f"weights must be float32 or float16: got {values.dtype}")
+        (q0, q1), (k0, k1) = ends
+        if not (0 <= q0 <= q1 <= tokens and 0 <= k0 <= k1 <= tokens):
+            raise ValueError(f"runs must lie in tokens={tokens}: got {ends} of layer {layer}")
+        if values.ndim != 3 or not len(values) or values.shape[1:] != (q1 - q0, k1 - k0):
+            raise ValueError(
+                f"weights must have shape [heads, queries, keys] for every layer, at least one "
+                f"head, and as many tokens as their runs of tokens={tokens}: layer {layer} has "
+                f"{list(values.shape)}"
+            )
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            raise ValueError(f"weights must be finite and not negative: layer {layer} holds others")
+    heads = [len(layer) for layer in weights]
+    for name, numbers in data.statistics.items():
+        got = [len(row) for row in numbers]
+        if got != heads:
+            raise ValueError(
+                f"statistics[{name!r}] must be a number for each head, layers of {heads}: got {got}"
+            )
+    for what, given in (("parts", data.parts), ("vectors", data.vectors)):
+        if given is not None and len(given) != len(weights):
+            raise ValueError(
+                f"{what} must be one for each of the {len(weights)} layers: got {len(given)}"
+            )
+    if data.focus is not None and not all(0 <= index < tokens for index in data.focus):
+        raise ValueError(
+            f"focus must be (query, key) with 0 <= index < {tokens} tokens: got {data.focus}"
+        )
+    return weights
+
+
+def _runs(data: PageData, layers: int) -> list[tuple[Run, Run]]:
+    everything = (0, len(data.tokens))
+    runs = [(everything, everything)] * layers if data.runs is None else list(data.runs)
+    if len(runs) != layers:
+        raise ValueError(f"runs must be one pair for each of the {layers} layers: got {len(runs)}")
+    return runs
+
+
+def _kv_heads(data: PageData, heads: Sequence[int]) -> list[int]:
+    given = data.num_kv_heads
+    per_layer = [given] * len(heads) if isinstance(given, int) else list(given)
+    if len(per_layer) != len(heads) or any(
+        count < 1 or have % count for count, have in zip(per_layer, heads, strict=True)
+    ):
+        raise ValueError(
+            f"num_kv_heads must divide the {max(heads)} heads, one number or one for each of the "
+            f"{len(heads)} layers: got {given}"
+        )
+    return per_layer
+
+
+def _header(
+    data: PageData, weights: Sequence[Weights], layout: Layout, first: int
+) -> dict[str, object]:
+    """What the page's script reads before any weight; its blocks are numbered from ``first``."""
+    count = len(weights)
+    kv_heads = _kv_heads(data, [len(layer) for layer in weights])
+    parts = data.parts or [("layer", number) for number in range(count)]
+    layers = []
+    for i, (queries, keys) in enumerate(_runs(data, count)):
+        part, number = parts[i]
+        layer: dict[str, Any] = {
+            "part": part,
+            "number": number,
+            "heads": len(weights[i]),
+            "kvHeads": kv_heads[i],
+            "queries": queries,
+            "keys": keys,
+            "triangle": layout.triangles[i],
+        }
+        if data.vectors is not None:
+            vectors = data.vectors[i]
+            size = vectors.q.shape[-1]
+            layer |= {"size": size, "scale": vectors.scale, "softcap": vectors.softcap}
+        layers.append(layer)
+    return {
+        "block": first,
+        "title": data.title,
+        "model": data.model,
+        "kind": data.kind,
+        "continuation": data.continuation,
+        "tokens": list(data.tokens),
+        "shown": [visible(token) for token in data.tokens],
+        "labels": [label(token) for token in data.tokens],
+        "layers": layers,
+        "vectors": data.vectors is not None,
+        "half": layout.half,
+        "rounded": layout.half and any(layer.dtype == np.float32 for layer in weights),
+        "facts": [[name, str(value)] for name, value in data.facts.items()],
+        "focus": None if data.focus is None else [int(index) for index in data.focus],
+        "statistics": {name: _plain(numbers) for name, numbers in data.statistics.items()},
+        "next": data.next_token,
+        "temperatures": TEMPERATURES,
+        "way": data.way,
+        "own": data.own,
+        "notable": data.notable,
+    }
+
+
+def _plain(numbers: Numbers) -> list[list[float | None]]:
+    """Numbers that JSON can carry: NaN and infinities become None, which the page shows as "–"."""
+    return [
+        [None if x is None or not math.isfinite(x) else float(x) for x in row] for row in numbers
+    ]
+
+
+def policy(style: str, *scripts: str, connect: bool = False) -> str:
+    """A content security policy: no markup from text, only these scripts and styles.
+
+    Args:
+        style: The page's only style.
+        *scripts: The page's only scripts.
+        connect: Whether the page may ask the server that sent it; nothing else is ever reached.
+    """
+
+    def source(text: str) -> str:
+        digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest())
+        return f"'sha256-{digest.decode('ascii')}'"
+
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src {source(style)}",
+            f"script-src {' '.join(source(script) for script in scripts)}",
+            *(("connect-src 'self'",) if connect else ()),
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+        )
+    )
+
+
+def texts_json(language: str | None, part: str) -> str:
+    """The texts of a page in all languages, for its scripts.
+
+    Args:
+        language: The one to begin with; None: the browser's.
+        part: Part of the texts that this page needs beside those of all pages.
+    """
+    texts = every("common", "statistics", part)
+    return script_json({"chosen": language, "names": dict(LANGUAGES), "texts": texts})
+
+
+def script_json(value: object) -> str:
+    """JSON in ASCII that no HTML parser mistakes for markup, whatever the text holds."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def asset(name: str) -> str:
+    """A file of the page."""
+    return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")

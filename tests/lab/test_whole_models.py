@@ -1,0 +1,31 @@
+"""Whole models beside other programs: results agree before anything is timed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyhead.lab.benchmarks import Settings, measure, sentences, speech
+from polyhead.lab.benchmarks.peers import MINILM, WHISPER, installed
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+
+def test_whisper_writes_the_tokens_of_the_others() -> None:
+    if not installed(WHISPER):
+        pytest.skip(f"{WHISPER} is not installed")
+    settings = Settings(quick=True, rounds=1)
+    with torch.no_grad():  # as the command calls it
+        found = [measure(case, settings) for case in speech.cases(settings)]
+    assert [result.case.unit for result in found] == ["windows/s", "tokens/s"] * 2
+    assert all({speech.CTRANSLATE2, speech.IN_EIGHTS} <= {*result.ratios} for result in found)
+
+
+def test_minilm_computes_what_the_others_do() -> None:
+    if not installed(MINILM):
+        pytest.skip(f"{MINILM} is not installed")
+    settings = Settings(quick=True, rounds=1)
+    with torch.no_grad():
+        found = [measure(case, settings) for case in sentences.cases(settings)]
+    assert [result.case.unit for result in found] == ["sentences/s"] * 2
+    assert all("transformers" in result.ratios for result in found)

@@ -1,0 +1,76 @@
+"""Runs the tests of the native code on a build that watches its every access to memory.
+
+    python tools/sanitize.py        about 10 minutes on 2 cores; needs g++
+
+The code is compiled with AddressSanitizer and UndefinedBehaviorSanitizer in a copy of the tree,
+with matrix tiles as plain code, so that it is run and watched where a processor has none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WATCHED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
+TILES = "-DPH_TILE_MODEL"
+TESTS = [
+    "tests/kernels/test_native_gate.py",
+    "tests/kernels/test_native.py",
+    "tests/kernels/test_native_codes.py",
+    "tests/kernels/test_native_gradients.py",
+    "tests/layers/test_fused.py",
+    "tests/layers/test_linear.py",
+    "tests/layers/test_quantized_layers.py",
+    "tests/layers/test_eights.py",
+    "tests/quantization",
+    "tests/layers/test_step.py",
+    "tests/layers/test_step_caches.py",
+    "tests/layers/test_step_experts.py",
+    "tests/models/test_layer_runs.py",
+    "tests/models/test_decode_plan.py",
+    "tests/checkpoints/test_coded.py",
+    "tests/interpret/test_statistics.py",
+]
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for source in ("src", "csrc"):
+            shutil.copytree(
+                ROOT / source, folder / source, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+            )
+        for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / file, folder)
+        subprocess.run(
+            [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"],
+            cwd=folder,
+            env=os.environ | {"CXX": f"g++ {WATCHED} {TILES}", "POLYHEAD_NATIVE_BUILD": "all"},
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+        if not list((folder / "src/polyhead/native").glob("_native*")):
+            raise SystemExit("the native code could not be compiled: is g++ there?")
+        found = (library(name) for name in ("libasan.so", "libubsan.so"))
+        watching = {
+            "LD_PRELOAD": " ".join(found),
+            "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
+            "PYTHONPATH": str(folder / "src"),
+        }
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=1800"]
+        return subprocess.run([*command, *TESTS], cwd=ROOT, env=os.environ | watching).returncode
+
+
+def library(name: str) -> str:
+    """Where the compiler keeps a library."""
+    command = ["g++", f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
