@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from families_page import _read
 from harness import Case, all_cases
 
 import polyhead as ph
+from families_page import _read
 from polyhead import native
 from polyhead.errors import UnsupportedError
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from families_page import _read
 from harness import Case, all_cases
 from torch import Tensor
 
 import polyhead as ph
+from families_page import _read
 from polyhead import native
 from polyhead.layers import transformer_layer
 from polyhead.layers.decode_plan import Surroundings, step, steps
