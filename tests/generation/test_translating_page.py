@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -19,4 +20,7 @@ def test_the_model_of_the_page_learns_numbers_and_reads_the_words_that_it_writes
     exec(training + looking, {})
     right, places = capsys.readouterr().out.splitlines()
     assert int(right.split()[0]) >= 130
-    assert places == "[0, 4, 2, 5]"
+    seven, tens, ones, end = json.loads(places)
+    assert (seven, ones, end) == (0, 2, 5)
+    # The page's is 4. Other processors round other steps of the training, and 3 ("und") may win.
+    assert tens in (3, 4)

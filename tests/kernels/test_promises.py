@@ -46,6 +46,15 @@ def test_grouped_heads_never_copy_keys_and_values(kernel, T, dtype):
     # Where there are more rows tiled works on a handful of tiles, as many for any T and S.
     workspace = MIB if kernel == "sdpa" or T == 1 else 4 * 4 * tiled.SCORES_PER_TILE
     most, out = measured(lambda: ph.attention(q, k, v, kernel=kernel))
+    if (
+        kernel == "sdpa"
+        and T > 1
+        and dtype is torch.bfloat16
+        and torch.cpu._is_amx_tile_supported()
+    ):
+        # torch's own code packs keys and values for matrix tiles, but none for every query head.
+        assert most < size(out, k, v) + workspace
+        return
     assert most < size(out) + workspace
     # One copy of K or V would not fit under that bound, let alone one for every query head.
     assert size(out) + workspace < size(k) + 2 * MIB
@@ -159,15 +168,14 @@ def test_forward_and_backward_stay_below_six_times_the_inputs(learned_bias):
 
 @pytest.mark.slow
 def test_forward_and_backward_of_32768_tokens_in_a_process_of_their_own():
-    code = """
-import resource, torch, polyhead as ph
+    code = f"""{PEAK}
+import torch, polyhead as ph
 q, k, v = (torch.randn(1, 8, 32768, 64, requires_grad=True) for _ in range(3))
 small = [x[:, :, :256].detach().requires_grad_() for x in (q, k, v)]
 ph.attention(*small, mask=ph.Causal(), kernel="tiled").sum().backward()
-before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+before = peak()
 ph.attention(q, k, v, mask=ph.Causal(), kernel="tiled").sum().backward()
-most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print((most - before) / (3 * q.numel() * 4))
+print((peak() - before) / (3 * q.numel() * 4))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     print(f"extra memory: {float(done.stdout):.2f} times the inputs")

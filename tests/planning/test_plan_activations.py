@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 import torch
 from plan_facts import TINY
+from torch import nn
 
 from allocations import measured
 from polyhead import native
@@ -44,6 +45,8 @@ GATED, NARROW = FeedForwardConfig(1024), FeedForwardConfig(64)
 LATENT = LatentAttentionConfig(32, 96, 64, 16, 64)
 SCRATCH = 272 * KIB
 """What oneDNN's products in bfloat16 rearrange, and a few numbers per token: norms, experts."""
+TILES_OF_WEIGHTS = torch.cpu._is_amx_tile_supported()
+"""Whether oneDNN and torch's attention rearrange whole matrices in bfloat16, for matrix tiles."""
 NATIVE = 0.5
 """Share of a plan that is allocated at least where it is not reached."""
 TILES = 6 * MIB
@@ -136,7 +139,11 @@ def test_planned_activations_are_those_that_are_allocated(
         model(ids[:1], last=1)  # makes rotary tables
         allocated, _ = measured(lambda: model(ids, last=1))
     planned = plan(config, tokens=case.tokens // 2, batch=2, dtype=dtype).activation_bytes
-    assert allocated <= planned + SCRATCH + (case.tiles if code == "torch" else 0)
+    scratch = SCRATCH + (case.tiles if code == "torch" else 0)
+    if dtype == "bfloat16" and TILES_OF_WEIGHTS:
+        weights = [each.weight.nbytes for each in model.modules() if isinstance(each, nn.Linear)]
+        scratch += max(weights) * (2 if code == "torch" else 1)
+    assert allocated <= planned + scratch
     # Native code has room of its own for the hidden features of some rows, and takes no more.
     assert allocated >= (case.share if case.reached == code else NATIVE) * planned
 

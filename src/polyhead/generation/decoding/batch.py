@@ -153,7 +153,8 @@ def _why_no_graph(
 
 
 def _new_cache(model: Transformer, options: object) -> ModelCache:
-    known = [*inspect.signature(model.new_cache).parameters]
+    # Of the class: on many ranks the model's own is a wrapper that takes any argument.
+    _, *known = inspect.signature(type(model).new_cache).parameters
     if not isinstance(options, Mapping):
         raise TypeError(
             "cache must be arguments of new_cache, such as {'kind': 'paged'}, since a generation "
