@@ -6,7 +6,7 @@ Prints a line for each change and the rate; exit code 1 if less than ``--least``
 A change is tried on the tests that run its line, fastest first, those of the package's own folder
 before others, until one fails or ``--seconds`` of tests have passed. ``csrc`` is compiled anew for
 each change, for this processor alone and without the test at first use, which would switch it off;
-``kernels/triton/device`` is interpreted, which takes Triton. Survivors that change nothing
+``kernels/triton`` is interpreted, which takes Triton. Survivors that change nothing
 observable are listed in equivalent.toml with the reason, and count as neither.
 
 The tree is not touched: each change is in a copy of links to it, in a temporary directory.
@@ -36,7 +36,7 @@ from compiled import Compiled
 from measured import Tests
 
 ROOT = Path(__file__).parents[1]
-TRITON = "kernels/triton/device"
+TRITON = "kernels/triton"
 TESTS = {
     "caches": [
         "caches",
@@ -47,7 +47,7 @@ TESTS = {
         "test_same_bits.py",
     ],
     "config": ["config", "checkpoints/test_config_json.py", "planning", "layers", "models"],
-    "checkpoints": ["checkpoints", "families"],
+    "checkpoints": ["checkpoints", "families", "generation"],
     "conversion": ["conversion"],
     "csrc": [
         *(f"kernels/test_native{part}.py" for part in ("_codes", "", "_gradients", "_gate")),
@@ -59,7 +59,7 @@ TESTS = {
     ],
     "families/common": ["families", "checkpoints"],
     "generation": ["generation"],
-    "kernels": ["kernels", "semantics"],
+    "kernels": ["kernels", "semantics", "test_same_bits.py", "test_same_bits_gradients.py"],
     "layers": ["layers", "models", "checkpoints/test_parity_families.py"],
     "models": [
         *("models", "layers", "generation"),
@@ -67,7 +67,7 @@ TESTS = {
     ],
     "planning": ["planning", "cli/test_plan.py", "checkpoints/test_coded.py"],
     "quantization": ["quantization", "layers/test_quantized_layers.py"],
-    "semantics": ["semantics", "kernels", "caches"],
+    "semantics": ["semantics", "kernels", "caches", "test_pages.py"],
     TRITON: ["kernels/test_triton.py"],
 }
 """Tests of a package, its own first; another package has the folder of its name."""

@@ -159,3 +159,10 @@ def test_long_conversations_are_within_the_limits() -> None:
 def test_messages_hold_what_json_can(content: object) -> None:
     with pytest.raises(InputError, match="messages must hold what JSON can"):
         render_chat("{{ messages }}", [{"role": "user", "content": content}], {})
+
+
+def test_a_template_of_200_000_characters_is_the_longest() -> None:
+    longest = "x" * 200_000
+    assert render_chat(longest, USER, {}) == longest
+    with pytest.raises(CheckpointError, match="has 200,001 characters, more than 200,000"):
+        render_chat(longest + "x", USER, {})

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from polyhead.config import (
     AttentionConfig,
@@ -18,10 +19,12 @@ from polyhead.config import (
     MixtureConfig,
     Network,
     NormConfig,
+    RelativeBiasConfig,
     RopeConfig,
     TransformerConfig,
 )
 from polyhead.errors import ConfigError
+from polyhead.models import Transformer
 
 PARTS: list[tuple[type[Data], Data, str]] = [
     (HeadLayout, AttentionConfig(8, 2, 16, rope=RopeConfig(theta=5.0), window=3), "heads"),
@@ -62,6 +65,8 @@ def test_an_unknown_kind_and_a_wrong_one_are_refused() -> None:
 
 HEADS = AttentionConfig(4, 2, 8)
 LAYER = LayerConfig(HEADS, FeedForwardConfig(16))
+TWO_HEADS = LayerConfig(AttentionConfig(2, 2, 8), FeedForwardConfig(16))
+EXPLICIT = RopeConfig(type="explicit", dim=4, frequencies=(1.0, 0.1))
 MODEL = TransformerConfig("decoder", 20, 32, 16, (LAYER,))
 
 
@@ -75,6 +80,13 @@ MODEL = TransformerConfig("decoder", 20, 32, 16, (LAYER,))
         (MODEL, {"logit_softcap": 0.0}, "logit_softcap must be a finite number, above 0: got 0"),
         (EmbeddingConfig(), {"dropout": -1.0}, "dropout must be a finite number, at least 0"),
         (NormConfig(), {"eps": -1e-6}, "eps must be a finite number, at least 0: got -1e-06"),
+        (RopeConfig(), {"theta": "wide"}, "theta must be a finite number"),
+        (EXPLICIT, {"dim": 6}, "rope frequencies needs one number per rotated pair, 3: got 2"),
+        (
+            MODEL,
+            {"layers": (LAYER, TWO_HEADS), "relative_bias": RelativeBiasConfig(8, 16)},
+            r"relative_bias needs layers of one number of heads: got \[2, 4\]",
+        ),
     ],
 )
 def test_numbers_that_no_model_has_are_refused(
@@ -82,3 +94,13 @@ def test_numbers_that_no_model_has_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         replace(config, **change)
+
+
+def test_the_vanilla_transformer_has_the_parameters_of_torch_s() -> None:
+    config = TransformerConfig.vanilla(20, 32, num_layers=2, num_heads=4, hidden_dim=64)
+    # Torch adds a norm behind each stack, which the paper does not have.
+    theirs = nn.Transformer(32, 4, 2, 2, 64, norm_first=False)
+    theirs.encoder.norm = theirs.decoder.norm = None
+    counts = Transformer(config).parameter_counts()
+    found = counts.attention + counts.feed_forward + counts.norms
+    assert found == sum(each.numel() for each in theirs.parameters())

@@ -17,6 +17,7 @@ import polyhead as ph
 from polyhead.checkpoints import load_checkpoint, save_checkpoint
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
 from polyhead.generation import TextEncoder
+from polyhead.generation.pipelines.tasks import _spans
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] paris is the capital of france in ##s a city berlin , . !"
 TEXTS = [
@@ -203,3 +204,15 @@ def test_a_question_that_the_head_does_not_answer_is_refused(tmp_path: Path) -> 
         other.classify([])
     with pytest.raises(ValueError, match=r"function must be 'softmax'.*got 'tanh'"):
         other.classify("a", function="tanh")
+
+
+def test_neighbours_of_one_class_are_one_span_unless_a_new_one_begins() -> None:
+    class Encoding:
+        offsets = ((0, 0), (0, 3), (4, 7), (8, 11), (12, 15), (16, 19))
+        special_tokens_mask = (1, 0, 0, 0, 0, 0)
+
+    scores = torch.eye(4)[[0, 1, 2, 1, 3, 3]]  # -, B-LOC, I-LOC, B-LOC, PER, PER
+    found = _spans("aaa bbb ccc ddd eee", Encoding, scores, list(NAMES.values()), True, ())
+    assert [(span.text, span.label) for span in found] == [
+        ("aaa bbb", "LOC"), ("ccc", "LOC"), ("ddd eee", "PER"),
+    ]  # fmt: skip

@@ -238,11 +238,11 @@ def test_no_other_python_code_asks_for_an_address():
         ),
         # Does what a CUDA graph reads lie where it lay?
         (
-            "generation/graphs.py",
+            "generation/decoding/graphs.py",
             "self._addresses += [(x, x.data_ptr()) for x in tensors if x is not None]",
         ),
         (
-            "generation/graphs.py",
+            "generation/decoding/graphs.py",
             "and all(x.data_ptr() == address for x, address in self._addresses)",
         ),
     }

@@ -5,7 +5,7 @@ import torch
 
 import polyhead as ph
 from polyhead.semantics import Tokens
-from polyhead.semantics.masks.algebra import Or
+from polyhead.semantics.masks.algebra import Or, Visibility
 
 RANGES = [
     ph.Causal(),
@@ -48,3 +48,14 @@ def test_a_mask_with_a_hole_is_no_range_of_positions(mask):
     assert mask.range(Tokens.of(9), Tokens.of(9), q.device) is None
     want = ph.attention(q, k, v, mask=mask, kernel="reference")
     torch.testing.assert_close(ph.attention(q, k, v, mask=mask), want)
+
+
+@pytest.mark.parametrize(
+    "mask", [ph.Causal(), ph.Window(8), ph.Window(4, ahead=4), ph.Chunk(8), ph.Prefix(16)], ids=repr
+)
+def test_tiles_that_a_mask_of_positions_leaves_empty_or_full_are_known_without_drawing(mask):
+    starts = range(0, 64, 4)
+    for q, k in ((Tokens.of(4, shift=a), Tokens.of(4, shift=b)) for a in starts for b in starts):
+        drawn = mask.visible(q, k, torch.device("cpu"))
+        what = Visibility.ALL if drawn.all() else Visibility.SOME
+        assert mask.classify(q, k) is (what if drawn.any() else Visibility.NONE), (q, k)
