@@ -2,7 +2,7 @@
 # make test   set up, then the tests (test-all: the exhaustive matrix too)
 # make docs   the site of docs/, with the reference of every public name, in site/
 # make dist   sdist and wheels in dist/, checked and tried in bare environments
-# make lint   formatting, style, strict types, and which room may import which
+# make lint   formatting, style, strict types, and which package may import which
 # make types  types of the pages' JavaScript (lint runs it where npm is installed)
 
 PYTHON ?= python3
