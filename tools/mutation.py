@@ -67,7 +67,7 @@ TESTS = {
     ],
     "planning": ["planning", "cli/test_plan.py", "checkpoints/test_coded.py"],
     "quantization": ["quantization", "layers/test_quantized_layers.py"],
-    "semantics": ["semantics", "kernels", "caches", "test_pages.py"],
+    "semantics": ["semantics", "kernels", "caches", "test_notebook.py", "test_pages.py"],
     TRITON: ["kernels/test_triton.py"],
 }
 """Tests of a package, its own first; another package has the folder of its name."""
