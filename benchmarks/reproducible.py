@@ -1,4 +1,4 @@
-"""What ``ph.reproducible()`` costs: prompts and decoding steps of SmolLM2 with it and without.
+"""What ``ph.batch_invariant()`` costs: prompts and decoding steps of SmolLM2 with it and without.
 
     python benchmarks/reproducible.py [--dtype bfloat16 | float32 | file] [--threads 2]
                                       [--rounds 7] [--work 256 1024 1x 6x]
@@ -57,7 +57,7 @@ def steps(model: Transformer, rows: int) -> Timed:
 
 
 def within(run: Timed) -> tuple[Tensor, float]:
-    with ph.reproducible():
+    with ph.batch_invariant():
         return run()
 
 

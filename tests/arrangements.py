@@ -108,7 +108,7 @@ def alone(net: ph.Transformer, text: Tensor) -> Tensor:
     """Logits ``[T, W]`` of one text ``[1, T]``, at once and by itself."""
     torch.set_num_threads(1)
     source = {"encoder_ids": text.flip(1)} if net.config.encoder_layers else {}
-    with ph.reproducible():
+    with ph.batch_invariant():
         logits: Tensor = net(text, **source)[0]
     return logits
 
@@ -139,7 +139,7 @@ def arranged(net: ph.Transformer, length: int, seed: int) -> Iterator[tuple[int,
         shorter[draw.randrange(len(rows))] = 0
     kind, page_size = draw.choice(("auto", "dense", "paged")), draw.choice((16, 5))
     source = {"encoder_ids": texts(length)[rows].flip(1)} if net.config.encoder_layers else {}
-    with ph.reproducible():
+    with ph.batch_invariant():
         held = net.new_cache(kind=kind, page_size=page_size, spare=draw.choice((0, 0, 3)))
         for first, last in steps(draw, length):
             if first and draw.random() < 0.1:

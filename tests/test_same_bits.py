@@ -1,4 +1,4 @@
-"""``ph.reproducible()``: the same tokens give the same bits, however they are arranged."""
+"""``ph.batch_invariant()``: the same tokens give the same bits, however they are arranged."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_functions_of_torch_have_the_same_bits_in_any_place():
             if name in ("matmul", "addmm", "layer_norm") and dtype is not torch.float32:
                 continue
             a, b = x.to(dtype), y.to(dtype)
-            with ph.reproducible():
+            with ph.batch_invariant():
                 torch.set_num_threads(1)
                 wanted = formula(a, b)
                 for threads, first, last in ((3, 0, 700), (2, 13, 14), (2, 699, 700), (5, 1, 600)):
@@ -112,7 +112,7 @@ def test_functions_of_torch_have_the_same_bits_in_any_place():
 
 def test_long_sums_have_the_same_bits_for_any_threads_and_neighbours():
     x = torch.randn(12, 70_001, generator=torch.Generator().manual_seed(0))
-    with ph.reproducible():
+    with ph.batch_invariant():
         torch.set_num_threads(1)
         wanted = x.sum(-1), x.mean(-1), x.logsumexp(-1)
         torch.set_num_threads(3)
@@ -126,7 +126,7 @@ def test_drawn_texts_are_the_same_alone_and_together():
     language_model = LanguageModel(decoder(), byte_tokenizer())
     prompts = ["abc", "d", "the longest of these prompts", "abc"]
     rule = {"max_new_tokens": 12, "temperature": 1.0, "top_k": 20, "seed": 3}
-    with ph.reproducible():
+    with ph.batch_invariant():
         together = [text.ids for text in language_model.generate(prompts, **rule)]
         first = language_model.generate(prompts[0], **rule).ids
     assert together[0] == first
@@ -149,7 +149,7 @@ def test_a_ring_has_the_bits_of_a_dense_cache(heads, dtype):
             part = [x[:, :, first:last] for x in (q, k, v)]
             mask = ph.Causal() & ph.Window(window)
             torch.set_num_threads(draw.choice((1, 3)))
-            with ph.reproducible():
+            with ph.batch_invariant():
                 wanted, found = (
                     ph.attention(
                         part[0],
@@ -177,7 +177,7 @@ def test_a_ring_adds_up_values_in_the_order_of_a_dense_cache():
     q = torch.zeros(1, 4, 2 * window, 32, dtype=v.dtype)
     dense, ring = ph.DenseCache(), ph.RingCache(window)
     seen = []
-    with ph.reproducible():
+    with ph.batch_invariant():
         for first, last in ((0, window), *((i, i + 1) for i in range(window, 2 * window))):
             part = q[:, :1, first:last], v[:, :, first:last]
             wanted, found = (
@@ -228,6 +228,6 @@ def turned_ring(k: Tensor) -> ph.KeyValueSource:
 def test_what_cannot_keep_its_bits_is_refused_by_name(wrong, said):
     q = torch.randn(1, 2, 3, 32)
     CODED()  # quantising is refused inside the block too
-    with torch.enable_grad(), pytest.raises(UnsupportedError, match=said), ph.reproducible():
+    with torch.enable_grad(), pytest.raises(UnsupportedError, match=said), ph.batch_invariant():
         wrong(q)
     assert torch.equal(q.double() @ q.double().mT, (q.double() @ q.double().mT))

@@ -1,4 +1,4 @@
-"""``ph.reproducible()`` in training: gradients of a row, and of parts that are summed outside."""
+"""``ph.batch_invariant()`` in training: gradients of a row, and of parts summed outside."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def gradients(
         seen.append(made)
 
     hook = net.embedding.register_forward_hook(keep)
-    with ph.reproducible() if exactly else nullcontext():
+    with ph.batch_invariant() if exactly else nullcontext():
         source = {"encoder_ids": ids.flip(1)} if net.config.encoder_layers else {}
         logits = net(ids, **source).float().log_softmax(-1)
         loss = -logits[:, :-1].gather(-1, ids[:, 1:, None]).sum(dim=(1, 2))
@@ -127,7 +127,7 @@ def test_derivatives_have_the_same_bits_in_any_place():
         exact = None
         if name not in ("matmul", "layer_norm"):
             exact = derivative(formula, x.double(), grad.double(), 1)
-        with ph.reproducible():
+        with ph.batch_invariant():
             wanted = derivative(formula, x, grad, 1)
             for threads, first, last in ((3, 0, 700), (2, 13, 14), (2, 699, 700), (5, 1, 600)):
                 found = derivative(formula, x[first:last], grad[first:last], threads)
@@ -142,7 +142,7 @@ def test_derivatives_of_long_sums_have_the_same_bits_for_any_threads():
     x, grad = torch.randn(2, 3, 70_001, generator=draw)
     for formula in (torch.softmax, torch.log_softmax):
         x[..., 0] = 12.0 if formula is torch.log_softmax else 0.0  # the sum of grad is seen there
-        with ph.reproducible():
+        with ph.batch_invariant():
             torch.set_num_threads(1)
             whole = x.clone().requires_grad_()
             formula(whole, -1).backward(grad)
@@ -156,7 +156,7 @@ def test_derivatives_of_long_sums_have_the_same_bits_for_any_threads():
 def test_additions_to_one_place_have_one_order():
     y = torch.randn(200_000, generator=torch.Generator().manual_seed(0))
     places = torch.arange(200_000) % 2
-    with ph.reproducible():
+    with ph.batch_invariant():
         torch.set_num_threads(1)
         wanted = torch.zeros(2).index_put((places,), y, accumulate=True)
         torch.set_num_threads(3)
@@ -168,5 +168,5 @@ def test_additions_to_one_place_have_one_order():
 
 def test_without_native_code_there_is_no_such_block(monkeypatch):
     monkeypatch.setattr(native, "unavailable", lambda: "switched off by a test")
-    with pytest.raises(UnsupportedError, match="switched off by a test"), ph.reproducible():
+    with pytest.raises(UnsupportedError, match="switched off by a test"), ph.batch_invariant():
         pass

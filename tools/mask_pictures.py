@@ -26,7 +26,7 @@ MASKS = {
 def pictures() -> dict[str, str]:
     """The SVG of each mask, by the name of its file."""
     return {
-        f"mask-{name}.svg": ph.draw(mask, queries, keys, svg=True)
+        f"mask-{name}.svg": ph.draw_mask(mask, queries, keys, svg=True)
         for name, (mask, queries, keys) in MASKS.items()
     }
 

@@ -11,6 +11,7 @@ Names are imported when first used: ``import polyhead`` alone does not import to
 from __future__ import annotations
 
 import importlib
+import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from polyhead.interpret.reading import SourceAlignment, align
     from polyhead.interpret.tables import compare_texts
     from polyhead.interpret.word_times import word_times
-    from polyhead.kernels.batch_invariant import reproducible
+    from polyhead.kernels.batch_invariant import batch_invariant
     from polyhead.kernels.dispatch import Explanation, attention, explain
     from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, RoPE, TransformerLayer
     from polyhead.models import Transformer
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
         Prefix,
         RelativeBias,
         Window,
-        draw,
+        draw_mask,
         merge_states,
     )
     from polyhead.training import Trainable
@@ -116,7 +117,7 @@ _HOMES = {
     ),
     "polyhead.models": ("Transformer",),
     "polyhead.planning": ("Plan", "plan"),
-    "polyhead.kernels.batch_invariant": ("reproducible",),
+    "polyhead.kernels.batch_invariant": ("batch_invariant",),
     "polyhead.semantics": (
         "ALiBi",
         "Bias",
@@ -134,12 +135,14 @@ _HOMES = {
         "Prefix",
         "RelativeBias",
         "Window",
-        "draw",
+        "draw_mask",
         "merge_states",
     ),
     "polyhead.training": ("Trainable",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
+_RENAMED = {"draw": "draw_mask", "reproducible": "batch_invariant"}
+"""Names of version 0.1, which work with a warning until the next one."""
 
 __all__ = [
     "FIRE",
@@ -193,9 +196,10 @@ __all__ = [
     "align",
     "attach_adapter",
     "attention",
+    "batch_invariant",
     "compare_texts",
     "convert",
-    "draw",
+    "draw_mask",
     "explain",
     "find_heads",
     "heal",
@@ -205,12 +209,16 @@ __all__ = [
     "plan",
     "probe",
     "prune",
-    "reproducible",
     "word_times",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(
+            f"ph.{name} is named ph.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2
+        )
+        return __getattr__(_RENAMED[name])
     if name == "__version__":
         value: Any = _version()
     elif name in _HOME:

@@ -79,7 +79,7 @@ def test_a_deepseek_model_stays_in_8_bits(tmp_path: Path) -> None:
     assert "layers.0.attention.kv_b_proj" not in parts  # read as numbers
     assert len([kind for kind in parts.values() if kind == "F8_E4M3"]) == 2 * 4 + 3 + 3 * 9
     ids = DEEPSEEK.ids()
-    with ph.reproducible():  # elsewhere torch multiplies a prompt by numbers
+    with ph.batch_invariant():  # elsewhere torch multiplies a prompt by numbers
         assert torch.equal(decoded(kept, ids), decoded(unpacked, ids))
     assert (kept(ids) - unpacked(ids)).abs().max() < 2e-4
     layer: Any = kept.layers[0]

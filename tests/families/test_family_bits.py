@@ -1,4 +1,4 @@
-"""``ph.reproducible()`` holds for every family, with each of its options."""
+"""``ph.batch_invariant()`` holds for every family, with each of its options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check(case: Case, chosen: tuple[Any, ...]) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    with torch.no_grad(), ph.reproducible():
+    with torch.no_grad(), ph.batch_invariant():
         ids, row = case.ids(), slice(1, 2)
         two_stacks = config.kind == "encoder-decoder"
         both = {"encoder_ids": case.source()} if two_stacks else {}

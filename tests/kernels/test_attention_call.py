@@ -11,7 +11,7 @@ import torch
 import polyhead as ph
 from polyhead.caches import PagedCache, QuantizedCache, RingCache
 from polyhead.kernels import KERNELS, dispatch
-from polyhead.semantics import DenseSource, draw, state
+from polyhead.semantics import DenseSource, draw_mask, state
 
 
 def qkv(B=2, H=4, G=2, T=5, S=7, D=8, V=None, dtype=torch.float32):
@@ -226,18 +226,18 @@ def test_every_public_name_has_a_home():
 
 
 def test_a_mask_draws_itself():
-    assert draw(ph.Causal(), 3).split() == ["█··", "██·", "███"]
-    assert draw(ph.Causal() & ph.Window(2), 2, 4).split() == ["·██·", "··██"]
-    assert draw(None, 1, 3) == "███"
-    two = draw(ph.KeyLengths([1, 2]), 1, 2)
+    assert draw_mask(ph.Causal(), 3).split() == ["█··", "██·", "███"]
+    assert draw_mask(ph.Causal() & ph.Window(2), 2, 4).split() == ["·██·", "··██"]
+    assert draw_mask(None, 1, 3) == "███"
+    two = draw_mask(ph.KeyLengths([1, 2]), 1, 2)
     assert two.split("\n\n") == ["█·", "██"]
-    assert draw(ph.Causal(), 500).count("\n") == 63
-    image = draw(ph.Causal(), 3, svg=True)
+    assert draw_mask(ph.Causal(), 500).count("\n") == 63
+    image = draw_mask(ph.Causal(), 3, svg=True)
     assert image.startswith("<svg")
     assert image.count("z") == 6  # the squares of visible pairs
     assert "<title>Causal()</title>" in image
     with pytest.raises(ValueError, match="at least one"):
-        draw(ph.Causal(), 0)
+        draw_mask(ph.Causal(), 0)
 
 
 def test_explain_counts_bytes_names_the_layout_and_draws_no_number():
@@ -266,3 +266,12 @@ def test_without_native_code_a_kernel_that_copies_no_past_comes_before_those_tha
     source = cache.append(k[:, :, :1], v[:, :, :1])
     assert ph.explain(q[:, :, :1], source, mask=ph.Causal()).kernel == "tiled"
     assert ph.explain(q[:, :, :1], k, v).kernel == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("draw", "draw_mask"), ("reproducible", "batch_invariant")]
+)
+def test_names_of_the_version_before_work_with_a_warning(old, new):
+    with pytest.warns(DeprecationWarning, match=f"ph.{old} is named ph.{new} now"):
+        assert getattr(ph, old) is getattr(ph, new)
+    assert old not in ph.__all__

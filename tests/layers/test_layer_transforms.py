@@ -195,7 +195,7 @@ def test_a_traced_module_computes_what_the_module_does_on_other_tokens(name, wit
 def test_reproducible_refuses_to_be_traced():
     module, x = Told("transformer"), tokens().detach()
     with (
-        ph.reproducible(),
+        ph.batch_invariant(),
         torch.no_grad(),
         pytest.raises(ph.UnsupportedError, match=r"jit\.trace"),
     ):

@@ -297,10 +297,12 @@ def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
     """The kernel named, or the first that can do all of the call, with its plan."""
     if by_row.is_asked():
         if name not in ("auto", "native"):
-            raise UnsupportedError(f"reproducible() needs kernel='native' or 'auto': got {name!r}")
+            raise UnsupportedError(
+                f"batch_invariant() needs kernel='native' or 'auto': got {name!r}"
+            )
         by_rows = KERNELS["native"]
         if isinstance(plan := by_rows.plan(call), Refusal):
-            raise UnsupportedError(f"reproducible() cannot keep the bits of {plan.feature}")
+            raise UnsupportedError(f"batch_invariant() cannot keep the bits of {plan.feature}")
         return by_rows, plan
     if name == "auto":
         for kernel in _in_order(call):

@@ -72,7 +72,7 @@ class NativeKernel(Kernel[Extras]):
         if not source.in_place:
             return "keys and values that would be copied to be read"
         if by_row.is_asked() and _is_coded_ring(source):
-            return "a quantised ring within reproducible(): its codes begin at any place"
+            return "a quantised ring within batch_invariant(): its codes begin at any place"
         if _is_empty(call) and not by_row.is_asked():
             return "no batch rows, no queries or no keys"
         if call.spec.dropout_p:
@@ -118,7 +118,7 @@ class NativeKernel(Kernel[Extras]):
             row = replace(call, q=call.q[b : b + 1], source=source, spec=spec, q_tokens=tokens)
             plan = self.plan(row)
             if isinstance(plan, Refusal):
-                raise UnsupportedError(f"reproducible() cannot keep the bits of {plan.feature}")
+                raise UnsupportedError(f"batch_invariant() cannot keep the bits of {plan.feature}")
             found = self.run(row, plan)
             out[b] = found.out[0]
             if lse is not None and found.lse is not None:

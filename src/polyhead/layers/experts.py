@@ -69,7 +69,7 @@ class Experts(Fixed):
             in_time = self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
             if by_row.is_asked() and not in_time.all():
                 raise UnsupportedError(
-                    "reproducible() cannot keep the bits of full experts "
+                    "batch_invariant() cannot keep the bits of full experts "
                     f"(capacity={self.config.capacity}): who finds room depends on the call"
                 )
             weights = weights * in_time

@@ -260,7 +260,7 @@ class RoPE:
     ) -> tuple[Tensor, Tensor]:
         if by_row.is_asked() and regime(self.config, length) != regime(self.config, 1):
             raise UnsupportedError(
-                f"reproducible() cannot keep the bits of rope type {self.config.type!r} beyond "
+                f"batch_invariant() cannot keep the bits of rope type {self.config.type!r} beyond "
                 f"original_max_positions={self.config.original_max_positions}: every token's "
                 "frequencies depend on the greatest position of the call"
             )

@@ -1,4 +1,4 @@
-"""Whether results must have the bits that each row has alone: what ``polyhead.reproducible`` sets.
+"""The flag of ``polyhead.batch_invariant``: rows must have the bits that each has alone.
 
 It holds for the thread that entered it, as modes of torch's dispatcher do, of which it is one.
 """
@@ -21,7 +21,7 @@ _state = _State()
 
 
 def is_asked() -> bool:
-    """Whether this thread is inside ``polyhead.reproducible()``."""
+    """Whether this thread is inside ``polyhead.batch_invariant()``."""
     return _state.modes > 0
 
 

@@ -13,7 +13,7 @@ from polyhead.semantics.biases import (
     alibi_slopes,
 )
 from polyhead.semantics.call import Call, Specification
-from polyhead.semantics.drawing import draw
+from polyhead.semantics.drawing import draw_mask
 from polyhead.semantics.fire import FIRE
 from polyhead.semantics.masks import (
     BlockSparse,
@@ -59,6 +59,6 @@ __all__ = [
     "Window",
     "add_sinks",
     "alibi_slopes",
-    "draw",
+    "draw_mask",
     "merge_states",
 ]

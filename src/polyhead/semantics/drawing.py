@@ -14,7 +14,9 @@ MOST = 64
 _SIDE, _EDGE = 16, 4
 
 
-def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool = False) -> str:
+def draw_mask(
+    mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool = False
+) -> str:
     """Draws which queries see which keys; the last query lines up with the last key.
 
     Args:
@@ -33,7 +35,7 @@ def draw(mask: Mask | None, queries: int, keys: int | None = None, *, svg: bool 
     """
     keys = queries if keys is None else keys
     if queries < 1 or keys < 1:
-        raise ValueError(f"draw needs at least one query and key: got {queries} and {keys}")
+        raise ValueError(f"draw_mask needs at least one query and key: got {queries} and {keys}")
     allowed = torch.ones(1, 1, queries, keys, dtype=torch.bool, device="cpu")
     if mask is not None:
         q, k = Tokens.of(queries, shift=keys - queries), Tokens.of(keys)

@@ -171,7 +171,7 @@ def objection(model: Transformer, cache: ModelCache | None) -> str | None:
     if model.head is None:
         return "the model has no head"
     if by_row.is_asked():
-        return "reproducible() is asked for, which native code computes"
+        return "batch_invariant() is asked for, which native code computes"
     if torch.is_autocast_enabled(like.device.type):
         return "autocast is on"
     if any(nn.modules.module.__dict__[name] for name in _EVERYWHERE):

@@ -1,8 +1,8 @@
 """The same bits everywhere: what a row of a batch gives depends on its own tokens alone.
 
 Sums of numbers depend on their order, and libraries choose it by the shape of a call, the number of
-threads and the place of a number in memory. Within ``reproducible()`` every operation of torch that
-polyhead's layers leave to it passes here, and goes one of six ways:
+threads and the place of a number in memory. Within ``batch_invariant()`` every operation of torch
+that polyhead's layers leave to it passes here, and goes one of six ways:
 
     exact          one rounding or none (additions, comparisons, copies): torch's own
     by element     functions such as exp, whose vectors and remainders round differently: in whole
@@ -17,6 +17,6 @@ rows (``Extras.by_row``). What batch-invariant kernels do on GPUs (Thinking Mach
 nondeterminism in LLM inference", 2025), on a CPU.
 """
 
-from polyhead.kernels.batch_invariant.mode import reproducible
+from polyhead.kernels.batch_invariant.mode import batch_invariant
 
-__all__ = ["reproducible"]
+__all__ = ["batch_invariant"]

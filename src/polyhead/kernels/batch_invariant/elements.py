@@ -28,7 +28,7 @@ def only_whole_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     given = torch.utils._pytree.tree_leaves((args, kwargs))
     if any(isinstance(x, Tensor) and x.is_floating_point() for x in given):
         raise UnsupportedError(
-            f"reproducible() cannot keep the bits of {func}: the order in which it adds depends "
+            f"batch_invariant() cannot keep the bits of {func}: the order in which it adds depends "
             "on more than the row; compute it outside the block"
         )
     return func(*args, **kwargs)

@@ -44,7 +44,7 @@ _BY_ELEMENT = frozenset(_BY_ELEMENT_NAMES.split())
 
 
 @contextmanager
-def reproducible() -> Iterator[None]:
+def batch_invariant() -> Iterator[None]:
     """Within the block, the same tokens give the same bits, whatever surrounds them.
 
     The logits of a row do not depend on its neighbours in the batch, on how a prompt is cut into
@@ -57,7 +57,7 @@ def reproducible() -> Iterator[None]:
     a batch cut into given parts whose gradients are added up outside in one order gives one result.
 
     Example:
-        >>> with ph.reproducible():
+        >>> with ph.batch_invariant():
         ...     alone = model(ids[:1])
         ...     assert torch.equal(model(ids)[:1], alone)
 
@@ -66,7 +66,7 @@ def reproducible() -> Iterator[None]:
             cannot keep its bits, by name.
     """
     if (why := native.unavailable()) is not None:
-        raise UnsupportedError(f"reproducible() needs polyhead's native code: {why}")
+        raise UnsupportedError(f"batch_invariant() needs polyhead's native code: {why}")
     with by_row.asked(), _OneOrder():  # type: ignore[no-untyped-call]
         yield
 

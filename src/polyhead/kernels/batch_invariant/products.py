@@ -19,7 +19,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     code = native.code()
     if code is None or x.dtype not in DTYPES or not x.is_cpu or weight.dtype is not x.dtype:
         raise UnsupportedError(
-            "reproducible() multiplies float32, bfloat16 and float16 on a CPU: got "
+            "batch_invariant() multiplies float32, bfloat16 and float16 on a CPU: got "
             f"{x.dtype} and {weight.dtype} on {x.device}".replace("torch.", "")
         )
     rows = x.reshape(-1, x.shape[-1]).contiguous()

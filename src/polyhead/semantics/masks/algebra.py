@@ -110,10 +110,10 @@ class Mask(Part):
     def _repr_html_(self) -> str:
         """What a notebook shows: the mask's expression, and a picture where one can be drawn."""
         from polyhead._utils.notebook import panel, picture
-        from polyhead.semantics.drawing import draw
+        from polyhead.semantics.drawing import draw_mask
 
         try:
-            drawn = picture(draw(self, *(self.made_for() or (_DRAWN, _DRAWN)), svg=True))
+            drawn = picture(draw_mask(self, *(self.made_for() or (_DRAWN, _DRAWN)), svg=True))
         except (ValueError, NotImplementedError):  # its required size is known only in a call
             drawn = ""
         return panel(repr(self), drawn)
