@@ -196,6 +196,19 @@ def test_leftovers_of_killed_writers_are_removed(source: Path, cache_folder: Pat
     assert new.exists()
 
 
+def test_a_partial_copy_that_vanishes_while_others_are_tidied(
+    source: Path, cache_folder: Path
+) -> None:
+    folder = cache_folder / "converted"
+    folder.mkdir(parents=True)
+    # Listed, but gone when it is looked at: what another writer's copy is once it is published.
+    (folder / ".partial-gone").symlink_to(folder / "nowhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_checkpoint(source)
+    assert len([copy for copy in _copies(cache_folder) if copy.is_dir()]) == 1
+
+
 def test_changing_a_loaded_model_leaves_the_copy_alone(source: Path) -> None:
     load_checkpoint(source)
     loaded = load_checkpoint(source)

@@ -162,9 +162,12 @@ def _tidy(entry: Path) -> None:
     family = entry.name.rpartition("-")[0]
     for other in entry.parent.iterdir():
         outdated = other.name.rpartition("-")[0] == family and other != entry
-        abandoned = (
-            other.name.startswith(_PARTIAL)
-            and time.time() - other.stat().st_mtime > _ABANDONED_SECONDS
-        )
-        if outdated or abandoned:
+        if outdated or (other.name.startswith(_PARTIAL) and _abandoned(other)):
             shutil.rmtree(other, ignore_errors=True)
+
+
+def _abandoned(partial: Path) -> bool:
+    try:
+        return time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS
+    except FileNotFoundError:  # its writer has published it or given up since the directory was read
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,8 +207,11 @@ def _cache() -> dict[str, Any]:
     from polyhead.checkpoints import cache_directory
 
     folder = cache_directory()
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    return {"directory": str(folder), "bytes": sum(path.stat().st_size for path in files)}
+    total = 0
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # another process may remove an old copy meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return {"directory": str(folder), "bytes": total}
 
 
 def _show(report: dict[str, Any], screen: Console) -> None:
