@@ -13,7 +13,7 @@ from pathlib import Path
 from polyhead.config import LayerConfig, NormConfig, TransformerConfig
 from polyhead.families import REFUSED, families, read_config
 from polyhead.families.common.family import Family
-from polyhead.layers.described import NETWORK, last_part
+from polyhead.layers.native_layer import NETWORK, last_part
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/families"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polyhead.caches.codecs import Codes, Stream
+from polyhead.caches.codecs import Codes, KVChunk
 from polyhead.caches.sizes import Layout, Quantized, Ring, Storage
 
 H = 4
@@ -61,7 +61,7 @@ class Row:
         if isinstance(storage, Quantized) and self.encoded > storage.sinks:
             part = slice(storage.sinks, self.encoded)
             codec = Codes(storage, k.shape[-1], v.shape[-1], k.dtype)
-            stream = Stream(k[None, :, part], None if storage.latent else v[None, :, part])
+            stream = KVChunk(k[None, :, part], None if storage.latent else v[None, :, part])
             k, v = k.clone(), v.clone()
             k[:, part], v[:, part] = (x[0] for x in codec.decode(codec.encode(stream)))
         return k, v

@@ -301,7 +301,7 @@ def test_a_source_tells_where_all_its_keys_lie(make):
     for count in (3, 5, 1):
         source = cache.append(*tokens(count))
         assert source.in_place
-        strips = source.strips()
+        segments = source.segments()
         for i, whole in enumerate(source.gather()):
-            assert torch.equal(torch.cat([(s.k, s.v)[i] for s in strips], dim=2), whole)
-        assert [s.tokens.length for s in strips] == [s.k.shape[2] for s in strips]
+            assert torch.equal(torch.cat([(s.k, s.v)[i] for s in segments], dim=2), whole)
+        assert [s.tokens.length for s in segments] == [s.k.shape[2] for s in segments]

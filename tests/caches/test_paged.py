@@ -118,14 +118,14 @@ def test_views_of_the_pages_are_made_anew_when_these_move_and_only_then():
     cache.append(tokens(3), tokens(3))
     for count in (1, 1, 30, 1):
         memory, fork = cache._memories["tokens"], cache.fork()
-        tensors, before = [*memory.tensors], memory.lying()
+        tensors, before = [*memory.tensors], memory.as_views()
         cache.append(tokens(count), tokens(count))
         moved = [x is not y for x, y in zip(tensors, memory.tensors, strict=True)]
-        assert [x is not y for x, y in zip(before, memory.lying(), strict=True)] == moved
-        for view, tensor in zip(memory.lying(), memory.tensors, strict=True):
+        assert [x is not y for x, y in zip(before, memory.as_views(), strict=True)] == moved
+        for view, tensor in zip(memory.as_views(), memory.tensors, strict=True):
             assert view.is_set_to(tensor.transpose(0, 1))
     fork.append(tokens(1), tokens(1), torch.tensor([50]))  # another fork stores positions
-    assert [len(c._memories["tokens"].lying()) for c in (cache, fork)] == [2, 3]
+    assert [len(c._memories["tokens"].as_views()) for c in (cache, fork)] == [2, 3]
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 
 import polyhead as ph
 from polyhead.caches import Latent, LatentCache, QuantizedCache
-from polyhead.caches.codecs import Codes, Stream
+from polyhead.caches.codecs import Codes, KVChunk
 from polyhead.caches.sizes import Quantized
 
 
@@ -31,7 +31,7 @@ def test_every_number_is_within_half_a_step_of_its_group(bits, width, dtype):
     storage = Quantized(bits, bits, group=32)
     k, v = spread(64, width, dtype), spread(64, width, dtype) * 0.1
     codec = Codes(storage, width, width, dtype)
-    back_k, back_v = codec.decode(codec.encode(Stream(k, v)))
+    back_k, back_v = codec.decode(codec.encode(KVChunk(k, v)))
     rounding = torch.finfo(dtype).eps
     groups = k.reshape(2, 2, 2, 32, width)
     bound = worst_step(groups, bits, 3) / 2 + (groups.abs().double() + 1e-3) * (rounding + 2**-22)
@@ -46,7 +46,7 @@ def test_every_number_is_within_half_a_step_of_its_group(bits, width, dtype):
 def test_a_group_of_equal_numbers_that_bfloat16_holds_comes_back_exactly():
     k = torch.full((1, 1, 32, 4), 1.5)
     codec = Codes(Quantized(4, 4), 4, 4, k.dtype)
-    assert all(torch.equal(x, k) for x in codec.decode(codec.encode(Stream(k, k))))
+    assert all(torch.equal(x, k) for x in codec.decode(codec.encode(KVChunk(k, k))))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -54,7 +54,7 @@ def test_what_is_not_finite_comes_back_as_nan_in_its_group_only(bad):
     k = spread(64, 8)
     k[0, 1, 40, 3] = bad
     codec = Codes(Quantized(), 8, 8, k.dtype)
-    back = codec.decode(codec.encode(Stream(k, spread(64, 8))))[0]
+    back = codec.decode(codec.encode(KVChunk(k, spread(64, 8))))[0]
     assert back[0, 1, 32:, 3].isnan().all()
     back[0, 1, 32:, 3] = 0
     assert back.isfinite().all()

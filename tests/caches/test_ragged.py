@@ -20,7 +20,7 @@ from polyhead.caches import (
     memory,
     pages,
 )
-from polyhead.caches.source import NOWHERE
+from polyhead.caches.source import NO_POSITION
 
 WINDOW = 6
 CACHES = {
@@ -88,7 +88,7 @@ ROWS = CACHES | {
 def in_order(source, row=0):
     """Positions, keys and values that a row of a source holds, in the order of position."""
     where = source.tokens.position_tensor(torch.device("cpu")).expand(source.batch, -1)[row]
-    held = (where < NOWHERE).nonzero()[:, 0]
+    held = (where < NO_POSITION).nonzero()[:, 0]
     held = held[where[held].argsort()]
     return [where[held, None], *(x[row][:, held] for x in source.gather())]
 
@@ -327,5 +327,5 @@ def test_what_a_ring_overwrote_does_not_come_back_when_the_overwriting_is_taken_
     positions = cache.positions
     assert sorted(positions[0].tolist()) == [2, 3, 4, 5, 6, 7, 8, 9]
     assert sorted(positions[1].tolist())[:6] == [2, 3, 4, 5, 6, 7]
-    assert (positions[1] >= NOWHERE).sum() == 2
+    assert (positions[1] >= NO_POSITION).sum() == 2
     assert torch.equal(cache.source().gather()[0][0, 0, :, 0].long(), positions[0])

@@ -17,7 +17,7 @@ from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.checkpoints.formats.gguf_file import GGUFFile
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
 from polyhead.models import Transformer
-from polyhead.models.eights import round_activations
+from polyhead.models.int8_activations import round_activations
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"

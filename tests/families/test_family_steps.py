@@ -13,8 +13,8 @@ import polyhead as ph
 from families_page import _read
 from polyhead import native
 from polyhead.layers import transformer_layer
-from polyhead.layers.decode_plan import Surroundings, step, steps
-from polyhead.layers.described import NETWORK
+from polyhead.layers.decode_plan import LayerArgs, step, steps
+from polyhead.layers.native_layer import NETWORK
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.models import stack
 
@@ -54,7 +54,7 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) 
     ends: list[int] = []
     runs: list[int] = []
 
-    def counted(layer: TransformerLayer, x: Tensor, given: Surroundings) -> Any:
+    def counted(layer: TransformerLayer, x: Tensor, given: LayerArgs) -> Any:
         found = step(layer, x, given)
         ends.append(0 if found is None else found[1])
         return found

@@ -327,7 +327,7 @@ def test_codes_of_a_quantised_cache_are_read_where_they_lie(cache, dtype, monkey
     store = ph.QuantizedCache(**options, recent=8)
     for part in (slice(0, 41), slice(41, 60), slice(60, 75)):
         source = store.append(k[:, :, part], v[:, :, part])
-    assert any(strip.coding is not None for strip in source.strips())
+    assert any(strip.coding is not None for strip in source.segments())
     asked = {"mask": ph.Causal() & ph.Window(50), "bias": ph.ALiBi(4), "return_lse": True}
     theirs = ph.attention(q, source, kernel="reference", **asked)
     monkeypatch.setattr(type(source), "gather", None)

@@ -12,9 +12,9 @@ from polyhead import native
 from polyhead.caches import DenseCache
 from polyhead.layers import transformer_layer
 from polyhead.layers.decode_plan import plan_for
-from polyhead.layers.linear import feed_forward, side_by_side
-from polyhead.layers.quantized import QuantizedLinear, in_eights
-from polyhead.models.eights import TYPES, round_activations
+from polyhead.layers.linear import feed_forward, fused_linear
+from polyhead.layers.quantized import QuantizedLinear, int8_activations
+from polyhead.models.int8_activations import TYPES, round_activations
 from polyhead.native.arguments import IN_EIGHTS, Weight
 from polyhead.native.code import Code
 from polyhead.quantization import block_type
@@ -73,17 +73,17 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
         x = 0.01 * x.flatten(1)
         y = code.product(x, [Weight(blocks, None, kind.number + IN_EIGHTS)])
         size = x.abs().double() @ numbers.double().abs().T
-        assert ((y - in_eights(x).double() @ numbers.double().T).abs() / size).max() < 1e-5
+        assert ((y - int8_activations(x).double() @ numbers.double().T).abs() / size).max() < 1e-5
         assert not torch.equal(y, code.product(x, [Weight(blocks, None, kind.number)]))
 
 
 def test_what_is_not_finite_or_nothing() -> None:
     kind = block_type("Q4_1")
     module = QuantizedLinear(random_blocks(kind, 16, 128), kind)
-    module.in_eights = True
+    module.int8_activations = True
     x = torch.randn(4, 128)
     x[0, 3], x[1, 70], x[2] = torch.nan, torch.inf, 0
-    for y in (module(x), torch.nn.functional.linear(in_eights(x), module.weight)):
+    for y in (module(x), torch.nn.functional.linear(int8_activations(x), module.weight)):
         assert y[:2].isnan().all()
         assert (y[2] == 0).all()
         assert y[3].isfinite().all()
@@ -110,7 +110,7 @@ def test_a_step_and_prompts_have_the_bits_of_modules_row_by_row(
     plain = decoded()
     for part in before.modules():
         if isinstance(part, QuantizedLinear) and part.kind.name in TYPES:
-            part.in_eights = True  # the step sees it at once
+            part.int8_activations = True  # the step sees it at once
     stepped = decoded()
     assert not torch.equal(stepped, plain)
     assert torch.allclose(stepped.float(), plain.float(), atol=0.1 * plain.abs().max().item())
@@ -123,7 +123,7 @@ def test_a_step_and_prompts_have_the_bits_of_modules_row_by_row(
     many = torch.randn(21, 128, dtype=dtype)
     for made in (
         lambda rows: q(rows),
-        lambda rows: side_by_side(rows, q, k),
+        lambda rows: fused_linear(rows, q, k),
         lambda rows: feed_forward(rows, None, ff.up_proj, ff.down_proj, (1, torch.inf, 0.0)),
     ):
         each = [made(many[i : i + 1]) for i in range(21)]

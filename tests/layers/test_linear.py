@@ -15,7 +15,7 @@ from torch import nn
 from polyhead import native
 from polyhead.layers import FeedForward, MultiHeadAttention, RMSNorm
 from polyhead.layers import linear as few_rows
-from polyhead.layers.linear import by_heads, linear, side_by_side
+from polyhead.layers.linear import fused_linear, linear, linear_per_head
 from polyhead.native.arguments import ACTIVATIONS, Network, Weight
 from polyhead.native.code import Code
 
@@ -53,7 +53,7 @@ def separately(x: torch.Tensor, linears: list[nn.Linear]) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [(1, 1, 40), (2, 4, 40), (3, 40), (40,)])
 def test_equals_the_separate_products(code, dtype, bias, shape):
     linears, x = projections(dtype, bias), torch.randn(*shape).to(dtype)
-    torch.testing.assert_close(side_by_side(x, *linears), separately(x, linears))
+    torch.testing.assert_close(fused_linear(x, *linears), separately(x, linears))
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
@@ -151,7 +151,7 @@ def test_threads_and_blocks_of_many_rows_change_no_bits(code):
 def test_some_may_have_a_bias_and_others_none():
     linears = [nn.Linear(40, 8), nn.Linear(40, 8, bias=False)]
     x = torch.randn(3, 40)
-    torch.testing.assert_close(side_by_side(x, *linears), separately(x, linears))
+    torch.testing.assert_close(fused_linear(x, *linears), separately(x, linears))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -163,12 +163,14 @@ def test_products_by_heads_equal_float64(code, dtype, rows, inputs, outputs):
     both = torch.randn(5, inputs + 9, outputs).to(dtype)
     other = torch.randn(5, outputs + 2, inputs).to(dtype)
     close = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 2e-2}[dtype]
-    for weight, summed in ((both[:, 9:], True), (other[:, :-2], False)):
-        found = by_heads(x, weight, summed=summed)
-        equation = "bthi,hio->btho" if summed else "bthi,hoi->btho"
+    for weight, transposed in ((both[:, 9:], True), (other[:, :-2], False)):
+        found = linear_per_head(x, weight, transposed=transposed)
+        equation = "bthi,hio->btho" if transposed else "bthi,hoi->btho"
         exact = torch.einsum(equation, x.double(), weight.double())
         torch.testing.assert_close(found.double(), exact, atol=close, rtol=close / 10)
-    assert by_heads(torch.randn(3, 3, 5, 24), both.float()[:, :24], summed=True) is None  # 9 rows
+    assert (
+        linear_per_head(torch.randn(3, 3, 5, 24), both.float()[:, :24], transposed=True) is None
+    )  # 9 rows
 
 
 def test_strided_inputs_are_read_rightly():
@@ -178,7 +180,7 @@ def test_strided_inputs_are_read_rightly():
         torch.randn(1, 1, 40).expand(2, 3, 40),
         torch.randn(2, 80)[:, ::2],
     ):
-        torch.testing.assert_close(side_by_side(x, *linears), separately(x, linears))
+        torch.testing.assert_close(fused_linear(x, *linears), separately(x, linears))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -269,9 +271,9 @@ def another_width(m):
 )  # fmt: skip
 def test_modules_that_are_more_than_a_product_are_left_to_themselves(change):
     linears, x = projections(), torch.randn(2, 40)
-    assert side_by_side(x, *linears) is not None
+    assert fused_linear(x, *linears) is not None
     change(linears)
-    assert side_by_side(x.to(linears[0].weight.dtype), *linears) is None
+    assert fused_linear(x.to(linears[0].weight.dtype), *linears) is None
 
 
 def test_long_inputs_are_left_to_torch_where_that_is_faster():
@@ -280,21 +282,21 @@ def test_long_inputs_are_left_to_torch_where_that_is_faster():
     for code in native.all_codes():
         with native.using(code):
             for dtype in DTYPES:
-                found = side_by_side(x.to(dtype), copy.deepcopy(linears[0]).to(dtype))
+                found = fused_linear(x.to(dtype), copy.deepcopy(linears[0]).to(dtype))
                 assert (found is not None) == (dtype in code.dtypes), (code.name, dtype)
-            few = torch.cat([side_by_side(rows, linears[0]) for rows in x.split(4)])
-            found = side_by_side(x, linears[0])
+            few = torch.cat([fused_linear(rows, linears[0]) for rows in x.split(4)])
+            found = fused_linear(x, linears[0])
             assert found is None or torch.equal(found, few)
-            assert side_by_side(x, *linears) is None  # each is let go of by itself
+            assert fused_linear(x, *linears) is None  # each is let go of by itself
             if torch.float32 in code.dtypes:
                 parts = torch.cat([network(rows) for rows in x.split(4)])
                 assert torch.equal(network(x), parts)
-    assert side_by_side(x[:0], *linears) is None
+    assert fused_linear(x[:0], *linears) is None
 
 
 def test_gradients_are_left_to_autograd():
     with torch.enable_grad():
-        assert side_by_side(torch.randn(2, 40), *projections()) is None
+        assert fused_linear(torch.randn(2, 40), *projections()) is None
 
 
 def test_what_watches_or_transforms_is_left_alone():
@@ -310,16 +312,16 @@ def test_what_watches_or_transforms_is_left_alone():
     torch.testing.assert_close(batched, linears[0](x))
     seen = []
     torch.compile(
-        lambda x: seen.append(side_by_side(x, *linears)) or x, backend="eager", fullgraph=True
+        lambda x: seen.append(fused_linear(x, *linears)) or x, backend="eager", fullgraph=True
     )(x)
     assert seen == [None]
-    assert side_by_side(x.to("meta"), *linears) is None
+    assert fused_linear(x.to("meta"), *linears) is None
 
 
 def test_a_changed_parameter_counts_at_once():
     linears, x = projections(), torch.randn(2, 40)
     linears[0].weight.data[:, 8:16] = 0
-    torch.testing.assert_close(side_by_side(x, *linears), separately(x, linears))
+    torch.testing.assert_close(fused_linear(x, *linears), separately(x, linears))
 
 
 @pytest.mark.parametrize("make", [lambda: MultiHeadAttention(16, 4), lambda: FeedForward(16, 32)])

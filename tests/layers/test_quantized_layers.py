@@ -15,7 +15,7 @@ from polyhead.caches import DenseCache
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, RopeConfig
 from polyhead.layers import quantized, transformer_layer
 from polyhead.layers.decode_plan import plan_for
-from polyhead.layers.linear import side_by_side
+from polyhead.layers.linear import fused_linear
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.native.arguments import Scales
@@ -64,20 +64,20 @@ def test_products_are_those_of_the_unpacked_weights(
 def test_few_rows_have_the_bits_of_float32_weights() -> None:
     (q, plain_q), (k, plain_k) = both("Q4_K", 256, 30), both("Q8_0", 256, 12, seed=1)
     x = torch.randn(2, 2, 256)
-    joined = side_by_side(x, q, k)
+    joined = fused_linear(x, q, k)
     assert joined is not None
-    wanted = side_by_side(x, plain_q, plain_k)
+    wanted = fused_linear(x, plain_q, plain_k)
     assert wanted is not None
     assert torch.equal(joined, wanted)
     assert torch.equal(q(x), joined[..., :30])
     seen: list[Tensor] = []
     handle = k.register_forward_hook(lambda *call: seen.append(call[2]))
-    assert side_by_side(x, q, k) is None  # a hook is obeyed
+    assert fused_linear(x, q, k) is None  # a hook is obeyed
     k(x)
     handle.remove()
     assert len(seen) == 1
     k.double()
-    assert side_by_side(x, q, k) is None  # a bias of another dtype
+    assert fused_linear(x, q, k) is None  # a bias of another dtype
 
 
 @needs_native

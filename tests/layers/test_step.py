@@ -30,14 +30,14 @@ from polyhead.layers import (
     MultiHeadAttention,
     RoPE,
     decode_plan,
-    described,
-    reading,
+    native_export,
+    native_layer,
     transformer_layer,
 )
-from polyhead.layers.decode_plan import Surroundings
-from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
-from polyhead.layers.exact import KnownFields
+from polyhead.layers.decode_plan import LayerArgs
+from polyhead.layers.exact import SupportedFields
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.transformer_layer import TransformerLayer
 
@@ -224,7 +224,7 @@ def step(
     layer: TransformerLayer, x: Tensor, mask: ph.Mask | None, cache: KeyValueCache
 ) -> Tensor | None:
     """The step through a whole layer that has no context; None where modules must go on."""
-    found = decode_plan.step(layer, x, Surroundings(mask, None, cache))
+    found = decode_plan.step(layer, x, LayerArgs(mask, None, cache))
     if found is None:
         return None
     if found[1] == NETWORK:
@@ -538,7 +538,7 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     known = AttentionConfig(num_heads=2, num_kv_heads=2, head_dim=8)
-    fields = KnownFields(
+    fields = SupportedFields(
         {
             LayerConfig: {"attention": None, "feed_forward": None, "norm": None},
             _WithMore: dict.fromkeys(("num_heads", "num_kv_heads", "head_dim")),
@@ -548,8 +548,8 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
     )
     wider = _WithMore(num_heads=2, num_kv_heads=2, head_dim=8)
     layer = LayerConfig(wider, FeedForwardConfig(8))
-    assert fields.cover(layer)
-    assert fields.cover(layer)  # the second answer is remembered
+    assert fields.accepts(layer)
+    assert fields.accepts(layer)  # the second answer is remembered
     for other in (
         replace(layer, attention=replace(wider, more=2.0)),
         replace(layer, attention=replace(wider, made=(1,))),
@@ -559,12 +559,12 @@ def test_a_field_that_the_step_does_not_know_takes_the_modules(
         replace(layer, feed_forward=FeedForwardConfig(8, "relu")),
         replace(layer, norm=NormConfig(eps=1e-6)),
     ):
-        assert not fields.cover(other)
+        assert not fields.accepts(other)
         built = _layer()
         cache = _prompted(built)
         vars(built)["config"] = other
-        monkeypatch.setattr(reading, "KNOWN", fields)
-        monkeypatch.setattr(described, "_KNOWN_AROUND", fields)
+        monkeypatch.setattr(native_export, "KNOWN", fields)
+        monkeypatch.setattr(native_layer, "_KNOWN_AROUND", fields)
         assert step(built, _token(), ph.Causal(), cache) is None
         monkeypatch.undo()
 
@@ -833,7 +833,7 @@ def test_a_step_with_a_context_has_the_bits_of_the_modules(
     rows = context.repeat_interleave(shared, dim=0)
     for seed in range(3):
         x = _token(2 * shared, dtype, seed)
-        given = Surroundings(ph.Causal(), bias, caches[0], rows, None, across[0])
+        given = LayerArgs(ph.Causal(), bias, caches[0], rows, None, across[0])
         found = decode_plan.step(layer, x, given)
         assert found is not None
         assert found[1] == NETWORK
@@ -860,7 +860,7 @@ def test_a_step_ends_before_attention_to_a_context_that_it_does_not_know(
     layer = _layer(replace(ENCODER_DECODERS["bart"], cross_attention=replace(CROSS, **own)))
     context, held, memory = torch.randn(2, 11, E), ph.DenseCache(capacity=64), ph.DenseCache()
     layer(torch.randn(2, 5, E), context, mask=ph.Causal(), cache=held, context_cache=memory)
-    given = Surroundings(ph.Causal(), None, held, context, None, memory)
+    given = LayerArgs(ph.Causal(), None, held, context, None, memory)
     found = decode_plan.step(layer, _token(2), given)
     assert found is not None
     assert found[1] == ATTENTION
@@ -889,7 +889,7 @@ def test_modules_go_on_where_a_step_ends(
     if change is not None:
         change(layer)
     call: dict[str, Any] = {"mask": ph.Causal(), "context_cache": memory} | more
-    given = Surroundings(call["mask"], None, held.fork(), context, call.get("context_mask"),
+    given = LayerArgs(call["mask"], None, held.fork(), context, call.get("context_mask"),
                          call["context_cache"])  # fmt: skip
     found = decode_plan.step(layer, _token(2), given)
     assert found is not None
@@ -935,8 +935,8 @@ def test_a_bias_that_a_step_cannot_read_takes_the_modules() -> None:
         ph.RelativeBias(torch.randn(32, heads + 1), bidirectional=False),
         torch.zeros(1, heads, 1, 6),
     ):
-        assert decode_plan.step(layer, _token(), Surroundings(None, bias, cache)) is None
+        assert decode_plan.step(layer, _token(), LayerArgs(None, bias, cache)) is None
         assert cache.lengths == [5]
-    assert decode_plan.step(layer, _token(), Surroundings(None, good, cache)) is not None
+    assert decode_plan.step(layer, _token(), LayerArgs(None, good, cache)) is not None
     layer = _layer(LAYERS["bloom"])
-    assert decode_plan.step(layer, _token(), Surroundings(None, good, _prompted(layer))) is None
+    assert decode_plan.step(layer, _token(), LayerArgs(None, good, _prompted(layer))) is None

@@ -24,8 +24,8 @@ from polyhead.config import (
     RopeConfig,
 )
 from polyhead.layers import decode_plan, transformer_layer
-from polyhead.layers.decode_plan import Surroundings
-from polyhead.layers.described import NETWORK
+from polyhead.layers.decode_plan import LayerArgs
+from polyhead.layers.native_layer import NETWORK
 from polyhead.layers.transformer_layer import TransformerLayer
 
 pytestmark = pytest.mark.skipif(
@@ -82,7 +82,7 @@ def _bias(layer: TransformerLayer) -> ph.Bias | None:
 
 
 def _step(layer: TransformerLayer, x: Tensor, cache: StoredCache) -> Tensor | None:
-    found = decode_plan.step(layer, x, Surroundings(ph.Causal(), _bias(layer), cache))
+    found = decode_plan.step(layer, x, LayerArgs(ph.Causal(), _bias(layer), cache))
     assert found is None or found[1] == NETWORK
     return None if found is None else found[0]
 
@@ -234,7 +234,7 @@ def test_queries_without_a_temperature_go_to_the_modules() -> None:
     cache.rollback(3)
     planned = decode_plan.plan_for(cache, [layer])[0]
     assert planned.known is not None
-    planned.known = planned.known._replace(most_past=math.inf)
+    planned.known = planned.known._replace(max_position=math.inf)
     with pytest.raises(ValueError, match="positions that have no temperature"):
         _step(layer, _tokens(1, 4, 0), cache)
     assert cache.lengths == [8]

@@ -19,9 +19,9 @@ from polyhead.config import (
     RopeConfig,
 )
 from polyhead.layers import decode_plan, transformer_layer
-from polyhead.layers.decode_plan import Surroundings
-from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
+from polyhead.layers.decode_plan import LayerArgs
 from polyhead.layers.experts import Experts
+from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.quantized import QuantizedLinear
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.quantization import block_type
@@ -78,7 +78,7 @@ def _token(batch: int = 1, seed: int = 1) -> Tensor:
 
 
 def _step(layer: TransformerLayer, x: Tensor, cache: ph.DenseCache) -> tuple[Tensor, int]:
-    found = decode_plan.step(layer, x, Surroundings(ph.Causal(), None, cache))
+    found = decode_plan.step(layer, x, LayerArgs(ph.Causal(), None, cache))
     assert found is not None
     return found
 
@@ -231,7 +231,7 @@ def test_a_mixture_behind_a_context_stops_before_it() -> None:
     layer = TransformerLayer.from_config(E, config).eval()
     context, cache, memory = torch.randn(1, 7, E), ph.DenseCache(capacity=9), ph.DenseCache()
     layer(_token(), context, cache=cache, context_cache=memory)
-    given = Surroundings(None, None, cache.fork(), context, None, memory)
+    given = LayerArgs(None, None, cache.fork(), context, None, memory)
     found = decode_plan.step(layer, _token(), given)
     assert found is not None
     assert found[1] == NETWORK
@@ -242,7 +242,7 @@ def test_a_mixture_behind_a_context_stops_before_it() -> None:
     assert found[1] == CROSS_ATTENTION
 
 
-def replace_cache(given: Surroundings, cache: ph.DenseCache) -> Surroundings:
+def replace_cache(given: LayerArgs, cache: ph.DenseCache) -> LayerArgs:
     return given._replace(cache=cache.fork())
 
 
@@ -250,4 +250,4 @@ def test_a_parallel_layer_with_a_mixture_takes_its_modules() -> None:
     config = replace(LayerConfig(ATTENTION_OF_ALL, MIXTURES["mixtral"]), parallel="one norm")
     layer = TransformerLayer.from_config(E, config).eval()
     cache = _prompted(layer)
-    assert decode_plan.step(layer, _token(), Surroundings(None, None, cache)) is None
+    assert decode_plan.step(layer, _token(), LayerArgs(None, None, cache)) is None

@@ -31,8 +31,8 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.layers import MultiHeadAttention, decode_plan, transformer_layer
-from polyhead.layers.described import describe
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.native_layer import export_layer
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.models import Transformer, stack
@@ -364,18 +364,18 @@ def test_a_layer_is_described_once_until_it_changes(monkeypatch: pytest.MonkeyPa
     model = _model()
     attention = model.layers[1].attention
     _wrapped(model.layers[1], "attention")  # which is refused
-    described: list[int] = []
+    native_layer: list[int] = []
 
     def described_now(code: Any, layer: nn.Module, *rest: Any) -> Any:
-        described.append([*model.layers].index(layer))
-        return describe(code, layer, *rest)
+        native_layer.append([*model.layers].index(layer))
+        return export_layer(code, layer, *rest)
 
-    monkeypatch.setattr(decode_plan, "describe", described_now)
+    monkeypatch.setattr(decode_plan, "export_layer", described_now)
     cache = model.new_cache(64).fork()
     model(_ids(S, 0), cache=cache)
     # In the model's plan, and where that refuses it in its own.
-    assert sorted(described) == [0, 0, 1, 1, 2, 2]
-    described.clear()
+    assert sorted(native_layer) == [0, 0, 1, 1, 2, 2]
+    native_layer.clear()
     for change, anew in (
         (lambda: None, []),
         (lambda: model.layers[1].attention.register_forward_hook(lambda *call: None), [1, 1]),
@@ -390,8 +390,8 @@ def test_a_layer_is_described_once_until_it_changes(monkeypatch: pytest.MonkeyPa
         change()
         for _ in range(3):
             model(_ids(1, 1), cache=cache)
-        assert sorted(described) == anew
-        described.clear()
+        assert sorted(native_layer) == anew
+        native_layer.clear()
     assert model.decode_plan(cache).explain() == "layers 0 to 2: native"
 
 

@@ -26,7 +26,7 @@ from polyhead.config import (
 )
 from polyhead.errors import SharedCacheError
 from polyhead.layers import RoPE, decode_plan, transformer_layer
-from polyhead.layers.described import ATTENTION, CROSS_ATTENTION
+from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION
 from polyhead.models import Transformer, stack
 
 pytestmark = pytest.mark.skipif(
@@ -379,11 +379,11 @@ def test_native_code_goes_no_further_than_a_layer_that_it_ends_early() -> None:
     assert code is not None
     plan = decode_plan.DecodePlan(model.layers)
     guard = plan.guard(code)
-    with decode_plan._Run(code, x, None, None, None) as run:
+    with decode_plan._FusedLayers(code, x, None, None, None) as run:
         for index, layer in enumerate(model.layers):
-            known = plan[index].described(code, layer, x, plan.changed)
+            known = plan[index].native_layer(code, layer, x, plan.changed)
             assert known is not None
-            assert run.takes(plan[index], known, None, cache.layers[index], None)
+            assert run.try_add(plan[index], known, None, cache.layers[index], None)
         assert run.computed(guard)[1] == ATTENTION
     assert [layer.length for layer in cache.layers] == [S + 2, S + 1]
 

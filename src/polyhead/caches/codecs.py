@@ -25,7 +25,7 @@ from polyhead.caches.sizes import SCALE_DTYPE, Quantized, value_group
 from polyhead.native.coding import Coding
 
 
-class Stream(NamedTuple):
+class KVChunk(NamedTuple):
     """Tokens outside of any store; ``v`` None: the value is part of the key (a latent)."""
 
     k: Tensor
@@ -35,12 +35,12 @@ class Stream(NamedTuple):
     def tensors(self) -> list[Tensor]:
         return [x for x in self if x is not None]
 
-    def of(self, tensors: list[Tensor]) -> Stream:
+    def of(self, tensors: list[Tensor]) -> KVChunk:
         """The same kind of stream made of other tensors."""
         rest = iter(tensors)
-        return Stream(*(None if x is None else next(rest) for x in self))  # type: ignore[arg-type]
+        return KVChunk(*(None if x is None else next(rest) for x in self))  # type: ignore[arg-type]
 
-    def part(self, start: int, stop: int) -> Stream:
+    def part(self, start: int, stop: int) -> KVChunk:
         return self.of([x[:, :, start:stop] for x in self.tensors()])
 
 
@@ -56,7 +56,7 @@ class Exact:
     def __init__(self, value_dim: int | None = None) -> None:
         self.value_dim = value_dim
 
-    def encode(self, stream: Stream) -> list[Tensor]:
+    def encode(self, stream: KVChunk) -> list[Tensor]:
         return stream.tensors()
 
     def decode(self, records: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ class Exact:
         k = records[0]
         return k, records[1] if self.value_dim is None else k[..., : self.value_dim]
 
-    def lying(self, records: list[Tensor]) -> tuple[Tensor, Tensor, None]:
+    def as_views(self, records: list[Tensor]) -> tuple[Tensor, Tensor, None]:
         """A strip's arguments from fields: keys and values."""
         return *self.decode(records), None
 
@@ -90,7 +90,7 @@ class Codes:
         self.key_dim, self.value_dim = key_dim, value_dim
         self.value_group = value_group(value_dim, storage.group)
 
-    def encode(self, stream: Stream) -> list[Tensor]:
+    def encode(self, stream: KVChunk) -> list[Tensor]:
         """Units of n tokens, n a multiple of the group."""
         k = _split(stream.k, 2, (-1, self.tokens))
         records = [*_quantized(k, self.storage.k_bits, axis=3)]
@@ -115,7 +115,7 @@ class Codes:
         scale, zero = (_split(x, 3, (self.tokens, -1))[..., None] for x in (scale, zero))
         return k, _numbers(codes, scale, zero, self.dtype).flatten(2, 3).flatten(3)
 
-    def lying(self, records: list[Tensor]) -> tuple[Tensor, Tensor, Coding]:
+    def as_views(self, records: list[Tensor]) -> tuple[Tensor, Tensor, Coding]:
         """A strip's arguments from fields: codes of keys and values, with scales and zeros."""
         latent = self.storage.latent is not None
         k, *key_scales = records[:3]

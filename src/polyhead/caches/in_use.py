@@ -25,9 +25,9 @@ class InUse:
         self._lock = threading.RLock()
         self._afterwards: list[Callable[[], None]] = []
 
-    def afterwards(self, run: Callable[[], None]) -> None:
+    def afterwards(self, span: Callable[[], None]) -> None:
         """Calls something when the thread, which uses the cache now, leaves it."""
-        self._afterwards.append(run)
+        self._afterwards.append(span)
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):

@@ -2,7 +2,7 @@
 
 A *unit* is one token, or one group of quantised tokens; ``sizes.Store`` says what tensors it has.
 Every batch row counts its own units from 0, and writes follow on from its last. Only this file
-knows the addresses of units: others ask for ``runs`` of addresses and ``read`` them.
+knows the addresses of units: others ask for ``spans`` of addresses and ``read`` them.
 
     rows    address = unit, or unit mod limit once the store is full (a ring)
     pages   address = unit; table[row][unit // page] is the page, see ``pages.py``
@@ -22,7 +22,7 @@ from torch import Tensor
 from polyhead.caches.sizes import SCALE_DTYPE, Store
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
     """Units ``first`` to ``first + length`` of every row at addresses from ``address`` on."""
 
     first: int
@@ -66,7 +66,7 @@ class Memory(ABC):
         """``[B, heads, n, width]`` per field, or of one, at addresses ``start`` to ``stop``."""
 
     @abstractmethod
-    def runs(self, first: int, stop: int) -> list[Run]:
+    def spans(self, first: int, stop: int) -> list[Span]:
         """Where units ``first`` to ``stop`` lie, for rows that stand at the same unit."""
 
     @abstractmethod
@@ -179,14 +179,14 @@ class Rows(Memory):
         else:
             self.reserve(stop)
             skipped = 0 if limit is None else max(0, count - limit)
-            for run in self.runs(start + skipped, stop):
-                part = slice(run.first - start, run.first - start + run.length)
+            for span in self.spans(start + skipped, stop):
+                part = slice(span.first - start, span.first - start + span.length)
                 for tensor, record in zip(self.tensors, records, strict=True):
                     if rows is None:
-                        tensor.narrow(2, run.address, run.length).copy_(record[:, :, part])
+                        tensor.narrow(2, span.address, span.length).copy_(record[:, :, part])
                         continue
                     for i, row in enumerate(rows):
-                        tensor[row].narrow(1, run.address, run.length).copy_(record[i, :, part])
+                        tensor[row].narrow(1, span.address, span.length).copy_(record[i, :, part])
         for row in touched:
             self.stops[row] = stop
             if limit is not None:
@@ -213,15 +213,15 @@ class Rows(Memory):
         tensors = self.tensors if only is None else [self.tensors[only]]
         return [tensor.narrow(2, start, stop - start) for tensor in tensors]
 
-    def runs(self, first: int, stop: int) -> list[Run]:
+    def spans(self, first: int, stop: int) -> list[Span]:
         limit = self.store.limit
         if first >= stop:
             return []
         if limit is None:
-            return [Run(first, first, stop - first)]
+            return [Span(first, first, stop - first)]
         wrap = min(stop, (first // limit + 1) * limit)
-        runs = [Run(first, first % limit, wrap - first)]
-        return runs if wrap == stop else [*runs, Run(wrap, 0, stop - wrap)]
+        spans = [Span(first, first % limit, wrap - first)]
+        return spans if wrap == stop else [*spans, Span(wrap, 0, stop - wrap)]
 
     def restore(
         self, records: Sequence[Tensor], stops: Sequence[int], firsts: Sequence[int]

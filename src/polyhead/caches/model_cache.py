@@ -140,8 +140,8 @@ class ModelCache:
         return self.layers[0].next_positions(real)
 
     @alone
-    def grow(self, count: int = 1) -> bool:
-        """Counts tokens that the caller writes where ``StoredCache.grow`` says, in every layer.
+    def reserve_slots(self, count: int = 1) -> bool:
+        """Reserves slots in every layer (``StoredCache.reserve_slots``), which the caller writes.
 
         Args:
             count: Tokens of each row.
@@ -150,14 +150,14 @@ class ModelCache:
             False, and nothing is counted, unless every layer has room for them.
         """
         for done, cache in enumerate(self.layers):
-            grown = None
+            reserve_slots = None
             if isinstance(cache, StoredCache):
                 with cache.in_use:
-                    grown = cache.grow(None, count)
-            if grown is None:
+                    reserve_slots = cache.reserve_slots(None, count)
+            if reserve_slots is None:
                 for other in self.layers[:done]:
                     if isinstance(other, StoredCache):
-                        other.ungrow()
+                        other.release_slots()
                 return False
         return True
 

@@ -25,7 +25,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from polyhead.caches.memory import Memory, Run, clear_scales, empty, positions_of
+from polyhead.caches.memory import Memory, Span, clear_scales, empty, positions_of
 from polyhead.caches.sizes import Store
 from polyhead.semantics.sources import PageTable
 
@@ -82,7 +82,7 @@ class PagePool:
         self._lock = threading.Condition()  # of a lock that its thread may take again
         self.writers = self.movers = 0
         self.returned: deque[list[list[int]]] = deque()
-        self._lying: list[Tensor] = []
+        self._views: list[Tensor] = []
 
     @property
     def lock(self) -> threading.Condition:
@@ -119,7 +119,7 @@ class PagePool:
             return
         have = len(self.references)
         wanted = max(have - len(self.free) + pages, 2 * have)
-        self._lying = []  # views would keep the old tensors
+        self._views = []  # views would keep the old tensors
         for i, old in enumerate(self.tensors):
             new = empty((old.shape[0], wanted, *old.shape[2:]), old.dtype, self.device)
             new[:, :have] = old[:, :have]  # larger if memory ran out the last time
@@ -146,11 +146,11 @@ class PagePool:
         self.lock.notify_all()
 
     @_locked
-    def lying(self) -> list[Tensor]:
+    def as_views(self) -> list[Tensor]:
         """``[pages, heads, P, width]`` per field, views."""
-        if len(self._lying) != len(self.tensors):
-            self._lying = [tensor.transpose(0, 1) for tensor in self.tensors]
-        return self._lying
+        if len(self._views) != len(self.tensors):
+            self._views = [tensor.transpose(0, 1) for tensor in self.tensors]
+        return self._views
 
     def take(self) -> int:
         """A page that nothing else points to."""
@@ -268,9 +268,9 @@ class Pages(Memory):
         self.stops = [stop + count for stop in self.stops]
         return True
 
-    def lying(self) -> list[Tensor]:
+    def as_views(self) -> list[Tensor]:
         """``[pages, heads, P, width]`` per field, views."""
-        return self.pool.lying()[: len(self.store.fields)]
+        return self.pool.as_views()[: len(self.store.fields)]
 
     def _taken(self, starts: Mapping[int, int], count: int) -> int:
         """Pages that ``_own`` takes."""
@@ -322,8 +322,8 @@ class Pages(Memory):
             self._index = index.to(self.device, non_blocking=True)
         return self._index
 
-    def runs(self, first: int, stop: int) -> list[Run]:
-        return [Run(first, first, stop - first)] if first < stop else []
+    def spans(self, first: int, stop: int) -> list[Span]:
+        return [Span(first, first, stop - first)] if first < stop else []
 
     @_locked
     def cut(self, row: int, stop: int) -> None:

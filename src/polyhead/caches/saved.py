@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import flag, one_of, whole
-from polyhead.caches.contents import Shape
+from polyhead.caches.layer_kv import Shape
 from polyhead.caches.sizes import Layout, Quantized, Storage, Store
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")

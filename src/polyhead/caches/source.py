@@ -3,7 +3,7 @@
 Keys carry positions, so their order is free. While all batch rows stand at the same token the runs
 come in the order of place and positions are counted, not stored. If rows differ in length, an
 address holds different places in different rows; then the position of every key is stored, and an
-address without a token has position ``NOWHERE``, later than any query.
+address without a token has position ``NO_POSITION``, later than any query.
 
 Shape letters: B batch, G kv heads, S keys, n keys of a tile.
 """
@@ -19,23 +19,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polyhead.caches.codecs import Codec, Stream
+from polyhead.caches.codecs import Codec, KVChunk
 from polyhead.caches.memory import Memory
 from polyhead.caches.pages import Pages
 from polyhead.semantics.masks import Mask, Range, Visibility
 from polyhead.semantics.pairs import Pairs, Value
-from polyhead.semantics.sources import KeyValueSource, Strip
+from polyhead.semantics.sources import KeyValueSource, KVSegment
 from polyhead.semantics.tokens import Tokens
 
-NOWHERE = 1 << 40
-"""Position of an address that holds no token of a batch row: no causal query comes after it."""
+NO_POSITION = 1 << 40
+"""Position of empty slots: larger than any query position, so ``Causal`` hides them."""
 
 COPIED_TOKENS = 1024
 """Most tokens that are decoded, or collected from pages, at a time."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Stored:
+class StoredSegment:
     """A run of tokens that lie in a memory, from the first token of unit ``address`` on."""
 
     memory: Memory
@@ -69,14 +69,14 @@ class Stored:
         part = slice(start - first * tokens, stop - first * tokens)
         return k[:, :, part], v[:, :, part]
 
-    def strip(self, tokens: Tokens) -> Strip:
+    def segment(self, tokens: Tokens) -> KVSegment:
         """Addresses of everything; ``read`` would copy pages and decode codes."""
         stop = self.address + self.length // self.codec.tokens
         if isinstance(self.memory, Pages):
-            k, v, coding = self.codec.lying([x.transpose(0, 1) for x in self.memory.tensors])
-            return Strip(tokens, k, v, self.memory.pages(self.address, stop), coding)
-        k, v, coding = self.codec.lying(self.memory.read(self.address, stop))
-        return Strip(tokens, k, v, None, coding)
+            k, v, coding = self.codec.as_views([x.transpose(0, 1) for x in self.memory.tensors])
+            return KVSegment(tokens, k, v, self.memory.pages(self.address, stop), coding)
+        k, v, coding = self.codec.as_views(self.memory.read(self.address, stop))
+        return KVSegment(tokens, k, v, None, coding)
 
     def positions(self) -> Tensor:
         """``[B, length]`` positions, where they are stored."""
@@ -85,10 +85,10 @@ class Stored:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Given:
+class InMemorySegment:
     """A run of tokens that lie in the tensors that the cache was given."""
 
-    stream: Stream
+    stream: KVChunk
     value_dim: int
 
     in_place = True
@@ -111,32 +111,32 @@ class Given:
             k, v = k.contiguous(), v if v is None else v.contiguous()
         return k, k[..., : self.value_dim] if v is None else v
 
-    def strip(self, tokens: Tokens) -> Strip:
-        return Strip(tokens, *self.read(0, self.length))
+    def segment(self, tokens: Tokens) -> KVSegment:
+        return KVSegment(tokens, *self.read(0, self.length))
 
 
-class Held(Mask, arguments={}):
+class SlotMask(Mask, arguments={}):
     """Hides the addresses that hold no token of a batch row."""
 
     def rule(self, of: Pairs) -> Value:
-        k, nowhere = of.k_position, of.number(NOWHERE)
+        k, nowhere = of.k_position, of.number(NO_POSITION)
         return lambda pair: k(pair) < nowhere(pair)
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         if k.span is None:
             return Visibility.SOME
-        if k.span.high < NOWHERE:
+        if k.span.high < NO_POSITION:
             return Visibility.ALL
-        return Visibility.NONE if k.span.low >= NOWHERE else Visibility.SOME
+        return Visibility.NONE if k.span.low >= NO_POSITION else Visibility.SOME
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
-        return Range(None, torch.full((1, q.length), NOWHERE, device=device))
+        return Range(None, torch.full((1, q.length), NO_POSITION, device=device))
 
     def of_rows(self, rows: Sequence[int]) -> Mask:
         return self
 
     def __repr__(self) -> str:
-        return "Held()"
+        return "SlotMask()"
 
 
 class SizesOf(Protocol):
@@ -164,8 +164,8 @@ class StoredSource(KeyValueSource):
         shape: Batch, heads, sizes, dtype and device.
         shift: Place of the first token, where tokens are in the order of place.
         positions: ``[B, S]``, or None: positions are places.
-        gaps: Whether rows differ in what they hold: then some keys stand at ``NOWHERE``, the order
-            of keys is not that of place, and queries need positions.
+        gaps: Whether rows differ in what they hold: then some keys stand at ``NO_POSITION``, the
+            order of keys is not that of place, and queries need positions.
         of_row: The source of one batch row by itself, its keys in the order of place, where that of
             index may be another one.
 
@@ -178,7 +178,7 @@ class StoredSource(KeyValueSource):
 
     def __init__(
         self,
-        runs: list[Stored | Given],
+        spans: list[StoredSegment | InMemorySegment],
         shape: SizesOf,
         *,
         shift: int = 0,
@@ -187,44 +187,44 @@ class StoredSource(KeyValueSource):
         of_row: Callable[[int], KeyValueSource] | None = None,
     ) -> None:
         self.of_row = of_row
-        self.runs = [run for run in runs if run.length]
+        self.spans = [span for span in spans if span.length]
         self.batch, self.num_kv_heads = shape.batch, shape.kv_heads
         self.key_dim, self.value_dim = shape.key_dim, shape.value_dim
         self.dtype, self.device = shape.dtype, shape.device
-        self._starts = [0, *accumulate(run.length for run in self.runs)]
+        self._starts = [0, *accumulate(span.length for span in self.spans)]
         self.tokens = Tokens.of(self._starts[-1], shift=shift, positions=positions)
         self.gaps = gaps
-        self.mask = Held() if gaps else None
-        self.requires_grad = any(run.requires_grad for run in self.runs)
+        self.mask = SlotMask() if gaps else None
+        self.requires_grad = any(span.requires_grad for span in self.spans)
 
     @property
     def gather_bytes(self) -> int:
-        if len(self.runs) == 1 and self.runs[0].in_place:
+        if len(self.spans) == 1 and self.spans[0].in_place:
             return 0
         return super().gather_bytes
 
     def tiles(self, size: int) -> list[Tokens]:
-        if len(self.runs) == 1 and self.runs[0].in_place:
+        if len(self.spans) == 1 and self.spans[0].in_place:
             return self.tokens.split(size)
         return [
             tile
-            for run, start in zip(self.runs, self._starts, strict=False)
-            for tile in self.tokens.slice(start, start + run.length).split(run.tile_size(size))
+            for span, start in zip(self.spans, self._starts, strict=False)
+            for tile in self.tokens.slice(start, start + span.length).split(span.tile_size(size))
         ]
 
     def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
         i = bisect_right(self._starts, tile.start) - 1
         start = tile.start - self._starts[i]
-        return self.runs[i].read(start, start + tile.length)
+        return self.spans[i].read(start, start + tile.length)
 
-    def strips(self) -> list[Strip]:
+    def segments(self) -> list[KVSegment]:
         return [
-            run.strip(self.tokens.slice(start, start + run.length))
-            for run, start in zip(self.runs, self._starts, strict=False)
+            span.segment(self.tokens.slice(start, start + span.length))
+            for span, start in zip(self.spans, self._starts, strict=False)
         ]
 
     def gather(self) -> tuple[Tensor, Tensor]:
-        pairs = [run.read(0, run.length) for run in self.runs]
+        pairs = [span.read(0, span.length) for span in self.spans]
         if len(pairs) == 1:
             return pairs[0]
         if not pairs:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import whole
-from polyhead.caches.arrivals import Arrivals, arrivals
-from polyhead.caches.codecs import Stream
-from polyhead.caches.contents import Contents, Shape, latent_of
-from polyhead.caches.growth import Before, Held, grown, written_at
+from polyhead.caches.append_plan import AppendPlan, plan_append
+from polyhead.caches.codecs import KVChunk
 from polyhead.caches.in_use import InUse, alone
+from polyhead.caches.layer_kv import LayerKV, Shape, latent_of
 from polyhead.caches.pages import Pages
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
+from polyhead.caches.reserved import KVSegment, Undo, reserve_slots, write_at
 from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import row_by_row, view, with_chunk
@@ -63,9 +63,9 @@ class StoredCache(KeyValueCache):
         )
         self._reserved = capacity
         self.in_use = InUse()
-        self._contents: Contents | None = None
+        self._contents: LayerKV | None = None
         self._lengths: list[int] = []
-        self._grown: tuple[Before, list[int]] | None = None
+        self._undo: tuple[Undo, list[int]] | None = None
         self._explicit = False
 
     @property
@@ -98,7 +98,7 @@ class StoredCache(KeyValueCache):
     def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
         contents = self._contents
         if positions is not None and repeated_step() is not None:
-            return written_at(positions, contents, k, v)
+            return write_at(positions, contents, k, v)
         if positions is None and contents is not None and self._extended(contents, k, v):
             return view(contents, explicit=False)
         stream, shape = self._checked(k, v)
@@ -106,7 +106,7 @@ class StoredCache(KeyValueCache):
             contents = None
         before = [0] * shape.batch if contents is None else self._lengths
         empty = not any(before)
-        new = arrivals(
+        new = plan_append(
             shape.batch,
             k.shape[2],
             before,
@@ -118,7 +118,7 @@ class StoredCache(KeyValueCache):
         if contents is None:
             # Free the old tensors first: they may be as large as the new ones.
             self._contents = None
-            self._contents = contents = Contents(self.layout, self.storage, shape, self._reserved)
+            self._contents = contents = LayerKV(self.layout, self.storage, shape, self._reserved)
         if new.explicit or contents.has_positions:
             contents.add_positions()
         past, held = None, contents
@@ -173,7 +173,7 @@ class StoredCache(KeyValueCache):
         other = copy.copy(self)
         other.in_use = InUse()
         other._lengths = [*self._lengths]
-        other._grown = None
+        other._undo = None
         other._contents = None if self._contents is None else self._contents.fork()
         return other
 
@@ -213,7 +213,7 @@ class StoredCache(KeyValueCache):
             self._contents, self._lengths, self._explicit = None, [], False
             return
         found = checked(self.layout, self.storage, tensors, facts, device)
-        contents = Contents(self.layout, self.storage, found.shape, self._reserved)
+        contents = LayerKV(self.layout, self.storage, found.shape, self._reserved)
         if found.positions:
             contents.add_positions()
         for name, memory in contents.memories.items():
@@ -250,17 +250,17 @@ class StoredCache(KeyValueCache):
             self._contents.cut(row, length)
         self._lengths[row] = length
 
-    def grow(
+    def reserve_slots(
         self, shape: tuple[Any, ...] | None, count: int, window: int | None = None
-    ) -> list[Held] | None:
-        """Room for more tokens in every row; the caller writes their keys and values there.
+    ) -> list[KVSegment] | None:
+        """Reserves slots for more tokens in every row; the caller writes their keys and values.
 
-        The caller is alone with the cache (``in_use``), and ``ungrow`` takes the tokens back.
+        The caller holds the lock ``in_use``; ``release_slots`` gives the slots back.
 
         Args:
             shape: What the caller is going to write, the fields of ``Shape``; None: what is held.
             count: Tokens for each row.
-            window: As in ``growth.grown``.
+            window: As in ``reserved.reserve_slots``.
 
         Returns:
             Where the tokens that they see lie, in order, the last ``count`` still to be written.
@@ -269,23 +269,23 @@ class StoredCache(KeyValueCache):
         contents = self._contents
         if contents is None or shape not in (None, contents.shape):
             return None
-        if (found := grown(contents, count, window)) is None:
+        if (found := reserve_slots(contents, count, window)) is None:
             return None
         if isinstance(found.before.memory, Pages):
             self.in_use.afterwards(found.before.memory.pool.end_writing)
         # Without ``held``: its tensors would stay alive when these rows grow.
-        self._grown = found.before, self._lengths
+        self._undo = found.before, self._lengths
         self._lengths = [length + count for length in self._lengths]
         return found.held
 
-    def ungrow(self) -> None:
-        """Undoes the last ``grow``, whose tokens have not been written."""
-        if self._grown is not None:
-            before, self._lengths = self._grown
+    def release_slots(self) -> None:
+        """Undoes the last ``reserve_slots``, whose tokens have not been written."""
+        if self._undo is not None:
+            before, self._lengths = self._undo
             before.restore()
-            self._grown = None
+            self._undo = None
 
-    def held(self) -> Held | None:
+    def held(self) -> KVSegment | None:
         """Where all tokens lie: keys ``[B, G, n, D]``, values, the first of them and how many.
 
         None unless they are exact, at places that are their positions, and in one piece.
@@ -293,11 +293,11 @@ class StoredCache(KeyValueCache):
         rows = None if self._contents is None else self._contents.with_room(0)
         if rows is None or type(self.layout) is not Dense or not rows.stops[0]:
             return None
-        (run,) = rows.runs(0, rows.stops[0])
+        (span,) = rows.spans(0, rows.stops[0])
         k, v = rows.tensors
-        return k, v, run.address, run.length, None, None
+        return k, v, span.address, span.length, None, None
 
-    def _extended(self, contents: Contents, k: Tensor, v: Tensor) -> bool:
+    def _extended(self, contents: LayerKV, k: Tensor, v: Tensor) -> bool:
         """Does what decoding does for every token and layer, without the rest of ``append``.
 
         False, and nothing is done, unless some exact tokens go to the end of dense rows of equal
@@ -307,9 +307,9 @@ class StoredCache(KeyValueCache):
         if rows is None or not k.shape[2]:
             return False
         start = rows.grow(k.shape[2])
-        (run,) = rows.runs(start, start + k.shape[2])
+        (span,) = rows.spans(start, start + k.shape[2])
         for tensor, record in zip(rows.tensors, (k, v), strict=True):
-            tensor.narrow(2, run.address, run.length).copy_(record)
+            tensor.narrow(2, span.address, span.length).copy_(record)
         self._lengths = [*rows.stops]
         return True
 
@@ -320,7 +320,7 @@ class StoredCache(KeyValueCache):
         held = self.layout.window + self.layout.spare
         return count > self.layout.spare + 1 and before + count > held
 
-    def _checked(self, k: Tensor, v: Tensor) -> tuple[Stream, Shape]:
+    def _checked(self, k: Tensor, v: Tensor) -> tuple[KVChunk, Shape]:
         if k.ndim != 4 or v.ndim != 4 or k.shape[:3] != v.shape[:3]:
             raise ValueError(
                 f"k must be [B, G, T, D] and v [B, G, T, V] with the same B, G, T: got "
@@ -345,14 +345,14 @@ class StoredCache(KeyValueCache):
                         )
             shape.stores(self.layout, self.storage)
         if latent_of(self.storage) is None:
-            return Stream(k, v), shape
+            return KVChunk(k, v), shape
         if not are_first_features(v, k) and not torch.equal(v, k[..., : v.shape[-1]]):
             raise ValueError(
                 f"v must be the first {v.shape[-1]} columns of k: a latent cache keeps them once"
             )
-        return Stream(k, None), shape
+        return KVChunk(k, None), shape
 
-    def _check_gradients(self, stream: Stream, new: Arrivals) -> None:
+    def _check_gradients(self, stream: KVChunk, new: AppendPlan) -> None:
         if not torch.is_grad_enabled():
             return
         tensors = [t for memory in self._memories.values() for t in memory.tensors]
@@ -371,13 +371,13 @@ class StoredCache(KeyValueCache):
 
     @staticmethod
     def _selected(
-        contents: Contents,
-        stream: Stream,
-        new: Arrivals,
+        contents: LayerKV,
+        stream: KVChunk,
+        new: AppendPlan,
         before: list[int],
         rows: list[int] | None,
         columns: list[int] | None,
-    ) -> Stream:
+    ) -> KVChunk:
         """The tokens of some rows and columns, with positions where those are stored."""
         if contents.has_positions:
             where = new.positions

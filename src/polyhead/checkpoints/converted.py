@@ -169,5 +169,5 @@ def _tidy(entry: Path) -> None:
 def _abandoned(partial: Path) -> bool:
     try:
         return time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS
-    except FileNotFoundError:  # its writer has published it or given up since the directory was read
+    except FileNotFoundError:  # published or given up by its writer meanwhile
         return False

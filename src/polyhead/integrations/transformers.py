@@ -53,7 +53,7 @@ from polyhead.integrations._weights import attention_with_weights
 from polyhead.kernels import dispatch
 from polyhead.kernels.dispatch import Explanation
 from polyhead.layers import foreign
-from polyhead.layers.hooks import shown_attention
+from polyhead.layers.hooks import attention_with_hooks
 from polyhead.layers.record import AttentionHook
 from polyhead.semantics import Causal, DenseSource, Documents, Keep, Mask, Window
 from polyhead.semantics.tokens import is_traced
@@ -235,7 +235,7 @@ def _shown(
     """The attention, shown to hooks."""
     # The keys of a static cache are the cache's own memory, which later tokens change.
     kept = key.clone() if key.shape[2] != query.shape[2] else key
-    return shown_attention(module, hooks, query, DenseSource(kept, value), **meaning)
+    return attention_with_hooks(module, hooks, query, DenseSource(kept, value), **meaning)
 
 
 def _mask_of(

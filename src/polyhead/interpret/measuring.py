@@ -30,7 +30,7 @@ DEVICE_ROWS, DEVICE_KEYS = 2048, 8192
 """On other devices 64 MiB: fewer launches."""
 
 _NEAR = 1 << 20
-"""Spans longer than this hold a token that stands nowhere (``caches.source.NOWHERE``)."""
+"""Spans longer than this hold a token that stands nowhere (``caches.source.NO_POSITION``)."""
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ _NOWHERE = torch.iinfo(torch.int64)
 def pieces_of(call: Call) -> list[Piece]:
     """The keys and values of a call where they lie."""
     found = []
-    for tokens, k, v, table, coding in call.source.strips():
+    for tokens, k, v, table, coding in call.source.segments():
         positions = None
         if tokens.positions is not None or tokens.stride != 1:
             positions = dense(tokens.position_tensor(k.device).long()).contiguous()

@@ -172,7 +172,7 @@ def _of_nothing(call: Call) -> State:
 
 def _is_coded_ring(source: KeyValueSource) -> bool:
     turned = source.of_row is not None or source.tokens.places.low
-    return bool(turned) and any(strip.coding is not None for strip in source.strips())
+    return bool(turned) and any(strip.coding is not None for strip in source.segments())
 
 
 def _code() -> Code:

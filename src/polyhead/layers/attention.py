@@ -29,12 +29,12 @@ from polyhead.layers.attention_parts import (
     check_sizes,
     default_head_dim,
     ragged_positions,
-    tempered,
+    scale_by_temperature,
 )
-from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
-from polyhead.layers.linear import linear, side_by_side
+from polyhead.layers.linear import fused_linear, linear
 from polyhead.layers.positions import RoPE
+from polyhead.layers.registry import register_builder
 from polyhead.semantics import Bias, Causal, Chunk, DenseSource, KeyValueSource, Mask, Window
 from polyhead.semantics.foreign import other_names, refuse
 
@@ -186,7 +186,7 @@ class MultiHeadAttention(Hooked):
         if rope is None and config.rope is not None:
             self.rope = RoPE.from_config(config.rope, D)
         # If queries and keys are treated alike, one rotation turns both.
-        self._turns_together = (
+        self._rotates_together = (
             self.rope is not None and config.qk_norm is None and config.query_temperature is None
         )
 
@@ -318,11 +318,11 @@ class MultiHeadAttention(Hooked):
         """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
         H, G, D, V = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
         modules = self._modules  # faster than attributes, which nn.Module looks up here
-        joined = side_by_side(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
+        joined = fused_linear(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         if joined is None:
             parts = fused.projected(x, self.q_proj, self.k_proj, self.v_proj)
             q, k, v = parts or [linear(x, modules[name]) for name in ("q_proj", "k_proj", "v_proj")]
-        elif self._turns_together:
+        elif self._rotates_together:
             # Queries and keys are neighbours in memory: one rotation turns both.
             qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
             v = self._values(joined[..., (H + G) * D :])
@@ -331,7 +331,7 @@ class MultiHeadAttention(Hooked):
             q, k, v = torch.split(joined, [H * D, G * D, G * V], dim=-1)
         placed = self._placed(q, H, "q_norm", positions)
         if self._temperature is not None:
-            placed = tempered(placed, positions, self._temperature)
+            placed = scale_by_temperature(placed, positions, self._temperature)
         return placed, self._placed(k, G, "k_norm", positions), self._values(v)
 
     def _values(self, projected: Tensor) -> Tensor:
@@ -369,7 +369,7 @@ class MultiHeadAttention(Hooked):
         at = 0 if positions is None else positions
         q = self._placed(q, self.num_heads, "q_norm", at)
         if self._temperature is not None:
-            q = tempered(q, at, self._temperature)
+            q = scale_by_temperature(q, at, self._temperature)
         for_k, for_v = context if isinstance(context, tuple) else (context, context)
         if cache is not None and cache.length:
             if for_k.shape[1] != cache.length:
@@ -385,7 +385,7 @@ class MultiHeadAttention(Hooked):
         G, D, V = self.num_kv_heads, self.head_dim, self.v_head_dim
         joined = None
         if for_k is for_v:
-            joined = side_by_side(for_k, self.k_proj, self.v_proj)
+            joined = fused_linear(for_k, self.k_proj, self.v_proj)
         if joined is None:
             both = fused.projected(for_k, self.k_proj, self.v_proj) if for_k is for_v else None
             k, v = both or (linear(for_k, self.k_proj), linear(for_v, self.v_proj))
@@ -416,4 +416,4 @@ class MultiHeadAttention(Hooked):
         return ", ".join(parts)
 
 
-builds(AttentionConfig, MultiHeadAttention.from_config)
+register_builder(AttentionConfig, MultiHeadAttention.from_config)

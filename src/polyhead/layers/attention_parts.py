@@ -36,7 +36,9 @@ def alibi_of(heads: int, config: ALiBiConfig) -> ALiBi:
     return ALiBi(slopes * config.scale)
 
 
-def tempered(q: Tensor, positions: int | Tensor, config: QueryTemperatureConfig) -> Tensor:
+def scale_by_temperature(
+    q: Tensor, positions: int | Tensor, config: QueryTemperatureConfig
+) -> Tensor:
     """``[B, H, T, D]`` queries times the temperature of their positions."""
     if not isinstance(positions, Tensor):
         positions = torch.arange(positions, positions + q.shape[2], device=q.device)

@@ -2,7 +2,7 @@
 
 Computing a layer of a small model takes less time than calling its ten operations from Python. Here
 they are one call, for all layers that follow each other, with the bits of the layers' own path. A
-``DecodePlan`` describes each layer to native code once (``described.py``). It lives as long as the
+``DecodePlan`` exports each layer to native code once (``native_layer.py``). It lives as long as the
 cache that it decodes with, keeps neither modules nor weights alive, and is valid while nothing that
 it has read changes, which native code finds out in every call before it computes anything
 (``csrc/guards.h``). A layer that has changed is described again. Layers that native code does not
@@ -32,11 +32,11 @@ from polyhead.caches import (
     RingCache,
     StoredCache,
 )
-from polyhead.caches.growth import Held
-from polyhead.layers.described import NETWORK, ROPE, DescribedLayer, describe, is_called, said
-from polyhead.layers.exact import Exactly, changed_classes, watched, watched_classes
-from polyhead.layers.reading import CannotBeReadError
-from polyhead.layers.rows import code_for_rows
+from polyhead.caches.reserved import KVSegment
+from polyhead.layers.exact import ExactType, changed_classes, guarded_attributes, guarded_classes
+from polyhead.layers.gemm import code_for_gemv
+from polyhead.layers.native_export import NotExportableError
+from polyhead.layers.native_layer import NETWORK, ROPE, NativeLayer, export_layer, has_hooks, phrase
 from polyhead.native import Code, by_row, is_plain
 from polyhead.native.arguments import MOST_ROWS, Guard
 from polyhead.native.code import LayerCall
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from polyhead.layers.transformer_layer import TransformerLayer
 
 _CACHES = {
-    kind: Exactly(kind, "append")
+    kind: ExactType(kind, "append")
     for kind in (StoredCache, DenseCache, RingCache, PagedCache, LatentCache, QuantizedCache)
 }
 _FIELDS = len(vars(StoredCache()))
@@ -54,7 +54,7 @@ _FIELDS = len(vars(StoredCache()))
 _PARTS = {0: "nothing", 1: "self-attention", 2: "both attentions"}
 
 
-class Surroundings(NamedTuple):
+class LayerArgs(NamedTuple):
     """A layer's arguments besides x.
 
     Attributes:
@@ -74,7 +74,7 @@ class Surroundings(NamedTuple):
     context_cache: KeyValueCache | None = None
 
 
-class _Planned:
+class _LayerPlan:
     """What a plan knows of one layer.
 
     Attributes:
@@ -88,17 +88,17 @@ class _Planned:
     def __init__(self, layer: nn.Module) -> None:
         self.layer = weakref.ref(layer)
         self._fitting: weakref.ref[object] | None = None
-        self.known: DescribedLayer | None = None
+        self.known: NativeLayer | None = None
         self.why = ""
         self._refused: tuple[torch.dtype, int, Guard] | None = None
 
-    def described(
+    def native_layer(
         self, code: Code, layer: nn.Module, x: Tensor, changed: dict[type, str]
-    ) -> DescribedLayer | None:
+    ) -> NativeLayer | None:
         """The description for the dtype and size of x, made where there is none; None: modules."""
         known, wanted = self.known, (x.dtype, x.shape[2])
         if known is not None and known.dtype is wanted[0] and known.embed_dim == wanted[1]:
-            if not known.is_called or is_called(layer):
+            if not known.has_hooks or has_hooks(layer):
                 return known
             known = None  # its hooks are gone
         refused = self._refused
@@ -106,26 +106,26 @@ class _Planned:
             return None
         self.forget()
         try:
-            self.known = describe(code, layer, x, changed)
+            self.known = export_layer(code, layer, x, changed)
             self.why = self.known.why
-        except CannotBeReadError as error:
-            self.why = said(layer._modules, error)
-            self._refused = *wanted, code.guard(watched(layer.modules()))
+        except NotExportableError as error:
+            self.why = phrase(layer._modules, error)
+            self._refused = *wanted, code.guard(guarded_attributes(layer.modules()))
         return self.known
 
     def forget(self) -> None:
         """The layer has changed."""
         self.known = self._refused = self._fitting = None
 
-    def grown(
-        self, known: DescribedLayer, cache: StoredCache, x: Tensor, count: int, window: int | None
-    ) -> list[Held] | None:
-        """``StoredCache.grow``, if the cache holds what the layer writes."""
+    def reserve_slots(
+        self, known: NativeLayer, cache: StoredCache, x: Tensor, count: int, window: int | None
+    ) -> list[KVSegment] | None:
+        """``StoredCache.reserve_slots``, if the cache holds what the layer writes."""
         contents, shape = cache._contents, None
         fitting = None if self._fitting is None else self._fitting()
         if contents is None or contents is not fitting or contents.shape.batch != x.shape[0]:
             shape = (x.shape[0], *known.heads[1:4], x.dtype, x.device)
-        held = cache.grow(shape, count, window)
+        held = cache.reserve_slots(shape, count, window)
         if shape is not None and held is not None:
             self._fitting = weakref.ref(contents)
         return held
@@ -143,7 +143,7 @@ class DecodePlan:
     """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
-        self._planned = [_Planned(layer) for layer in layers]
+        self._planned = [_LayerPlan(layer) for layer in layers]
         self._classes: Guard | None = None
         self._changed: dict[type, str] = {}
 
@@ -160,7 +160,7 @@ class DecodePlan:
         """What must be unchanged of classes."""
         if self._classes is None:
             self._changed = changed_classes()
-            self._classes = code.guard(watched_classes())
+            self._classes = code.guard(guarded_classes())
         return self._classes
 
     def check_classes(self, code: Code) -> None:
@@ -175,29 +175,29 @@ class DecodePlan:
         """Classes that are not as they were defined."""
         return self._changed
 
-    def __getitem__(self, index: int) -> _Planned:
+    def __getitem__(self, index: int) -> _LayerPlan:
         return self._planned[index]
 
     def explain(self) -> str:
         """A line for each layer, equal ones together: by native code, or why not."""
         lines: list[tuple[int, int, str]] = []
         for number, planned in enumerate(self._planned):
-            said = self._said(planned)
-            if lines and lines[-1][2] == said:
-                lines[-1] = lines[-1][0], number, said
+            phrase = self._said(planned)
+            if lines and lines[-1][2] == phrase:
+                lines[-1] = lines[-1][0], number, phrase
             else:
-                lines.append((number, number, said))
+                lines.append((number, number, phrase))
         return "\n".join(
-            f"layer {first}: {said}" if first == last else f"layers {first} to {last}: {said}"
-            for first, last, said in lines
+            f"layer {first}: {phrase}" if first == last else f"layers {first} to {last}: {phrase}"
+            for first, last, phrase in lines
         )
 
     @staticmethod
-    def _said(planned: _Planned) -> str:
+    def _said(planned: _LayerPlan) -> str:
         known = planned.known
         if known is None:
             return f"modules; {planned.why or 'no token has been decoded yet'}"
-        alone = ", in a call of its own, which hooks or compilation see" if known.is_called else ""
+        alone = ", in a call of its own, which hooks or compilation see" if known.has_hooks else ""
         if known.last == NETWORK:
             return f"native{alone}"
         return f"native up to its {_PARTS[known.last]}{alone}; then modules: {known.why}"
@@ -216,8 +216,8 @@ def plan_for(
     return plan
 
 
-def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tensor, int] | None:
-    """``x`` behind the first parts of a layer, its keys and values then in the cache; or None.
+def step(layer: TransformerLayer, x: Tensor, given: LayerArgs) -> tuple[Tensor, int] | None:
+    """Runs the first sub-layers of a layer natively and appends K and V; None if not supported.
 
     Args:
         layer: A ``TransformerLayer``, not in training.
@@ -227,7 +227,7 @@ def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tenso
     Returns:
         ``[B, T, E]``, with the bits of the modules one after the other, and the last part that was
         computed. None for more than 8 tokens in all, masks other than ``Causal``, biases other than
-        ``RelativeBias``, caches in which appending is more than writing (``caches/growth.py``),
+        ``RelativeBias``, caches in which appending is more than writing (``caches/reserved.py``),
         modules that are hooked or replaced, deterministic algorithms, and where there is no native
         code.
     """
@@ -242,12 +242,12 @@ def step(layer: TransformerLayer, x: Tensor, given: Surroundings) -> tuple[Tenso
     return (x, NETWORK if whole else part) if whole or part else None
 
 
-Part = tuple[nn.Module, Bias | Tensor | None, KeyValueCache | None, KeyValueCache | None]
+LayerInput = tuple[nn.Module, Bias | Tensor | None, KeyValueCache | None, KeyValueCache | None]
 """A layer and what it alone is given: the fields ``bias``, ``cache`` and ``context_cache``."""
 
 
 def steps(
-    parts: Sequence[Part],
+    parts: Sequence[LayerInput],
     x: Tensor,
     mask: Mask | None,
     context: Tensor | None = None,
@@ -258,12 +258,12 @@ def steps(
 ) -> tuple[Tensor, int, int]:
     """``x`` behind as many of the layers from ``first`` on as one native call computes.
 
-    Those are layers that the plan describes, whose calls nobody sees.
+    Only layers that the plan has exported and that have no forward hooks.
 
     Args:
         parts: All layers of the plan; the cache of a layer that is not computed stays as it is.
         x: ``[B, T, E]``.
-        mask: As in ``Surroundings``, and so the next two.
+        mask: As in ``LayerArgs``, and so the next two.
         context: What the cross-attention reads.
         context_mask: Who may look at which tokens of it.
         plan: Of the layers.
@@ -282,7 +282,7 @@ def _stepped(
     code: Code,
     plan: DecodePlan,
     first: int,
-    parts: Sequence[Part],
+    parts: Sequence[LayerInput],
     x: Tensor,
     mask: Mask | None,
     context: Tensor | None,
@@ -292,18 +292,18 @@ def _stepped(
 ) -> tuple[Tensor, int, int]:
     for _ in range(2):  # a layer that has changed is described again
         guard, changed = plan.guard(code), plan.changed
-        with _Run(code, x, mask, context, context_mask) as run:
+        with _FusedLayers(code, x, mask, context, context_mask) as run:
             for index in range(first, len(parts)):
                 layer, bias, cache, context_cache = parts[index]
                 planned = plan[index]
-                known = planned.described(code, layer, x, changed)
+                known = planned.native_layer(code, layer, x, changed)
                 if (
                     known is None
-                    or (known.is_called and not alone)
+                    or (known.has_hooks and not alone)
                     or type(cache) in changed
                     or known.crosses is (context is None)  # the layer says what is wrong
-                    or not run.takes(planned, known, bias, cache, context_cache)
-                    or not run.goes_on
+                    or not run.try_add(planned, known, bias, cache, context_cache)
+                    or not run.is_complete
                 ):
                     break
             if not run.count:
@@ -317,7 +317,7 @@ def _stepped(
 
 def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
     """Native code for steps, if x is a few tokens of every batch row that a step knows to mask."""
-    code, shape = code_for_rows(x), x.shape  # first: under tracing, a comparison fixes a length
+    code, shape = code_for_gemv(x), x.shape  # first: under tracing, a comparison fixes a length
     if (
         code is None
         or len(shape) != 3
@@ -330,14 +330,13 @@ def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
     return code
 
 
-class _Run:
+class _FusedLayers:
     """Layers, one behind the other, that one native call computes.
 
-    Inside ``with`` nobody else uses their caches. Behind it these count the new tokens of the
-    layers that were computed, and only of those.
+    Locks their caches; on exit, releases the slots of the layers that did not run.
 
     Attributes:
-        goes_on: Whether the layers so far are computed to their ends, unless anything has changed.
+        is_complete: Whether the layers so far run to their ends, unless a guard fails.
     """
 
     def __init__(
@@ -350,7 +349,7 @@ class _Run:
     ) -> None:
         self._code, self._x, self._count = code, x, x.shape[1]
         self._mask, self._context, self._context_mask = mask, context, context_mask
-        self._layers: list[tuple[_Planned, DescribedLayer]] = []
+        self._layers: list[tuple[_LayerPlan, NativeLayer]] = []
         self._calls: list[LayerCall] = []
         self._caches: list[StoredCache] = []
         self._locked: list[StoredCache] = []
@@ -359,27 +358,27 @@ class _Run:
         self._longest = 0
         self._starts: int | list[int] = 0
         self._rotations: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
-        self.goes_on = True
+        self.is_complete = True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         for cache in self._caches[self._written :]:
-            cache.ungrow()
+            cache.release_slots()
         for cache in self._locked:
             cache.in_use.__exit__()
 
-    def takes(
+    def try_add(
         self,
-        planned: _Planned,
-        known: DescribedLayer,
+        planned: _LayerPlan,
+        known: NativeLayer,
         bias: Bias | Tensor | None,
         cache: KeyValueCache | None,
         context_cache: KeyValueCache | None,
     ) -> bool:
         """Adds a layer, whose cache then counts the new tokens; False where modules must run."""
-        if (known.shown and known.is_shown()) or not _in_rows(cache):
+        if (known.hooked and known.has_active_hooks()) or not _in_rows(cache):
             return False
         lengths, T = cache._lengths, self._count
         if not self._calls:
@@ -391,9 +390,9 @@ class _Run:
         if isinstance(starts, list) or T > 1:
             if not self._sees_itself(known, T):
                 return False
-        elif starts < known.least_past:
+        elif starts < known.min_cached:
             return False  # keys and values of few tokens are made, and no queries for the latent
-        if self._longest + T > known.most_past:
+        if self._longest + T > known.max_position:
             return False  # queries beyond have no temperature that was computed
         if bias is not None and (by_distance := _by_distance(known, bias)) is None:
             return False
@@ -403,7 +402,7 @@ class _Run:
         if rope is not None:
             key = known.rotation_key
             if (rotation := self._rotations.get(key)) is None:
-                if rope.config is not known.rope_config or not ROPE.is_class_of(rope):
+                if rope.config is not known.rope_config or not ROPE.is_exact(rope):
                     planned.forget()
                     return False
                 rotation = rope.tables_at(self._x, starts, T, known.heads.rotary)
@@ -412,13 +411,13 @@ class _Run:
         seen = known.window if T == 1 and type(cache.layout) is Ring else None
         cache.in_use.__enter__()
         self._locked.append(cache)
-        held = planned.grown(known, cache, self._x, T, seen)
+        held = planned.reserve_slots(known, cache, self._x, T, seen)
         if held is None:
             return False
         self._caches.append(cache)
         self._layers.append((planned, known))
         self._calls.append((known.data, rotation, held, by_distance, memory))
-        self.goes_on = known.last == NETWORK and (memory is not None or known.cross is None)
+        self.is_complete = known.last == NETWORK and (memory is not None or known.cross is None)
         return True
 
     @property
@@ -443,10 +442,10 @@ class _Run:
                 planned.forget()  # it or an expert has changed
         return (y, done) if done else (self._x, 0)
 
-    def _sees_itself(self, known: DescribedLayer, count: int) -> bool:
+    def _sees_itself(self, known: NativeLayer, count: int) -> bool:
         """Whether native code knows what several tokens, or rows of other lengths, see."""
         starts = self._starts
-        if type(self._mask) is not Causal or count > known.most_tokens:
+        if type(self._mask) is not Causal or count > known.max_tokens:
             return False
         if count > 1 and by_row.is_asked():
             return False
@@ -456,7 +455,7 @@ class _Run:
             return way == "absorbed"
         return True
 
-    def _memory(self, sizes: tuple[int, int, int], cache: KeyValueCache | None) -> Held | None:
+    def _memory(self, sizes: tuple[int, int, int], cache: KeyValueCache | None) -> KVSegment | None:
         """The memory of the context's keys and values; None if the modules must run."""
         x, context = self._x, self._context
         if (
@@ -490,7 +489,7 @@ def _in_rows(cache: KeyValueCache | None) -> TypeGuard[StoredCache]:
     return type(cache) in _CACHES and len(cache.__dict__) == _FIELDS
 
 
-def _by_distance(known: DescribedLayer, bias: Bias | Tensor) -> Tensor | None:
+def _by_distance(known: NativeLayer, bias: Bias | Tensor) -> Tensor | None:
     """``[H, 2 n + 1]`` float32 as native code reads it; None if it does not."""
     if known.biased or type(bias) is not RelativeBias:
         return None

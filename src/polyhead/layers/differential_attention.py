@@ -30,9 +30,9 @@ from polyhead.config import AttentionConfig, CacheShape, CallCost, Piece
 from polyhead.config.layout import NORMED_HALF, shared
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import Context, MultiHeadAttention
-from polyhead.layers.built import builds
 from polyhead.layers.norms import normalise
 from polyhead.layers.positions import RoPE
+from polyhead.layers.registry import register_builder
 from polyhead.semantics import KeyValueSource
 
 
@@ -181,4 +181,4 @@ class DifferentialAttention(MultiHeadAttention):
         return ((1 - self.config.lambda_init) * normed).flatten(1, 2)
 
 
-builds(DifferentialAttentionConfig, DifferentialAttention.from_config)
+register_builder(DifferentialAttentionConfig, DifferentialAttention.from_config)

@@ -28,8 +28,8 @@ _DEFINED: dict[type, dict[str, Any]] = {}
 """The classes that fast paths know and their bases, with what they held when they were defined."""
 
 
-class Exactly(Generic[_T]):
-    """One class, as it was defined.
+class ExactType(Generic[_T]):
+    """Matches instances of exactly this class whose methods are not replaced.
 
     Args:
         kind: The class.
@@ -52,7 +52,7 @@ class Exactly(Generic[_T]):
         """Whether ``thing`` is of this class itself, whatever was done to either."""
         return type(thing) is self._kind
 
-    def is_class_of(self, thing: object) -> TypeGuard[_T]:
+    def is_exact(self, thing: object) -> TypeGuard[_T]:
         """Whether ``thing`` is of this class itself, with the methods that the class defines."""
         kind = self._kind
         return (
@@ -61,7 +61,7 @@ class Exactly(Generic[_T]):
             and thing.__dict__.keys().isdisjoint(self._methods)
         )
 
-    def is_unwatched(self, module: nn.Module | None) -> TypeGuard[_T]:
+    def is_exact_and_unhooked(self, module: nn.Module | None) -> TypeGuard[_T]:
         """Whether ``module`` is of this class itself, and no hook sees or changes its calls."""
         kind = self._kind
         if (
@@ -76,7 +76,7 @@ class Exactly(Generic[_T]):
         )
 
     def why_not(self, module: object) -> str:
-        """Why ``is_unwatched`` is False, in words."""
+        """Why ``is_exact_and_unhooked`` is False, in words."""
         kind = self._kind
         if type(module) is not kind:
             return f"it is a {type(module).__name__}, not exactly a {kind.__name__}"
@@ -86,14 +86,14 @@ class Exactly(Generic[_T]):
         own = sorted(fields.keys() & self._methods)
         if own:
             return f"its method {own[0]} was replaced"
-        return f"its class was changed ({change_of(kind)})"
+        return f"its class was changed ({class_change(kind)})"
 
 
-def change_of(kind: type) -> str | None:
+def class_change(kind: type) -> str | None:
     """What was changed in a class since it was defined, ``"RMSNorm.forward"``; None: nothing.
 
     Args:
-        kind: A class that an ``Exactly`` was made for, or a base of one.
+        kind: A class that an ``ExactType`` was made for, or a base of one.
     """
     bases = kind.__mro__[:-1]
     for number, base in enumerate(bases):
@@ -115,11 +115,11 @@ def change_of(kind: type) -> str | None:
 
 def changed_classes() -> dict[type, str]:
     """The classes that were changed since they were defined, and what in them."""
-    found = ((kind, change_of(kind)) for kind in _DEFINED)
+    found = ((kind, class_change(kind)) for kind in _DEFINED)
     return {kind: change for kind, change in found if change is not None}
 
 
-def watched_classes() -> tuple[tuple[dict[str, Any], None], ...]:
+def guarded_classes() -> tuple[tuple[dict[str, Any], None], ...]:
     """What classes hold, for ``Code.guard``: their dicts themselves, behind the read-only views."""
     return tuple(
         (held, None)
@@ -133,7 +133,9 @@ _TABLES = "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre
 _UNREAD = frozenset(vars(nn.Module())) - {*_TABLES, "training"}
 
 
-def watched(modules: Iterable[nn.Module]) -> tuple[tuple[nn.Module, frozenset[str]], ...]:
+def guarded_attributes(
+    modules: Iterable[nn.Module],
+) -> tuple[tuple[nn.Module, frozenset[str]], ...]:
     """Modules with the attributes whose change a fast path must notice, for ``Code.guard``.
 
     Those are all that a call may read: parameters, parts, hooks, mode, and the module's own.
@@ -141,26 +143,27 @@ def watched(modules: Iterable[nn.Module]) -> tuple[tuple[nn.Module, frozenset[st
     return tuple((module, frozenset(vars(module).keys() - _UNREAD)) for module in modules)
 
 
-UNSEEN = frozenset[Any]()
-"""Stands for a field whose value a fast path checks elsewhere."""
+CHECKED_ELSEWHERE = frozenset[Any]()
+"""The fast path checks this field elsewhere."""
 
 
-class KnownFields:
+class SupportedFields:
     """The fields of configurations that a fast path was written for.
 
     A field that is not listed must have its default, so with a field that is added later the
     modules run until it is listed.
 
     Args:
-        fields: By class of configuration the names of the fields, each with the values that are
-            understood; None: any value, and any of the classes listed here; ``UNSEEN``: anything.
+        fields: By class of configuration the names of its fields, each with the values that are
+            supported; None: any value, and any of the classes listed here;
+            ``CHECKED_ELSEWHERE``: do not check.
     """
 
     def __init__(self, fields: Mapping[type[Data], Mapping[str, Container[Any] | None]]) -> None:
         self._fields = fields
         self._answers: dict[int, tuple[weakref.ref[Data], bool]] = {}
 
-    def cover(self, config: Data) -> bool:
+    def accepts(self, config: Data) -> bool:
         """Whether every field of ``config`` is understood; asked once for each object."""
         # By identity: the hash of nested data takes longer than the step of a small layer.
         found = self._answers.get(id(config))
@@ -190,7 +193,7 @@ class KnownFields:
                 default = field.default_factory()
             return bool(value == default)  # a required field has no default that equals a value
         values = known[field.name]
-        if values is UNSEEN:
+        if values is CHECKED_ELSEWHERE:
             return True
         if isinstance(value, Data) and not self._covered(value):
             return False

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.config import MixtureConfig
 from polyhead.errors import UnsupportedError
-from polyhead.layers.built import builds
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.fixed import Fixed
+from polyhead.layers.gemm import as_rows, code_for_gemv
 from polyhead.layers.linear import weight_of
-from polyhead.layers.rows import as_rows, code_for_rows
+from polyhead.layers.registry import register_builder
 from polyhead.native import by_row
 from polyhead.native.arguments import SCORINGS, Routing
 
@@ -139,7 +139,7 @@ class Experts(Fixed):
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same, and the share ``[M]`` of the shared network where native code makes it."""
-        code = code_for_rows(x)
+        code = code_for_gemv(x)
         routing = None if code is None else native_routing(self, x)
         if code is None or routing is None:
             return *self._scored(x), None
@@ -232,4 +232,4 @@ def native_routing(experts: Experts, x: Tensor) -> Routing | None:
     )
 
 
-builds(MixtureConfig, Experts)
+register_builder(MixtureConfig, Experts)

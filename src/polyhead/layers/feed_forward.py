@@ -23,9 +23,9 @@ from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
 from polyhead.layers import fused
 from polyhead.layers import linear as few_rows
-from polyhead.layers.built import builds
-from polyhead.layers.exact import Exactly
+from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
+from polyhead.layers.registry import register_builder
 from polyhead.native.arguments import ACTIVATIONS
 
 Form = tuple[int, float, float, tuple[Tensor, Tensor] | None]
@@ -78,7 +78,7 @@ class XIELU(nn.Module):
         return torch.where(x > 0, above, low * (0.5 + F.softplus(self.alpha_n)) + 0.5 * x)
 
 
-_XIELU = Exactly(XIELU)
+_XIELU = ExactType(XIELU)
 
 
 class FeedForward(Fixed):
@@ -164,7 +164,7 @@ class FeedForward(Fixed):
         if self.activation != "xielu":
             return number, clamp, config.up_offset, None
         bend = self._modules["xielu"]
-        if not _XIELU.is_unwatched(bend):
+        if not _XIELU.is_exact_and_unhooked(bend):
             return None
         above, below = bend.alpha_p, bend.alpha_n
         if not all(native.is_plain(each, x) and each.shape == (1,) for each in (above, below)):
@@ -204,4 +204,4 @@ class FeedForward(Fixed):
         return f"activation={self.activation}, gated={self.gated}, dropout={self.dropout}"
 
 
-builds(FeedForwardConfig, FeedForward.from_config)
+register_builder(FeedForwardConfig, FeedForward.from_config)

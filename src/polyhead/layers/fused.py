@@ -75,7 +75,7 @@ def projected(x: Tensor, *linears: nn.Module | None) -> tuple[Tensor, ...] | Non
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return None
-    if any(linear is None or not _is_unwatched(linear) for linear in linears):
+    if any(linear is None or not _is_unhooked(linear) for linear in linears):
         return None
     weights = [linear._parameters["weight"] for linear in linears if linear is not None]
     biases = [linear._parameters["bias"] for linear in linears if linear is not None]
@@ -96,9 +96,9 @@ def _is_recorded(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and native.code_with_autograd(*tensors) is not None
 
 
-def _is_unwatched(module: nn.Module) -> bool:
+def _is_unhooked(module: nn.Module) -> bool:
     fields, everywhere = module.__dict__, nn.modules.module
-    return PLAIN_LINEAR.is_unwatched(module) and not (
+    return PLAIN_LINEAR.is_exact_and_unhooked(module) and not (
         fields["_backward_hooks"]
         or fields["_backward_pre_hooks"]
         or everywhere._global_forward_hooks

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from polyhead.config import AttentionConfig, Piece
 from polyhead.config.layout import shared
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.built import builds
 from polyhead.layers.linear import linear
 from polyhead.layers.positions import RoPE
+from polyhead.layers.registry import register_builder
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ class GatedAttention(MultiHeadAttention):
         return heads * gate.view(*x.shape[:2], self.num_heads, self.v_head_dim).transpose(1, 2)
 
 
-builds(GatedAttentionConfig, GatedAttention.from_config)
+register_builder(GatedAttentionConfig, GatedAttention.from_config)

@@ -41,7 +41,7 @@ class Hooked(Fixed):
         return HookHandle(self._hooks, hook)
 
     @property
-    def is_shown(self) -> bool:
+    def has_active_hooks(self) -> bool:
         """Whether a hook or an edit applies to the calls of this thread or task."""
         watched = bool(self._hooks or self._edits)
         return watched and bool(hooks_here(self._hooks) or hooks_here(self._edits))
@@ -83,12 +83,12 @@ class Hooked(Fixed):
             "dropout_p": dropout_p,
             "kernel": kernel,
         }
-        if "_computed" in self.__dict__ and self.is_shown:
+        if "_computed" in self.__dict__ and self.has_active_hooks:
             raise UnsupportedError(
                 "hooks and edits need all heads and tokens: this layer's are spread over processes"
             )
         if self._hooks and (hooks := hooks_here(self._hooks)):
-            return shown_attention(self, hooks, q, source, **call)
+            return attention_with_hooks(self, hooks, q, source, **call)
         return self._computed(q, source, **call)
 
     def _computed(self, q: Tensor, source: KeyValueSource, **call: Any) -> Tensor:
@@ -104,7 +104,7 @@ class Hooked(Fixed):
         return out
 
 
-def shown_attention(
+def attention_with_hooks(
     layer: nn.Module,
     hooks: Iterable[AttentionHook],
     q: Tensor,

@@ -29,12 +29,12 @@ from polyhead.config import LatentAttentionConfig, NormConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
 from polyhead.layers.attention_parts import check_cache, ragged_positions
-from polyhead.layers.built import builds
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_cost import LatentExplanation, explain_choice
-from polyhead.layers.linear import by_heads, linear, side_by_side
+from polyhead.layers.linear import fused_linear, linear, linear_per_head
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
+from polyhead.layers.registry import register_builder
 from polyhead.native import by_row
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
 from polyhead.semantics.foreign import other_names, refuse
@@ -251,7 +251,7 @@ class MultiHeadLatentAttention(Hooked):
         N, P, R = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
         B, T, _ = x.shape
         first = self.q_proj if config.q_lora_rank is None else self.q_a_proj
-        joined = side_by_side(x, first, self.kv_a_proj_with_mqa)
+        joined = fused_linear(x, first, self.kv_a_proj_with_mqa)
         if joined is None:
             q, latent = linear(x, first), linear(x, self.kv_a_proj_with_mqa)
         else:
@@ -270,11 +270,11 @@ class MultiHeadLatentAttention(Hooked):
 
     def _to_latent(self, n: Tensor) -> Tensor:
         """Queries ``[B, H, T, N]`` as what they ask of the latent, ``[B, H, T, R]``."""
-        return _through(n, self._up()[0], "bhtn,hnr->bhtr", summed=True)
+        return _apply_up_proj(n, self._up()[0], "bhtn,hnr->bhtr", transposed=True)
 
     def _from_latent(self, heads: Tensor) -> Tensor:
         """Weighted latents ``[B, H, T, R]`` as heads' outputs ``[B, H, T, V]``."""
-        return _through(heads, self._up()[1], "bhtr,hvr->bhtv", summed=False)
+        return _apply_up_proj(heads, self._up()[1], "bhtr,hvr->bhtv", transposed=False)
 
     def _up(self) -> tuple[Tensor, Tensor]:
         """Wuk ``[H, N, R]`` and Wuv ``[H, V, R]``, views of ``kv_b_proj``."""
@@ -310,7 +310,7 @@ class MultiHeadLatentAttention(Hooked):
         return ", ".join(parts)
 
 
-builds(LatentAttentionConfig, MultiHeadLatentAttention.from_config)
+register_builder(LatentAttentionConfig, MultiHeadLatentAttention.from_config)
 
 
 def _latent_norm(dim: int, config: NormConfig | None) -> nn.Module:
@@ -328,7 +328,7 @@ def _forced(computation: str) -> Computation | None:
     return None
 
 
-def _through(x: Tensor, up: Tensor, formula: str, *, summed: bool) -> Tensor:
+def _apply_up_proj(x: Tensor, up: Tensor, formula: str, *, transposed: bool) -> Tensor:
     """Each head's ``x [B, H, T, …]`` times its part of ``up``, by native code where it can."""
-    made = by_heads(x.transpose(1, 2), up, summed=summed)
+    made = linear_per_head(x.transpose(1, 2), up, transposed=transposed)
     return torch.einsum(formula, x, up.to(x.dtype)) if made is None else made.transpose(1, 2)

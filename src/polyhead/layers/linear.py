@@ -14,18 +14,18 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.layers.exact import Exactly
+from polyhead.layers.exact import ExactType
+from polyhead.layers.gemm import as_rows, code_for_gemm
 from polyhead.layers.lora import LoraLinear
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
-from polyhead.layers.rows import as_rows, code_for_products
 from polyhead.native import by_row, gate
 from polyhead.native.arguments import MOST_ROWS, MOST_WEIGHTS, Network, Weight
 
-PLAIN_LINEAR = Exactly(nn.Linear)
-_LORA = Exactly(LoraLinear)
+PLAIN_LINEAR = ExactType(nn.Linear)
+_LORA = ExactType(LoraLinear)
 
 
-def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
+def fused_linear(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
     """The outputs of all ``linears``, next to each other; None where that cannot be.
 
     Args:
@@ -34,20 +34,19 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
 
     Returns:
         ``[..., sum of out_features]``, equal to the separate outputs within rounding. None for
-        no rows, more than 8 of several modules or where torch is faster (``rows.py``), where
-        gradients are on, on
-        another device than a CPU, without native code, under anything that watches or transforms
-        the computation (autocast, a dispatch mode, functorch, compilation), or for modules that
-        are no plain ``nn.Linear`` or ``QuantizedLinear`` without hooks.
+        an empty input; more than 8 rows of several modules; where torch is faster (``gemm.py``);
+        with gradients enabled; off the CPU or without native code; under autocast, a dispatch mode,
+        functorch or compilation; for modules other than ``nn.Linear`` and ``QuantizedLinear``, or
+        with hooks.
     """
-    code = code_for_products(x)
+    code = code_for_gemm(x)
     if code is None or len(linears) > MOST_WEIGHTS:
         return None
     if len(linears) > 1 and x.numel() > MOST_ROWS * x.shape[-1]:
         return None  # of many rows each output is let go of when it is no longer needed
     weights = []
     for linear in linears:
-        weight = weight_of(_alone(linear), x)
+        weight = weight_of(_without_inactive_lora(linear), x)
         if weight is None:
             return None
         weights.append(weight)
@@ -56,7 +55,7 @@ def side_by_side(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
 
 def linear(x: Tensor, module: nn.Module | None) -> Tensor:
     """``module(x)``, by native code where that can be done."""
-    y = side_by_side(x, module)
+    y = fused_linear(x, module)
     if y is not None:
         return y
     if module is None:
@@ -69,15 +68,15 @@ def product(x: Tensor, weight: Tensor | QuantizedMatrix, bias: Tensor | None) ->
     """``x Wᵀ + b`` for a weight ``[out, in]`` and bias ``[out]`` that stand in no linear module."""
     if isinstance(weight, QuantizedMatrix):
         return weight.product(x, bias)
-    code = code_for_products(x)
+    code = code_for_gemm(x)
     if code is None or not _fits(Weight(weight, bias), x):
         return nn.functional.linear(x, weight, bias)
     y = code.product(as_rows(x), [Weight(weight, bias)], by_row=by_row.is_asked())
     return y.view(*x.shape[:-1], -1)
 
 
-def by_heads(x: Tensor, weight: Tensor, *, summed: bool) -> Tensor | None:
-    """A product for each head of a few rows, or None as ``side_by_side``.
+def linear_per_head(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor | None:
+    """A product for each head of a few rows, or None as ``fused_linear``.
 
     Args:
         x: ``[B, T, H, in]``, the last dimension dense.
@@ -98,7 +97,7 @@ def by_heads(x: Tensor, weight: Tensor, *, summed: bool) -> Tensor | None:
         or not gate.is_plain(weight)
     ):
         return None
-    return code.head_product(x.reshape(B * T, H, -1), weight, summed=summed).view(B, T, H, -1)
+    return code.head_product(x.reshape(B * T, H, -1), weight, summed=transposed).view(B, T, H, -1)
 
 
 def feed_forward(
@@ -108,7 +107,7 @@ def feed_forward(
     down: nn.Module | None,
     form: tuple[int, float, float, tuple[Tensor, Tensor] | None],
 ) -> Tensor | None:
-    """``down(activation(gate(x)) · up(x))`` of rows, or None as ``side_by_side``.
+    """``down(activation(gate(x)) · up(x))`` of rows, or None as ``fused_linear``.
 
     Without a gate: ``down(activation(up(x)))``. What lies between the products stays float32,
     except that many rows of bfloat16 are multiplied as such.
@@ -120,14 +119,14 @@ def feed_forward(
         down: Likewise.
         form: The last four fields of ``Network``.
     """
-    code = code_for_products(x)
+    code = code_for_gemm(x)
     if code is None:
         return None
-    gate_weight = None if gate is None else weight_of(_alone(gate), x)
-    up_weight = weight_of(_alone(up), x)
+    gate_weight = None if gate is None else weight_of(_without_inactive_lora(gate), x)
+    up_weight = weight_of(_without_inactive_lora(up), x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
-    down_weight = weight_of(_alone(down), x, up_weight[0].shape[0])
+    down_weight = weight_of(_without_inactive_lora(down), x, up_weight[0].shape[0])
     if down_weight is None:
         return None
     y = code.feed_forward(
@@ -136,9 +135,9 @@ def feed_forward(
     return y.view(*x.shape[:-1], -1)
 
 
-def _alone(module: nn.Module | None) -> nn.Module | None:
-    """The projection itself where the change beside it is switched off."""
-    if type(module) is LoraLinear and not module.active and _LORA.is_unwatched(module):
+def _without_inactive_lora(module: nn.Module | None) -> nn.Module | None:
+    """The base linear module if the LoRA adapter is inactive."""
+    if type(module) is LoraLinear and not module.active and _LORA.is_exact_and_unhooked(module):
         return module.base
     return module
 
@@ -151,10 +150,10 @@ def weight_of(module: nn.Module | None, x: Tensor, inputs: int | None = None) ->
         x: Whose dtype they must have.
         inputs: Features that the weight must read; default those of x.
     """
-    if QUANTIZED_LINEAR.is_unwatched(module):
+    if QUANTIZED_LINEAR.is_exact_and_unhooked(module):
         fits = module.in_features == (x.shape[-1] if inputs is None else inputs)
         return native_weight(module, x, module._parameters["bias"]) if fits else None
-    if not PLAIN_LINEAR.is_unwatched(module):
+    if not PLAIN_LINEAR.is_exact_and_unhooked(module):
         return None
     parameters = module._parameters
     weight, bias = parameters["weight"], parameters["bias"]

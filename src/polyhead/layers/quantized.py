@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.errors import UnsupportedError
-from polyhead.layers.exact import Exactly
-from polyhead.layers.rows import as_rows, code_for_blocks, code_for_eights
+from polyhead.layers.exact import ExactType
+from polyhead.layers.gemm import as_rows, code_for_int8_gemm, code_for_quantized_gemm
 from polyhead.native import by_row, gate
 from polyhead.native.arguments import IN_EIGHTS, Scales, Weight
 from polyhead.quantization import BlockType, of_rows, readable, unpack
@@ -45,7 +45,7 @@ class QuantizedMatrix(nn.Module):
         blocks: As given; a buffer, which no optimiser finds.
         scales: Likewise, None where blocks have their own; ``to`` moves it but keeps its dtype.
         zeros: Likewise.
-        in_eights: Whether products round x to 8 bits, 32 numbers at a time.
+        int8_activations: Whether products round x to 8 bits, 32 numbers at a time.
         like: Empty; its dtype is that of numbers made of the blocks, and follows ``to``.
     """
 
@@ -56,7 +56,7 @@ class QuantizedMatrix(nn.Module):
 
     def __init__(self, blocks: Tensor, kind: BlockType, scales: Scales | None = None) -> None:
         super().__init__()
-        self.kind, self.in_eights = kind, False
+        self.kind, self.int8_activations = kind, False
         self.out_features, self.in_features = blocks.shape[0], kind.row_numbers(blocks.shape[1])
         self.register_buffer("blocks", blocks)
         self.register_buffer("scales", None if scales is None else scales.scales)
@@ -68,17 +68,17 @@ class QuantizedMatrix(nn.Module):
     @property
     def weight(self) -> Tensor:
         """All numbers, unpacked anew at each access; changes to them are lost."""
-        return unpack(self.blocks, self.kind, self.like.dtype, self.beside)
+        return unpack(self.blocks, self.kind, self.like.dtype, self.separate_scales)
 
     @property
-    def beside(self) -> Scales | None:
-        """The scales of blocks that have none of their own."""
+    def separate_scales(self) -> Scales | None:
+        """Separate scale tensors (Hugging Face formats), or None for GGUF blocks."""
         scales = self._buffers["scales"]
         return None if scales is None else Scales(scales, self._buffers["zeros"], *self._shares)
 
     def rows(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:
         """``[rows, in_features]`` numbers of the rows ``[rows]`` chosen."""
-        scales = self.beside
+        scales = self.separate_scales
         by = None if scales is None else of_rows(scales, chosen)
         return unpack(self.blocks[chosen], self.kind, dtype, by)
 
@@ -93,13 +93,13 @@ class QuantizedMatrix(nn.Module):
                 y = self._natively(x, bias)
             if y is not None:
                 return y
-        if self.in_eights:
+        if self.int8_activations:
             if x.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
                     "gradients need x as it is, and activations='int8' rounds it: load the model "
                     "without activations"
                 )
-            x = in_eights(x)
+            x = int8_activations(x)
         rows = max(1, _PANEL // self.in_features)
         parts = [
             F.linear(
@@ -113,7 +113,7 @@ class QuantizedMatrix(nn.Module):
 
     def _panel(self, first: int, rows: int, dtype: torch.dtype) -> Tensor:
         """Numbers of some rows from the first on."""
-        blocks, scales = self.blocks[first : first + rows], self.beside
+        blocks, scales = self.blocks[first : first + rows], self.separate_scales
         if scales is not None:
             scales = of_rows(scales, torch.arange(first, first + len(blocks), device=blocks.device))
         return unpack(blocks, self.kind, dtype, scales)
@@ -136,7 +136,7 @@ class QuantizedMatrix(nn.Module):
 
     def _natively(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """The product by native code, or None."""
-        code = code_for_eights(x) if self.in_eights else code_for_blocks(x)
+        code = code_for_int8_gemm(x) if self.int8_activations else code_for_quantized_gemm(x)
         if code is None or x.shape[-1] != self.in_features:
             return None
         weight = native_weight(self, x, bias)
@@ -191,7 +191,7 @@ class QuantizedEmbedding(QuantizedMatrix):
         return found.view(*ids.shape, self.in_features)
 
 
-def in_eights(x: Tensor) -> Tensor:
+def int8_activations(x: Tensor) -> Tensor:
     """x rounded to 8 bits as products with blocks do it: 32 numbers share a scale, max |x| / 127.
 
     Args:
@@ -207,12 +207,12 @@ def in_eights(x: Tensor) -> Tensor:
     return ((runs * by).round() * scale).reshape(x.shape).to(x.dtype)
 
 
-QUANTIZED_LINEAR = Exactly(QuantizedLinear)
+QUANTIZED_LINEAR = ExactType(QuantizedLinear)
 
 
 def native_weight(matrix: QuantizedMatrix, x: Tensor, bias: Tensor | None) -> Weight | None:
     """The arguments of native code, or None if it cannot be used."""
-    code, blocks, scales = native.code(), matrix._buffers["blocks"], matrix.beside
+    code, blocks, scales = native.code(), matrix._buffers["blocks"], matrix.separate_scales
     if (
         code is None
         or blocks is None
@@ -222,7 +222,7 @@ def native_weight(matrix: QuantizedMatrix, x: Tensor, bias: Tensor | None) -> We
         or (bias is not None and not native.is_plain(bias, x))
     ):
         return None
-    number = matrix.kind.number + (IN_EIGHTS if matrix.in_eights else 0)
+    number = matrix.kind.number + (IN_EIGHTS if matrix.int8_activations else 0)
     return Weight(blocks, bias, number, scales)
 
 

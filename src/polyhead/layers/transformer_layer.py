@@ -32,14 +32,14 @@ from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
-from polyhead.layers.built import build_attention, build_network
-from polyhead.layers.decode_plan import Surroundings, step
-from polyhead.layers.described import ATTENTION, CROSS_ATTENTION, NETWORK
-from polyhead.layers.exact import Exactly
+from polyhead.layers.decode_plan import LayerArgs, step
+from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
+from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, NETWORK
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
+from polyhead.layers.registry import build_attention, build_network
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.foreign import other_names, refuse
 
@@ -221,11 +221,11 @@ class TransformerLayer(Fixed):
             and not self.training
             and kernel in ("auto", "native")
         ):
-            given = Surroundings(mask, bias, cache, context, context_mask, context_cache)
+            given = LayerArgs(mask, bias, cache, context, context_mask, context_cache)
             stepped = step(self, x, given)
             if stepped is not None:
                 x, done = stepped
-        return self.rest(
+        return self.forward_from(
             x,
             done,
             context,
@@ -238,7 +238,7 @@ class TransformerLayer(Fixed):
             kernel=kernel,
         )
 
-    def rest(
+    def forward_from(
         self,
         x: Tensor,
         done: int,
@@ -305,4 +305,4 @@ class TransformerLayer(Fixed):
         return x
 
 
-LAYER = Exactly(TransformerLayer)
+LAYER = ExactType(TransformerLayer)

@@ -87,7 +87,7 @@ def _share(layers: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
     layers.register_load_state_dict_pre_hook(fill_in)  # type: ignore[no-untyped-call]
 
 
-def through(
+def run_layers(
     layers: nn.ModuleList,
     x: Tensor,
     context: Tensor | None = None,
@@ -139,7 +139,7 @@ def through(
                 "kernel": kernel,
             }
             if part and isinstance(layer, TransformerLayer):
-                x = layer.rest(x, part, context, **call)
+                x = layer.forward_from(x, part, context, **call)
             elif recompute and cache is None and torch.is_grad_enabled():
                 x = checkpoint(layer, x, context, use_reentrant=False, **call)
             else:

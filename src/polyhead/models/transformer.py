@@ -33,7 +33,7 @@ from polyhead.models.heads import Head, TaskHead
 from polyhead.models.initial import draw_weights
 from polyhead.models.inputs import check_cache, check_caching, check_call, check_encoder_call, sent
 from polyhead.models.observation import Observation, observe
-from polyhead.models.stack import biases, relative_table, stack, through
+from polyhead.models.stack import biases, relative_table, run_layers, stack
 from polyhead.semantics import Causal, Mask
 
 
@@ -203,7 +203,7 @@ class Transformer(Fixed):
         nothing = (None,) * count
         planned = cache is not None and not torch.compiler.is_compiling()
         try:
-            x = through(
+            x = run_layers(
                 self.layers,
                 # No name of ours keeps it while layers compute.
                 self.embedding(ids, start if positions is None else positions, segments),
@@ -300,7 +300,7 @@ class Transformer(Fixed):
         embedding = self.encoder_embedding if own else self.embedding
         check_encoder_call(self.config, ids, positions)
         nothing = (None,) * len(self.encoder_layers)
-        x = through(
+        x = run_layers(
             self.encoder_layers,
             embedding(ids, 0 if positions is None else positions, segments),
             mask=mask,

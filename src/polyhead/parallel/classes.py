@@ -11,7 +11,7 @@ from torch import nn
 
 from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention, TransformerLayer
 from polyhead.layers.differential_attention import DifferentialAttention
-from polyhead.layers.exact import Exactly
+from polyhead.layers.exact import ExactType
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import XIELU, FeedForward
 from polyhead.layers.gated_attention import GatedAttention
@@ -30,12 +30,12 @@ _BOTH: tuple[type[nn.Module], ...] = (
     HeadTransform, RelativeTable, TaskHead, LayerNorm, nn.Linear, nn.Embedding, nn.LayerNorm,
     nn.Identity, nn.ModuleList,
 )  # fmt: skip
-_TOKENS: dict[type[nn.Module], Exactly[nn.Module]] = {
-    kind: Exactly(kind) for kind in (*_BOTH, GatedAttention, DifferentialAttention, LoraLinear)
+_TOKENS: dict[type[nn.Module], ExactType[nn.Module]] = {
+    kind: ExactType(kind) for kind in (*_BOTH, GatedAttention, DifferentialAttention, LoraLinear)
 }
 """Modules whose output for a token depends on that token, its position and attention alone."""
 
-_WEIGHTS: dict[type[nn.Module], Exactly[nn.Module]] = {kind: Exactly(kind) for kind in _BOTH}
+_WEIGHTS: dict[type[nn.Module], ExactType[nn.Module]] = {kind: ExactType(kind) for kind in _BOTH}
 """Modules whose weights are divided, or used whole, as ``regions.py`` knows."""
 
 
@@ -52,7 +52,7 @@ def check_classes(model: nn.Module, dimension: str) -> None:
     known = _TOKENS if dimension == "context" else _WEIGHTS
     for name, module in model.named_modules():
         kind = type(module)
-        if kind in known and known[kind].is_class_of(module):
+        if kind in known and known[kind].is_exact(module):
             continue
         what = f"a {kind.__name__} whose methods were replaced" if kind in known else kind.__name__
         raise unsupported(

@@ -79,7 +79,7 @@ class Spread:
                 f"tokens: got {self.total}"
             )
 
-    def runs(self, rank: int) -> tuple[Run, ...]:
+    def spans(self, rank: int) -> tuple[Run, ...]:
         """The runs of a rank, in the order of its own tensors; none is empty."""
         total, ranks = self.total, self.ranks
         if self.order == "striped":
@@ -91,7 +91,7 @@ class Spread:
 
     def length(self, rank: int) -> int:
         """Tokens of a rank."""
-        return sum(run.length for run in self.runs(rank))
+        return sum(run.length for run in self.spans(rank))
 
     @cached_property
     def longest(self) -> int:
@@ -100,15 +100,15 @@ class Spread:
 
     def held(self, rank: int, most: int | None = None) -> Iterator[Held]:
         """The runs of a rank with their tokens, in pieces of at most ``most``."""
-        return self._held(self.runs(rank), most)
+        return self._held(self.spans(rank), most)
 
     def all_held(self, most: int) -> Iterator[Held]:
         """All tokens in the order of the sequence, in pieces of at most ``most``."""
         return self._held((Run(0, self.total),), most)
 
-    def _held(self, runs: tuple[Run, ...], most: int | None) -> Iterator[Held]:
+    def _held(self, spans: tuple[Run, ...], most: int | None) -> Iterator[Held]:
         start = 0
-        for run in runs:
+        for run in spans:
             for at in range(0, run.length, most or run.length):
                 length = min(most or run.length, run.length - at)
                 part = Run(run.first + at * run.stride, length, run.stride)
@@ -128,11 +128,11 @@ class Spread:
 
     def indexes(self, rank: int, device: torch.device | None = None) -> Tensor:
         """``[tokens of the rank]``: where its tokens stand in the sequence."""
-        runs = [
+        spans = [
             torch.arange(run.first, run.whole.stop, run.stride, device=device)
-            for run in self.runs(rank)
+            for run in self.spans(rank)
         ]
-        return torch.cat(runs)
+        return torch.cat(spans)
 
     def taken(self, x: Tensor, rank: int, dim: int) -> Tensor:
         """The tokens of a rank from a tensor of the whole sequence."""
@@ -141,12 +141,12 @@ class Spread:
     def joined(self, parts: list[Tensor], dim: int) -> Tensor:
         """The whole sequence from the tokens of all ranks; differentiable."""
         if self.order != "striped":  # runs of neighbours, which are copied once
-            runs = [
+            spans = [
                 (held.run.first, part.narrow(dim, held.rows.start, held.run.length))
                 for rank, part in enumerate(parts)
                 for held in self.held(rank)
             ]
-            return torch.cat([part for _, part in sorted(runs, key=lambda run: run[0])], dim)
+            return torch.cat([part for _, part in sorted(spans, key=lambda run: run[0])], dim)
         order = torch.cat([self.indexes(rank) for rank in range(self.ranks)]).argsort()
         return torch.cat(parts, dim).index_select(dim, order.to(parts[0].device))
 

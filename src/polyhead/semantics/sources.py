@@ -34,7 +34,7 @@ class PageTable(NamedTuple):
     length: int
 
 
-class Strip(NamedTuple):
+class KVSegment(NamedTuple):
     """A run of keys and values where they lie.
 
     Attributes:
@@ -66,7 +66,7 @@ class KeyValueSource(ABC):
         dtype: Dtype of the tensors that ``read`` returns.
         device: Likewise.
         requires_grad: Whether a gradient may flow back to the tensors that ``gather`` returns.
-        in_place: Whether ``strips`` tells where keys and values lie.
+        in_place: Whether ``segments`` tells where keys and values lie.
         mask: Hides the keys that are no tokens of a batch row, where rows differ in what they hold;
             ``attention`` adds it. Keys are then in no order of place, and queries need positions.
         of_row: The source of one batch row by itself, its keys in the order of place; None where
@@ -103,7 +103,7 @@ class KeyValueSource(ABC):
     def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
         """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]`` of a run that ``tiles`` returned."""
 
-    def strips(self) -> list[Strip]:
+    def segments(self) -> list[KVSegment]:
         """All keys and values where they lie, in the order of index, where that is ``in_place``."""
         raise NotImplementedError(f"{type(self).__name__} does not tell where its keys lie")
 
@@ -156,8 +156,8 @@ class DenseSource(KeyValueSource):
         stop = tile.start + tile.length
         return self.k[:, :, tile.start : stop], self.v[:, :, tile.start : stop]
 
-    def strips(self) -> list[Strip]:
-        return [Strip(self.tokens, self.k, self.v)]
+    def segments(self) -> list[KVSegment]:
+        return [KVSegment(self.tokens, self.k, self.v)]
 
     def gather(self) -> tuple[Tensor, Tensor]:
         return self.k, self.v

@@ -18,7 +18,7 @@ from polyhead.caches.stored import StoredCache
 from polyhead.kernels import KERNELS
 from polyhead.kernels.triton.kernel import objection as objection_of_triton
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.exact import Exactly
+from polyhead.layers.exact import ExactType
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.norms import HeadNorm, LayerNorm, RMSNorm
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from polyhead.caches import ModelCache
     from polyhead.generation.decoding.repeating import RepeatedStep
 
-_ALLOWED: dict[type[nn.Module], Exactly[Any]] = {
-    kind: Exactly(kind)
+_ALLOWED: dict[type[nn.Module], ExactType[Any]] = {
+    kind: ExactType(kind)
     for kind in (
         Transformer, TransformerLayer, MultiHeadAttention, MultiHeadLatentAttention, FeedForward,
         Embedding, LearnedPositions, SinusoidalPositions, LayerNorm, RMSNorm, HeadNorm, Head,
@@ -194,7 +194,7 @@ def _of_module(module: nn.Module) -> str | None:
     known = _ALLOWED.get(type(module))
     if known is None:
         return f"is a {type(module).__name__}, which is not known to repeat"
-    if not known.is_unwatched(module):
+    if not known.is_exact_and_unhooked(module):
         return "has hooks, or methods of its own"
     if isinstance(module, _ATTENTION):
         if module._hooks or module._edits:

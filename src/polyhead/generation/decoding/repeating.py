@@ -135,7 +135,7 @@ class Repeating:
         """One more step; it waits for nothing unless the cache moves or a graph is recorded."""
         step, cache = self.step, self.step.cache
         with cache.in_use:
-            if self._ordinary or not cache.grow():
+            if self._ordinary or not cache.reserve_slots():
                 self.graph, self._warm = None, 0
                 step.append()
             elif self.graph is not None and self.graph.is_valid():

@@ -16,7 +16,7 @@ from polyhead.generation.pipelines.language_model import LanguageModel
 from polyhead.generation.pipelines.speech_to_text import SpeechToText
 from polyhead.generation.pipelines.text_encoder import TextEncoder
 from polyhead.generation.pipelines.text_to_text import TextToText
-from polyhead.models.eights import round_activations
+from polyhead.models.int8_activations import round_activations
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -127,14 +127,14 @@ def _refused(call: Call) -> str | None:
         return "gradients beside keys and values that a cache holds"
     if compiling or is_fake((q,)):
         return "a graph that holds a cache"
-    return "keys in too many pieces" if len(source.strips()) > _MOST_PIECES else None
+    return "keys in too many pieces" if len(source.segments()) > _MOST_PIECES else None
 
 
 def _bits(source: KeyValueSource) -> self_test.Bits | None:
     """Bits of keys and values in codes; None if they are numbers."""
     if type(source) is DenseSource or not source.in_place:
         return None
-    codings = (strip.coding for strip in source.strips())
+    codings = (strip.coding for strip in source.segments())
     return next(((each.k_bits, each.v_bits) for each in codings if each is not None), None)
 
 

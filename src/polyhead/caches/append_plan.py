@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyhead.caches.source import NOWHERE
+from polyhead.caches.source import NO_POSITION
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Arrivals:
+class AppendPlan:
     """One append, row by row.
 
     Attributes:
@@ -35,7 +35,7 @@ class Arrivals:
     explicit: bool
 
 
-def arrivals(
+def plan_append(
     batch: int,
     count: int,
     lengths: Sequence[int],
@@ -43,7 +43,7 @@ def arrivals(
     *,
     explicit: bool,
     states: Sequence[Hashable],
-) -> Arrivals:
+) -> AppendPlan:
     """Works out which tokens of an append go where.
 
     Args:
@@ -69,7 +69,7 @@ def arrivals(
                 "positions must be given at every append: rows differ in length or have been taken "
                 f"back differently (lengths {list(lengths)}); see next_positions"
             )
-        return Arrivals(_grouped(states, None), [count] * batch, None, explicit=False)
+        return AppendPlan(_grouped(states, None), [count] * batch, None, explicit=False)
     if not isinstance(positions, Tensor) or positions.is_floating_point():
         got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise TypeError(f"positions must be a tensor of whole numbers: got {got}")
@@ -82,13 +82,13 @@ def arrivals(
     real = where >= 0
     counted = torch.tensor(lengths, device="cpu")[:, None] + real.cumsum(dim=1) - 1
     explicit = explicit or not bool((where == counted).logical_or(~real).all())
-    if explicit and bool((where >= NOWHERE).any()):
-        raise ValueError(f"positions must be below {NOWHERE:,}: got {int(where.max()):,}")
+    if explicit and bool((where >= NO_POSITION).any()):
+        raise ValueError(f"positions must be below {NO_POSITION:,}: got {int(where.max()):,}")
     columns = None
     if not bool(real.all()):
         columns = [row.nonzero()[:, 0].tolist() for row in real]
     counts = real.sum(dim=1).tolist()
-    return Arrivals(_grouped(states, columns), counts, where, explicit)
+    return AppendPlan(_grouped(states, columns), counts, where, explicit)
 
 
 def _grouped(

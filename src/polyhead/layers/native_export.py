@@ -1,7 +1,7 @@
 """Parts of layers as native code reads them: projections, norms, networks, mixtures of experts.
 
 An allowlist of exact classes and of fields of configurations. Anything else raises
-``CannotBeReadError``: the modules compute it.
+``NotExportableError``: the modules compute it.
 
 Shape letters: E embed size, F hidden size, X experts.
 """
@@ -25,7 +25,7 @@ from polyhead.config import (
     QueryTemperatureConfig,
     RopeConfig,
 )
-from polyhead.layers.exact import Exactly, KnownFields, watched
+from polyhead.layers.exact import ExactType, SupportedFields, guarded_attributes
 from polyhead.layers.experts import Experts, native_routing
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.linear import PLAIN_LINEAR, weight_of
@@ -34,41 +34,45 @@ from polyhead.layers.quantized import QUANTIZED_LINEAR
 from polyhead.native import NormWeight, arguments, is_plain
 from polyhead.native.arguments import ACTIVATIONS, Weight
 
-_FEED_FORWARD, _EXPERTS, _LIST = Exactly(FeedForward), Exactly(Experts), Exactly(nn.ModuleList)
-_NOTHING = Exactly(nn.Identity)
-_RMS_NORM, _LAYER_NORM, _HEAD_NORM = Exactly(RMSNorm), Exactly(LayerNorm), Exactly(HeadNorm)
+_FEED_FORWARD, _EXPERTS, _LIST = (
+    ExactType(FeedForward),
+    ExactType(Experts),
+    ExactType(nn.ModuleList),
+)
+_NOTHING = ExactType(nn.Identity)
+_RMS_NORM, _LAYER_NORM, _HEAD_NORM = ExactType(RMSNorm), ExactType(LayerNorm), ExactType(HeadNorm)
 
 Parts = dict[str, nn.Module | None]
 
 
-def any_value(names: str) -> dict[str, None]:
+def ANY(names: str) -> dict[str, None]:
     """Fields that may have any value."""
     return dict.fromkeys(names.split())
 
 
-KNOWN_NORM = {NormConfig: any_value("type eps bias weight_offset weight")}
-KNOWN = KnownFields(
+KNOWN_NORM = {NormConfig: ANY("type eps bias weight_offset weight")}
+KNOWN = SupportedFields(
     KNOWN_NORM
     | {
-        AttentionConfig: any_value(
+        AttentionConfig: ANY(
             "num_heads num_kv_heads head_dim v_head_dim qkv_bias k_bias out_bias rope qk_norm "
             "window softcap scale dropout alibi sinks qkv_clip chunk query_temperature"
         ),
-        ALiBiConfig: any_value("max_bias scale rounded"),
-        QueryTemperatureConfig: any_value("scale every offset"),
-        LatentAttentionConfig: any_value(
+        ALiBiConfig: ANY("max_bias scale rounded"),
+        QueryTemperatureConfig: ANY("scale every offset"),
+        LatentAttentionConfig: ANY(
             "num_heads kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim q_lora_rank bias "
             "norm q_bias rope scale dropout"
         ),
-        QKNormConfig: any_value("norm place per_head"),
-        FeedForwardConfig: any_value("hidden_dim gated bias dropout clamp up_offset")
+        QKNormConfig: ANY("norm place per_head"),
+        FeedForwardConfig: ANY("hidden_dim gated bias dropout clamp up_offset")
         | {"activation": ACTIVATIONS},
         # One token of a sequence finds room in any capacity.
-        MixtureConfig: any_value(
+        MixtureConfig: ANY(
             "expert num_experts experts_per_token shared scoring choice_bias normalise scale "
             "groups groups_per_token group_score shared_gate router_bias jitter weighs capacity"
         ),
-        RopeConfig: any_value(
+        RopeConfig: ANY(
             "theta type dim factor original_max_positions low_freq_factor high_freq_factor "
             "beta_fast beta_slow attention_factor mscale mscale_all_dim truncate short_factor "
             "long_factor frequencies"
@@ -77,7 +81,7 @@ KNOWN = KnownFields(
 )
 
 
-class CannotBeReadError(Exception):
+class NotExportableError(Exception):
     """What native code does not do, or a parameter that does not lie in memory as it reads it.
 
     Args:
@@ -90,17 +94,17 @@ class CannotBeReadError(Exception):
         self.why, self.module = why, module
 
 
-def unwatched(kinds: Sequence[Exactly[Any]], module: nn.Module | None) -> None:
+def check_unhooked(kinds: Sequence[ExactType[Any]], module: nn.Module | None) -> None:
     """Raises unless ``module`` is exactly of one of these classes, and no hook sees its calls."""
-    if not any(kind.is_unwatched(module) for kind in kinds):
+    if not any(kind.is_exact_and_unhooked(module) for kind in kinds):
         same = [kind for kind in kinds if kind.is_class(module)] or kinds
-        raise CannotBeReadError(same[0].why_not(module), module)
+        raise NotExportableError(same[0].why_not(module), module)
 
 
 def known_fields(module: nn.Module, config: Data) -> None:
     """Raises unless native code knows every field of a configuration."""
-    if not KNOWN.cover(config):
-        raise CannotBeReadError(f"native code does not compute {config}", module)
+    if not KNOWN.accepts(config):
+        raise NotExportableError(f"native code does not compute {config}", module)
 
 
 def network(parts: Parts, x: Tensor) -> dict[str, Any]:
@@ -113,14 +117,14 @@ def network(parts: Parts, x: Tensor) -> dict[str, Any]:
 
 
 def _plain(module: nn.Module | None, x: Tensor) -> arguments.Network:
-    unwatched([_FEED_FORWARD], module)
+    check_unhooked([_FEED_FORWARD], module)
     assert isinstance(module, FeedForward)
     known_fields(module, module.config)
     form = module.form(x)
     if form is None:
-        raise CannotBeReadError(f"native code does not compute {module.activation}", module)
+        raise NotExportableError(f"native code does not compute {module.activation}", module)
     if module.training and module.dropout:
-        raise CannotBeReadError("it is training, with dropout", module)
+        raise NotExportableError("it is training, with dropout", module)
     inner, hidden, E = module._modules, module.hidden_dim, x.shape[2]
     gate = inner["gate_proj"]
     return arguments.Network(
@@ -132,20 +136,20 @@ def _plain(module: nn.Module | None, x: Tensor) -> arguments.Network:
 
 
 def _mixture(module: Experts, x: Tensor) -> arguments.Experts:
-    unwatched([_EXPERTS], module)
+    check_unhooked([_EXPERTS], module)
     inner, config = module._modules, module.config
     known_fields(module, config)
     routing, experts, shared = native_routing(module, x), inner["experts"], inner.get("shared")
     if routing is None:
-        raise CannotBeReadError("its router cannot be read", module)
-    unwatched([_LIST], experts)
+        raise NotExportableError("its router cannot be read", module)
+    check_unhooked([_LIST], experts)
     assert isinstance(experts, nn.ModuleList)
     if len(experts) != config.num_experts or module.calls_all:
-        raise CannotBeReadError("it calls other experts than those chosen", module)
+        raise NotExportableError("it calls other experts than those chosen", module)
     return arguments.Experts(
         routing,
         tuple(_plain(expert, x) for expert in experts),
-        tuple(watched(expert.modules()) for expert in experts),
+        tuple(guarded_attributes(expert.modules()) for expert in experts),
         None if shared is None else _plain(shared, x),
         config.weighs == "input",
     )
@@ -175,11 +179,11 @@ def around(part: str, parts: Parts, x: Tensor) -> dict[str, NormWeight | None]:
 def linear(module: nn.Module | None, inputs: int, outputs: int, x: Tensor) -> Weight:
     found = weight_of(module, x, inputs)
     if found is None:
-        unwatched((PLAIN_LINEAR, QUANTIZED_LINEAR), module)
-        raise CannotBeReadError(_said(f"[{outputs}, {inputs}]", x), module)
+        check_unhooked((PLAIN_LINEAR, QUANTIZED_LINEAR), module)
+        raise NotExportableError(_said(f"[{outputs}, {inputs}]", x), module)
     bias = found.bias
     if len(found.weight) != outputs or (bias is not None and bias.shape != (outputs,)):
-        raise CannotBeReadError(_said(f"[{outputs}, {inputs}]", x), module)
+        raise NotExportableError(_said(f"[{outputs}, {inputs}]", x), module)
     return found
 
 
@@ -188,16 +192,16 @@ def _said(shape: str, x: Tensor) -> str:
 
 
 def norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:
-    if _RMS_NORM.is_unwatched(module):
+    if _RMS_NORM.is_exact_and_unhooked(module):
         known_fields(module, module.config)
         only: Tensor | None = module._parameters["weight"]
         if only is not None or module.dim != features:
             only = read(only, (features,), x, module)
         return NormWeight(only, module.eps, module.weight_offset)
-    unwatched([_LAYER_NORM, _RMS_NORM], module)
+    check_unhooked([_LAYER_NORM, _RMS_NORM], module)
     assert isinstance(module, LayerNorm)
     if module.normalized_shape != (features,):
-        raise CannotBeReadError(f"it does not normalise {features} features", module)
+        raise NotExportableError(f"it does not normalise {features} features", module)
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     return NormWeight(
         weight if weight is None else read(weight, (features,), x, module),
@@ -214,7 +218,7 @@ def norm_of_heads(
     """The norm of queries or keys: of all heads at once, or of each, with its own weight or not."""
     if whole:
         return norm(module, heads * features, x)
-    if not _HEAD_NORM.is_unwatched(module) or not KNOWN.cover(module.config):
+    if not _HEAD_NORM.is_exact_and_unhooked(module) or not KNOWN.accepts(module.config):
         return norm(module, features, x)
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     config, shape = module.config, (heads, features)
@@ -228,12 +232,12 @@ def norm_of_heads(
 
 
 def latent_norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight | None:
-    return None if _NOTHING.is_unwatched(module) else norm(module, features, x)
+    return None if _NOTHING.is_exact_and_unhooked(module) else norm(module, features, x)
 
 
 def read(
     weight: Tensor | None, shape: tuple[int, ...], x: Tensor, module: nn.Module | None = None
 ) -> Tensor:
     if weight is None or weight.shape != shape or not is_plain(weight, x):
-        raise CannotBeReadError(_said(str([*shape]), x), module)
+        raise NotExportableError(_said(str([*shape]), x), module)
     return weight

@@ -1,7 +1,7 @@
 """A layer as native code needs it: its parts read from modules once, as data.
 
 The parts of a layer are its self-attention, its attention to a context, and its feed-forward
-network. The description ends before the first that cannot be read (``reading.py``), such as a
+network. The description ends before the first that cannot be read (``native_export.py``), such as a
 network with a hook: the modules go on from there. What is read is the configuration, so a layer
 whose attributes say anything else than that is not described.
 
@@ -27,26 +27,26 @@ from polyhead.config import (
     LayerConfig,
     RopeConfig,
 )
-from polyhead.layers import reading
+from polyhead.layers import native_export
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import temperatures
-from polyhead.layers.exact import UNSEEN, Exactly, KnownFields, watched
+from polyhead.layers.exact import CHECKED_ELSEWHERE, ExactType, SupportedFields, guarded_attributes
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
-from polyhead.layers.positions import RoPE
-from polyhead.layers.reading import (
-    CannotBeReadError,
+from polyhead.layers.native_export import (
+    ANY,
+    NotExportableError,
     Parts,
-    any_value,
     around,
+    check_unhooked,
     known_fields,
     latent_norm,
     linear,
     modules_of,
     norm_of_heads,
     read,
-    unwatched,
 )
+from polyhead.layers.positions import RoPE
 from polyhead.native import Code, Heads, LayerForm, LayerWeights
 from polyhead.native.arguments import (
     DTYPES,
@@ -62,24 +62,24 @@ from polyhead.semantics import ALiBi, RoundedALiBi
 if TYPE_CHECKING:
     from polyhead.layers.transformer_layer import TransformerLayer
 
-_HEADS, _LATENT = Exactly(MultiHeadAttention), Exactly(MultiHeadLatentAttention)
-ROPE = Exactly(RoPE, "apply")
+_HEADS, _LATENT = ExactType(MultiHeadAttention), ExactType(MultiHeadLatentAttention)
+ROPE = ExactType(RoPE, "apply")
 
 # Known fields of a layer's own configuration; its parts are checked one by one.
-_KNOWN_AROUND = KnownFields(
-    reading.KNOWN_NORM
+_KNOWN_AROUND = SupportedFields(
+    native_export.KNOWN_NORM
     | {
-        LayerConfig: any_value("norm norm_placement dropout parallel residual_scale attention_norm")
-        | dict.fromkeys(("attention", "cross_attention", "feed_forward"), UNSEEN),
+        LayerConfig: ANY("norm norm_placement dropout parallel residual_scale attention_norm")
+        | dict.fromkeys(("attention", "cross_attention", "feed_forward"), CHECKED_ELSEWHERE),
     }
 )
 
 _PARTS = ("attention", "cross_attention", "feed_forward")
 ATTENTION, CROSS_ATTENTION, NETWORK = 1, 2, 3
-"""The parts of a layer, in order: the last that a step went through."""
+"""Return codes: the last sub-layer that the native step computed."""
 
 
-class DescribedLayer(NamedTuple):
+class NativeLayer(NamedTuple):
     """A layer that native code computes, as data. It keeps no module and no weight alive.
 
     Attributes:
@@ -95,13 +95,13 @@ class DescribedLayer(NamedTuple):
         rotation_key: Equal for layers that rotate by the same angles.
         biased: Whether the layer has a bias of its own.
         window: Keys that a query sees, itself included.
-        most_past: Tokens up to which queries have a temperature.
-        least_past: Tokens from which latent attention is computed absorbed.
+        max_position: Tokens up to which queries have a temperature.
+        min_cached: Tokens from which latent attention is computed absorbed.
         most_tokens: Tokens of a row.
         embed_dim: E.
         dtype: Of weights and x.
         shown: Attention modules with hooks or edits, which may apply to the calling thread.
-        is_called: Whether calls of the layer are seen or changed (hooks, compilation): it is left
+        has_hooks: Whether calls of the layer are seen or changed (hooks, compilation): it is left
             out of runs of layers.
     """
 
@@ -117,36 +117,36 @@ class DescribedLayer(NamedTuple):
     rotation_key: tuple[int, int, int]
     biased: bool
     window: int | None
-    most_past: float
-    least_past: int
-    most_tokens: int
+    max_position: float
+    min_cached: int
+    max_tokens: int
     embed_dim: int
     dtype: torch.dtype
-    shown: tuple[weakref.ref[Hooked], ...]
-    is_called: bool
+    hooked: tuple[weakref.ref[Hooked], ...]
+    has_hooks: bool
 
-    def is_shown(self) -> bool:
-        """Whether a hook or an edit applies to the calls of this thread."""
-        found = (each() for each in self.shown)
-        return any(each is None or each.is_shown for each in found)
+    def has_active_hooks(self) -> bool:
+        """Whether a hook or a head edit is active in this thread."""
+        found = (each() for each in self.hooked)
+        return any(each is None or each.has_active_hooks for each in found)
 
 
 def last_part(config: LayerConfig) -> int:
     """How far a step gets through layers of this configuration, as they are built; 0: nowhere."""
-    if not _KNOWN_AROUND.cover(config) or not reading.KNOWN.cover(config.attention):
+    if not _KNOWN_AROUND.accepts(config) or not native_export.KNOWN.accepts(config.attention):
         return 0
-    network, cross = reading.KNOWN.cover(config.feed_forward), config.cross_attention
+    network, cross = native_export.KNOWN.accepts(config.feed_forward), config.cross_attention
     plain = network and type(config.feed_forward) is FeedForwardConfig
     if config.parallel is not None and not plain:
         return 0
-    if cross is not None and not reading.KNOWN.cover(cross):
+    if cross is not None and not native_export.KNOWN.accepts(cross):
         return ATTENTION
     return NETWORK if network else ATTENTION if cross is None else CROSS_ATTENTION
 
 
-def describe(
+def export_layer(
     code: Code, layer: nn.Module, x: Tensor, changed: Mapping[type, str]
-) -> DescribedLayer:
+) -> NativeLayer:
     """The layer's description for the dtype of x.
 
     Args:
@@ -156,24 +156,24 @@ def describe(
         changed: Classes that are not as they were defined (``exact.changed_classes``).
 
     Raises:
-        CannotBeReadError: Native code does not know the layer.
+        NotExportableError: Native code does not know the layer.
     """
     from polyhead.layers.transformer_layer import LAYER  # which imports this file
 
-    if not LAYER.is_class_of(layer):
-        raise CannotBeReadError(LAYER.why_not(layer))
+    if not LAYER.is_exact(layer):
+        raise NotExportableError(LAYER.why_not(layer))
     parts, config = layer._modules, layer.config
     attention = parts["attention"]
     last = last_part(config)
     if not last:
-        raise CannotBeReadError(f"native code does not compute {config}")
+        raise NotExportableError(f"native code does not compute {config}")
     if changed:
         for each in layer.modules():
             if (change := changed.get(type(each))) is not None:
-                raise CannotBeReadError(f"its class was changed: {change}", each)
+                raise NotExportableError(f"its class was changed: {change}", each)
     _as_built(layer, x.shape[2], "attention")
     weights: dict[str, Any] = dict.fromkeys(LayerWeights._fields)
-    unwatched([_LATENT, _HEADS] if _LATENT.is_class(attention) else [_HEADS], attention)
+    check_unhooked([_LATENT, _HEADS] if _LATENT.is_class(attention) else [_HEADS], attention)
     if isinstance(attention, MultiHeadLatentAttention):
         heads, own = _latent(attention, x)
     elif isinstance(attention, MultiHeadAttention):
@@ -183,19 +183,19 @@ def describe(
     weights |= own | around("attention", parts, x)
     done, why = _further(layer, last, weights, x)
     if config.parallel is not None and done != NETWORK:
-        raise CannotBeReadError(why)
-    rope, window, absorbed_from, most_past = attention.rope, None, 1, math.inf
+        raise NotExportableError(why)
+    rope, window, absorbed_from, max_position = attention.rope, None, 1, math.inf
     latent = None
     if isinstance(attention, MultiHeadLatentAttention):
         latent, fewest = attention.config, attention.config.absorbed_from
         if fewest is None or attention.preferred is not None:
-            raise CannotBeReadError("it is not computed absorbed", attention)
+            raise NotExportableError("it is not computed absorbed", attention)
         absorbed_from = fewest
     else:
         window = attention.config.visible_window
         if (temperature := attention.config.query_temperature) is not None:
             periods = len(weights["temperatures"])
-            most_past = temperature.every * periods - temperature.offset
+            max_position = temperature.every * periods - temperature.offset
     capacity = getattr(config.feed_forward, "capacity", None)
     form = LayerForm(
         DTYPES[x.dtype],
@@ -206,13 +206,13 @@ def describe(
         config.residual_scale,
         *_masks(attention),
     )
-    # Also for parts that could be described without a hook: it may be removed later.
+    # Guard hooked modules too, so that removing the hook exports the layer again.
     names = [f"{part}{norm}" for part in _PARTS[:last] for norm in ("", "_norm", "_out_norm")]
     found = [module for name in names if (module := parts.get(name)) is not None]
     seen = [module for part in found for module in modules_of(part, visited=done == NETWORK)]
     cross = layer.cross_attention if done > ATTENTION else None
-    return DescribedLayer(
-        data=code.layer(LayerWeights(**weights), form, watched([layer, *seen])),
+    return NativeLayer(
+        data=code.layer(LayerWeights(**weights), form, guarded_attributes([layer, *seen])),
         last=done,
         why=why,
         heads=heads,
@@ -224,22 +224,22 @@ def describe(
         rotation_key=(id(rope), 0 if rope is None else id(rope.config), heads.rotary),
         biased=weights["slopes"] is not None,
         window=window,
-        most_past=most_past,
-        least_past=absorbed_from - 1,
-        most_tokens=MOST_ROWS if capacity is None else capacity,
+        max_position=max_position,
+        min_cached=absorbed_from - 1,
+        max_tokens=MOST_ROWS if capacity is None else capacity,
         embed_dim=x.shape[2],
         dtype=x.dtype,
-        shown=tuple(
+        hooked=tuple(
             weakref.ref(each)
             for each in (attention, cross)
             if each is not None and (each._hooks or each._edits)
         ),
-        is_called=is_called(layer),
+        has_hooks=has_hooks(layer),
     )
 
 
-def is_called(layer: nn.Module) -> bool:
-    """Whether calls of a layer are seen or changed."""
+def has_hooks(layer: nn.Module) -> bool:
+    """Whether forward hooks or torch.compile wrap the layer; it is never fused then."""
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     return bool(hooked or layer._compiled_call_impl)
 
@@ -260,17 +260,17 @@ def _further(
             done = CROSS_ATTENTION
         if last == NETWORK:
             _as_built(layer, x.shape[2], "feed_forward")
-            weights |= reading.network(parts, x)
+            weights |= native_export.network(parts, x)
             return NETWORK, ""
-    except CannotBeReadError as error:
-        return done, said(parts, error)
+    except NotExportableError as error:
+        return done, phrase(parts, error)
     module = parts[
         "feed_forward" if done or parts.get("cross_attention") is None else "cross_attention"
     ]
     return done, f"native code does not compute {getattr(module, 'config', module)}"
 
 
-def said(parts: Parts, error: CannotBeReadError) -> str:
+def phrase(parts: Parts, error: NotExportableError) -> str:
     """An error as a phrase that names the module by its path."""
     for part, module in parts.items():
         for path, each in [] if module is None else module.named_modules():
@@ -290,10 +290,10 @@ def _as_built(layer: TransformerLayer, embed_dim: int, part: str) -> None:
         for name in path.split(".") if path else ():
             module = None if module is None else module._modules.get(name)
         if type(module) is not kind:
-            continue  # what replaces a module is read by what it is (``reading.py``)
+            continue  # what replaces a module is read by what it is (``native_export.py``)
         for name, wanted in attributes.items():
             if not _alike(got := getattr(module, name, None), wanted):
-                raise CannotBeReadError(
+                raise NotExportableError(
                     f"{name} is {got!s:.80} where its configuration says {wanted!s:.80}",
                     module,
                 )
@@ -338,7 +338,7 @@ def _alike(a: object, b: object) -> bool:
 
 
 def _heads(
-    attention: MultiHeadAttention, x: Tensor, *, of_context: bool = False
+    attention: MultiHeadAttention, x: Tensor, *, cross: bool = False
 ) -> tuple[Heads, dict[str, Any]]:
     """The heads of a token, and the weights that only attention by heads has.
 
@@ -352,9 +352,9 @@ def _heads(
     D, V, E = attention.head_dim, attention.v_head_dim, x.shape[2]
     known_fields(attention, attention.config)
     if attention.training and attention.dropout:
-        raise CannotBeReadError("it is training, with dropout", attention)
+        raise NotExportableError("it is training, with dropout", attention)
     if H % G:
-        raise CannotBeReadError(f"{G} kv heads do not divide {H} heads", attention)
+        raise NotExportableError(f"{G} kv heads do not divide {H} heads", attention)
     heads = Heads(
         H, G, D, V, attention.scale, attention.softcap or 0.0,
         _rotated(rope, D), NORM_PLACES[place or "before_rope"],
@@ -367,7 +367,7 @@ def _heads(
     whole = place == "full_width"
     if place is not None:
         own["q_norm"] = norm_of_heads(parts["q_norm"], H, D, x, whole=whole)
-    if of_context:
+    if cross:
         return heads, own
     own["k"] = linear(parts["k_proj"], E, G * D, x)
     own["v"] = linear(parts["v_proj"], E, G * V, x)
@@ -404,7 +404,7 @@ def _masks(attention: MultiHeadAttention | MultiHeadLatentAttention) -> tuple[An
 def _slopes(attention: MultiHeadAttention, alibi: ALiBi) -> Tensor:
     """``[H]`` float32: as they are kept, so that a change of them is seen."""
     if type(alibi) not in (ALiBi, RoundedALiBi) or alibi.slopes.dtype != torch.float32:
-        raise CannotBeReadError("its bias is no ALiBi in float32", attention)
+        raise NotExportableError("its bias is no ALiBi in float32", attention)
     return alibi.slopes
 
 
@@ -415,13 +415,13 @@ def _latent(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads, dict
     R, V, into = config.kv_lora_rank, config.v_head_dim, config.q_lora_rank
     known_fields(attention, config)
     if attention.training and attention.dropout:
-        raise CannotBeReadError("it is training, with dropout", attention)
+        raise NotExportableError("it is training, with dropout", attention)
     rotary = _rotated(attention.rope, P)
     heads = Heads(H, 1, R + P, R, attention.scale, 0.0, rotary, NORM_PLACES["before_rope"])
     parts = attention._modules
     up = linear(parts["kv_b_proj"], R, H * (N + V), x)
     if up.bias is not None or up.type:
-        raise CannotBeReadError("it has a bias, or is quantised", parts["kv_b_proj"])
+        raise NotExportableError("it has a bias, or is quantised", parts["kv_b_proj"])
     q = q_norm = None
     first = linear(parts["q_proj" if into is None else "q_a_proj"], E, into or H * (N + P), x)
     if into is not None:
@@ -440,15 +440,15 @@ def _rotated(rope: RoPE | None, head_dim: int) -> int:
     """Features of a head that are rotated, from the first."""
     if rope is None:
         return 0
-    if not ROPE.is_class_of(rope) or not reading.KNOWN.cover(rope.config):
-        raise CannotBeReadError(f"native code does not know its rotary positions {rope}")
+    if not ROPE.is_exact(rope) or not native_export.KNOWN.accepts(rope.config):
+        raise NotExportableError(f"native code does not know its rotary positions {rope}")
     return rope.config.dim or head_dim
 
 
 def _cross(parts: Parts, x: Tensor) -> Cross:
     """The weights of queries to the context and of what follows; its keys and values are cached."""
     attention = parts["cross_attention"]
-    unwatched([_HEADS], attention)
+    check_unhooked([_HEADS], attention)
     assert isinstance(attention, MultiHeadAttention)
     if (
         attention._alibi is not None
@@ -457,10 +457,10 @@ def _cross(parts: Parts, x: Tensor) -> Cross:
         or attention._window is not None
         or attention._temperature is not None
     ):
-        raise CannotBeReadError(
+        raise NotExportableError(
             "it has a bias, sinks, a clip, a window or a temperature", attention
         )
-    heads, own = _heads(attention, x, of_context=True)
+    heads, own = _heads(attention, x, cross=True)
     found = around("cross_attention", parts, x)
     norms = found["cross_attention_norm"], found["cross_attention_out_norm"]
     return Cross(heads, norms[0], own["q"], own.get("q_norm"), own["out"], norms[1])

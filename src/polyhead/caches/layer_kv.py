@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from polyhead.caches import sizes
-from polyhead.caches.codecs import Codec, Codes, Exact, Stream
+from polyhead.caches.codecs import Codec, Codes, Exact, KVChunk
 from polyhead.caches.memory import Memory, Rows
 from polyhead.caches.pages import Pages
 from polyhead.caches.sizes import Dense, Latent, Layout, Plain, Quantized, Ring, Storage
-from polyhead.caches.source import COPIED_TOKENS, Stored
+from polyhead.caches.source import COPIED_TOKENS, StoredSegment
 from polyhead.native.coding import Coding
 
 
@@ -59,7 +59,7 @@ def latent_of(storage: Storage) -> Latent | None:
     return storage if isinstance(storage, Latent) else None
 
 
-class Contents:
+class LayerKV:
     """Memory for tokens of one shape.
 
     Args:
@@ -76,7 +76,7 @@ class Contents:
 
     def __init__(self, layout: Layout, storage: Storage, shape: Shape, reserved: int) -> None:
         self.layout, self.storage, self.shape = layout, storage, shape
-        self._lying: tuple[list[Tensor], tuple[Tensor, Tensor, Coding]] | None = None
+        self._views: tuple[list[Tensor], tuple[Tensor, Tensor, Coding]] | None = None
         needed = sizes.units(storage, reserved)
         self.memories: dict[str, Memory] = {}
         for store in shape.stores(layout, storage):
@@ -113,7 +113,7 @@ class Contents:
         places = [self.main.firsts, *(memory.stops for memory in self.memories.values())]
         return all(rows.count(rows[0]) == len(rows) for rows in places)
 
-    def with_room(self, count: int, *, latents: bool = False, turning: bool = False) -> Rows | None:
+    def with_room(self, count: int, *, latents: bool = False, wrap: bool = False) -> Rows | None:
         """The memory, if exact tokens go to the end of rows of equal length with room.
 
         A ring has it while a token at a time takes the place of one that is out of the window.
@@ -135,19 +135,19 @@ class Contents:
             return None
         if rows.stops[0] + count <= rows.capacity:
             return rows
-        most = 1 + self.layout.spare if turning and isinstance(self.layout, Ring) else 1
+        most = 1 + self.layout.spare if wrap and isinstance(self.layout, Ring) else 1
         return rows if count <= most and rows.capacity == rows.store.limit else None
 
-    def codes_lying(self) -> tuple[Tensor, Tensor, Coding]:
+    def code_views(self) -> tuple[Tensor, Tensor, Coding]:
         """Codes of keys and values, and what they stand for: all that there is room for."""
         codes, codec = self.memories["codes"], self.codecs["codes"]
-        tensors = codes.lying() if isinstance(codes, Pages) else codes.tensors
-        known = self._lying
+        tensors = codes.as_views() if isinstance(codes, Pages) else codes.tensors
+        known = self._views
         if known is None or any(a is not b for a, b in zip(known[0], tensors, strict=True)):
-            k, v, coding = codec.lying(tensors)
+            k, v, coding = codec.as_views(tensors)
             if coding is None:
                 raise TypeError("these tokens are exact: they are not coded")
-            self._lying = known = [*tensors], (k, v, coding)
+            self._views = known = [*tensors], (k, v, coding)
         return known[1]
 
     @property
@@ -172,7 +172,7 @@ class Contents:
         stops = [memory.stops for memory in self.memories.values()]
         return list(zip(*stops, self.main.firsts, strict=True))
 
-    def write(self, rows: list[int] | None, stream: Stream, length: int) -> None:
+    def write(self, rows: list[int] | None, stream: KVChunk, length: int) -> None:
         """Appends to rows that have ``length`` tokens each; None: all rows."""
         if not isinstance(self.storage, Quantized):
             self.memories["tokens"].write(rows, self.codecs["tokens"].encode(stream))
@@ -186,7 +186,7 @@ class Contents:
         self._encode_groups(rows, stream, self.storage)
         self.memories["tail"].write(rows, self.codecs["tail"].encode(stream))
 
-    def _encode_groups(self, rows: list[int] | None, stream: Stream, storage: Quantized) -> None:
+    def _encode_groups(self, rows: list[int] | None, stream: KVChunk, storage: Quantized) -> None:
         """Moves the groups that are now complete and old enough into the codes."""
         tail, codes, group = self.memories["tail"], self.memories["codes"], storage.group
         row = 0 if rows is None else rows[0]
@@ -197,14 +197,14 @@ class Contents:
         waiting = [
             [
                 x if rows is None else x[rows]
-                for x in tail.read(run.address, run.address + run.length)
+                for x in tail.read(span.address, span.address + span.length)
             ]
-            for run in tail.runs(held, before)
+            for span in tail.spans(held, before)
         ]
         if waiting:
             pieces = zip(*waiting, stream.tensors(), strict=True)
             stream = stream.of([torch.cat(parts, dim=2) for parts in pieces])
-        self._lying = None  # views would keep the old tensors
+        self._views = None  # views would keep the old tensors
         codes.reserve(codes.stops[row] + groups)
         # A few groups at a time: encoding works in float32.
         step = max(1, COPIED_TOKENS // group) * group
@@ -234,22 +234,22 @@ class Contents:
             most = min(most, length - self.layout.window + 1 - first)
         return max(0, most)
 
-    def runs(self) -> list[Stored]:
+    def spans(self) -> list[StoredSegment]:
         """Everything held in the order of place, where rows are even."""
         found = []
         for name, memory in self.memories.items():
             codec = self.codecs[name]
             first = self.tail_first(0) if name == "tail" else max(memory.firsts)
             found += [
-                Stored(memory, codec, run.address, run.length * codec.tokens)
-                for run in memory.runs(first, memory.stops[0])
+                StoredSegment(memory, codec, span.address, span.length * codec.tokens)
+                for span in memory.spans(first, memory.stops[0])
             ]
         return found
 
-    def addresses(self) -> list[tuple[str, Stored]]:
+    def addresses(self) -> list[tuple[str, StoredSegment]]:
         """All addresses in use by any row, by store."""
         return [
-            (name, Stored(memory, self.codecs[name], 0, memory.extent * memory.store.tokens))
+            (name, StoredSegment(memory, self.codecs[name], 0, memory.extent * memory.store.tokens))
             for name, memory in self.memories.items()
             if memory.extent
         ]
@@ -261,7 +261,7 @@ class Contents:
 
     def fork(self) -> Self:
         other = copy.copy(self)
-        other._lying = None
+        other._views = None
         other.memories = {name: memory.fork() for name, memory in self.memories.items()}
         other.main = other.memories.get("tokens") or other.memories["codes"]
         other.exact = other._exact()
@@ -270,7 +270,7 @@ class Contents:
     def of_row(self, row: int) -> Self:
         """The part of one batch row, with the same memory; not for pages."""
         other = copy.copy(self)
-        other._lying = None
+        other._views = None
         memories = self.memories.items()
         other.memories = {name: m.of_row(row) for name, m in memories if isinstance(m, Rows)}
         other.main = other.memories.get("tokens") or other.memories["codes"]
@@ -279,7 +279,7 @@ class Contents:
         return other
 
     def reorder(self, rows: list[int]) -> None:
-        self._lying = None
+        self._views = None
         for memory in self.memories.values():
             memory.reorder(rows)
         self.shape = self.shape._replace(batch=len(rows))

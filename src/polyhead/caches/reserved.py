@@ -1,7 +1,7 @@
-"""Room for a few more tokens at the end of a cache, which native code writes where they go.
+"""Reserves cache slots that the native decode step fills in place.
 
-Only where appending does nothing else: no room is made but pages, no group of tokens is encoded,
-nothing that a query still sees falls out of a ring. Everything else is ``StoredCache.append``.
+Only where appending is nothing but writing: no memory is allocated but pages, no group of tokens is
+quantised, nothing that a query still sees leaves a ring. All else is ``StoredCache.append``.
 
 Shape letters: B batch, G kv heads, D key size, V value size, P units in a page.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.caches.contents import Contents
+from polyhead.caches.layer_kv import LayerKV
 from polyhead.caches.memory import Memory, Rows
 from polyhead.caches.pages import Pages
 from polyhead.caches.sizes import Dense, Plain, Quantized, Ring
@@ -21,11 +21,11 @@ from polyhead.errors import UnsupportedError
 from polyhead.native.coding import Coding
 from polyhead.semantics.sources import DenseSource
 
-Held = tuple[Tensor, Tensor | None, int, int, Tensor | None, Coding | None]
-"""The fields of ``native.arguments.Held``."""
+KVSegment = tuple[Tensor, Tensor | None, int, int, Tensor | None, Coding | None]
+"""The fields of ``native.arguments.KVSegment``."""
 
 
-class Growth(NamedTuple):
+class Reserved(NamedTuple):
     """What a cache holds with its new tokens, which are still to be written.
 
     Attributes:
@@ -33,11 +33,11 @@ class Growth(NamedTuple):
         before: The memory that counts the new tokens, as it was before.
     """
 
-    held: list[Held]
-    before: Before
+    held: list[KVSegment]
+    before: Undo
 
 
-class Before(NamedTuple):
+class Undo(NamedTuple):
     """A memory with its stops and firsts before it counted new tokens; none of its tensors."""
 
     memory: Memory
@@ -45,7 +45,7 @@ class Before(NamedTuple):
     firsts: list[int]
 
     def restore(self) -> None:
-        """The new tokens have not been written."""
+        """Releases the reserved slots, which have not been written."""
         memory, stops, firsts = self
         if isinstance(memory, Pages):  # which gives pages back
             for row, stop in enumerate(stops):
@@ -53,7 +53,7 @@ class Before(NamedTuple):
         memory.stops, memory.firsts = stops, firsts
 
 
-def grown(contents: Contents, count: int, window: int | None = None) -> Growth | None:
+def reserve_slots(contents: LayerKV, count: int, window: int | None = None) -> Reserved | None:
     """Counts ``count`` more tokens in every row.
 
     Args:
@@ -78,20 +78,20 @@ def grown(contents: Contents, count: int, window: int | None = None) -> Growth |
             and stop <= tensors[values].shape[2]
             and not rows.firsts[0]
         ):
-            before = Before(rows, stops, rows.firsts)
+            before = Undo(rows, stops, rows.firsts)
             rows.stops = [stop] * len(stops)
             v = tensors[1] if values else None
-            return Growth([(tensors[0], v, 0, stop, None, None)], before)
-    rows = contents.with_room(count, latents=True, turning=True)
+            return Reserved([(tensors[0], v, 0, stop, None, None)], before)
+    rows = contents.with_room(count, latents=True, wrap=True)
     if rows is None:
-        return _grown_elsewhere(contents, count)
-    before = Before(rows, rows.stops, rows.firsts)
+        return _reserve_elsewhere(contents, count)
+    before = Undo(rows, rows.stops, rows.firsts)
     stop = rows.grow(count) + count
     first = rows.firsts[0] if window is None else max(stop - window, rows.firsts[0])
-    return Growth(_in_rows(rows, first, stop), before)
+    return Reserved(_in_rows(rows, first, stop), before)
 
 
-def written_at(positions: Tensor, contents: Contents | None, k: Tensor, v: Tensor) -> DenseSource:
+def write_at(positions: Tensor, contents: LayerKV | None, k: Tensor, v: Tensor) -> DenseSource:
     """Writes tokens where a tensor on the device says; the caller counts them (``grow``).
 
     Args:
@@ -117,38 +117,38 @@ def written_at(positions: Tensor, contents: Contents | None, k: Tensor, v: Tenso
     return DenseSource(keys, values[0] if values else keys[..., : contents.shape.value_dim])
 
 
-def _in_rows(rows: Rows, first: int, stop: int) -> list[Held]:
+def _in_rows(rows: Rows, first: int, stop: int) -> list[KVSegment]:
     k, *more = rows.tensors
     v = more[0] if more else None
-    if rows.store.limit is None:  # as ``runs`` has it
+    if rows.store.limit is None:  # as ``spans`` has it
         return [(k, v, first, stop - first, None, None)]
-    return [(k, v, run.address, run.length, None, None) for run in rows.runs(first, stop)]
+    return [(k, v, span.address, span.length, None, None) for span in rows.spans(first, stop)]
 
 
-def _grown_elsewhere(contents: Contents, count: int) -> Growth | None:
+def _reserve_elsewhere(contents: LayerKV, count: int) -> Reserved | None:
     """In pages, in rows of different lengths, or beside codes."""
     if torch.is_grad_enabled() or contents.has_positions:
         return None
     if isinstance(contents.storage, Quantized):
-        return _grown_tail(contents, count, contents.storage) if contents.even else None
+        return _reserve_in_tail(contents, count, contents.storage) if contents.even else None
     memory = contents.main
-    before = Before(memory, memory.stops, memory.firsts)
+    before = Undo(memory, memory.stops, memory.firsts)
     stop = max(memory.stops) + count
     if isinstance(memory, Pages):
         if not memory.grow(count):
             return None
-        k, *more = memory.lying()
+        k, *more = memory.as_views()
         table = memory.page_index()
-        return Growth([(k, more[0] if more else None, 0, stop, table, None)], before)
+        return Reserved([(k, more[0] if more else None, 0, stop, table, None)], before)
     if type(contents.layout) is not Dense or stop > memory.capacity:
         return None
     memory.stops = [held + count for held in memory.stops]
     k, *more = memory.tensors
-    return Growth([(k, more[0] if more else None, 0, stop, None, None)], before)
+    return Reserved([(k, more[0] if more else None, 0, stop, None, None)], before)
 
 
-def _grown_tail(contents: Contents, count: int, storage: Quantized) -> Growth | None:
-    """Tokens that stay exact for now, in the order of ``Contents.runs``."""
+def _reserve_in_tail(contents: LayerKV, count: int, storage: Quantized) -> Reserved | None:
+    """Tokens that stay exact for now, in the order of ``LayerKV.spans``."""
     tail, codes = contents.memories["tail"], contents.memories["codes"]
     sinks = contents.memories.get("sinks")
     first, stop = contents.tail_first(0), tail.stops[0] + count
@@ -160,13 +160,13 @@ def _grown_tail(contents: Contents, count: int, storage: Quantized) -> Growth | 
         or (sinks is not None and sinks.stops[0] < storage.sinks)
     ):
         return None
-    held: list[Held] = []
+    held: list[KVSegment] = []
     if isinstance(sinks, Rows):
         held += _in_rows(sinks, 0, storage.sinks)
-    k, v, coding = contents.codes_lying()
+    k, v, coding = contents.code_views()
     table = codes.page_index() if isinstance(codes, Pages) else None
-    for run in codes.runs(max(codes.firsts), codes.stops[0]):
-        held.append((k, v, run.address, run.length, table, coding))
-    before = Before(tail, tail.stops, tail.firsts)
+    for span in codes.spans(max(codes.firsts), codes.stops[0]):
+        held.append((k, v, span.address, span.length, table, coding))
+    before = Undo(tail, tail.stops, tail.firsts)
     tail.grow(count)
-    return Growth([*held, *_in_rows(tail, first, stop)], before)
+    return Reserved([*held, *_in_rows(tail, first, stop)], before)

@@ -53,4 +53,4 @@ def round_activations(model: nn.Module) -> None:
         if carried:
             multiplied.append(part)
     for part in multiplied:
-        part.in_eights = True
+        part.int8_activations = True

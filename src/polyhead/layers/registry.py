@@ -1,6 +1,6 @@
 """Which module each configuration of attention or of a feed-forward network builds.
 
-The module's file registers it with ``builds``; nothing else tests the class of a configuration.
+The module's file calls ``register_builder``; nothing else tests the class of a configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from polyhead.layers.positions import RoPE
 _BUILDERS: dict[type[Any], Callable[..., Any]] = {}
 
 
-def builds(config: type[HeadLayout] | type[Network], build: Callable[..., nn.Module]) -> None:
+def register_builder(
+    config: type[HeadLayout] | type[Network], build: Callable[..., nn.Module]
+) -> None:
     """From now on ``build`` makes the module of a configuration of exactly this class.
 
     Args:

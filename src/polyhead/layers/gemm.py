@@ -1,4 +1,4 @@
-"""Which rows native code multiplies by weights.
+"""When linear layers use the native GEMV or GEMM instead of torch's.
 
 Up to 8, as in decoding, of every dtype: decoding waits for weights to be read. More in the dtypes
 in which the native product is as fast as torch's or faster: with vectors of 16 in float32 and
@@ -17,25 +17,25 @@ from polyhead.native.arguments import MOST_ROWS
 from polyhead.native.code import Code
 
 
-def code_for_rows(x: Tensor) -> Code | None:
+def code_for_gemv(x: Tensor) -> Code | None:
     """Native code, if x is up to 8 rows that it may compute on and there are no global hooks."""
     code = _code_for(x)
-    return code if code is None or _are_few(x) else None
+    return code if code is None or _is_gemv(x) else None
 
 
-def code_for_products(x: Tensor) -> Code | None:
+def code_for_gemm(x: Tensor) -> Code | None:
     """The same for any number of rows where a product is not slower than torch's."""
     code = _code_for(x)
-    return code if code is None or _are_few(x) or x.dtype in code.dtypes else None
+    return code if code is None or _is_gemv(x) or x.dtype in code.dtypes else None
 
 
-def code_for_blocks(x: Tensor) -> Code | None:
+def code_for_quantized_gemm(x: Tensor) -> Code | None:
     """The same for weights in blocks, which native code unpacks once for all rows."""
     code = _code_for(x)
-    return code if code is None or _are_few(x) or x.dtype in code.block_dtypes else None
+    return code if code is None or _is_gemv(x) or x.dtype in code.block_dtypes else None
 
 
-def code_for_eights(x: Tensor) -> Code | None:
+def code_for_int8_gemm(x: Tensor) -> Code | None:
     """The same for weights whose products round x to 8 bits, whatever is faster."""
     return _code_for(x)
 
@@ -46,7 +46,7 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _are_few(x: Tensor) -> bool:
+def _is_gemv(x: Tensor) -> bool:
     return by_row.is_asked() or x.numel() <= MOST_ROWS * x.shape[-1]
 
 
