@@ -68,8 +68,8 @@ def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str,
     patch(kernel, "_has_gpu", lambda: True)
     patch(kernel, "extras_of", _extras_on_cpu)
     found: dict[str, tuple[str, ...]] = dict.fromkeys(CASES, ())
-    for objection in (None, "switched off: in this table"):
-        patch(self_test, "objection", lambda *_, said=objection: said)
+    for unsupported_reason in (None, "switched off: in this table"):
+        patch(self_test, "unsupported_reason", lambda *_, said=unsupported_reason: said)
         with FakeTensorMode():
             for name, case in CASES.items():
                 found[name] += tuple(explained(case, learns).kernel for learns in (False, True))

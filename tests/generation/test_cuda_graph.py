@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from replaying import Replayed
-from test_repeated_steps import FAMILIES, ordinary, tokens_of
+from test_captured_steps import FAMILIES, ordinary, tokens_of
 from tiny import byte_tokenizer, decoder
 
 import axes
@@ -21,8 +21,8 @@ import matrix
 import polyhead as ph
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding import graphs
+from polyhead.generation.decoding.captured_steps import CapturedStep, StepReplayer
 from polyhead.generation.decoding.options import GenerationOptions
-from polyhead.generation.decoding.repeating import RepeatedStep, Repeating
 from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.steps import DecoderSteps
 
@@ -96,12 +96,14 @@ def test_pairs_of_features_match_the_oracle_on_the_device(device, kernels, most)
 )
 def test_a_cuda_graph_gives_the_tokens_of_ordinary_steps(device, family, sampling):
     model = FAMILIES[family]().to(device)
-    assert graphs.objection(model, None) is None
+    assert graphs.unsupported_reason(model, None) is None
     steps = DecoderSteps(model, [PROMPT], model.new_cache(64, kind="dense"))
     first = steps.start()
     sampler = Sampler(GenerationOptions(**sampling).sampling, device)
-    step = RepeatedStep(model, steps.cache, [sampler], graphs.KERNEL)
-    running = Repeating(step, graphs.MAKERS[device], lambda: graphs.objection(model, steps.cache))
+    step = CapturedStep(model, steps.cache, [sampler], graphs.KERNEL)
+    running = StepReplayer(
+        step, graphs.MAKERS[device], lambda: graphs.unsupported_reason(model, steps.cache)
+    )
     found = [*tokens_of(running, first, (), COUNT)]
     assert running.why is None
     assert isinstance(running.graph, graphs.MAKERS[device])

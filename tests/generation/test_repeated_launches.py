@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET=1 interprets the kernels", allow_module_level=True)
 
 from replaying import WAITING, Recording, Replayed
-from test_repeated_steps import FAMILIES, ordinary, running_of, tokens_of
+from test_captured_steps import FAMILIES, ordinary, running_of, tokens_of
 
 from polyhead.generation.decoding import graphs
 from polyhead.kernels.triton import kernel, launch

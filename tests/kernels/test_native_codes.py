@@ -34,7 +34,7 @@ def _no_grad():
 def unrounded(source):
     """Keys and values, what codes stand for not rounded to the dtype of the cache."""
     pairs = []
-    for run in getattr(source, "runs", ()):
+    for run in getattr(source, "spans", ()):
         if isinstance(getattr(run, "codec", None), Codes):
             codec = copy.copy(run.codec)
             codec.dtype = torch.float64

@@ -20,8 +20,8 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def objection(dtype=torch.bfloat16, size=128, bits=None):
-    return self_test.objection(CUDA, dtype, blocks.parts_of(size, size), bits)
+def unsupported_reason(dtype=torch.bfloat16, size=128, bits=None):
+    return self_test.unsupported_reason(CUDA, dtype, blocks.parts_of(size, size), bits)
 
 
 def test_what_is_missing_is_named(monkeypatch):
@@ -39,10 +39,10 @@ def test_each_dtype_and_head_size_is_tested_once_before_it_is_used(monkeypatch):
     tested = []
     monkeypatch.setattr(self_test, "_tried", lambda *asked: tested.append(asked))
     for _ in range(2):
-        assert objection() is None
-        assert objection(size=100) is None
-        assert objection(torch.float32) is None
-        assert objection(bits=(8, 4)) is None
+        assert unsupported_reason() is None
+        assert unsupported_reason(size=100) is None
+        assert unsupported_reason(torch.float32) is None
+        assert unsupported_reason(bits=(8, 4)) is None
     sizes = blocks.parts_of(128, 128), blocks.parts_of(100, 100)
     assert tested == [
         (CUDA, torch.bfloat16, sizes[0], None),
@@ -62,19 +62,19 @@ def test_what_fails_its_test_is_switched_off_with_one_warning(monkeypatch, wrong
 
     monkeypatch.setattr(self_test, "disagreement", disagreement)
     with pytest.warns(UserWarning, match=r"torch.bfloat16 on cuda are switched off: .*(diff|no p)"):
-        assert "switched off" in objection()
+        assert "switched off" in unsupported_reason()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert "switched off" in objection()
+        assert "switched off" in unsupported_reason()
     assert list(self_test.switched_off()) == ["cuda, bfloat16, heads of 128"]
 
 
 def test_old_devices_and_captured_graphs_are_left_alone(monkeypatch):
     monkeypatch.setattr(self_test, "_tried", lambda *asked: pytest.fail("tested"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert "captured graph" in objection()
+    assert "captured graph" in unsupported_reason()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "compute capability 7.5" in objection()
+    assert "compute capability 7.5" in unsupported_reason()
 
 
 def test_a_kernel_that_fails_to_compile_hands_the_call_to_the_next(monkeypatch):
@@ -84,7 +84,7 @@ def test_a_kernel_that_fails_to_compile_hands_the_call_to_the_next(monkeypatch):
 
     def run(self, call, plan):
         asked.append(call)
-        monkeypatch.setattr(type(first), "unasked", lambda self, call: "switched off")
+        monkeypatch.setattr(type(first), "auto_skip_reason", lambda self, call: "switched off")
         raise SwitchedOffError("it does not compile here")
 
     monkeypatch.setattr(type(first), "unavailable", lambda self: None)
@@ -126,11 +126,11 @@ def test_a_first_call_says_what_it_waits_for_once_it_takes_a_moment(monkeypatch,
             time.sleep(0.05)
 
     monkeypatch.setattr(self_test, "_tried", tried)
-    assert objection() is None
+    assert unsupported_reason() is None
     assert not caplog.records
     monkeypatch.setattr(waiting, "MOMENT", 0.01)
-    assert objection(size=64) is None
-    assert objection(size=64) is None
+    assert unsupported_reason(size=64) is None
+    assert unsupported_reason(size=64) is None
     (said,) = caplog.records
     assert said.levelname == "WARNING"  # Python shows these on stderr unless told otherwise
     words = (

@@ -114,7 +114,7 @@ def test_what_waits_would_be_seen(launches):
 def test_a_decoding_step_of_a_model_waits_for_nothing_on_the_device(made, launches, monkeypatch):
     monkeypatch.setattr("polyhead.native.code", lambda: None)
     monkeypatch.setattr("polyhead.native.code_for", lambda *tensors: None)
-    monkeypatch.setattr(kernel.TritonKernel, "unasked", lambda self, call: None)
+    monkeypatch.setattr(kernel.TritonKernel, "auto_skip_reason", lambda self, call: None)
     for name in ("native", "sdpa"):
         monkeypatch.setattr(type(KERNELS[name]), "unavailable", lambda self: "not on a GPU")
     attention = AttentionConfig(4, num_kv_heads=2, head_dim=16, rope=RopeConfig())

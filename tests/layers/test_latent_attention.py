@@ -458,7 +458,9 @@ def test_explicit_frequencies_and_bare_latents_equal_the_formula() -> None:
     torch.manual_seed(0)
     layer = MultiHeadLatentAttention.from_config(16, config).double()
     assert "kv_a_norm.weight" not in layer.state_dict()
-    assert sum(p.count for p in config.pieces(16)) == sum(p.numel() for p in layer.parameters())
+    assert sum(p.count for p in config.parameter_groups(16)) == sum(
+        p.numel() for p in layer.parameters()
+    )
     x = torch.randn(1, 9, 16, dtype=torch.float64)
     latent, q = layer.kv_a_proj_with_mqa(x)[0], layer.q_proj(x)[0].view(9, 3, 6)
     turns = torch.exp(1j * torch.arange(9)[:, None] * torch.tensor(frequencies))

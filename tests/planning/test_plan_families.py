@@ -26,7 +26,7 @@ from polyhead.layers import (
 )
 from polyhead.models import Transformer
 from polyhead.planning import plan, presets
-from polyhead.planning.weights import counts, pieces
+from polyhead.planning.weights import counts, parameter_groups
 
 
 def theirs(config: dict[str, Any]) -> int:
@@ -55,7 +55,7 @@ def test_presets_have_the_parameters_of_our_models(name: str) -> None:
     config = replace(config, layers=kinds, encoder_layers=encoder)
     with torch.device("meta"):
         model = Transformer(config)
-    assert counts(pieces(config)) == model.parameter_counts()
+    assert counts(parameter_groups(config)) == model.parameter_counts()
 
 
 def our_configs() -> list[TransformerConfig]:
@@ -126,7 +126,7 @@ def our_configs() -> list[TransformerConfig]:
 
 @pytest.mark.parametrize("config", our_configs(), ids=lambda config: config.kind)
 def test_our_models_have_the_planned_parameters_by_part(config: TransformerConfig) -> None:
-    assert counts(pieces(config)) == Transformer(config).parameter_counts()
+    assert counts(parameter_groups(config)) == Transformer(config).parameter_counts()
 
 
 @pytest.mark.parametrize("q_lora_rank", [None, 12])
@@ -141,5 +141,5 @@ def test_latent_layer_has_the_planned_parameters(q_lora_rank: int | None) -> Non
         q_lora_rank=q_lora_rank,
         bias=True,
     )
-    planned = sum(piece.count for piece in layer.config.pieces(32))
+    planned = sum(piece.count for piece in layer.config.parameter_groups(32))
     assert planned == sum(p.numel() for p in layer.parameters())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches.source import Held
+from polyhead.caches.source import SlotMask
 from polyhead.semantics import DenseSource, KeyValueSource, Tokens
 from polyhead.semantics.scores import keep_weights
 from polyhead.semantics.weights import weight_rows
@@ -101,7 +101,7 @@ def test_a_mask_classifies_as_it_draws(call):
     queries, keys = Tokens.of(T, shift=S - T), Tokens.of(S)
     shape = (q.shape[0], q.shape[1], T, S)
     whole = mask.visible(queries, keys, q.device).expand(shape)
-    simple = mask.simplified(queries, keys).visible(queries, keys, q.device).expand(shape)
+    simple = mask.simplify(queries, keys).visible(queries, keys, q.device).expand(shape)
     assert torch.equal(whole, simple)
     for rows in queries.split(8):
         for columns in keys.split(16):
@@ -171,7 +171,7 @@ def test_states_of_other_shapes_are_not_merged(of_out, of_lse):
 def test_rows_of_a_mask_see_what_they_saw_in_the_batch(call, rows):
     q, k, v, mask = call
     rows = [row % len(q) for row in rows]
-    mask = Held() if mask is None else mask & Held()
+    mask = SlotMask() if mask is None else mask & SlotMask()
     whole = ph.attention(q, k, v, mask=mask, kernel="reference")[rows]
     same(
         ph.attention(q[rows], k[rows], v[rows], mask=mask.of_rows(rows), kernel="reference"), whole

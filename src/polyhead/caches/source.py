@@ -23,7 +23,7 @@ from polyhead.caches.codecs import Codec, KVChunk
 from polyhead.caches.memory import Memory
 from polyhead.caches.pages import Pages
 from polyhead.semantics.masks import Mask, Range, Visibility
-from polyhead.semantics.pairs import Pairs, Value
+from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
 from polyhead.semantics.sources import KeyValueSource, KVSegment
 from polyhead.semantics.tokens import Tokens
 
@@ -118,7 +118,7 @@ class InMemorySegment:
 class SlotMask(Mask, arguments={}):
     """Hides the addresses that hold no token of a batch row."""
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         k, nowhere = of.k_position, of.number(NO_POSITION)
         return lambda pair: k(pair) < nowhere(pair)
 

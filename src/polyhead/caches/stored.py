@@ -27,7 +27,7 @@ from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.views import row_by_row, view, with_chunk
 from polyhead.semantics.sources import KeyValueSource, are_first_features
-from polyhead.semantics.tokens import repeated_step
+from polyhead.semantics.tokens import active_capture
 
 _NAMES = ("batch", "kv heads", "head size", "head size", "dtype", "device")
 
@@ -97,7 +97,7 @@ class StoredCache(KeyValueCache):
     @alone
     def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
         contents = self._contents
-        if positions is not None and repeated_step() is not None:
+        if positions is not None and active_capture() is not None:
             return write_at(positions, contents, k, v)
         if positions is None and contents is not None and self._extended(contents, k, v):
             return view(contents, explicit=False)

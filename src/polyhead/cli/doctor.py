@@ -126,7 +126,9 @@ def _triton_switched_off() -> dict[str, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the reason is shown
             for dtype in (torch.bfloat16, torch.float32):
-                self_test.objection(torch.device("cuda:0"), dtype, blocks.parts_of(64, 64), None)
+                self_test.unsupported_reason(
+                    torch.device("cuda:0"), dtype, blocks.parts_of(64, 64), None
+                )
     return self_test.switched_off()
 
 

@@ -23,16 +23,17 @@ from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
-from polyhead.config.layout import CacheShape, CallCost, HeadLayout, Network, Reach
+from polyhead.config.layout import AttentionSpan, CacheShape, CallCost, HeadLayout, Network
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
 
 __all__ = [
     "ALiBiConfig",
     "AttentionConfig",
+    "AttentionSpan",
     "AudioConfig",
     "CacheShape",
     "CallCost",
@@ -50,11 +51,10 @@ __all__ = [
     "MixtureConfig",
     "Network",
     "NormConfig",
+    "ParameterGroup",
     "PatchConfig",
-    "Piece",
     "QKNormConfig",
     "QueryTemperatureConfig",
-    "Reach",
     "RelativeBiasConfig",
     "RopeConfig",
     "RopeType",

@@ -11,14 +11,14 @@ from polyhead.config.data import Data, check_choice, check_positive, check_whole
 from polyhead.config.layout import (
     NORMED_HALF,
     ROTATED,
+    AttentionSpan,
     CacheShape,
     CallCost,
     HeadLayout,
-    Reach,
     shared,
 )
 from polyhead.config.norm import NormConfig
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
 
@@ -190,8 +190,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return CacheShape(self.num_kv_heads, self.head_dim, self.value_dim)
 
     @property
-    def reach(self) -> Reach:
-        return Reach(self.window, self.window_ahead, self.chunk)
+    def attention_span(self) -> AttentionSpan:
+        return AttentionSpan(self.window, self.window_ahead, self.chunk)
 
     @property
     def visible_window(self) -> int | None:
@@ -199,7 +199,9 @@ class AttentionConfig(HeadLayout, kind="heads"):
             return self.chunk
         return None if self.window is None else self.window + (self.window_ahead or 0)
 
-    def pieces(self, embed_dim: int, context_dim: int | None = None) -> Iterator[Piece]:
+    def parameter_groups(
+        self, embed_dim: int, context_dim: int | None = None
+    ) -> Iterator[ParameterGroup]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
         C = embed_dim if context_dim is None else context_dim
         made, held = self.output_heads, self.cache_shape
@@ -208,24 +210,24 @@ class AttentionConfig(HeadLayout, kind="heads"):
             (held.kv_heads, held.key_dim, C, self.has_k_bias),
             (held.kv_heads, held.value_dim, C, self.qkv_bias),
         ):
-            yield Piece("attention", units, size * features)
+            yield ParameterGroup("attention", units, size * features)
             if bias:
-                yield Piece("attention", units, size, multiplied=False)
-        yield Piece("attention", made, self.value_dim * E)
+                yield ParameterGroup("attention", units, size, multiplied=False)
+        yield ParameterGroup("attention", made, self.value_dim * E)
         if self.out_bias:
-            yield Piece("attention", 1, E, multiplied=False)
+            yield ParameterGroup("attention", 1, E, multiplied=False)
         if self.sinks:
-            yield Piece("attention", H, 1, multiplied=False)
+            yield ParameterGroup("attention", H, 1, multiplied=False)
         if self.qk_norm is not None:
             size = self.qk_norm.norm.parameters(D)
             each = self.qk_norm.place == "full_width" or self.qk_norm.per_head
             for units in (H, G):
-                yield Piece("norms", units if each else 1, size, multiplied=False)
+                yield ParameterGroup("norms", units if each else 1, size, multiplied=False)
 
     def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * (self.head_dim + self.value_dim))
 
-    def alive_elements(
+    def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
     ) -> int:
         H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)

@@ -16,7 +16,7 @@ from polyhead.config.data import (
     check_whole,
 )
 from polyhead.config.norm import NormConfig
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
 
@@ -66,7 +66,7 @@ class Frontend(OneOfSeveral, ABC):
     }
 
     @abstractmethod
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         """All parameters."""
 
 
@@ -102,12 +102,14 @@ class PatchConfig(Frontend, kind="patches"):
         (height, width), (h, w) = self.image_size, self.patch_size
         return height // h * (width // w) + self.class_token
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         height, width = self.patch_size
-        yield Piece("embedding", 1, self.channels * height * width * embed_dim, multiplied=False)
+        yield ParameterGroup(
+            "embedding", 1, self.channels * height * width * embed_dim, multiplied=False
+        )
         for vector in (self.bias, self.class_token):
             if vector:
-                yield Piece("embedding", 1, embed_dim, multiplied=False)
+                yield ParameterGroup("embedding", 1, embed_dim, multiplied=False)
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,9 @@ class AudioConfig(Frontend, kind="audio"):
     def __post_init__(self) -> None:
         check_whole("num_mel_bins", self.num_mel_bins)
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         for features in (self.num_mel_bins, embed_dim):
-            yield Piece("embedding", 1, (3 * features + 1) * embed_dim, multiplied=False)
+            yield ParameterGroup("embedding", 1, (3 * features + 1) * embed_dim, multiplied=False)
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,9 @@ class EmbeddingConfig(Data):
         if self.frontend is not None and (self.num_segments or self.projection is not None):
             raise ConfigError("an embedding of patches or sound has no segments and no projection")
 
-    def pieces(
+    def parameter_groups(
         self, vocab_size: int, embed_dim: int, max_positions: int, *, read_whole: bool
-    ) -> Iterator[Piece]:
+    ) -> Iterator[ParameterGroup]:
         """All parameters.
 
         Args:
@@ -183,15 +185,17 @@ class EmbeddingConfig(Data):
         if self.projection is not None:
             dim = self.projection.dim
             summed = dim if self.projection.of == "sum" else E
-            yield Piece("embedding", 1, (dim + self.projection.bias) * E, multiplied=False)
+            yield ParameterGroup("embedding", 1, (dim + self.projection.bias) * E, multiplied=False)
         if self.frontend is not None:
-            yield from self.frontend.pieces(E)
+            yield from self.frontend.parameter_groups(E)
         elif vocab_size:
             looked_up = not read_whole
-            yield Piece("embedding", vocab_size, dim, multiplied=False, looked_up=looked_up)
+            yield ParameterGroup(
+                "embedding", vocab_size, dim, multiplied=False, looked_up=looked_up
+            )
         rows = max_positions + self.position_offset if self.positions == "learned" else 0
         for count in (rows, self.num_segments):
             if count:
-                yield Piece("embedding", 1, count * summed, multiplied=False)
+                yield ParameterGroup("embedding", 1, count * summed, multiplied=False)
         if self.norm is not None:
-            yield Piece("norms", 1, self.norm.parameters(summed), multiplied=False)
+            yield ParameterGroup("norms", 1, self.norm.parameters(summed), multiplied=False)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from polyhead.config.data import check_choice, check_positive, check_whole
 from polyhead.config.layout import Network, shared
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 
 Activation = Literal[
     "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "mish", "tanh", "xielu"
@@ -44,16 +44,16 @@ class FeedForwardConfig(Network, kind="plain"):
         if self.clamp is not None:
             check_positive("clamp", self.clamp)
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         F, E, into = self.hidden_dim, embed_dim, 2 if self.gated else 1
-        yield Piece("feed_forward", F, (into + 1) * E)
+        yield ParameterGroup("feed_forward", F, (into + 1) * E)
         if self.bias:
-            yield Piece("feed_forward", F, into, multiplied=False)
-            yield Piece("feed_forward", 1, E, multiplied=False)
+            yield ParameterGroup("feed_forward", F, into, multiplied=False)
+            yield ParameterGroup("feed_forward", 1, E, multiplied=False)
         if self.activation == "xielu":
-            yield Piece("feed_forward", 1, 2, multiplied=False)
+            yield ParameterGroup("feed_forward", 1, 2, multiplied=False)
 
-    def alive_elements(self, embed_dim: int, ranks: int) -> int:
+    def peak_activation_elements(self, embed_dim: int, ranks: int) -> int:
         F, E = shared(self.hidden_dim, ranks), embed_dim
         return max(2 * F, F + E)
 

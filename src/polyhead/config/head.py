@@ -9,7 +9,7 @@ from typing import Literal
 from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.feed_forward import ACTIVATIONS, Activation
 from polyhead.config.norm import NormConfig
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
 
@@ -39,14 +39,14 @@ class HeadTransformConfig(Data):
         if self.activation == "xielu":
             raise ConfigError("a head transform has no learned activation: got 'xielu'")
 
-    def pieces(self, features: int) -> Iterator[Piece]:
+    def parameter_groups(self, features: int) -> Iterator[ParameterGroup]:
         """All parameters, for states of so many features."""
         dim = features if self.dim is None else self.dim
-        yield Piece("head", 1, dim * features, multiplied=False)
+        yield ParameterGroup("head", 1, dim * features, multiplied=False)
         if self.bias:
-            yield Piece("head", 1, dim, multiplied=False)
+            yield ParameterGroup("head", 1, dim, multiplied=False)
         if self.norm is not None:
-            yield Piece("norms", 1, self.norm.parameters(dim), multiplied=False)
+            yield ParameterGroup("norms", 1, self.norm.parameters(dim), multiplied=False)
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class TaskHeadConfig(Data):
                 f"num_labels={self.num_labels}, pooling={self.pooling!r}"
             )
 
-    def pieces(self, features: int) -> Iterator[Piece]:
+    def parameter_groups(self, features: int) -> Iterator[ParameterGroup]:
         """All parameters, for states of so many features."""
         for transform in self.transforms:
-            yield from transform.pieces(features)
+            yield from transform.parameter_groups(features)
             features = features if transform.dim is None else transform.dim
         if self.num_labels:
             size = features + self.bias
-            yield Piece("head", 1, self.num_labels * size, multiplied=False)
+            yield ParameterGroup("head", 1, self.num_labels * size, multiplied=False)

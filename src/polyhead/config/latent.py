@@ -11,7 +11,7 @@ from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_share, check_whole
 from polyhead.config.layout import CacheShape, CallCost, HeadLayout, shared
 from polyhead.config.norm import NormConfig
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig
 from polyhead.errors import ConfigError
 
@@ -126,27 +126,29 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     def cache_shape(self) -> CacheShape:
         return CacheShape(1, self.latent_dim, self.kv_lora_rank, latent=True)
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         E, H, R, V = embed_dim, self.num_heads, self.kv_lora_rank, self.v_head_dim
         into = self.q_lora_rank
         if into is None:
-            yield Piece("attention", H, self.qk_head_dim * E)
+            yield ParameterGroup("attention", H, self.qk_head_dim * E)
             if self.q_bias:
-                yield Piece("attention", H, self.qk_head_dim, multiplied=False)
+                yield ParameterGroup("attention", H, self.qk_head_dim, multiplied=False)
         else:
-            yield Piece("attention", 1, into * E)
+            yield ParameterGroup("attention", 1, into * E)
             yield self._norm_piece(into)
-            yield Piece("attention", H, self.qk_head_dim * into)
-        yield Piece("attention", 1, self.latent_dim * E)
+            yield ParameterGroup("attention", H, self.qk_head_dim * into)
+        yield ParameterGroup("attention", 1, self.latent_dim * E)
         yield self._norm_piece(R)
-        yield Piece("attention", H, (self.qk_nope_head_dim + V) * R, as_numbers=True)
-        yield Piece("attention", H, V * E)
+        yield ParameterGroup("attention", H, (self.qk_nope_head_dim + V) * R, as_numbers=True)
+        yield ParameterGroup("attention", H, V * E)
         if self.bias:
-            yield Piece("attention", 1, (into or 0) + self.latent_dim + E, multiplied=False)
+            yield ParameterGroup(
+                "attention", 1, (into or 0) + self.latent_dim + E, multiplied=False
+            )
 
-    def _norm_piece(self, size: int) -> Piece:
+    def _norm_piece(self, size: int) -> ParameterGroup:
         count = 0 if self.norm is None else self.norm.parameters(size)
-        return Piece("norms", 1, count, multiplied=False)
+        return ParameterGroup("norms", 1, count, multiplied=False)
 
     def cost(
         self, computation: Computation, batch: int, queries: int, keys: int
@@ -183,7 +185,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         remade = self.cost(way, batch, 0, cached).flops if way == "expanded" else 0
         return CallCost(self._per_pair(way), remade)
 
-    def alive_elements(
+    def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
     ) -> int:
         H, N = shared(self.num_heads, ranks), self.qk_nope_head_dim

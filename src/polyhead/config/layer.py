@@ -10,7 +10,7 @@ from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import Data, check_choice
 from polyhead.config.layout import HeadLayout, Network
 from polyhead.config.norm import NormConfig
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
 
@@ -78,16 +78,18 @@ class LayerConfig(Data):
         out = len(parts) if self.norm_placement in ("sandwich", "after") else 0
         return sum(map(self.has_norm, parts)) + out
 
-    def pieces(self, embed_dim: int, context_dim: int | None = None) -> Iterator[Piece]:
+    def parameter_groups(
+        self, embed_dim: int, context_dim: int | None = None
+    ) -> Iterator[ParameterGroup]:
         """All parameters.
 
         Args:
             embed_dim: E.
             context_dim: Features of the encoder's output; None: E.
         """
-        yield from self.attention.pieces(embed_dim)
+        yield from self.attention.parameter_groups(embed_dim)
         if self.cross_attention is not None:
-            yield from self.cross_attention.pieces(embed_dim, context_dim)
-        yield from self.feed_forward.pieces(embed_dim)
-        norm = Piece("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
+            yield from self.cross_attention.parameter_groups(embed_dim, context_dim)
+        yield from self.feed_forward.parameter_groups(embed_dim)
+        norm = ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
         yield from [norm] * self.norms

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from polyhead.config.data import OneOfSeveral
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig
 
 
@@ -42,7 +42,7 @@ class CacheShape:
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionSpan:
     """Which keys a query sees, by their distance; None: no limit.
 
     Attributes:
@@ -123,17 +123,17 @@ class HeadLayout(OneOfSeveral, ABC):
         return self.num_heads
 
     @property
-    def reach(self) -> Reach:
+    def attention_span(self) -> AttentionSpan:
         """Which keys a query sees of those that a mask shows it."""
-        return Reach()
+        return AttentionSpan()
 
     @property
     def visible_window(self) -> int | None:
         """Keys behind a query that it sees at most, itself included; None: all."""
-        return self.reach.window
+        return self.attention_span.window
 
     @abstractmethod
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         """All parameters, norms of queries, keys and latents included."""
 
     @abstractmethod
@@ -141,7 +141,7 @@ class HeadLayout(OneOfSeveral, ABC):
         """The cost of a call with ``queries`` new tokens per row after ``cached`` ones."""
 
     @abstractmethod
-    def alive_elements(
+    def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
     ) -> int:
         """Elements per token that a prefill without gradients holds at a time, at most.
@@ -171,11 +171,11 @@ class Network(OneOfSeveral, ABC):
     }
 
     @abstractmethod
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         """All parameters, routers and their biases included."""
 
     @abstractmethod
-    def alive_elements(self, embed_dim: int, ranks: int) -> int:
+    def peak_activation_elements(self, embed_dim: int, ranks: int) -> int:
         """Elements per token that a pass without gradients holds at a time, output included."""
 
     @abstractmethod

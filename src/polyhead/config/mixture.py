@@ -9,7 +9,7 @@ from typing import Literal
 from polyhead.config.data import check_choice, check_whole
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.layout import Network
-from polyhead.config.pieces import Piece
+from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
 
@@ -104,25 +104,25 @@ class MixtureConfig(Network, kind="mixture"):
                 f"from: got {self.experts_per_token}"
             )
 
-    def pieces(self, embed_dim: int) -> Iterator[Piece]:
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         X = self.num_experts
-        for piece in self.expert.pieces(embed_dim):
+        for piece in self.expert.parameter_groups(embed_dim):
             yield replace(piece, size=X * piece.size, experts=X, visited=self.experts_per_token)
-        yield Piece("feed_forward", 1, X * embed_dim, as_numbers=True)
+        yield ParameterGroup("feed_forward", 1, X * embed_dim, as_numbers=True)
         for bias in (self.choice_bias, self.router_bias):
             if bias:
-                yield Piece("feed_forward", 1, X, multiplied=False)
+                yield ParameterGroup("feed_forward", 1, X, multiplied=False)
         if self.shared is not None:
-            yield from self.shared.pieces(embed_dim)
+            yield from self.shared.parameter_groups(embed_dim)
             if self.shared_gate:
-                yield Piece("feed_forward", 1, embed_dim)
+                yield ParameterGroup("feed_forward", 1, embed_dim)
 
-    def alive_elements(self, embed_dim: int, ranks: int) -> int:
+    def peak_activation_elements(self, embed_dim: int, ranks: int) -> int:
         # At worst every token visits the same expert. Beside one at work lie its input, the sum so
         # far and the last expert's output; the next sum takes that output twice more, once in
         # float32.
-        E, routed = embed_dim, self.expert.alive_elements(embed_dim, ranks)
-        after = 0 if self.shared is None else E + self.shared.alive_elements(E, ranks)
+        E, routed = embed_dim, self.expert.peak_activation_elements(embed_dim, ranks)
+        after = 0 if self.shared is None else E + self.shared.peak_activation_elements(E, ranks)
         return max(3 * E + routed, 5 * E, after)
 
     def widths(self) -> Mapping[str, int]:

@@ -24,9 +24,9 @@ from polyhead.errors import CheckpointError, UnsupportedError
 from polyhead.interpret.kept import KeptCall, TokenIds
 from polyhead.semantics import Documents, Specification, Tokens
 from polyhead.semantics.biases import Bias
+from polyhead.semantics.component import kinds
 from polyhead.semantics.masks import Mask
 from polyhead.semantics.masks.counts import PerRow
-from polyhead.semantics.parts import kinds
 
 KEY = "polyhead.probe"
 _VERSION = 1

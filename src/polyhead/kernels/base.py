@@ -30,8 +30,8 @@ class Kernel(ABC, Generic[Plan]):
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for ``explain`` and ``doctor``: what this kernel is good at."""
-    gathers: ClassVar[bool] = False
-    """Whether it takes all keys and values in one piece each, so that some sources are copied."""
+    needs_contiguous_kv: ClassVar[bool] = False
+    """Whether it reads K and V as one tensor each, so that some sources are copied."""
 
     checks_storage: ClassVar[bool] = False
     """Whether the kernel itself checks that storage is large enough for what it reads."""
@@ -40,8 +40,8 @@ class Kernel(ABC, Generic[Plan]):
         """Why this kernel cannot run here and the command that would change it, or None."""
         return None
 
-    def unasked(self, call: Call) -> str | None:
-        """Why ``auto`` does not take this kernel for ``call`` though it is able to, or None."""
+    def auto_skip_reason(self, call: Call) -> str | None:
+        """Why ``auto`` skips this kernel for ``call`` although it supports it, or None."""
         return None
 
     @abstractmethod

@@ -20,7 +20,12 @@ from polyhead.native import by_row
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.foreign import refuse
-from polyhead.semantics.scores import autocast_enabled, beside, full_precision, reproducibly
+from polyhead.semantics.scores import (
+    autocast_enabled,
+    full_precision,
+    implicit_replication,
+    reproducibly,
+)
 from polyhead.semantics.storage import check_storage
 
 if TYPE_CHECKING:
@@ -128,7 +133,7 @@ def attention(
     )  # fmt: skip
     state = run(call, kernel)
     if call.spec.sinks is not None:
-        with beside(state.out, call.spec.sinks):
+        with implicit_replication(state.out, call.spec.sinks):
             state = add_sinks(state, call.spec.sinks)
     if not return_lse:
         return state.out
@@ -266,11 +271,11 @@ def explain(
             refusals[other.name] = f"not available: {why}"
         elif isinstance(plan := other.plan(call), Refusal):
             refusals[other.name] = f"cannot do {plan.feature}"
-        elif (why := other.unasked(call)) is not None:
+        elif (why := other.auto_skip_reason(call)) is not None:
             refusals[other.name] = f"could where it is named: {why}; {other.summary}"
         else:
             refusals[other.name] = f"could, but comes later: {other.summary}"
-        if other.gathers and call.source.gather_bytes:
+        if other.needs_contiguous_kv and call.source.gather_bytes:
             refusals[other.name] += f"; would copy {call.source.gather_bytes:,} bytes to read them"
     source = call.source
     per_key = source.batch * source.num_kv_heads * (source.key_dim + source.value_dim)
@@ -282,7 +287,7 @@ def explain(
         call=_describe(call, mask),
         bytes_read=(q.numel() + per_key * source.tokens.length) * q.element_size(),
         bytes_written=out * q.element_size(),
-        gather_bytes=source.gather_bytes if chosen.gathers else 0,
+        gather_bytes=source.gather_bytes if chosen.needs_contiguous_kv else 0,
     )
 
 
@@ -290,7 +295,7 @@ def _in_order(call: Call) -> Iterable[Kernel[Any]]:
     """The kernels in order of preference; those that would copy cached keys come last."""
     if not call.source.gather_bytes or call.source.tokens.length <= call.q.shape[2]:
         return KERNELS.values()
-    return sorted(KERNELS.values(), key=lambda kernel: kernel.gathers)
+    return sorted(KERNELS.values(), key=lambda kernel: kernel.needs_contiguous_kv)
 
 
 def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
@@ -306,7 +311,7 @@ def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
         return by_rows, plan
     if name == "auto":
         for kernel in _in_order(call):
-            if kernel.unasked(call) is None and kernel.unavailable() is None:
+            if kernel.auto_skip_reason(call) is None and kernel.unavailable() is None:
                 plan = kernel.plan(call)
                 if not isinstance(plan, Refusal):
                     return kernel, plan

@@ -38,8 +38,8 @@ from polyhead.semantics import (
     Window,
 )
 from polyhead.semantics.masks import And, Not, Or
-from polyhead.semantics.pairs import OnePair, Value
-from polyhead.semantics.scores import poisoned, quarantine
+from polyhead.semantics.pairs import PairExpr, ScalarPair
+from polyhead.semantics.scores import sees_nonfinite, zero_nonfinite
 from polyhead.semantics.tokens import is_traced, is_transformed
 
 _MASKS = frozenset({And, Or, Not, Causal, Window, Chunk, Prefix, KeyLengths, Documents, type(None)})
@@ -52,14 +52,14 @@ _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 class FlexKernel(Kernel[None]):
     name = "flex"
     summary = "torch's FlexAttention; compiles for seconds at every new kind of call"
-    gathers = True
+    needs_contiguous_kv = True
 
     def unavailable(self) -> str | None:
         if not torch.cuda.is_available() and not _has_compiler():
             return "needs a C++ compiler at run time: apt-get install g++"
         return None
 
-    def unasked(self, call: Call) -> str | None:
+    def auto_skip_reason(self, call: Call) -> str | None:
         q, spec, source = call.q, call.spec, call.source
         if q.device.type != "cuda":
             return "it compiles for seconds"
@@ -113,7 +113,7 @@ class FlexKernel(Kernel[None]):
             return Refusal(f"a gradient of bias={spec.bias!r}")
         if spec.mask is not None and not spec.mask.has_rule():
             return Refusal(f"mask={spec.mask!r} (it is no function of one pair)")
-        if spec.bias is not None and not spec.bias.ruled:
+        if spec.bias is not None and not spec.bias.uses_rule:
             return Refusal(f"bias={spec.bias!r} (it is no function of one pair)")
         return None
 
@@ -125,7 +125,7 @@ class FlexKernel(Kernel[None]):
             return State(zeros(*rows, v.shape[-1]) + all_of_it, zeros(rows).float() + all_of_it)
         bad = None
         if call.spec.mask is not None:
-            k, v, bad = quarantine(k, v)
+            k, v, bad = zero_nonfinite(k, v)
         out, lse = _compiled(call.q, k, v, call)
         if bad is not None and bool(bad.any()):
             out = out.masked_fill(_spoiled(call, bad)[..., None], torch.nan)
@@ -178,7 +178,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tens
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask
 
     spec, blocks = call.spec, None
-    of = OnePair(call.q_tokens, call.source.tokens, q.device)
+    of = ScalarPair(call.q_tokens, call.source.tokens, q.device)
     bias = None if spec.bias is None else spec.bias.rule(of)
     if spec.mask is not None:
         blocks = BlockMask.from_kv_blocks(
@@ -196,7 +196,7 @@ def _compiled(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tens
     return out, more.lse
 
 
-def _mask_mod(rule: Value) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def _mask_mod(rule: PairExpr) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen: Tensor = rule((b, h, q, k))
         return seen
@@ -204,7 +204,7 @@ def _mask_mod(rule: Value) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     return mask_mod
 
 
-def _score_mod(cap: float | None, bias: Value | None) -> Callable[..., Tensor] | None:
+def _score_mod(cap: float | None, bias: PairExpr | None) -> Callable[..., Tensor] | None:
     """Softcap and bias of one score, or None where there is neither."""
     if cap is None and bias is None:
         return None
@@ -221,11 +221,11 @@ def _spoiled(call: Call, bad: Tensor) -> Tensor:
     """``[B, H, T]`` True for queries that see a key with content that is not finite."""
     mask, H = call.spec.mask, call.q.shape[1]
     B, _, T, _ = call.q.shape
-    spoiled = torch.zeros(B, H, T, dtype=torch.bool, device=call.q.device)
+    nonfinite = torch.zeros(B, H, T, dtype=torch.bool, device=call.q.device)
     for rows in call.q_tokens.split(flex_blocks.BLOCK):
         for tile in call.source.tokens.split(flex_blocks.BLOCK):
             part = bad[..., tile.start : tile.start + tile.length]
             if mask is not None and bool(part.any()):
-                seen = poisoned(mask.visible(rows, tile, call.q.device), part, H)
-                spoiled[:, :, rows.start : rows.start + rows.length] |= seen
-    return spoiled
+                seen = sees_nonfinite(mask.visible(rows, tile, call.q.device), part, H)
+                nonfinite[:, :, rows.start : rows.start + rows.length] |= seen
+    return nonfinite

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from polyhead.semantics import Mask, Tokens, Visibility
+from polyhead.semantics.component import Component
 from polyhead.semantics.masks.counts import PerRow
-from polyhead.semantics.parts import Part
-from polyhead.semantics.tokens import nothing_lasts
+from polyhead.semantics.tokens import is_tracing
 
 BLOCK = 128
 """Queries and keys of a block of the block mask, as FlexAttention's own default."""
@@ -54,7 +54,7 @@ _lock = threading.Lock()
 
 def blocks_of(mask: Mask, q: Tokens, k: Tokens, device: torch.device) -> Blocks:
     """The block mask of these tokens, kept from an earlier call or built."""
-    if nothing_lasts():
+    if is_tracing():
         return _built(mask, q, k, device)
     tensors: list[Tensor] = []
     try:
@@ -100,7 +100,7 @@ def _value_of(value: object, tensors: list[Tensor]) -> Hashable:
         return tuple(_value_of(entry, tensors) for entry in value)
     if isinstance(value, PerRow):
         return _value_of(value.values, tensors)
-    if isinstance(value, Part) and value.arguments is not None:
+    if isinstance(value, Component) and value.arguments is not None:
         arguments = (_value_of(getattr(value, name), tensors) for name in value.arguments)
         return type(value), *arguments
     raise TypeError(f"{type(value).__name__} does not tell its arguments")

@@ -22,7 +22,7 @@ from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras
 from polyhead.native.code import Code
 from polyhead.native.gate import is_exported_to_onnx, is_fake, stranger
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
-from polyhead.semantics.call import decisive
+from polyhead.semantics.call import simplify_mask
 from polyhead.semantics.tokens import Tokens, is_differentiated, is_traced, is_transformed
 
 
@@ -113,7 +113,7 @@ class NativeKernel(Kernel[Extras]):
             if tokens.positions is not None and tokens.positions.ndim == 2 and len(out) > 1:
                 tokens = Tokens.of(tokens.length, positions=tokens.positions[b : b + 1])
             if mask is not None:
-                mask, _ = decisive(mask.of_rows([b]), tokens, source.tokens)
+                mask, _ = simplify_mask(mask.of_rows([b]), tokens, source.tokens)
             spec = replace(call.spec, mask=mask)
             row = replace(call, q=call.q[b : b + 1], source=source, spec=spec, q_tokens=tokens)
             plan = self.plan(row)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from polyhead.kernels.base import Kernel, Refusal
 from polyhead.semantics import Call, State
 from polyhead.semantics.reference import attend
-from polyhead.semantics.scores import beside, is_distributed
+from polyhead.semantics.scores import implicit_replication, is_distributed
 
 
 class ReferenceKernel(Kernel[None]):
     name = "reference"
     summary = "the formula itself; holds the whole T×S matrix"
-    gathers = True
+    needs_contiguous_kv = True
 
     def plan(self, call: Call) -> Refusal | None:
         if call.spec.deterministic and call.requires_grad:
@@ -24,5 +24,5 @@ class ReferenceKernel(Kernel[None]):
         return None
 
     def run(self, call: Call, plan: None) -> State:
-        with beside(*call.tensors().values()):
+        with implicit_replication(*call.tensors().values()):
             return attend(call)

@@ -14,13 +14,13 @@ from torch import Tensor
 from polyhead.kernels.base import Kernel, Refusal
 from polyhead.native.gate import is_exported_to_onnx
 from polyhead.semantics import Call, Causal, DenseSource, State, Visibility
-from polyhead.semantics.scores import is_distributed, quarantine
+from polyhead.semantics.scores import is_distributed, zero_nonfinite
 
 
 class SdpaKernel(Kernel[bool]):
     name = "sdpa"
     summary = "torch's fused attention; no mask beyond plain causal, no bias, no softcap"
-    gathers = True
+    needs_contiguous_kv = True
 
     def plan(self, call: Call) -> bool | Refusal:
         """Whether plain causal order is left of the mask, or nothing."""
@@ -65,7 +65,7 @@ class SdpaKernel(Kernel[bool]):
         k, v = call.source.gather()
         if not plan:
             return _fused(call, k, v, is_causal=False)
-        k, v, bad = quarantine(k, v)
+        k, v, bad = zero_nonfinite(k, v)
         out, lse = _fused(call, k, v, is_causal=True)
         if bad is None:
             return State(out, lse)

@@ -32,15 +32,15 @@ from polyhead.semantics import Call, DenseSource, KeyValueSource, State, Tokens,
 from polyhead.semantics.call import Specification
 from polyhead.semantics.scores import (
     accumulation_dtype,
-    beside,
     fold,
     full_precision,
+    implicit_replication,
     keep_weights,
-    poisoned,
-    quarantine,
     reproducibly,
+    sees_nonfinite,
     tile_scores,
     unfold,
+    zero_nonfinite,
 )
 from polyhead.semantics.tokens import is_traced, is_transformed
 
@@ -68,7 +68,7 @@ class TiledKernel(Kernel[None]):
         return None
 
     def run(self, call: Call, plan: None) -> State:
-        with beside(*call.tensors().values()):
+        with implicit_replication(*call.tensors().values()):
             return self._run(call)
 
     def _run(self, call: Call) -> State:
@@ -91,7 +91,7 @@ class TiledKernel(Kernel[None]):
         learned = bias is not None and any(x.requires_grad for x in bias.tensors)
         assert lse is not None
         saved, where = (call.q, k, v, result.out, lse), (call.q_tokens, call.source.tokens)
-        with beside(*call.tensors().values()):
+        with implicit_replication(*call.tensors().values()):
             of_inputs, of_bias = _backward(saved, grads, call.spec, *where, needs_bias=learned)
         return [*of_inputs, *of_bias]
 
@@ -149,16 +149,16 @@ def _forward_block(
     H, G = q.shape[1], source.num_kv_heads
     precise = accumulation_dtype(q.dtype)
     q_BHTD = (_rows_of(q, rows).to(precise) * spec.scale).contiguous()
-    peak = total = acc = spoiled = None
+    peak = total = acc = nonfinite = None
     for tile, _ in _tiles(spec, rows, tiles):
         k, v = source.read(tile)
         bad = None
         if spec.mask is not None:
-            k, v, bad = quarantine(k, v)
+            k, v, bad = zero_nonfinite(k, v)
         scores, _, visible = tile_scores(q_BHTD, k.to(precise), spec, rows, tile)
         if bad is not None:
-            now_spoiled = poisoned(visible, bad, H)
-            spoiled = now_spoiled if spoiled is None else spoiled | now_spoiled
+            now_nonfinite = sees_nonfinite(visible, bad, H)
+            nonfinite = now_nonfinite if nonfinite is None else nonfinite | now_nonfinite
         # The result does not depend on the peak, so neither does its gradient.
         tile_peak = scores.detach().amax(dim=-1)
         new_peak = tile_peak if peak is None else torch.maximum(peak, tile_peak)
@@ -181,8 +181,8 @@ def _forward_block(
         return out, q_BHTD.new_full(q_BHTD.shape[:3], -torch.inf)
     some = total.masked_fill(total == 0, 1.0)
     out = acc / (some * (1.0 - spec.dropout_p))[..., None]
-    if spoiled is not None:
-        out = out.masked_fill(spoiled[..., None], torch.nan)
+    if nonfinite is not None:
+        out = out.masked_fill(nonfinite[..., None], torch.nan)
     return out.to(q.dtype), peak + torch.log(some)
 
 
@@ -249,7 +249,7 @@ class _Tiled(torch.autograd.Function):
         q, k, v, out, lse, *learned = ctx.saved_tensors
         spec = _learned(ctx.spec, learned)
         needs_bias = any(ctx.needs_input_grad[6:])
-        with full_precision(q), reproducibly(spec, q), beside(q, k, v, *learned):
+        with full_precision(q), reproducibly(spec, q), implicit_replication(q, k, v, *learned):
             of_inputs, of_bias = _backward(
                 (q, k, v, out, lse), grads, spec, ctx.q_tokens, ctx.k_tokens, needs_bias=needs_bias
             )
@@ -287,20 +287,22 @@ def _backward(
         lse_rows, out_rows = _rows_of(lse, rows), _rows_of(out, rows)
         # A row has no gradients if it saw nothing, or saw content that is not finite (then out is
         # NaN but lse, of quarantined keys, is not), whatever its query and gradient hold.
-        silent = lse_rows.isneginf() | (out_rows.isnan().any(dim=-1) & lse_rows.isfinite())
-        lse_rows = lse_rows.masked_fill(silent, torch.inf)
-        out_rows = out_rows.masked_fill(silent[..., None], 0.0)
-        q_rows = _rows_of(q, rows).to(precise).masked_fill(silent[..., None], 0.0) * spec.scale
-        grad_rows = _rows_of(grad_out, rows).to(precise).masked_fill(silent[..., None], 0.0)
+        no_grad_rows = lse_rows.isneginf() | (out_rows.isnan().any(dim=-1) & lse_rows.isfinite())
+        lse_rows = lse_rows.masked_fill(no_grad_rows, torch.inf)
+        out_rows = out_rows.masked_fill(no_grad_rows[..., None], 0.0)
+        q_rows = (
+            _rows_of(q, rows).to(precise).masked_fill(no_grad_rows[..., None], 0.0) * spec.scale
+        )
+        grad_rows = _rows_of(grad_out, rows).to(precise).masked_fill(no_grad_rows[..., None], 0.0)
         delta = (grad_rows * out_rows).sum(dim=-1)
-        delta = delta - _rows_of(grad_lse, rows).masked_fill(silent, 0.0)
+        delta = delta - _rows_of(grad_lse, rows).masked_fill(no_grad_rows, 0.0)
         q_rows, grad_rows = q_rows.contiguous(), grad_rows.contiguous()
         grad_q_rows = torch.zeros_like(q_rows)
         for tile, _ in _tiles(spec, rows, tiles):
             part = slice(tile.start, tile.start + tile.length)
             k_tile, v_tile = k[:, :, part].to(precise), v[:, :, part].to(precise)
             if spec.mask is not None:
-                k_tile, v_tile, _ = quarantine(k_tile, v_tile)
+                k_tile, v_tile, _ = zero_nonfinite(k_tile, v_tile)
             scores, capped, _ = tile_scores(q_rows, k_tile, spec, rows, tile)
             # Without bias and mask the softcapped scores are these very scores: keep them.
             if scores is capped:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
-from polyhead.config import AttentionConfig, CacheShape, CallCost, Piece
+from polyhead.config import AttentionConfig, CacheShape, CallCost, ParameterGroup
 from polyhead.config.layout import NORMED_HALF, shared
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import Context, MultiHeadAttention
@@ -86,9 +86,11 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
     def cache_shape(self) -> CacheShape:
         return CacheShape(self.num_kv_heads // 2, 2 * self.head_dim, 2 * self.head_dim)
 
-    def pieces(self, embed_dim: int, context_dim: int | None = None) -> Iterator[Piece]:
-        yield from super().pieces(embed_dim, context_dim)
-        yield Piece("attention", 1, 4 * self.head_dim, multiplied=False)
+    def parameter_groups(
+        self, embed_dim: int, context_dim: int | None = None
+    ) -> Iterator[ParameterGroup]:
+        yield from super().parameter_groups(embed_dim, context_dim)
+        yield ParameterGroup("attention", 1, 4 * self.head_dim, multiplied=False)
 
     def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * 4 * self.head_dim)
@@ -98,11 +100,11 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
         most, H = max(2, min(kv_heads, self.num_heads)), self.num_heads
         return replace(self, num_kv_heads=max(g for g in range(2, most + 1, 2) if not H % g))
 
-    def alive_elements(
+    def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
     ) -> int:
         given = {"tokens": tokens, "batch": batch, "ranks": ranks}
-        plain = super().alive_elements(embed_dim, half=half, **given)
+        plain = super().peak_activation_elements(embed_dim, half=half, **given)
         Q = shared(self.output_heads, ranks) * self.value_dim
         K = shared(self.cache_shape.kv_heads, ranks) * self.value_dim
         # Projected q, k and v with their pairs, queries beside zeros twice (apart and stacked); or

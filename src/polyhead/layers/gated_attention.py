@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import AttentionConfig, Piece
+from polyhead.config import AttentionConfig, ParameterGroup
 from polyhead.config.layout import shared
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.linear import linear
@@ -33,17 +33,19 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
     def layout(self) -> str:
         return f"gated {super().layout}"
 
-    def pieces(self, embed_dim: int, context_dim: int | None = None) -> Iterator[Piece]:
-        yield from super().pieces(embed_dim, context_dim)
-        yield Piece("attention", self.num_heads, self.value_dim * embed_dim)
+    def parameter_groups(
+        self, embed_dim: int, context_dim: int | None = None
+    ) -> Iterator[ParameterGroup]:
+        yield from super().parameter_groups(embed_dim, context_dim)
+        yield ParameterGroup("attention", self.num_heads, self.value_dim * embed_dim)
         if self.qkv_bias:
-            yield Piece("attention", self.num_heads, self.value_dim, multiplied=False)
+            yield ParameterGroup("attention", self.num_heads, self.value_dim, multiplied=False)
 
-    def alive_elements(
+    def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
     ) -> int:
         given = {"tokens": tokens, "batch": batch, "ranks": ranks}
-        plain = super().alive_elements(embed_dim, half=half, **given)
+        plain = super().peak_activation_elements(embed_dim, half=half, **given)
         # Beside q, k and v the heads' outputs, the gate, and its source or what it makes of them.
         H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
         made = H * self.head_dim + G * (self.head_dim + self.value_dim)

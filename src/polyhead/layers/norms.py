@@ -23,7 +23,7 @@ from polyhead._utils.checks import whole
 from polyhead.config import NormConfig
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
-from polyhead.semantics.tokens import nothing_lasts
+from polyhead.semantics.tokens import is_tracing
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -142,7 +142,7 @@ def _are_plain(x: Tensor, *parameters: Tensor | None) -> bool:
 def normalise(x: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + ε) over the last dimension, a new tensor."""
     plain = type(x) is Tensor and x.is_cpu
-    if torch.is_grad_enabled() or not plain or nothing_lasts():
+    if torch.is_grad_enabled() or not plain or is_tracing():
         return F.rms_norm(x, list(x.shape[-1:]), None, eps)
     # On CPUs F.rms_norm is many small kernels, and slower than these four on one token or many.
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

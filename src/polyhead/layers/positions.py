@@ -26,7 +26,7 @@ from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.frequencies import inverse_frequencies, regime
 from polyhead.native import by_row
-from polyhead.semantics.tokens import Repeated, is_traced, nothing_lasts, repeated_step
+from polyhead.semantics.tokens import GraphCapture, active_capture, is_traced, is_tracing
 
 
 class _Rotation(NamedTuple):
@@ -183,10 +183,10 @@ class RoPE:
         """cos and sin in a shape that multiplies ``x``."""
         if isinstance(positions, Tensor):
             axis = head_axis if positions.ndim == 2 else head_axis - 1
-            if (step := repeated_step()) is not None:
-                return self._repeated(step, positions, dim, x).with_heads(axis)
+            if (step := active_capture()) is not None:
+                return self._with_captured(step, positions, dim, x).with_heads(axis)
             return self._computed(positions, dim, x.dtype).with_heads(axis)
-        if nothing_lasts():  # and a comparison would fix a length that is traced
+        if is_tracing():  # and a comparison would fix a length that is traced
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
             return rotation.with_heads(head_axis - 1)
         # All layers of a model ask for the same tokens one after another.
@@ -198,7 +198,9 @@ class RoPE:
             self._last = last = key, rotation.with_heads(head_axis - 1)
         return last[1]
 
-    def _repeated(self, step: Repeated, positions: Tensor, dim: int, x: Tensor) -> _Rotation:
+    def _with_captured(
+        self, step: GraphCapture, positions: Tensor, dim: int, x: Tensor
+    ) -> _Rotation:
         """Looked up on the device, once for all layers of a step."""
         key = id(self), id(positions), dim, x.dtype  # both outlive the step
         found: _Rotation | None = step.made.get(key)
@@ -227,7 +229,7 @@ class RoPE:
         length = first + count
         regime_ = regime(self.config, length)
         own_frequencies = self.config.type == "dynamic" and regime_ == length
-        if own_frequencies or nothing_lasts():
+        if own_frequencies or is_tracing():
             # A table would never be read again, or would fix the length that is being traced.
             return self._computed_span(first, length, dim, length, dtype, device)
         table = self._table(length, dim, dtype, device)
@@ -246,7 +248,7 @@ class RoPE:
     def _computed_span(
         self, first: int, stop: int, dim: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> _Rotation:
-        if nothing_lasts():
+        if is_tracing():
             return _signed(
                 *self._angles(torch.arange(first, stop, device=device), dim, length, dtype)
             )

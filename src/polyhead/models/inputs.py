@@ -9,7 +9,7 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.config import TransformerConfig
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
 from polyhead.native import by_row
-from polyhead.semantics.tokens import is_of, is_traced, repeated_step
+from polyhead.semantics.tokens import active_capture, is_of, is_traced
 
 
 def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
@@ -26,7 +26,7 @@ def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
         raise InputError(
             f"{name} must be [B, T] with at least one token: got shape {list(ids.shape)}"
         )
-    if is_traced(ids) or repeated_step() is not None:
+    if is_traced(ids) or active_capture() is not None:
         return
     low, high = torch.stack(ids.aminmax()).tolist()  # one transfer from a device
     if low < 0 or high >= vocab_size:
@@ -101,7 +101,7 @@ def check_positions(
         raise ValueError(
             f"positions must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
         )
-    if is_traced(positions) or repeated_step() is not None:
+    if is_traced(positions) or active_capture() is not None:
         return
     low, high = (int(end) for end in positions.aminmax())
     if low < 0 and not padding:

@@ -194,14 +194,14 @@ def attention(
         if exchange == "heads":
             head_shares(q.shape[1], k.shape[1], ranks.size)
         learns = [torch.is_grad_enabled() and x.requires_grad for x in (q, k, v)]
-        told = (
+        call_fields = (
             exchange, order, spec.mask, spec.bias, scale, softcap, sinks, dropout_p, kernel,
             [None if x is None else x.ndim for x in (q_positions, kv_positions)], return_lse,
             str(q.dtype), learns, torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         facts = [
             q.shape[2], k.shape[2], q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3],
-            fingerprint(*told),
+            fingerprint(*call_fields),
         ]  # fmt: skip
     except Exception as error:  # whatever it is, other ranks must not wait
         refused = error

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from polyhead.kernels.dispatch import gradients, run
 from polyhead.parallel.latents import Expansion
-from polyhead.parallel.order import Held, Spread
+from polyhead.parallel.order import LocalSpan, Spread
 from polyhead.semantics import Call, DenseSource, Specification, State
-from polyhead.semantics.call import decisive
+from polyhead.semantics.call import simplify_mask
 from polyhead.semantics.masks import Visibility
 from polyhead.semantics.scores import accumulation_dtype
 
@@ -112,7 +112,7 @@ class Job:
             return k, k[..., : self.value_dim]
         return k, message[count:].view(B, G, length, self.value_dim)
 
-    def columns(self, owner: int | None) -> Iterator[Held]:
+    def columns(self, owner: int | None) -> Iterator[LocalSpan]:
         """Keys of a rank, or of all in the order of the sequence, in pieces."""
         return self.keys.all_held(PIECE) if owner is None else self.keys.held(owner, PIECE)
 
@@ -123,7 +123,7 @@ class Job:
         return State(out, q.new_full(q.shape[:3], -torch.inf, dtype=precise))
 
     def attend(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, columns: Iterable[Held]
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, columns: Iterable[LocalSpan]
     ) -> None:
         """Merges the state of these keys, in place."""
         if state.lse is None:
@@ -142,7 +142,7 @@ class Job:
         saved: Saved,
         k: Tensor,
         v: Tensor,
-        columns: Iterable[Held],
+        columns: Iterable[LocalSpan],
         grad_q: Tensor,
         grad_learned: Sequence[Tensor] | None,
     ) -> Tensor:
@@ -176,18 +176,18 @@ class Job:
                 self.expansion.pull_back(latent, sums, grad_k[:, :, keys.rows], of_weight)
         return grad
 
-    def _seen(self, keys: Held) -> Iterator[tuple[Held, Specification, Visibility]]:
+    def _seen(self, keys: LocalSpan) -> Iterator[tuple[LocalSpan, Specification, Visibility]]:
         """The pieces of queries that see any of these keys, and the meaning of each pair."""
         mask, bias = self.spec.mask, self.spec.bias
         for queries in self.queries.held(self.rank, PIECE):
             here = queries.run.whole, keys.run.whole
             its = None if mask is None else mask.of_tokens(*here)
-            its, visibility = decisive(its, queries.tokens, keys.tokens)
+            its, visibility = simplify_mask(its, queries.tokens, keys.tokens)
             if visibility is not Visibility.NONE:
                 cut = None if bias is None else bias.of_tokens(*here)
                 yield queries, replace(self.spec, mask=its, bias=cut), visibility
 
-    def _read(self, k: Tensor, v: Tensor, keys: Held) -> DenseSource:
+    def _read(self, k: Tensor, v: Tensor, keys: LocalSpan) -> DenseSource:
         """Keys and values of a piece, in the precision of sums."""
         precise = accumulation_dtype(k.dtype)
         k = k[:, :, keys.rows].to(precise)
@@ -200,7 +200,7 @@ class Job:
         return DenseSource.over(k, v, keys.tokens)
 
     def _sums_of_bias(
-        self, grad_learned: Sequence[Tensor] | None, queries: Held, keys: Held
+        self, grad_learned: Sequence[Tensor] | None, queries: LocalSpan, keys: LocalSpan
     ) -> tuple[Tensor, ...]:
         """Where the gradients of the bias of a pair of pieces belong, views."""
         if grad_learned is None or self.spec.bias is None:
@@ -254,9 +254,9 @@ def _share(saved: Saved, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a block's own ``out`` and ``lse``."""
     _, merged, merged_lse, grad_out, grad_lse = saved
     # A row that saw nothing, or content that is not finite, has no gradients.
-    silent = merged_lse.isneginf() | lse.isneginf() | merged.isnan().any(dim=-1)
-    weight = torch.exp(lse - merged_lse).masked_fill(silent, 0.0)
-    apart = (out - merged).masked_fill(silent[..., None], 0.0)
-    grad_out = grad_out.masked_fill(silent[..., None], 0.0)
-    of_lse = weight * ((grad_out * apart).sum(dim=-1) + grad_lse.masked_fill(silent, 0.0))
+    no_grad_rows = merged_lse.isneginf() | lse.isneginf() | merged.isnan().any(dim=-1)
+    weight = torch.exp(lse - merged_lse).masked_fill(no_grad_rows, 0.0)
+    apart = (out - merged).masked_fill(no_grad_rows[..., None], 0.0)
+    grad_out = grad_out.masked_fill(no_grad_rows[..., None], 0.0)
+    of_lse = weight * ((grad_out * apart).sum(dim=-1) + grad_lse.masked_fill(no_grad_rows, 0.0))
     return weight[..., None] * grad_out, of_lse

@@ -57,15 +57,17 @@ _SAMPLE = 16
 """Numbers of a parameter that are compared."""
 
 
-def facts_of(module: nn.Module, ids: object, positions: Tensor | None, *rest: object) -> list[int]:
+def call_signature(
+    module: nn.Module, ids: object, positions: Tensor | None, *rest: object
+) -> list[int]:
     """What a call is told by, in the order of ``NAMES``; tensors of ``rest`` by their content."""
     if not isinstance(ids, Tensor) or ids.ndim < 2 or not ids.numel():
         got = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
         raise InputError(f"ids must be [B, T] with at least one token on every rank: got {got}")
     of_positions = None if positions is None else (positions.ndim, len(positions[..., 0:1]))
-    told = fingerprint(of_positions, ids.shape[2:], ids.dtype, *rest)
+    call_fields = fingerprint(of_positions, ids.shape[2:], ids.dtype, *rest)
     return [
-        len(ids), ids.shape[1], told, content(ids), content(positions), mode(module, ids)
+        len(ids), ids.shape[1], call_fields, content(ids), content(positions), mode(module, ids)
     ]  # fmt: skip
 
 
@@ -102,7 +104,7 @@ def agree_alike(
     """
     facts = [0] * len(NAMES)
     try:
-        facts = facts_of(module, ids, positions, *rest)
+        facts = call_signature(module, ids, positions, *rest)
     except Exception as error:  # whatever it is, other ranks must not wait
         refused = refused or error
     agreed([(ranks, partial(check_alike, ranks)) for ranks in dimensions], what, facts, refused)
@@ -124,7 +126,7 @@ class Bound:
 
 
 @dataclass(eq=False)
-class Told:
+class AgreedCall:
     """``Transformer.hidden_states`` or ``encode`` of calls that ranks have agreed on."""
 
     model: Transformer
@@ -136,8 +138,8 @@ class Told:
         if torch.compiler.is_compiling():  # notes are read on the way, graphs are not
             made: Tensor = method(self.model, ids, **call)
             return made
-        told = {"kernel": "auto"} | {name: x for name, x in call.items() if x is not None}
-        positions, cache = told.pop("positions", None), told.pop("cache", None)
+        call_fields = {"kernel": "auto"} | {name: x for name, x in call.items() if x is not None}
+        positions, cache = call_fields.pop("positions", None), call_fields.pop("cache", None)
         held: object = type(cache).__name__
         if isinstance(cache, ModelCache):
             held = cache.lengths, [each.description() for each in cache.layers]
@@ -145,7 +147,7 @@ class Told:
             held = held, cache.history
         agree_alike(
             [self.ranks], f"{self.method} of a model", self.model, ids, positions, held,
-            sorted(told.items()),
+            sorted(call_fields.items()),
         )  # fmt: skip
         if isinstance(cache, RanksCache):
             cache.note(ids, positions)
@@ -164,10 +166,10 @@ class _NewCache:
         return RanksCache(cache.layers, cache.cross, cache.owner, [self.ranks])
 
 
-def tell_calls(model: Transformer, ranks: Ranks) -> None:
+def agree_on_calls(model: Transformer, ranks: Ranks) -> None:
     """From now on the ranks of ``tensor`` agree on every call of the model."""
-    model.hidden_states = Told(model, ranks, "hidden_states")  # type: ignore[method-assign]
-    model.encode = Told(model, ranks, "encode")  # type: ignore[method-assign]
+    model.hidden_states = AgreedCall(model, ranks, "hidden_states")  # type: ignore[method-assign]
+    model.encode = AgreedCall(model, ranks, "encode")  # type: ignore[method-assign]
     model.new_cache = _NewCache(model, ranks)  # type: ignore[method-assign]
     model.register_forward_pre_hook(Bound([ranks]), prepend=True, with_kwargs=True)
 

@@ -1,12 +1,11 @@
-"""Sums and trades over ranks that autograd knows.
+"""Collectives that autograd knows.
 
-    Entered   the same numbers on all ranks go in; their gradients are summed
-    Summed    parts go in, their sum comes out on all ranks; gradients pass
-    Traded    each rank sends each other one some numbers; gradients go back
+    CopyToRanks       identity; the backward pass is an all-reduce (f of Shoeybi et al. 2019, §3)
+    ReduceFromRanks   all-reduce; the backward pass is the identity (g)
+    AllToAll          each rank sends some rows to every other; gradients go back
 
-A region between the two computes some heads or features on each rank (Shoeybi et al. 2019, §3:
-f and g). Everything that it reads and that is whole on every rank enters by ``Entered``, parameters
-too.
+A region between f and g computes some heads or features on each rank. Everything that it reads and
+that is replicated enters by ``CopyToRanks``, parameters too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from polyhead.parallel.ranks import Ranks
 
 
-class Entered(torch.autograd.Function):
+class CopyToRanks(torch.autograd.Function):
     """x; the gradient is the sum of all ranks' gradients."""
 
     @staticmethod
@@ -30,42 +29,42 @@ class Entered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return summed(grads[0], ctx.ranks), None
+        return all_reduce(grads[0], ctx.ranks), None
 
 
-class Summed(torch.autograd.Function):
+class ReduceFromRanks(torch.autograd.Function):
     """The sum of all ranks' x; the gradient of each part is that of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        return summed(x, ranks)
+        return all_reduce(x, ranks)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0], None
 
 
-class Traded(torch.autograd.Function):
+class AllToAll(torch.autograd.Function):
     """What other ranks sent to this one, in their order; gradients go back where they came from."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Tensor:
         ctx.leaving, ctx.coming, ctx.ranks = leaving, coming, ranks
-        return _trade(x, leaving, coming, ranks)
+        return _all_to_all(x, leaving, coming, ranks)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _trade(grads[0], ctx.coming, ctx.leaving, ctx.ranks), None, None, None
+        return _all_to_all(grads[0], ctx.coming, ctx.leaving, ctx.ranks), None, None, None
 
 
-def _trade(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Tensor:
+def _all_to_all(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Tensor:
     y = x.new_empty(sum(coming), *x.shape[1:])
     with ranks.watched("a trade"):
         dist.all_to_all_single(y, x.contiguous(), coming, leaving, group=ranks.group)
     return y
 
 
-def traded(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Tensor:
+def all_to_all(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Tensor:
     """Rows of x to other ranks, and theirs to this one; differentiable.
 
     Args:
@@ -77,19 +76,19 @@ def traded(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Te
     Returns:
         ``[sum(coming), ...]``, those of the first rank first.
     """
-    y: Tensor = Traded.apply(x, leaving, coming, ranks)  # type: ignore[no-untyped-call]
+    y: Tensor = AllToAll.apply(x, leaving, coming, ranks)  # type: ignore[no-untyped-call]
     return y
 
 
-def entered(x: Tensor, ranks: Ranks) -> Tensor:
+def copy_to_ranks(x: Tensor, ranks: Ranks) -> Tensor:
     """x, whose gradient is summed over the ranks."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return x
-    y: Tensor = Entered.apply(x, ranks)  # type: ignore[no-untyped-call]
+    y: Tensor = CopyToRanks.apply(x, ranks)  # type: ignore[no-untyped-call]
     return y
 
 
-def summed(x: Tensor, ranks: Ranks) -> Tensor:
+def all_reduce(x: Tensor, ranks: Ranks) -> Tensor:
     """A new tensor: the sum of x over the ranks."""
     total = x.detach().clone(memory_format=torch.contiguous_format)
     with ranks.watched("a sum"):

@@ -23,8 +23,8 @@ from polyhead.models import Transformer
 from polyhead.models.inputs import check_ids, check_positions
 from polyhead.parallel.attention import Meaning, attend, check_kernel, explicit_positions
 from polyhead.parallel.cache import HeldByRanks
-from polyhead.parallel.calls import NAMES, check_alike, facts_of
-from polyhead.parallel.collectives import entered
+from polyhead.parallel.calls import NAMES, call_signature, check_alike
+from polyhead.parallel.collectives import copy_to_ranks
 from polyhead.parallel.exchanges import Exchange
 from polyhead.parallel.latents import Unexpanded
 from polyhead.parallel.order import Order, Spread
@@ -78,7 +78,7 @@ class Context:
         ids: Tensor,
         positions: Tensor | None,
         sizes: tuple[int, int],
-        *told: object,
+        *call_fields: object,
         kernel: str,
         refused: Exception | None = None,
     ) -> Tensor:
@@ -100,7 +100,7 @@ class Context:
         facts = [0] * len(NAMES)
         try:
             _check(ids, positions, sizes, kernel)
-            facts = facts_of(module, ids, positions, stack, kernel, *told)
+            facts = call_signature(module, ids, positions, stack, kernel, *call_fields)
         except Exception as error:  # whatever it is, other ranks must not wait
             refused = refused or error
         device = ids.device if isinstance(ids, Tensor) else None
@@ -200,7 +200,7 @@ class LayerAttention:
             share = mine.start, count
             mask = None if mask is None else mask.of_heads(mine)
             if bias is not None:
-                whole = [entered(x, self.tensor) for x in bias.tensors]
+                whole = [copy_to_ranks(x, self.tensor) for x in bias.tensors]
                 bias = bias.with_tensors(whole).of_heads(mine)
         if isinstance(source, HeldByRanks):
             state = source.attend(

@@ -24,10 +24,10 @@ from torch.autograd.function import once_differentiable
 
 from polyhead.kernels.dispatch import run
 from polyhead.parallel.blocks import Job, Saved
-from polyhead.parallel.collectives import traded
+from polyhead.parallel.collectives import all_to_all
 from polyhead.parallel.ranks import Ranks, unsupported
 from polyhead.semantics import Call, DenseSource, State
-from polyhead.semantics.call import decisive
+from polyhead.semantics.call import simplify_mask
 from polyhead.semantics.scores import accumulation_dtype
 
 Exchange = Literal["ring", "gather", "heads"]
@@ -243,7 +243,7 @@ def _some_heads(job: Job, q: Tensor, k: Tensor, v: Tensor, heads: range, of: int
     first, count = job.spec.heads or (0, of)
     spec = replace(job.spec.of_heads(heads), heads=(first + heads.start, count))
     rows, columns = job.queries.whole().tokens, job.keys.whole().tokens
-    mask, visibility = decisive(spec.mask, rows, columns)
+    mask, visibility = simplify_mask(spec.mask, rows, columns)
     source = DenseSource.over(k, v, columns)
     learned = any(x.requires_grad for x in (q, k, v, *job.learned))
     wanted = torch.is_grad_enabled() and learned
@@ -258,7 +258,7 @@ def _traded(
     leaving = [sum(part.numel() for part in parts) for parts in sent]
     sizes = [[torch.Size(shape).numel() for shape in each] for each in shapes]
     numbers = torch.cat([part.reshape(-1) for parts in sent for part in parts])
-    flat = traded(numbers, leaving, [sum(each) for each in sizes], ranks)
+    flat = all_to_all(numbers, leaving, [sum(each) for each in sizes], ranks)
     pieces = torch.split(flat, [size for each in sizes for size in each])
     found = iter(pieces)
     return [[next(found).view(shape) for shape in each] for each in shapes]

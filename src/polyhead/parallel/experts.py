@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from polyhead.layers.experts import Experts
-from polyhead.parallel.collectives import traded
+from polyhead.parallel.collectives import all_to_all
 from polyhead.parallel.ranks import Ranks, unsupported
 
 
@@ -51,27 +51,34 @@ class Travels:
         weight = weights[rows, places, None]
         into = self.module.config.weighs == "input"
         counts = torch.bincount(visits, minlength=X)
-        told = torch.empty_like(counts)
+        received = torch.empty_like(counts)
         with self.ranks.watched("an exchange of counts"):
-            dist.all_to_all_single(told, counts, group=self.ranks.group)
-        told = told.view(N, X // N)
-        leaving, coming = counts.view(N, -1).sum(dim=1).tolist(), told.sum(dim=1).tolist()
+            dist.all_to_all_single(received, counts, group=self.ranks.group)
+        received = received.view(N, X // N)
+        leaving, coming = (
+            counts.view(N, -1).sum(dim=1).tolist(),
+            received.sum(dim=1).tolist(),
+        )
         sent = flat[rows]
-        there = traded(sent * weight.to(flat.dtype) if into else sent, leaving, coming, self.ranks)
-        made = self._made(there, told)
-        back = traded(made, coming, leaving, self.ranks)
+        there = all_to_all(
+            sent * weight.to(flat.dtype) if into else sent, leaving, coming, self.ranks
+        )
+        made = self._made(there, received)
+        back = all_to_all(made, coming, leaving, self.ranks)
         if not into:
             back = back * weight
         return torch.zeros_like(flat).index_add(0, rows, back.to(flat.dtype))
 
-    def _made(self, x: Tensor, told: Tensor) -> Tensor:
-        """What this rank's experts give, ``told[rank, expert]`` rows of each rank for each."""
-        N, each = told.shape
+    def _made(self, x: Tensor, received: Tensor) -> Tensor:
+        """What this rank's experts give, ``received[rank, expert]`` rows of each rank for each."""
+        N, each = received.shape
         share = N if self.averaged else 1
         x = _scaled(x, share)
-        numbers = torch.arange(each, device=x.device).repeat(N).repeat_interleave(told.flatten())
+        numbers = (
+            torch.arange(each, device=x.device).repeat(N).repeat_interleave(received.flatten())
+        )
         order = numbers.argsort(stable=True)
-        parts = torch.split(x[order], told.sum(dim=0).tolist())
+        parts = torch.split(x[order], received.sum(dim=0).tolist())
         first = each * self.ranks.rank
         made = [
             self.module.experts[first + i](part)

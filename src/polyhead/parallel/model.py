@@ -28,16 +28,16 @@ from polyhead._utils.checks import flag, one_of
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
-from polyhead.parallel.calls import DIMENSIONS, same_on_all, tell_calls
+from polyhead.parallel.calls import DIMENSIONS, agree_on_calls, same_on_all
 from polyhead.parallel.classes import check_classes
 from polyhead.parallel.context import Context, check_context, install
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, head_shares
 from polyhead.parallel.experts import check_experts, mixtures, own_experts, share_experts
 from polyhead.parallel.order import ORDERS, Order
 from polyhead.parallel.ranks import AVERAGED, Ranks, check_mesh, unsupported
-from polyhead.parallel.regions import planned, share_heads, share_vocabulary
-from polyhead.parallel.sequence import Shares, check_sequence
-from polyhead.parallel.shards import watch_shares
+from polyhead.parallel.regions import planned, shard_heads, shard_vocabulary
+from polyhead.parallel.sequence import TokenShards, check_sequence
+from polyhead.parallel.shards import watch_shards
 from polyhead.parallel.single import LAYERS, check_layer, tell_layer
 from polyhead.parallel.slices import spread_tokens
 
@@ -104,9 +104,9 @@ def parallelize(
             check_sequence(model)
     except Exception as error:  # whatever it is, other ranks must not wait
         refused = error
-    told = exchange, order, training, loss_parallel, sequence_parallel, sorted(options)
+    call_fields = exchange, order, training, loss_parallel, sequence_parallel, sorted(options)
     dimensions = [Ranks.of(mesh, name) for name in names]
-    number = same_on_all(dimensions, model, told, refused)
+    number = same_on_all(dimensions, model, call_fields, refused)
     DIMENSIONS[model] = dimensions
     if expert is not None:
         share_experts(model, expert, averaged=training)
@@ -115,10 +115,10 @@ def parallelize(
         for module in _attentions(model):
             H: int = module.num_heads
             heads[module] = head_shares(H, H, tensor.size)[tensor.rank][0], H
-        shares = Shares(tensor) if sequence_parallel else None
-        share_heads(model, tensor, mesh["tensor"], shares)
+        shares = TokenShards(tensor) if sequence_parallel else None
+        shard_heads(model, tensor, mesh["tensor"], shares)
         if isinstance(model, Transformer):
-            share_vocabulary(model, tensor, mesh["tensor"], gathered=not loss_parallel)
+            shard_vocabulary(model, tensor, mesh["tensor"], gathered=not loss_parallel)
     context = None if ranks is None else Context(ranks, exchange, order, tensor)
     if not isinstance(model, Transformer):
         _average(model, mesh, training, options)
@@ -130,7 +130,7 @@ def parallelize(
     if context is not None:
         spread_tokens(model, context)
     elif tensor is not None:
-        tell_calls(model, tensor)
+        agree_on_calls(model, tensor)
     _average(model, mesh, training, options)
     return model
 
@@ -242,7 +242,7 @@ def _averaged(
             used = mesh["data", "_".join(cut)]
         sharded = fully_shard(module, mesh=used, **options)
         if mesh.device_type == "cpu":
-            watch_shares(sharded, _flat(mesh, cut).get_group(), "shard")
+            watch_shards(sharded, _flat(mesh, cut).get_group(), "shard")
     else:
         from torch.distributed._composable.replicate_with_fsdp import replicate
 

@@ -26,7 +26,7 @@ Order = Literal["contiguous", "zigzag", "striped"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 
-class Run(NamedTuple):
+class TokenSpan(NamedTuple):
     """Tokens of a sequence at equal distances: ``first``, ``first + stride``, …"""
 
     first: int
@@ -39,7 +39,7 @@ class Run(NamedTuple):
         return slice(self.first, self.first + self.stride * self.length, self.stride)
 
 
-class Held(NamedTuple):
+class LocalSpan(NamedTuple):
     """A run as a rank holds it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Held(NamedTuple):
     """
 
     rows: slice
-    run: Run
+    run: TokenSpan
     tokens: Tokens
 
 
@@ -79,15 +79,15 @@ class Spread:
                 f"tokens: got {self.total}"
             )
 
-    def spans(self, rank: int) -> tuple[Run, ...]:
+    def spans(self, rank: int) -> tuple[TokenSpan, ...]:
         """The runs of a rank, in the order of its own tensors; none is empty."""
         total, ranks = self.total, self.ranks
         if self.order == "striped":
-            return (Run(rank, len(range(rank, total, ranks)), ranks),)
+            return (TokenSpan(rank, len(range(rank, total, ranks)), ranks),)
         pieces = ranks if self.order == "contiguous" or ranks == 1 else 2 * ranks
         numbers = (rank,) if pieces == ranks else (rank, pieces - 1 - rank)
         ends = [(total * n // pieces, total * (n + 1) // pieces) for n in numbers]
-        return tuple(Run(first, stop - first) for first, stop in ends if stop > first)
+        return tuple(TokenSpan(first, stop - first) for first, stop in ends if stop > first)
 
     def length(self, rank: int) -> int:
         """Tokens of a rank."""
@@ -98,29 +98,29 @@ class Spread:
         """Tokens of the rank that holds most."""
         return max(self.length(rank) for rank in range(self.ranks))
 
-    def held(self, rank: int, most: int | None = None) -> Iterator[Held]:
+    def held(self, rank: int, most: int | None = None) -> Iterator[LocalSpan]:
         """The runs of a rank with their tokens, in pieces of at most ``most``."""
         return self._held(self.spans(rank), most)
 
-    def all_held(self, most: int) -> Iterator[Held]:
+    def all_held(self, most: int) -> Iterator[LocalSpan]:
         """All tokens in the order of the sequence, in pieces of at most ``most``."""
-        return self._held((Run(0, self.total),), most)
+        return self._held((TokenSpan(0, self.total),), most)
 
-    def _held(self, spans: tuple[Run, ...], most: int | None) -> Iterator[Held]:
+    def _held(self, spans: tuple[TokenSpan, ...], most: int | None) -> Iterator[LocalSpan]:
         start = 0
         for run in spans:
             for at in range(0, run.length, most or run.length):
                 length = min(most or run.length, run.length - at)
-                part = Run(run.first + at * run.stride, length, run.stride)
-                yield Held(slice(start, start + length), part, self.tokens_of(part))
+                part = TokenSpan(run.first + at * run.stride, length, run.stride)
+                yield LocalSpan(slice(start, start + length), part, self.tokens_of(part))
                 start += length
 
-    def whole(self) -> Held:
+    def whole(self) -> LocalSpan:
         """All tokens in the order of the sequence."""
-        run = Run(0, self.total)
-        return Held(slice(0, self.total), run, self.tokens_of(run))
+        run = TokenSpan(0, self.total)
+        return LocalSpan(slice(0, self.total), run, self.tokens_of(run))
 
-    def tokens_of(self, run: Run) -> Tokens:
+    def tokens_of(self, run: TokenSpan) -> Tokens:
         """Positions and places of a run."""
         positions = None if self.positions is None else self.positions[..., run.whole]
         shift = run.first + self.shift

@@ -28,7 +28,7 @@ from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.models import Transformer
-from polyhead.parallel.collectives import Summed, entered
+from polyhead.parallel.collectives import ReduceFromRanks, copy_to_ranks
 from polyhead.parallel.exchanges import head_shares
 from polyhead.parallel.ranks import (
     Ranks,
@@ -38,12 +38,12 @@ from polyhead.parallel.ranks import (
     tell_backward,
     unsupported,
 )
-from polyhead.parallel.sequence import Shares, share_tokens
+from polyhead.parallel.sequence import TokenShards, shard_tokens
 
 Use = Literal["rows", "columns", "slice", "whole", "once"]
 
 
-class Part(NamedTuple):
+class ShardSpec(NamedTuple):
     """The part of a parameter that a rank uses.
 
     Attributes:
@@ -68,16 +68,16 @@ class Region:
 
     module: nn.Module
     ranks: Ranks
-    parts: Mapping[str, Part]
-    shares: Shares | None = None
+    parts: Mapping[str, ShardSpec]
+    shards: TokenShards | None = None
 
     def __call__(self, *inputs: Any, **named: Any) -> Tensor:
         inputs = tuple(self._entered(x) for x in inputs)
         with self.local_parameters():
             made = type(self.module).forward(self.module, *inputs, **named)
-        if self.shares is not None:
-            return self.shares.summed(made)
-        out: Tensor = Summed.apply(made, self.ranks)  # type: ignore[no-untyped-call]
+        if self.shards is not None:
+            return self.shards.reduce_scatter(made)
+        out: Tensor = ReduceFromRanks.apply(made, self.ranks)  # type: ignore[no-untyped-call]
         return out
 
     def _entered(self, x: Any) -> Any:
@@ -85,7 +85,7 @@ class Region:
             return tuple(self._entered(each) for each in x)
         if not isinstance(x, Tensor):
             return x
-        return entered(x, self.ranks) if self.shares is None else self.shares.gathered(x)
+        return copy_to_ranks(x, self.ranks) if self.shards is None else self.shards.all_gather(x)
 
     @contextmanager
     def local_parameters(self) -> Iterator[None]:
@@ -104,10 +104,10 @@ class Region:
             for owned, leaf, parameter in held:
                 owned[leaf] = parameter
 
-    def _local(self, parameter: Tensor, part: Part) -> Tensor:
+    def _local(self, parameter: Tensor, part: ShardSpec) -> Tensor:
         if isinstance(parameter, DTensor):
             return parameter.to_local()
-        whole = entered(parameter, self.ranks)
+        whole = copy_to_ranks(parameter, self.ranks)
         if part.use == "slice" and part.rows is not None:
             return whole[part.rows.start : part.rows.stop]
         return whole * 0 if part.use == "once" and self.ranks.rank else whole
@@ -142,10 +142,10 @@ class Placed(ParallelStyle):
         return module
 
 
-def share_heads(
-    model: nn.Module, ranks: Ranks, mesh: DeviceMesh, shares: Shares | None = None
+def shard_heads(
+    model: nn.Module, ranks: Ranks, mesh: DeviceMesh, shards: TokenShards | None = None
 ) -> None:
-    """Makes regions of all attentions and feed-forward networks, and with ``shares`` of norms.
+    """Makes regions of all attentions and feed-forward networks, and with ``shards`` of norms.
 
     Raises:
         UnsupportedError: A layer that the ranks cannot share; nothing was changed then.
@@ -154,23 +154,23 @@ def share_heads(
     for module, (parts, finish) in plans.items():
         _place(module, parts, mesh)
         finish()
-        module.forward = Region(module, ranks, parts, shares)
-    if shares is None or not isinstance(model, Transformer):
+        module.forward = Region(module, ranks, parts, shards)
+    if shards is None or not isinstance(model, Transformer):
         return
-    share_tokens(model, shares)
+    shard_tokens(model, shards)
     for layer in model.layers:
         for name, module in layer.named_children():
             if name.endswith("_norm"):
-                whole = {leaf: Part("whole") for leaf, _ in module.named_parameters()}
+                whole = {leaf: ShardSpec("whole") for leaf, _ in module.named_parameters()}
                 module.forward = Alike(module, ranks, whole)
 
 
 Finish = Callable[[], None]
 
 
-def planned(model: nn.Module, ranks: Ranks) -> dict[nn.Module, tuple[dict[str, Part], Finish]]:
+def planned(model: nn.Module, ranks: Ranks) -> dict[nn.Module, tuple[dict[str, ShardSpec], Finish]]:
     """For every region its parts, and what makes it a smaller layer; changes nothing."""
-    found: dict[nn.Module, tuple[dict[str, Part], Finish]] = {}
+    found: dict[nn.Module, tuple[dict[str, ShardSpec], Finish]] = {}
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         planner = _PLANNERS.get(type(module))
@@ -189,7 +189,7 @@ def planned(model: nn.Module, ranks: Ranks) -> dict[nn.Module, tuple[dict[str, P
     return found
 
 
-def _place(module: nn.Module, parts: Mapping[str, Part], mesh: DeviceMesh) -> None:
+def _place(module: nn.Module, parts: Mapping[str, ShardSpec], mesh: DeviceMesh) -> None:
     """Cuts the parameters, by torch's ``parallelize_module``."""
     dims: dict[str, dict[str, int]] = {}
     for name, part in parts.items():
@@ -202,27 +202,27 @@ def _place(module: nn.Module, parts: Mapping[str, Part], mesh: DeviceMesh) -> No
     parallelize_module(module, mesh, styles)
 
 
-def _of_heads(layer: MultiHeadAttention, ranks: Ranks) -> tuple[dict[str, Part], Finish]:
+def _of_heads(layer: MultiHeadAttention, ranks: Ranks) -> tuple[dict[str, ShardSpec], Finish]:
     H, G, N = layer.num_heads, layer.num_kv_heads, ranks.size
     heads, kv = head_shares(H, G, N)[ranks.rank]
-    parts: dict[str, Part] = {}
+    parts: dict[str, ShardSpec] = {}
     for name, parameter in layer.named_parameters():
         owner, _, leaf = name.partition(".")
         if owner == "q_proj":
-            parts[name] = Part("rows")
+            parts[name] = ShardSpec("rows")
         elif owner in ("k_proj", "v_proj"):
             D = len(parameter) // G
             rows = range(kv.start * D, kv.stop * D)
-            parts[name] = Part("rows") if G % N == 0 else Part("slice", rows)
+            parts[name] = ShardSpec("rows") if G % N == 0 else ShardSpec("slice", rows)
         elif owner == "o_proj":
-            parts[name] = Part("columns") if leaf == "weight" else Part("once")
+            parts[name] = ShardSpec("columns") if leaf == "weight" else ShardSpec("once")
         elif owner in ("q_norm", "k_norm"):
             if layer.qk_norm_place == "full_width":
                 raise unsupported("a norm over all heads at once on the dimension 'tensor'")
             each = heads if owner == "q_norm" else kv
-            parts[name] = Part("slice", each) if parameter.ndim == 2 else Part("whole")
+            parts[name] = ShardSpec("slice", each) if parameter.ndim == 2 else ShardSpec("whole")
         elif name == "sinks":
-            parts[name] = Part("slice", heads)
+            parts[name] = ShardSpec("slice", heads)
 
     def finish() -> None:
         vars(layer).update(num_heads=len(heads), num_kv_heads=len(kv))
@@ -230,19 +230,21 @@ def _of_heads(layer: MultiHeadAttention, ranks: Ranks) -> tuple[dict[str, Part],
     return parts, finish
 
 
-def _of_latent(layer: MultiHeadLatentAttention, ranks: Ranks) -> tuple[dict[str, Part], Finish]:
+def _of_latent(
+    layer: MultiHeadLatentAttention, ranks: Ranks
+) -> tuple[dict[str, ShardSpec], Finish]:
     H, N = layer.num_heads, ranks.size
     heads, _ = head_shares(H, H, N)[ranks.rank]
     cut = {"q_proj", "q_b_proj", "kv_b_proj"}
-    parts: dict[str, Part] = {}
+    parts: dict[str, ShardSpec] = {}
     for name, _ in layer.named_parameters():
         owner, _, leaf = name.partition(".")
         if owner in cut:
-            parts[name] = Part("rows")
+            parts[name] = ShardSpec("rows")
         elif owner == "o_proj":
-            parts[name] = Part("columns") if leaf == "weight" else Part("once")
+            parts[name] = ShardSpec("columns") if leaf == "weight" else ShardSpec("once")
         else:
-            parts[name] = Part("whole")
+            parts[name] = ShardSpec("whole")
 
     def finish() -> None:
         config = replace(layer.config, num_heads=len(heads))
@@ -251,26 +253,26 @@ def _of_latent(layer: MultiHeadLatentAttention, ranks: Ranks) -> tuple[dict[str,
     return parts, finish
 
 
-def _of_features(network: FeedForward, ranks: Ranks) -> tuple[dict[str, Part], Finish]:
+def _of_features(network: FeedForward, ranks: Ranks) -> tuple[dict[str, ShardSpec], Finish]:
     if network.hidden_dim % ranks.size:
         raise unsupported(
             f"{network.hidden_dim} hidden features on {ranks.size} ranks of 'tensor': they must be "
             "a multiple of the ranks"
         )
-    parts: dict[str, Part] = {}
+    parts: dict[str, ShardSpec] = {}
     for name, _ in network.named_parameters():
         owner, _, leaf = name.partition(".")
         if owner in ("gate_proj", "up_proj"):
-            parts[name] = Part("rows")
+            parts[name] = ShardSpec("rows")
         elif owner == "down_proj":
-            parts[name] = Part("columns") if leaf == "weight" else Part("once")
+            parts[name] = ShardSpec("columns") if leaf == "weight" else ShardSpec("once")
         else:
-            parts[name] = Part("whole")
+            parts[name] = ShardSpec("whole")
     return parts, lambda: None
 
 
-def _of_experts(experts: Experts, ranks: Ranks) -> tuple[dict[str, Part], Finish]:
-    parts: dict[str, Part] = {}
+def _of_experts(experts: Experts, ranks: Ranks) -> tuple[dict[str, ShardSpec], Finish]:
+    parts: dict[str, ShardSpec] = {}
     networks = [(f"experts.{i}", each) for i, each in enumerate(experts.experts)]
     if experts.shared is not None:
         networks.append(("shared", experts.shared))
@@ -279,11 +281,11 @@ def _of_experts(experts: Experts, ranks: Ranks) -> tuple[dict[str, Part], Finish
             its, _ = _of_features(network, ranks)
             parts.update({f"{prefix}.{name}": part for name, part in its.items()})
     for name, _ in experts.named_parameters():
-        parts.setdefault(name, Part("whole"))
+        parts.setdefault(name, ShardSpec("whole"))
     return parts, lambda: None
 
 
-_PLANNERS: dict[type[nn.Module], Callable[[Any, Ranks], tuple[dict[str, Part], Finish]]] = {
+_PLANNERS: dict[type[nn.Module], Callable[[Any, Ranks], tuple[dict[str, ShardSpec], Finish]]] = {
     MultiHeadAttention: _of_heads,
     MultiHeadLatentAttention: _of_latent,
     FeedForward: _of_features,
@@ -291,7 +293,7 @@ _PLANNERS: dict[type[nn.Module], Callable[[Any, Ranks], tuple[dict[str, Part], F
 }
 
 
-def share_vocabulary(
+def shard_vocabulary(
     model: Transformer, ranks: Ranks, mesh: DeviceMesh, *, gathered: bool = True
 ) -> None:
     """Rows of the embedding and of the output matrix by rank, tied or not.
@@ -337,7 +339,7 @@ class _Looked:
             found = nn.functional.embedding(torch.where(here, ids - first, 0), rows)
         else:
             found = rows.new_zeros(*ids.shape, rows.shape[1])
-        vectors: Tensor = Summed.apply(  # type: ignore[no-untyped-call]
+        vectors: Tensor = ReduceFromRanks.apply(  # type: ignore[no-untyped-call]
             found.masked_fill(~here[..., None], 0.0), self.ranks
         )
         return vectors
@@ -363,12 +365,12 @@ class _Logits:
         if not torch.compiler.is_compiling():  # notes are read on the way, graphs are not
             facts = [fingerprint(hidden)]
             agreed([(ranks, self._check)], "logits of a model", facts)
-        parts = {"head." + name: Part("whole") for name, _ in head.named_parameters()}
+        parts = {"head." + name: ShardSpec("whole") for name, _ in head.named_parameters()}
         if head.weight is None:
-            parts["embedding.tokens.weight"] = Part("rows")
+            parts["embedding.tokens.weight"] = ShardSpec("rows")
         region = Region(model, ranks, parts)
         with region.local_parameters():
-            local = type(model).logits(model, entered(hidden, ranks))
+            local = type(model).logits(model, copy_to_ranks(hidden, ranks))
         tell_backward([ranks], local)
         W = model.config.vocab_size
         table = model.embedding.table if head.weight is None else head.weight

@@ -25,7 +25,7 @@ from polyhead.parallel.ranks import Ranks, unsupported
 
 
 @dataclass(eq=False)
-class Shares:
+class TokenShards:
     """How the tokens of the current call lie on the ranks of ``tensor``.
 
     Attributes:
@@ -45,14 +45,14 @@ class Shares:
         """``[B, T, E]`` with rows of zeros behind, so that all shares are equal."""
         return F.pad(x, (0, 0, 0, self.each * self.ranks.size - self.length))
 
-    def gathered(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor) -> Tensor:
         """All tokens; their gradients are summed."""
-        y: Tensor = _Gathered.apply(x, self)  # type: ignore[no-untyped-call]
+        y: Tensor = _AllGather.apply(x, self)  # type: ignore[no-untyped-call]
         return y
 
-    def summed(self, x: Tensor) -> Tensor:
+    def reduce_scatter(self, x: Tensor) -> Tensor:
         """Own tokens of the sum over the ranks; gradients are gathered."""
-        y: Tensor = _Summed.apply(x, self)  # type: ignore[no-untyped-call]
+        y: Tensor = _ReduceScatter.apply(x, self)  # type: ignore[no-untyped-call]
         return y
 
     def own(self, x: Tensor) -> Tensor:
@@ -88,48 +88,48 @@ class Shares:
         return own
 
 
-class _Gathered(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.joined(x)
+    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
+        ctx.shards = shards
+        return shards.joined(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shares.scattered(grads[0]), None
+        return ctx.shards.scattered(grads[0]), None
 
 
-class _Summed(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.scattered(x)
+    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
+        ctx.shards = shards
+        return shards.scattered(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shares.joined(grads[0]), None
+        return ctx.shards.joined(grads[0]), None
 
 
 class _Own(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.slice(x)
+    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
+        ctx.shards = shards
+        return shards.slice(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shares.joined(grads[0]), None
+        return ctx.shards.joined(grads[0]), None
 
 
 class _All(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shares: Shares) -> Tensor:
-        ctx.shares = shares
-        return shares.joined(x)
+    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
+        ctx.shards = shards
+        return shards.joined(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shares.slice(grads[0]), None
+        return ctx.shards.slice(grads[0]), None
 
 
 @dataclass(eq=False)
@@ -137,10 +137,10 @@ class _Entering:
     """An embedding whose output tokens are divided among the ranks."""
 
     module: nn.Module
-    shares: Shares
+    shards: TokenShards
 
     def __call__(self, *inputs: Any, **named: Any) -> Tensor:
-        return self.shares.own(type(self.module).forward(self.module, *inputs, **named))
+        return self.shards.own(type(self.module).forward(self.module, *inputs, **named))
 
 
 @dataclass(eq=False)
@@ -148,10 +148,10 @@ class _Leaving:
     """The last layer, behind which every rank has all tokens again."""
 
     module: nn.Module
-    shares: Shares
+    shards: TokenShards
 
     def __call__(self, *inputs: Any, **named: Any) -> Tensor:
-        return self.shares.all(type(self.module).forward(self.module, *inputs, **named))
+        return self.shards.all(type(self.module).forward(self.module, *inputs, **named))
 
 
 def check_sequence(model: Transformer) -> None:
@@ -167,8 +167,8 @@ def check_sequence(model: Transformer) -> None:
         raise unsupported("sequence_parallel with dropout on the residual path")
 
 
-def share_tokens(model: Transformer, shares: Shares) -> None:
+def shard_tokens(model: Transformer, shards: TokenShards) -> None:
     """From now on the residual path of a rank is its share of the tokens."""
-    model.embedding.forward = _Entering(model.embedding, shares)  # type: ignore[method-assign]
+    model.embedding.forward = _Entering(model.embedding, shards)  # type: ignore[method-assign]
     last = model.layers[-1]
-    last.forward = _Leaving(last, shares)
+    last.forward = _Leaving(last, shards)

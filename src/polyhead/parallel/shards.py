@@ -47,7 +47,7 @@ class Watched:
             return exchange(output_tensor, input_tensor, group=group, **options)
 
 
-def watch_shares(module: FSDPModule, group: dist.ProcessGroup, name: str) -> None:
+def watch_shards(module: FSDPModule, group: dist.ProcessGroup, name: str) -> None:
     """From now on an exchange of a module's parameters that fails says which process is gone."""
     ranks = Ranks.of_group(group, name, "cpu")
     module.set_custom_all_gather(Watched(ranks, "a gathering of parameters", False))  # type: ignore[arg-type]

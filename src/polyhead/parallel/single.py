@@ -18,7 +18,7 @@ from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.hooks import Hooked
 from polyhead.parallel.attention import check_kernel
-from polyhead.parallel.calls import NAMES, Bound, agree_alike, facts_of
+from polyhead.parallel.calls import NAMES, Bound, agree_alike, call_signature
 from polyhead.parallel.context import Context, LayerAttention, check_parts, install_one
 from polyhead.parallel.ranks import Ranks, tell_backward, unsupported
 
@@ -87,19 +87,19 @@ class _Told:
         rest = [*named.items()][2:]
         cache = named.get("cache")
         positions = named.get("positions")
-        told = [(name, each) for name, each in rest if name not in ("positions", "cache")]
-        told.append(("cache", getattr(cache, "lengths", type(cache).__name__)))
+        call_fields = [(name, each) for name, each in rest if name not in ("positions", "cache")]
+        call_fields.append(("cache", getattr(cache, "lengths", type(cache).__name__)))
         facts = [0] * len(NAMES)
         refused: Exception | None = None
         if self.context is None:
-            agree_alike(self.dimensions, self.what, layer, x, positions, *told)
+            agree_alike(self.dimensions, self.what, layer, x, positions, *call_fields)
             return given, call
         try:
             check_kernel(named.get("kernel", "auto"))
             given_context = [each for name, each in rest if name in _OF_ANOTHER]
             if any(each is not None for each in (cache, *given_context)):
                 raise unsupported("cross-attention or a cache of a layer alone on 'context'")
-            facts = facts_of(layer, x, positions, self.number, *told)
+            facts = call_signature(layer, x, positions, self.number, *call_fields)
         except Exception as error:  # whatever it is, other ranks must not wait
             refused = error
         device = x.device if isinstance(x, Tensor) else None

@@ -21,7 +21,7 @@ from polyhead._utils.checks import number
 from polyhead.errors import DivergedError
 from polyhead.layers.experts import Experts
 from polyhead.parallel.calls import DIMENSIONS
-from polyhead.parallel.collectives import summed
+from polyhead.parallel.collectives import all_reduce
 from polyhead.parallel.experts import own_experts, ranks_of_experts
 from polyhead.parallel.ranks import Ranks, agreed, check_same, fingerprint
 
@@ -67,14 +67,14 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     for (key, on_one_rank), parts in squares.items():
         square = torch.stack(parts).sum()
         if experts is not None and on_one_rank:
-            square = summed(square, experts)
+            square = all_reduce(square, experts)
         if key is not None:
             mesh, placements = key
             for dim, placement in enumerate(placements):
                 if not placement.is_replicate():
                     name = (mesh.mesh_dim_names or ("mesh",) * (dim + 1))[dim]
                     ranks = Ranks.of_group(mesh.get_group(dim), name, mesh.device_type)
-                    square = summed(square, ranks)
+                    square = all_reduce(square, ranks)
         total += square.item()
     norm = math.sqrt(total) if total >= 0 else math.nan
     if not math.isfinite(norm):

@@ -51,11 +51,13 @@ def activation_elements(
 
 def _layer(shape: LayerConfig, E: int, tokens: int, batch: int, ranks: int, half: bool) -> int:
     given: Any = {"tokens": tokens, "batch": batch, "ranks": ranks, "half": half}
-    attention = shape.attention.alive_elements(E, **given)
+    attention = shape.attention.peak_activation_elements(E, **given)
     if shape.cross_attention is not None:
         # One more residual is alive behind the self-attention.
         crossing = replace(shape.cross_attention, rope=None)
-        attention = max(attention, E + crossing.alive_elements(E, **given))
+        attention = max(attention, E + crossing.peak_activation_elements(E, **given))
     # What came in, what goes on, the attention's output, and the norm of the sum.
     normed = 3 * E + (NORMED_HALF if half else 1) * E
-    return max(2 * E + attention, normed, 3 * E + shape.feed_forward.alive_elements(E, ranks))
+    return max(
+        2 * E + attention, normed, 3 * E + shape.feed_forward.peak_activation_elements(E, ranks)
+    )

@@ -24,7 +24,7 @@ from polyhead.config import (
     AttentionConfig,
     HeadLayout,
     LayerConfig,
-    Piece,
+    ParameterGroup,
     TransformerConfig,
 )
 from polyhead.planning.weights import encoder_dim
@@ -166,11 +166,11 @@ def _add_layer(
     causal: bool,
 ) -> None:
     model, hardware, extra = _scores(shape.attention, queries, cached, batch, causal=causal)
-    per_token = _multiplied(shape.attention.pieces(E))
+    per_token = _multiplied(shape.attention.parameter_groups(E))
     sums["projections"] += times * (2 * batch * queries * per_token + extra)
     sums["scores"] += times * model
     sums["hardware"] += times * hardware
-    hidden = _multiplied(shape.feed_forward.pieces(E))
+    hidden = _multiplied(shape.feed_forward.parameter_groups(E))
     sums["feed_forward"] += times * 2 * batch * queries * hidden
 
 
@@ -199,11 +199,11 @@ def _scores(
     shape: HeadLayout, queries: int, cached: int, batch: int, *, causal: bool
 ) -> tuple[int, int, int]:
     """Operations over visible pairs, over pairs of tiles, and for keys made of the past."""
-    cost, reach = shape.call_cost(batch, queries, cached), shape.reach
-    seen: Any = {"ahead": 0 if causal else reach.ahead, "chunk": reach.chunk}
+    cost, attention_span = shape.call_cost(batch, queries, cached), shape.attention_span
+    seen: Any = {"ahead": 0 if causal else attention_span.ahead, "chunk": attention_span.chunk}
     each = 2 * batch * cost.per_pair
-    model = each * visible_pairs(queries, cached, reach.window, **seen)
-    return model, each * tiled_pairs(queries, cached, reach.window, **seen), cost.remade
+    model = each * visible_pairs(queries, cached, attention_span.window, **seen)
+    return model, each * tiled_pairs(queries, cached, attention_span.window, **seen), cost.remade
 
 
 def _logits(model: TransformerConfig) -> int:
@@ -215,5 +215,5 @@ def _logits(model: TransformerConfig) -> int:
     return dim * (E + model.vocab_size)
 
 
-def _multiplied(found: Iterator[Piece]) -> int:
+def _multiplied(found: Iterator[ParameterGroup]) -> int:
     return sum(piece.active for piece in found if piece.multiplied)

@@ -86,7 +86,7 @@ def layouts(
                 cache_bytes=held,
                 share=held / rows[0].cache_bytes if rows else 1.0,
                 parameters=sum(
-                    times * sum(piece.count for piece in shape.pieces(model.embed_dim))
+                    times * sum(piece.count for piece in shape.parameter_groups(model.embed_dim))
                     for shape, times in kinds.items()
                 ),
                 decode_flops=sum(

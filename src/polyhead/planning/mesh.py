@@ -26,7 +26,7 @@ from polyhead.errors import ConfigError
 from polyhead.planning.activations import activation_elements
 from polyhead.planning.flops import attention_flops
 from polyhead.planning.memory import caches
-from polyhead.planning.weights import check_ranks, pieces, pieces_around
+from polyhead.planning.weights import check_ranks, parameter_groups, pieces_around
 
 DIMENSIONS = ("data", "shard", "context", "tensor", "expert")
 
@@ -134,7 +134,9 @@ def mesh_plan(
     check_ranks(model, tensor)
     _check_experts(model, expert)
     T = -(-tokens // context)
-    found = [(piece, piece.on_rank(tensor) * count) for piece, count in pieces(model).items()]
+    found = [
+        (piece, piece.on_rank(tensor) * count) for piece, count in parameter_groups(model).items()
+    ]
     routed = sum(count for piece, count in found if piece.experts > 1) // expert
     whole_on_all = sum(count for piece, count in found if piece.experts == 1)
     layers = caches(model, kv_dtype, page, tensor)
@@ -222,7 +224,9 @@ def _averaged(copies: Iterable[tuple[int, int]], size: int) -> list[Sent]:
 def _routed(model: TransformerConfig) -> list[tuple[int, int]]:
     """For each layer with experts, their number and how many a token visits."""
     layers = (*model.layers, *model.encoder_layers)
-    parts = [max((p.experts, p.visited) for p in x.feed_forward.pieces(1)) for x in layers]
+    parts = [
+        max((p.experts, p.visited) for p in x.feed_forward.parameter_groups(1)) for x in layers
+    ]
     return [(experts, visited) for experts, visited in parts if experts > 1]
 
 

@@ -30,7 +30,7 @@ from polyhead.planning.presets import subject
 from polyhead.planning.report import text
 from polyhead.planning.units import quantity
 from polyhead.planning.weight_bits import FILE, WEIGHT_BITS, weight_bits
-from polyhead.planning.weights import check_ranks, counts, pieces
+from polyhead.planning.weights import check_ranks, counts, parameter_groups
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def plan(
     check_ranks(model, ranks)
     _check_context(model, tokens)
 
-    weights = pieces(model)
+    weights = parameter_groups(model)
     parameters = counts(weights)
     rank_weights = _bytes(p.on_rank(ranks) * n * bits(p) for p, n in weights.items())
     layers = caches(model, kv_dtype, page, ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polyhead.config import Piece
+from polyhead.config import ParameterGroup
 from polyhead.errors import ConfigError
 from polyhead.families.common.quantization import KEY, Scheme
 
@@ -13,7 +13,7 @@ WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8"
 FILE = "file"
 
 
-def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[Piece], float]:
+def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[ParameterGroup], float]:
     """The bits of each parameter of a piece.
 
     Args:
@@ -33,7 +33,7 @@ def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[Piec
         raise ConfigError(f"dtype={FILE!r} is of one rank: a mesh needs weights that are numbers")
     coded = scheme.held_bits
 
-    def bits(piece: Piece) -> float:
+    def bits(piece: ParameterGroup) -> float:
         if piece.multiplied and not piece.as_numbers:
             return coded
         outside = piece.part in ("embedding", "head") and piece.units > 1 and piece.size > 1

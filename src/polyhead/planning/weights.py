@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from polyhead.config import EncoderConfig, LayerConfig, Piece, TransformerConfig
+from polyhead.config import EncoderConfig, LayerConfig, ParameterGroup, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.models.counts import ParameterCounts
 
 
-def pieces(config: TransformerConfig) -> Counter[Piece]:
+def parameter_groups(config: TransformerConfig) -> Counter[ParameterGroup]:
     """All pieces of a model, each with how often it occurs."""
     E, encoder = config.embed_dim, config.encoder
     found = pieces_around(config)
@@ -24,12 +24,12 @@ def pieces(config: TransformerConfig) -> Counter[Piece]:
     )
     for layers, weights_of, dim, context_dim in stacks:
         for layer, times in Counter(_owners(layers, weights_of)).items():
-            for piece in layer.pieces(dim, context_dim):
+            for piece in layer.parameter_groups(dim, context_dim):
                 found[piece] += times
     return Counter({piece: times for piece, times in found.items() if piece.count})
 
 
-def pieces_around(config: TransformerConfig) -> Counter[Piece]:
+def pieces_around(config: TransformerConfig) -> Counter[ParameterGroup]:
     """The pieces of a model that are in no layer."""
     found = Counter(_around(config))
     if config.encoder_layers:
@@ -47,44 +47,48 @@ def _owners(layers: tuple[LayerConfig, ...], weights_of: tuple[int, ...]) -> lis
     return [layer for i, layer in enumerate(layers) if not weights_of or weights_of[i] == i]
 
 
-def _around(config: TransformerConfig) -> Iterator[Piece]:
+def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
     """Weights outside a stack's layers, without the encoder's."""
     E, W, tied = config.embed_dim, config.vocab_size, config.head == "tied"
-    yield from config.embedding.pieces(W, E, config.max_positions, read_whole=tied)
+    yield from config.embedding.parameter_groups(W, E, config.max_positions, read_whole=tied)
     if config.final_norm is not None:
-        yield Piece("norms", 1, config.final_norm.parameters(E), multiplied=False)
+        yield ParameterGroup("norms", 1, config.final_norm.parameters(E), multiplied=False)
     if config.relative_bias is not None:
         heads = config.layers[0].attention.num_heads
         for _ in config.layers if config.relative_bias.per_layer else (0,):
-            yield Piece("attention", heads, config.relative_bias.num_buckets, multiplied=False)
+            yield ParameterGroup(
+                "attention", heads, config.relative_bias.num_buckets, multiplied=False
+            )
     size = E
     if config.head_transform is not None:
-        yield from config.head_transform.pieces(E)
+        yield from config.head_transform.parameter_groups(E)
         size = config.head_transform.dim or E
     if config.head == "untied":
-        yield Piece("head", W, size, multiplied=False)
+        yield ParameterGroup("head", W, size, multiplied=False)
     if config.head_bias:
-        yield Piece("head", W, 1, multiplied=False)
+        yield ParameterGroup("head", W, 1, multiplied=False)
     if config.task is not None:
-        yield from config.task.pieces(E)
+        yield from config.task.parameter_groups(E)
 
 
-def _around_encoder(config: TransformerConfig) -> Iterator[Piece]:
+def _around_encoder(config: TransformerConfig) -> Iterator[ParameterGroup]:
     own: EncoderConfig = config.encoder
     E = encoder_dim(config)
     if own.embedding is not None:
         vocab_size = (own.vocab_size or config.vocab_size) if own.own_tokens else 0
         positions = own.max_positions or config.max_positions
-        yield from own.embedding.pieces(vocab_size, E, positions, read_whole=False)
+        yield from own.embedding.parameter_groups(vocab_size, E, positions, read_whole=False)
     if config.final_norm is not None:
-        yield Piece("norms", 1, config.final_norm.parameters(E), multiplied=False)
+        yield ParameterGroup("norms", 1, config.final_norm.parameters(E), multiplied=False)
     if own.relative_bias is not None:
         heads = config.encoder_layers[0].attention.num_heads
         for _ in config.encoder_layers if own.relative_bias.per_layer else (0,):
-            yield Piece("attention", heads, own.relative_bias.num_buckets, multiplied=False)
+            yield ParameterGroup(
+                "attention", heads, own.relative_bias.num_buckets, multiplied=False
+            )
 
 
-def counts(found: Counter[Piece]) -> ParameterCounts:
+def counts(found: Counter[ParameterGroup]) -> ParameterCounts:
     """Parameters by part."""
     parts: Counter[str] = Counter()
     for piece, times in found.items():

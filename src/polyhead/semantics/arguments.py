@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyhead._utils.checks import flag, is_finite, number, share
 from polyhead.semantics.biases import Bias, TensorBias
-from polyhead.semantics.call import Call, Specification, decisive
+from polyhead.semantics.call import Call, Specification, simplify_mask
 from polyhead.semantics.masks import Mask, bare_tensor_message
 from polyhead.semantics.masks.algebra import called
 from polyhead.semantics.scores import autocast_enabled
@@ -76,7 +76,7 @@ def call_of(
             "ragged batch): got None, and its keys stand in no order that a default could follow"
         )
     q_tokens = query_tokens(q, source, q_positions)
-    mask, visibility = decisive(mask, q_tokens, source.tokens)
+    mask, visibility = simplify_mask(mask, q_tokens, source.tokens)
     spec = Specification(
         scale, mask, bias, softcap, sinks, dropout_p, seed,
         torch.are_deterministic_algorithms_enabled(),
@@ -126,7 +126,7 @@ def with_source_mask(mask: Mask | None, source: KeyValueSource) -> Mask | None:
             "positions: Causal, Window, Prefix"
         )
     # Such keys have positions after any query, so causal order hides them already.
-    return mask if mask.never_ahead() else mask & source.mask
+    return mask if mask.is_causal() else mask & source.mask
 
 
 def _lowered(

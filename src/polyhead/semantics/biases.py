@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polyhead.semantics.component import Component, inherit_no_shortcut
 from polyhead.semantics.masks import check_broadcast, of_heads, of_tokens
-from polyhead.semantics.pairs import Pairs, Tile, Value, cut
-from polyhead.semantics.parts import Part, inherit_no_shortcut
-from polyhead.semantics.tokens import Tokens, distance, nothing_lasts, repeated_step
+from polyhead.semantics.pairs import PairExpr, QueryKeyPairs, Tile, cut
+from polyhead.semantics.tokens import Tokens, active_capture, distance, is_tracing
 
 FARTHEST = 1 << 14
 """Most distances of a bias by distance: there is a number for each."""
@@ -44,7 +44,7 @@ class Numbers(NamedTuple):
     rounded: float = 0.0
 
 
-class Bias(Part, ABC):
+class Bias(Component, ABC):
     """A term added to the scores, after softcap and before the mask.
 
     Your own bias defines ``rule``, or ``tile`` if it is not a function of numbers of a pair. It
@@ -69,10 +69,10 @@ class Bias(Part, ABC):
 
     def on(self, device: torch.device) -> Bias:
         """The same bias with its tensors on a device; without gradients kept for further calls."""
-        tensors, step = self.tensors, repeated_step()
+        tensors, step = self.tensors, active_capture()
         if all(x.device == device for x in tensors):
             return self
-        if any(x.requires_grad for x in tensors) or (nothing_lasts() and step is None):
+        if any(x.requires_grad for x in tensors) or (is_tracing() and step is None):
             return self.with_tensors([x.to(device) for x in tensors])
         versions = [None if x.is_inference() else x._version for x in tensors]
         kept: tuple[Any, Bias] | None = self.__dict__.get("_elsewhere")
@@ -94,7 +94,7 @@ class Bias(Part, ABC):
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """Raises ValueError if this bias cannot belong to such a call."""
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         """What is added to the score of a pair."""
         raise NotImplementedError(f"{type(self).__name__} must define rule or tile")
 
@@ -162,7 +162,7 @@ class ALiBi(Bias, arguments={"slopes": Tensor}):
     def of_heads(self, heads: Sequence[int]) -> ALiBi:
         return type(self)(self.slopes[list(heads)])
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         # In the precision of scores: bfloat16 would round distances.
         slope, q, k = of.per_head(self.slopes), of.q_position, of.k_position
         return lambda pair: -slope(pair) * (q(pair) - k(pair)).abs()
@@ -320,7 +320,7 @@ class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max
         # Not by indexing, whose gradient is summed in any order.
         return self.table.to(like).index_select(0, buckets).mT
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         # By a table of whole distances: a compiler's logarithm may round to another bucket.
         far = self.max_distance
         q, k, most = of.q_position, of.k_position, of.number(far)
@@ -390,7 +390,7 @@ class TensorBias(Bias, arguments={"tensor": Tensor}):
     def of_tokens(self, queries: slice, keys: slice) -> TensorBias:
         return type(self)(of_tokens(self.tensor, queries, keys))
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         return of.of_pair(self.tensor)
 
     def numbers(self) -> Numbers:

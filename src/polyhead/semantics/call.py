@@ -94,11 +94,13 @@ class Call:
         return found
 
 
-def decisive(mask: Mask | None, queries: Tokens, keys: Tokens) -> tuple[Mask | None, Visibility]:
-    """The parts of a mask that matter between these tokens, and the visibility that it leaves."""
+def simplify_mask(
+    mask: Mask | None, queries: Tokens, keys: Tokens
+) -> tuple[Mask | None, Visibility]:
+    """The simplified mask for these tokens, and its visibility (none, some or all)."""
     if mask is None:
         return None, Visibility.ALL
     visibility = mask.classify(queries, keys)
     if visibility is Visibility.ALL:
         return None, visibility
-    return mask.simplified(queries, keys), visibility
+    return mask.simplify(queries, keys), visibility

@@ -1,14 +1,15 @@
 """What a rule compares: values of queries and keys, for a tile of pairs at once or one pair alone.
 
-A mask or a bias writes its rule once, over values that it asks of ``Pairs``:
+A mask or a bias writes its rule once, over values that it asks of ``QueryKeyPairs``:
 
     q, k = of.q_position, of.k_position
     return lambda pair: q(pair) >= k(pair)
 
 ``Tile`` answers with tensors that broadcast to ``[B, H, T, S]``, and the rule draws a tile.
-``OnePair`` answers with one number of each tensor, and the rule is a function that a compiler fuses
-into a kernel: batch row, head, query index and key index come when it is called. Numbers of a rule
-are asked for too, so that another window is another input and nothing to compile anew.
+``ScalarPair`` answers with one number of each tensor, and the rule is a function that a compiler
+fuses into a kernel (FlexAttention's ``mask_mod`` and ``score_mod``): batch row, head, query index
+and key index come when it is called. Numbers of a rule are asked for too, so that another window is
+another input and nothing to compile anew.
 
 Shape letters: B batch, H query heads, T queries, S keys.
 """
@@ -26,11 +27,11 @@ from polyhead.semantics.tokens import Tokens
 
 Pair = tuple[Tensor, ...]
 """Batch row, head, query index and key index of one pair; nothing for a tile."""
-Value = Callable[[Pair], Any]
+PairExpr = Callable[[Pair], Any]
 """A number of each pair."""
 
 
-class Pairs(ABC):
+class QueryKeyPairs(ABC):
     """Pairs of these queries and keys.
 
     Args:
@@ -46,123 +47,125 @@ class Pairs(ABC):
         self.q, self.k, self.device, self.dtype = q, k, device, dtype
 
     @property
-    def q_position(self) -> Value:
+    def q_position(self) -> PairExpr:
         return self._of_queries(self.q.position_tensor(self.device))
 
     @property
-    def k_position(self) -> Value:
+    def k_position(self) -> PairExpr:
         return self._of_keys(self.k.position_tensor(self.device))
 
     @property
-    def q_place(self) -> Value:
+    def q_place(self) -> PairExpr:
         return self._of_queries(self.q.place_tensor(self.device))
 
     @property
-    def k_place(self) -> Value:
+    def k_place(self) -> PairExpr:
         return self._of_keys(self.k.place_tensor(self.device))
 
-    def per_token(self, number: Callable[[Tokens, torch.device], Tensor]) -> tuple[Value, Value]:
+    def per_token(
+        self, number: Callable[[Tokens, torch.device], Tensor]
+    ) -> tuple[PairExpr, PairExpr]:
         """A number of every token, ``[length]`` or ``[B, length]``: of the query, of the key."""
         return (
             self._of_queries(number(self.q, self.device)),
             self._of_keys(number(self.k, self.device)),
         )
 
-    def per_head(self, numbers: Tensor) -> Value:
+    def per_head(self, numbers: Tensor) -> PairExpr:
         """A number of every head, ``[H]``."""
         return self.look_up(numbers.to(self.device, self.dtype)[None])
 
-    def per_row(self, numbers: Tensor) -> Value:
+    def per_row(self, numbers: Tensor) -> PairExpr:
         """A number of every batch row, ``[1 or B]``."""
         return self.look_up(numbers.to(self.device)[:, None])
 
     @abstractmethod
-    def number(self, number: int) -> Value:
+    def number(self, number: int) -> PairExpr:
         """One number for all pairs."""
 
     @abstractmethod
-    def of_pair(self, numbers: Tensor) -> Value:
+    def of_pair(self, numbers: Tensor) -> PairExpr:
         """A number of every pair, ``[1 or B, 1 or H, 1 or T, 1 or S]`` by index in the call."""
 
     @abstractmethod
-    def look_up(self, table: Tensor, *index: Value) -> Value:
+    def look_up(self, table: Tensor, *index: PairExpr) -> PairExpr:
         """The entry ``[batch row, head, *index]`` of a table ``[1 or B, 1 or H, …]``."""
 
     @abstractmethod
-    def _of_queries(self, numbers: Tensor) -> Value: ...
+    def _of_queries(self, numbers: Tensor) -> PairExpr: ...
 
     @abstractmethod
-    def _of_keys(self, numbers: Tensor) -> Value: ...
+    def _of_keys(self, numbers: Tensor) -> PairExpr: ...
 
 
-class Tile(Pairs):
+class Tile(QueryKeyPairs):
     """All pairs of a run of queries and a run of keys."""
 
-    def number(self, number: int) -> Value:
+    def number(self, number: int) -> PairExpr:
         return lambda pair: number
 
-    def of_pair(self, numbers: Tensor) -> Value:
+    def of_pair(self, numbers: Tensor) -> PairExpr:
         numbers = cut(numbers, self.q, self.k).to(self.device)
         return lambda pair: numbers
 
-    def look_up(self, table: Tensor, *index: Value) -> Value:
+    def look_up(self, table: Tensor, *index: PairExpr) -> PairExpr:
         if not index:
             return lambda pair: table[..., None, None]
         rows = torch.arange(table.shape[0], device=table.device).view(-1, 1, 1, 1)
         heads = torch.arange(table.shape[1], device=table.device).view(-1, 1, 1)
         return lambda pair: table[rows, heads, *(i(pair) for i in index)]
 
-    def _of_queries(self, numbers: Tensor) -> Value:
+    def _of_queries(self, numbers: Tensor) -> PairExpr:
         numbers = _per_row(numbers)[:, None, :, None]
         return lambda pair: numbers
 
-    def _of_keys(self, numbers: Tensor) -> Value:
+    def _of_keys(self, numbers: Tensor) -> PairExpr:
         numbers = _per_row(numbers)[:, None, None, :]
         return lambda pair: numbers
 
 
-class OnePair(Pairs):
+class ScalarPair(QueryKeyPairs):
     """A single pair; all tokens are those of the whole call, so that an index is a column."""
 
     @property
-    def q_position(self) -> Value:
+    def q_position(self) -> PairExpr:
         return super().q_position if self.q.positions is not None else self.q_place
 
     @property
-    def k_position(self) -> Value:
+    def k_position(self) -> PairExpr:
         return super().k_position if self.k.positions is not None else self.k_place
 
     @property
-    def q_place(self) -> Value:
+    def q_place(self) -> PairExpr:
         return self._place(self.q, 2)
 
     @property
-    def k_place(self) -> Value:
+    def k_place(self) -> PairExpr:
         return self._place(self.k, 3)
 
-    def _place(self, tokens: Tokens, axis: int) -> Value:
+    def _place(self, tokens: Tokens, axis: int) -> PairExpr:
         first = torch.tensor(tokens.places.low, device=self.device)
         if tokens.stride == 1:
             return lambda pair: pair[axis] + first
         stride = torch.tensor(tokens.stride, device=self.device)
         return lambda pair: pair[axis] * stride + first
 
-    def number(self, number: int) -> Value:
+    def number(self, number: int) -> PairExpr:
         held = torch.tensor(number, device=self.device)
         return lambda pair: held
 
-    def of_pair(self, numbers: Tensor) -> Value:
+    def of_pair(self, numbers: Tensor) -> PairExpr:
         numbers = numbers.to(self.device)
         return lambda pair: _entry(numbers, *pair)
 
-    def look_up(self, table: Tensor, *index: Value) -> Value:
+    def look_up(self, table: Tensor, *index: PairExpr) -> PairExpr:
         return lambda pair: _entry(table, pair[0], pair[1], *(i(pair) for i in index))
 
-    def _of_queries(self, numbers: Tensor) -> Value:
+    def _of_queries(self, numbers: Tensor) -> PairExpr:
         numbers = _per_row(numbers)
         return lambda pair: _entry(numbers, pair[0], pair[2])
 
-    def _of_keys(self, numbers: Tensor) -> Value:
+    def _of_keys(self, numbers: Tensor) -> PairExpr:
         numbers = _per_row(numbers)
         return lambda pair: _entry(numbers, pair[0], pair[3])
 

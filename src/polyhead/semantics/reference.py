@@ -17,10 +17,10 @@ from polyhead.semantics.scores import (
     accumulation_dtype,
     fold,
     keep_weights,
-    poisoned,
-    quarantine,
+    sees_nonfinite,
     tile_scores,
     unfold,
+    zero_nonfinite,
 )
 from polyhead.semantics.state import State
 
@@ -33,7 +33,7 @@ def attend(call: Call) -> State:
     k, v = k.to(precise), v.to(precise)
     q_scaled, bad = q.to(precise) * spec.scale, None
     if spec.mask is not None:
-        k, v, bad = quarantine(k, v)
+        k, v, bad = zero_nonfinite(k, v)
         # A query that sees nothing is not read either: its NaN would reach the gradient of the
         # keys.
         seen = spec.mask.visible(call.q_tokens, call.source.tokens, q.device)
@@ -47,7 +47,7 @@ def attend(call: Call) -> State:
     out = unfold(fold(weights, k.shape[1]) @ v, q.shape[1])
 
     if bad is not None:
-        out = out.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
+        out = out.masked_fill(sees_nonfinite(visible, bad, q.shape[1])[..., None], torch.nan)
     return State(out.to(q.dtype), lse)
 
 

@@ -17,7 +17,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.native.dropout import Dropout, kept
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Visibility
-from polyhead.semantics.tokens import Tokens, is_traced, repeated_step
+from polyhead.semantics.tokens import Tokens, active_capture, is_traced
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -75,18 +75,18 @@ def tile_scores(
     return scores, capped, visible
 
 
-def quarantine(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def zero_nonfinite(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys and values with every NaN and Inf replaced by 0, and which keys had any.
 
     What is masked must not reach arithmetic: 0 · NaN is NaN, so a masked key with garbage in it
-    would poison rows that may not see it. Rows that may see it are made NaN by ``poisoned``, and
-    take no part in gradients. Without a mask nothing is hidden, and nothing is replaced.
+    would poison rows that may not see it. Rows that may see it are made NaN (``sees_nonfinite``),
+    and take no part in gradients. Without a mask nothing is hidden, and nothing is replaced.
 
     Returns:
         k, v, and ``[B, G, S]`` True for keys with content that is not finite; None where all is.
     """
     # A sum is finite only if every term is: one cheap pass answers for nearly every call.
-    if k.is_cpu and not (is_traced(k) or is_traced(v) or repeated_step()):
+    if k.is_cpu and not (is_traced(k) or is_traced(v) or active_capture()):
         wide = accumulation_dtype(k.dtype)  # float16's own sum could overflow
         sums = k.detach().sum(dtype=wide) + v.detach().sum(dtype=wide)
         if math.isfinite(sums.item()):
@@ -118,8 +118,8 @@ def is_distributed(*tensors: Tensor | None) -> bool:
     return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
 
 
-def beside(*tensors: Tensor | None) -> AbstractContextManager[None]:
-    """Where one of these is a DTensor, plain tensors beside it count as replicated.
+def implicit_replication(*tensors: Tensor | None) -> AbstractContextManager[None]:
+    """Enables DTensor implicit replication if any argument is a DTensor.
 
     Raises:
         UnsupportedError: One has no elements: torch's reshape of an empty DTensor never returns.
@@ -130,8 +130,8 @@ def beside(*tensors: Tensor | None) -> AbstractContextManager[None]:
         raise UnsupportedError("a DTensor without elements cannot be reshaped by torch: got one")
     from torch.distributed.tensor.experimental import implicit_replication
 
-    together: AbstractContextManager[None] = implicit_replication()
-    return together
+    context: AbstractContextManager[None] = implicit_replication()
+    return context
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def reproducibly(spec: Specification, x: Tensor) -> AbstractContextManager[None]
     return nullcontext()
 
 
-def poisoned(visible: Tensor | None, bad_BGS: Tensor, num_heads: int) -> Tensor:
+def sees_nonfinite(visible: Tensor | None, bad_BGS: Tensor, num_heads: int) -> Tensor:
     """``[B, H, 1 or T]`` True for query rows that see a key with content that is not finite."""
     bad_BHS = bad_BGS.repeat_interleave(num_heads // bad_BGS.shape[1], dim=1)
     if visible is None:

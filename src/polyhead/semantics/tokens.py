@@ -141,8 +141,8 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 @dataclass(eq=False)
-class Repeated:
-    """A step that is recorded once and runs again on other values in the same tensors.
+class GraphCapture:
+    """A decoding step that is captured once and replayed on other values of the same tensors.
 
     Attributes:
         positions: Every position is below this number.
@@ -156,26 +156,26 @@ class Repeated:
     held: list[Any] = field(default_factory=list)
 
 
-_repeated: ContextVar[Repeated | None] = ContextVar("polyhead.repeated", default=None)
+_capture: ContextVar[GraphCapture | None] = ContextVar("polyhead.capturing", default=None)
 
 
 @contextmanager
-def repeated(positions: int) -> Iterator[Repeated]:
-    """While this lasts no value of a tensor is read, since others stand there in the next run."""
-    token = _repeated.set(step := Repeated(positions))
+def capturing(positions: int) -> Iterator[GraphCapture]:
+    """CUDA-graph capture: no tensor value may be read (``item``), since replays see others."""
+    token = _capture.set(step := GraphCapture(positions))
     try:
         yield step
     finally:
-        _repeated.reset(token)
+        _capture.reset(token)
 
 
-def repeated_step() -> Repeated | None:
-    """The step that is being recorded in this thread or task, or None."""
-    return None if torch.compiler.is_compiling() else _repeated.get()
+def active_capture() -> GraphCapture | None:
+    """The capture in progress in this thread or task, or None."""
+    return None if torch.compiler.is_compiling() else _capture.get()
 
 
-def nothing_lasts() -> bool:
-    """Whether tensors made here belong to a graph or a mode, so that they must not be cached."""
+def is_tracing() -> bool:
+    """Whether a compiler, tracer or mode records operations, so that tensors must not be cached."""
     return torch.compiler.is_compiling() or torch._C._is_tracing() or by_row.is_watched()
 
 
@@ -206,7 +206,7 @@ def _spans(positions: Tensor, size: int) -> list[Span | None]:
     """The span of every run of ``size``, with one transfer from the device for all of them."""
     length = positions.shape[-1]
     count = max(1, -(-length // max(1, size)))
-    if is_traced(positions) or repeated_step() is not None:
+    if is_traced(positions) or active_capture() is not None:
         return [None] * count
     if positions.numel() == 0:
         return [Span(0, -1)] * count

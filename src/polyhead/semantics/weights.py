@@ -14,9 +14,9 @@ from polyhead.semantics.call import Specification
 from polyhead.semantics.scores import (
     accumulation_dtype,
     full_precision,
-    poisoned,
-    quarantine,
+    sees_nonfinite,
     tile_scores,
+    zero_nonfinite,
 )
 from polyhead.semantics.tokens import Tokens
 
@@ -44,13 +44,13 @@ def log_weight_rows(
     q_scaled = q.to(precise).masked_fill(empty[..., None], 0.0) * spec.scale
     k, bad = k.to(precise), None
     if spec.mask is not None:
-        k, _, bad = quarantine(k, k[..., :0])  # weights do not depend on values
+        k, _, bad = zero_nonfinite(k, k[..., :0])  # weights do not depend on values
     with full_precision(q):
         scores, _, visible = tile_scores(q_scaled, k, spec, q_tokens, k_tokens)
     # A row that saw nothing has scores and lse of −∞, whose difference would be NaN.
     logs = scores.sub_(lse.to(precise).masked_fill(empty, torch.inf)[..., None])
     if bad is not None:
-        logs = logs.masked_fill(poisoned(visible, bad, q.shape[1])[..., None], torch.nan)
+        logs = logs.masked_fill(sees_nonfinite(visible, bad, q.shape[1])[..., None], torch.nan)
     return logs
 
 

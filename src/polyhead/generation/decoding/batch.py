@@ -13,8 +13,8 @@ from torch import Tensor
 from polyhead._utils.checks import shown
 from polyhead.errors import UnsupportedError
 from polyhead.generation.decoding import graphs
+from polyhead.generation.decoding.captured_steps import replayer, tokens_of
 from polyhead.generation.decoding.options import GenerationOptions, room
-from polyhead.generation.decoding.repeating import repeating, tokens_of
 from polyhead.generation.decoding.rules import rules_of
 from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.search import BeamSearch, Hypothesis, draw
@@ -205,7 +205,7 @@ def _repeated(
         steps.reorder(of, of)
         logits = logits[of]
     ids: list[list[int]] = [[] for _ in logits]
-    running = repeating(
+    running = replayer(
         steps,
         [Sampler(options.sampling, logits.device, sample=row % samples) for row in range(len(ids))],
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyhead.caches.sizes import Dense, Latent, Plain
 from polyhead.caches.stored import StoredCache
 from polyhead.kernels import KERNELS
-from polyhead.kernels.triton.kernel import objection as objection_of_triton
+from polyhead.kernels.triton.kernel import unsupported_reason as triton_unsupported_reason
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.exact import ExactType
 from polyhead.layers.feed_forward import FeedForward
@@ -31,7 +31,7 @@ from polyhead.native import by_row
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
-    from polyhead.generation.decoding.repeating import RepeatedStep
+    from polyhead.generation.decoding.captured_steps import CapturedStep
 
 _ALLOWED: dict[type[nn.Module], ExactType[Any]] = {
     kind: ExactType(kind)
@@ -56,7 +56,7 @@ class Graph(Protocol):
         """Whether the model is still as it was recorded."""
 
 
-Maker: TypeAlias = Callable[["RepeatedStep", nn.Module, "Sequence[torch.Generator]"], Graph]
+Maker: TypeAlias = Callable[["CapturedStep", nn.Module, "Sequence[torch.Generator]"], Graph]
 """Records a step of a model, which draws from generators, without running it."""
 
 
@@ -64,7 +64,7 @@ class Recorded:
     """What a graph of a model depends on.
 
     Args:
-        model: Its modules are allowed (``objection``).
+        model: Its modules are allowed (``unsupported_reason``).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -101,7 +101,7 @@ class CudaGraph(Recorded):
     """
 
     def __init__(
-        self, step: RepeatedStep, model: nn.Module, generators: Sequence[torch.Generator]
+        self, step: CapturedStep, model: nn.Module, generators: Sequence[torch.Generator]
     ) -> None:
         super().__init__(model)
         device = next(model.parameters()).device
@@ -153,10 +153,10 @@ def why_not(
             f"windows forget what a dense cache of {tokens:,} tokens would keep; graph=True "
             "accepts that"
         )
-    return objection(model, cache)
+    return unsupported_reason(model, cache)
 
 
-def objection(model: Transformer, cache: ModelCache | None) -> str | None:
+def unsupported_reason(model: Transformer, cache: ModelCache | None) -> str | None:
     """Why decoding with a model is not recorded, or None.
 
     Args:
@@ -215,7 +215,7 @@ def _of_kernel(model: Transformer) -> str | None:
     shapes = (layer.attention.cache_shape for layer in model.config.layers)
     sizes = {(shape.key_dim, shape.value_dim) for shape in shapes}
     for key_dim, value_dim in sorted(sizes):
-        why = objection_of_triton(like.device, like.dtype, key_dim, value_dim)
+        why = triton_unsupported_reason(like.device, like.dtype, key_dim, value_dim)
         if why is not None:
             return f"kernel 'triton' is not taken: {why}"
     return None

@@ -17,8 +17,8 @@ from torch import Tensor
 from polyhead._utils.checks import flag
 from polyhead.errors import SharedCacheError, UnsupportedError
 from polyhead.generation.decoding import graphs
+from polyhead.generation.decoding.captured_steps import StepReplayer, replayer, tokens_of
 from polyhead.generation.decoding.options import GenerationOptions, room
-from polyhead.generation.decoding.repeating import Repeating, repeating, tokens_of
 from polyhead.generation.decoding.rules import rules_of
 from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.search import draw
@@ -113,7 +113,7 @@ class TextStream(Iterator[str]):
         self._decoder = tokenizer.stream()
         self._cache, self._graph = cache, graph
         self._no_graph: str | None = None
-        self._running: Repeating | None = None
+        self._running: StepReplayer | None = None
         self._rules = rules_of(self._options, sorted(self._stop_ids), self._room)
         if graph and (why := self._why_no_graph()) is not None:
             raise UnsupportedError(f"graph=True cannot be: {why}")
@@ -230,7 +230,7 @@ class TextStream(Iterator[str]):
         """Tokens of a step that repeats itself on the device."""
         steps = self._steps()
         first = steps.start()
-        self._running = repeating(steps, [Sampler(self._options.sampling, first.device)])
+        self._running = replayer(steps, [Sampler(self._options.sampling, first.device)])
         drawn = tokens_of(self._running, first, self._stop_ids, self._room)
         yield from (token for _, token in drawn)
 

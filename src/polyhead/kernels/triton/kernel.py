@@ -35,13 +35,15 @@ class TritonKernel(Kernel[Extras]):
             return "no CUDA device here (TRITON_INTERPRET=1 interprets it on a CPU, slowly)"
         return None
 
-    def unasked(self, call: Call) -> str | None:
+    def auto_skip_reason(self, call: Call) -> str | None:
         q, source = call.q, call.source
         if q.device.type != "cuda":
             return "on a CPU it is interpreted"
         if self.unavailable() is not None or q.dtype not in _DTYPES:
             return None  # ``unavailable`` says it
-        return objection(q.device, q.dtype, source.key_dim, source.value_dim, _bits(source))
+        return unsupported_reason(
+            q.device, q.dtype, source.key_dim, source.value_dim, _bits(source)
+        )
 
     def plan(self, call: Call) -> Extras | Refusal:
         if (feature := _refused(call)) is not None:
@@ -69,7 +71,7 @@ class TritonKernel(Kernel[Extras]):
             raise SwitchedOffError(f"kernel 'triton' does not compile here: {error}") from error
 
 
-def objection(
+def unsupported_reason(
     device: torch.device,
     dtype: torch.dtype,
     key_dim: int,
@@ -88,7 +90,7 @@ def objection(
     parts = blocks.parts_of(key_dim, value_dim)
     if not blocks.fits(parts, dtype.itemsize, coded=bits is not None):
         return "such heads are not known to fit the registers in this dtype"
-    return self_test.objection(device, dtype, parts, bits)
+    return self_test.unsupported_reason(device, dtype, parts, bits)
 
 
 def _refused(call: Call) -> str | None:

@@ -94,12 +94,12 @@ def gradients(
     G, S, V = piece.k.shape[1], piece.k.shape[2], piece.value_dim
     (out, lse), (grad_out, grad_lse) = result, grads
     # A row has no gradients if it saw nothing, or saw content that is not finite.
-    silent = lse.isneginf()
+    no_grad_rows = lse.isneginf()
     if extras.bounds is not None or extras.keep is not None:
-        silent = silent | out.isnan().any(dim=-1)
+        no_grad_rows = no_grad_rows | out.isnan().any(dim=-1)
     delta = (grad_out.float() * out.float()).sum(dim=-1) - grad_lse
-    delta = delta.masked_fill(silent, 0.0).contiguous()
-    lse = (lse * _LOG2E).masked_fill(silent, torch.inf).contiguous()
+    delta = delta.masked_fill(no_grad_rows, 0.0).contiguous()
+    lse = (lse * _LOG2E).masked_fill(no_grad_rows, torch.inf).contiguous()
     d_q, d_k, d_v = (
         torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, piece.k, piece.v)
     )

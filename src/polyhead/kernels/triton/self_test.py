@@ -29,7 +29,7 @@ _lock = threading.Lock()
 _CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
-def objection(
+def unsupported_reason(
     device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None
 ) -> str | None:
     """Why ``auto`` may not take the kernels for such heads on this device, or None."""
@@ -48,7 +48,7 @@ def objection(
 
 
 # What torch.compiler.assume_constant_result would write, without importing the compiler.
-objection._dynamo_marked_constant = True  # type: ignore[attr-defined]
+unsupported_reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def switched_off() -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from polyhead.errors import UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding import graphs
-from polyhead.generation.decoding.repeating import repeating
+from polyhead.generation.decoding.captured_steps import replayer
 from polyhead.generation.decoding.sampling import Sampler, Sampling
 from polyhead.generation.decoding.steps import DecoderSteps
 from polyhead.lab.benchmarks.case import Case, Contestant, Differs, Run
@@ -43,7 +43,7 @@ def decode_on_device(
     before, tokens = ids[:, :prompt], ids[:, prompt : prompt + STEPS]
     same, peers, group = says_the_same(dtype), {}, f"decode after {prompt} tokens, steps:"
     ours = steps(model, before, tokens)
-    if graphs.objection(model.transformer, None) is None:
+    if graphs.unsupported_reason(model.transformer, None) is None:
         peers[UNCAPTURED] = Contestant(ours, same)
         ours, group = captured_steps(model, before, tokens), f"captured, {group}"
     if theirs is not None:
@@ -90,7 +90,7 @@ def captured_steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
     cache = model.new_cache(prompt.shape[1] + count + 2, kind="dense")
     model(prompt, cache=cache, last=1)
     steps = DecoderSteps(model.transformer, [], cache)
-    running = repeating(steps, [Sampler(Sampling(), prompt.device)])
+    running = replayer(steps, [Sampler(Sampling(), prompt.device)])
     step = running.step
 
     def run() -> Tensor:

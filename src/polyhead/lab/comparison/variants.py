@@ -155,8 +155,10 @@ def decoder(which: Variant, sizes: Sizes) -> TransformerConfig:
 def parameters(config: TransformerConfig) -> int:
     """Parameters of a whole decoder with a tied head."""
     E = config.embed_dim
-    positions = config.embedding.pieces(config.vocab_size, E, config.max_positions, read_whole=True)
-    found = [*positions, *(piece for layer in config.layers for piece in layer.pieces(E))]
+    positions = config.embedding.parameter_groups(
+        config.vocab_size, E, config.max_positions, read_whole=True
+    )
+    found = [*positions, *(piece for layer in config.layers for piece in layer.parameter_groups(E))]
     norm = 0 if config.final_norm is None else config.final_norm.parameters(E)
     return sum(piece.count for piece in found) + norm
 

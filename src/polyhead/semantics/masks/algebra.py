@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
-from polyhead.semantics.pairs import Pairs, Tile, Value
-from polyhead.semantics.parts import Part, inherit_no_shortcut
+from polyhead.semantics.component import Component, inherit_no_shortcut
+from polyhead.semantics.pairs import PairExpr, QueryKeyPairs, Tile
 from polyhead.semantics.tokens import Tokens
 
 
@@ -53,7 +53,7 @@ _DRAWN = 12
 """Queries and keys of a notebook's picture, where a mask is for any number of them."""
 
 
-class Mask(Part):
+class Mask(Component):
     """A mask expression; combine with ``&`` (both allow), ``|`` (either allows), ``~`` (not).
 
     Your own mask defines ``rule``, or ``visible`` if it has none. It may override other methods
@@ -68,15 +68,15 @@ class Mask(Part):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherit_no_shortcut(cls, Mask, "visible", "classify", "range", "never_ahead", "simplified")
+        inherit_no_shortcut(cls, Mask, "visible", "classify", "range", "is_causal", "simplify")
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         """Whether the query of a pair may look at its key."""
         raise NotImplementedError(f"{type(self).__name__} must define rule or visible")
 
     def has_rule(self) -> bool:
         """Whether this mask is a function of one pair, as are all that it is made of."""
-        return all(part.ruled for part in self.walk())
+        return all(part.uses_rule for part in self.walk())
 
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         """True where the query may look at the key: bool, broadcasts to ``[B, H, T, S]``."""
@@ -94,7 +94,7 @@ class Mask(Part):
         """
         return None
 
-    def never_ahead(self) -> bool:
+    def is_causal(self) -> bool:
         """Whether no query sees a key that stands later; False where that is not known."""
         return False
 
@@ -158,8 +158,8 @@ class Mask(Part):
         for part in self.parts():
             part.check(batch, heads, queries, keys)
 
-    def simplified(self, q: Tokens, k: Tokens) -> Mask:
-        """A mask that allows the same pairs of these tokens, without parts that decide nothing."""
+    def simplify(self, q: Tokens, k: Tokens) -> Mask:
+        """Drops sub-masks that are always true for these tokens."""
         return self
 
     def __and__(self, other: Mask) -> Mask:
@@ -204,7 +204,7 @@ class And(Mask, arguments={"left": Mask, "right": Mask}):
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         left, right = self.left.rule(of), self.right.rule(of)
         return lambda pair: left(pair) & right(pair)
 
@@ -233,18 +233,18 @@ class And(Mask, arguments={"left": Mask, "right": Mask}):
             _either(torch.logical_and, left.keep, right.keep),
         )
 
-    def never_ahead(self) -> bool:
-        return self.left.never_ahead() or self.right.never_ahead()
+    def is_causal(self) -> bool:
+        return self.left.is_causal() or self.right.is_causal()
 
     def parts(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
-    def simplified(self, q: Tokens, k: Tokens) -> Mask:
+    def simplify(self, q: Tokens, k: Tokens) -> Mask:
         if self.left.classify(q, k) is Visibility.ALL:
-            return self.right.simplified(q, k)
+            return self.right.simplify(q, k)
         if self.right.classify(q, k) is Visibility.ALL:
-            return self.left.simplified(q, k)
-        return self.left.simplified(q, k) & self.right.simplified(q, k)
+            return self.left.simplify(q, k)
+        return self.left.simplify(q, k) & self.right.simplify(q, k)
 
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return self.left.of_heads(heads) & self.right.of_heads(heads)
@@ -263,7 +263,7 @@ class Or(Mask, arguments={"left": Mask, "right": Mask}):
     def __init__(self, left: Mask, right: Mask) -> None:
         self.left, self.right = left, right
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         left, right = self.left.rule(of), self.right.rule(of)
         return lambda pair: left(pair) | right(pair)
 
@@ -288,18 +288,18 @@ class Or(Mask, arguments={"left": Mask, "right": Mask}):
             return Range(None, None)
         return Range(None, torch.maximum(left.high, right.high))
 
-    def never_ahead(self) -> bool:
-        return self.left.never_ahead() and self.right.never_ahead()
+    def is_causal(self) -> bool:
+        return self.left.is_causal() and self.right.is_causal()
 
     def parts(self) -> tuple[Mask, ...]:
         return self.left, self.right
 
-    def simplified(self, q: Tokens, k: Tokens) -> Mask:
+    def simplify(self, q: Tokens, k: Tokens) -> Mask:
         if self.left.classify(q, k) is Visibility.NONE:
-            return self.right.simplified(q, k)
+            return self.right.simplify(q, k)
         if self.right.classify(q, k) is Visibility.NONE:
-            return self.left.simplified(q, k)
-        return self.left.simplified(q, k) | self.right.simplified(q, k)
+            return self.left.simplify(q, k)
+        return self.left.simplify(q, k) | self.right.simplify(q, k)
 
     def of_heads(self, heads: Sequence[int]) -> Mask:
         return self.left.of_heads(heads) | self.right.of_heads(heads)
@@ -318,7 +318,7 @@ class Not(Mask, arguments={"inner": Mask}):
     def __init__(self, inner: Mask) -> None:
         self.inner = inner
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         inner = self.inner.rule(of)
         return lambda pair: ~inner(pair)
 

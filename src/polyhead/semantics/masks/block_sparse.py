@@ -11,7 +11,7 @@ from torch import Tensor
 from polyhead._utils.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Visibility
 from polyhead.semantics.masks.explicit import of_heads
-from polyhead.semantics.pairs import Pairs, Value
+from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
 from polyhead.semantics.tokens import Span, Tokens, is_traced
 
 
@@ -50,7 +50,7 @@ class BlockSparse(Mask, arguments={"blocks": Tensor, "block_size": int}):
             some, every = self.blocks.any(dim=1).any(dim=0), self.blocks.all(dim=1).all(dim=0)
             self._seen = _sums(some), _sums(every)
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         size = of.number(self.block_size)
         q, k = of.q_place, of.k_place
         # More queries than keys have places below 0: they belong to the first block.

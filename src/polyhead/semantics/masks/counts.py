@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import whole
+from polyhead.semantics.component import same
 from polyhead.semantics.masks.algebra import Visibility
-from polyhead.semantics.parts import same
 from polyhead.semantics.tokens import Span, is_traced
 
 

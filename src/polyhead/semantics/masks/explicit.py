@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead.semantics.masks.algebra import Mask, Range
-from polyhead.semantics.pairs import Pairs, Value
+from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
 from polyhead.semantics.tokens import Tokens
 
 
@@ -41,7 +41,7 @@ class Keep(Mask, arguments={"allowed": Tensor}):
             )
         self.allowed = allowed[(None,) * (4 - allowed.ndim)]
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         return of.of_pair(self.allowed)
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
@@ -72,7 +72,7 @@ class Drop(Keep, arguments={"allowed": Tensor}):
 
     compares = "indexes"
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         allowed = super().rule(of)
         return lambda pair: ~allowed(pair)
 

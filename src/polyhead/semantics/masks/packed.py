@@ -12,7 +12,7 @@ from torch import Tensor
 from polyhead._utils.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below, short
-from polyhead.semantics.pairs import Pairs, Value
+from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
 from polyhead.semantics.tokens import Span, Tokens
 
 _NEVER = torch.iinfo(torch.int64).max
@@ -30,7 +30,7 @@ class KeyLengths(Mask, arguments={"length": Tensor | list}):
     def __init__(self, length: int | Sequence[int] | Tensor) -> None:
         self.length = PerRow("KeyLengths length", length)
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         k, length = of.k_place, of.per_row(self.length.tensor(of.device))
         return lambda pair: k(pair) < length(pair)
 
@@ -101,7 +101,7 @@ class Documents(Mask, arguments={"lengths": list}):
         total = sum(self.lengths[0])
         return (total, total) if total else None
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         q, k = of.per_token(self.ids)
         return lambda pair: q(pair) == k(pair)
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from polyhead._utils.checks import whole
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below
-from polyhead.semantics.pairs import Pairs, Value
+from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
 from polyhead.semantics.tokens import Tokens
 
 
 class Causal(Mask, arguments={}):
     """A query sees keys at its own position and before: key position ≤ query position."""
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         q, k = of.q_position, of.k_position
         return lambda pair: q(pair) >= k(pair)
 
@@ -31,7 +31,7 @@ class Causal(Mask, arguments={}):
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         return Range(None, _at_rows(q, device) + 1)
 
-    def never_ahead(self) -> bool:
+    def is_causal(self) -> bool:
         return True
 
     def of_rows(self, rows: Sequence[int]) -> Mask:
@@ -56,7 +56,7 @@ class Window(Mask, arguments={"size": int, "ahead": int | None}):
         self.size = whole("Window size", size, least=1)
         self.ahead = None if ahead is None else whole("Window ahead", ahead, least=0)
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         q, k, size = of.q_position, of.k_position, of.number(self.size)
         if self.ahead is None:
             return lambda pair: k(pair) > q(pair) - size(pair)
@@ -89,7 +89,7 @@ class Chunk(Mask, arguments={"size": int}):
     def __init__(self, size: int) -> None:
         self.size = whole("Chunk size", size, least=1)
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         q, k, size = of.q_position, of.k_position, of.number(self.size)
         return lambda pair: q(pair) // size(pair) == k(pair) // size(pair)
 
@@ -119,7 +119,7 @@ class Prefix(Mask, arguments={"length": Tensor | list}):
     def __init__(self, length: int | Sequence[int] | Tensor) -> None:
         self.length = PerRow("Prefix length", length)
 
-    def rule(self, of: Pairs) -> Value:
+    def rule(self, of: QueryKeyPairs) -> PairExpr:
         k, length = of.k_position, of.per_row(self.length.tensor(of.device))
         return lambda pair: k(pair) < length(pair)
 

@@ -76,11 +76,11 @@ def attend(
     )
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    spoiled = tl.zeros([ROWS], tl.int32)
+    nonfinite = tl.zeros([ROWS], tl.int32)
     acc = tl.zeros([ROWS, VALUE], tl.float32)
     for at in range(whole, whole_stop, KEYS):
-        peak, total, acc, spoiled = tile(
-            peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
+        peak, total, acc, nonfinite = tile(
+            peak, total, acc, nonfinite, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
             keep, k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped,
             first, scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP,
             DROPOUT, PAGED, POSITIONS, SHARED, K_CODES, V_CODES, WIDE, False,
@@ -89,8 +89,8 @@ def attend(
     after = tl.maximum(tl.cdiv(stop - whole_stop, KEYS), 0)
     for i in range(before + after):
         at = tl.where(i < before, start + i * KEYS, whole_stop + (i - before) * KEYS)
-        peak, total, acc, spoiled = tile(
-            peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
+        peak, total, acc, nonfinite = tile(
+            peak, total, acc, nonfinite, q_head, q_tail, q_near, origin, at, k, v, pages, low, high,
             keep, k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped,
             first, scale, cap, KEYS, HEAD, TAIL, VALUE, DIM, VALUE_DIM, BOUNDS, KEEP, BIAS, CAP,
             DROPOUT, PAGED, POSITIONS, SHARED, K_CODES, V_CODES, WIDE, True,
@@ -100,8 +100,8 @@ def attend(
     found = acc * (factor / some)[:, None]
     if BOUNDS != "" or KEEP:
         # A row that sees what is not finite is NaN; an infinite sum tells of an infinite value.
-        spoiled |= tl.max((~finite(found)).to(tl.int32), 1)
-        found = tl.where((spoiled != 0)[:, None], float("nan"), found)
+        nonfinite |= tl.max((~finite(found)).to(tl.int32), 1)
+        found = tl.where((nonfinite != 0)[:, None], float("nan"), found)
     columns = tl.arange(0, VALUE)
     row = split * out[1] + batch * out[2] + head * out[3] + token.to(tl.int64) * out[4]
     mask = there[:, None] & (columns < VALUE_DIM)[None, :]
@@ -145,7 +145,7 @@ def share_of_keys(
 
 @triton.jit
 def tile(
-    peak, total, acc, spoiled, q_head, q_tail, q_near, origin, at, k, v, pages, low, high, keep,
+    peak, total, acc, nonfinite, q_head, q_tail, q_near, origin, at, k, v, pages, low, high, keep,
     k_positions, bias, dropout, batch, kv_head, head, token, there, keys, skipped, first,
     scale, cap,
     KEYS: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, VALUE: tl.constexpr,
@@ -186,7 +186,7 @@ def tile(
     if TAIL > 0:
         z += product(q_tail, tl.trans(k_tail), WIDE)
     if (BOUNDS != "" or KEEP) and not BORDER:
-        spoiled |= (tl.max(tl.abs(z), 1) == float("inf")).to(tl.int32)
+        nonfinite |= (tl.max(tl.abs(z), 1) == float("inf")).to(tl.int32)
     z, _ = capped(z * scale, cap, CAP)
     z = biased(z, batch, head, token, there, key, k_there, q_near, nearby(k_at, origin), bias, BIAS)
     z = z * LOG2E
@@ -194,7 +194,7 @@ def tile(
         seen = visible(batch, head, token, there, key, k_there, k_at, low, high, keep, BOUNDS, KEEP)
         z = tl.where(seen, z, float("-inf"))
         if masked:
-            spoiled |= tl.max((seen & (bad != 0)[None, :]).to(tl.int32), 1)
+            nonfinite |= tl.max((seen & (bad != 0)[None, :]).to(tl.int32), 1)
     new_peak = tl.maximum(peak, tl.max(z, 1))
     # Where nothing has been seen yet the peak is −∞; measure against 0 to keep NaN out.
     safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -204,4 +204,4 @@ def tile(
     if DROPOUT:
         weights = tl.where(kept(batch, head, token, key, dropout), weights, 0.0)
     acc = acc * rescale[:, None] + product(weights.to(values.dtype), values, WIDE)
-    return new_peak, total, acc, spoiled
+    return new_peak, total, acc, nonfinite

@@ -21,9 +21,9 @@ from polyhead.config import (
 )
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding import graphs
+from polyhead.generation.decoding.captured_steps import AHEAD, CapturedStep, StepReplayer
+from polyhead.generation.decoding.captured_steps import tokens_of as rows_of
 from polyhead.generation.decoding.options import GenerationOptions
-from polyhead.generation.decoding.repeating import AHEAD, RepeatedStep, Repeating
-from polyhead.generation.decoding.repeating import tokens_of as rows_of
 from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.search import draw
 from polyhead.generation.decoding.steps import DecoderSteps
@@ -111,8 +111,8 @@ def running_of(model, sampling=None, capacity=64, kernel="tiled"):
     steps = DecoderSteps(model, [PROMPT], model.new_cache(capacity, kind="dense"))
     first = steps.start()
     sampler = Sampler(GenerationOptions(**(sampling or {})).sampling)
-    step = RepeatedStep(model, steps.cache, [sampler], kernel)
-    running = Repeating(step, Replayed, lambda: graphs.objection(model, steps.cache))
+    step = CapturedStep(model, steps.cache, [sampler], kernel)
+    running = StepReplayer(step, Replayed, lambda: graphs.unsupported_reason(model, steps.cache))
     return running, first
 
 
@@ -259,7 +259,7 @@ def test_hooks_and_new_weights_end_a_graph():
     found += [next(tokens) for _ in range(8)]
     assert len(seen) == 8
     assert running.graph is None
-    assert "layers.0 has hooks" in graphs.objection(model, running.step.cache)
+    assert "layers.0 has hooks" in graphs.unsupported_reason(model, running.step.cache)
     handle.remove()
     found += [next(tokens) for _ in range(8)]
     assert running.graph is not None
@@ -346,25 +346,27 @@ def test_what_a_batch_cannot_repeat_is_said():
 
 def test_what_is_not_known_to_repeat_is_refused_by_name():
     rope = RopeConfig(type="dynamic", factor=2.0, original_max_positions=32)
-    assert graphs.objection(model_of(heads(rope=rope)), None) == (
+    assert graphs.unsupported_reason(model_of(heads(rope=rope)), None) == (
         "layers.0.attention has rope type 'dynamic', which changes with the length"
     )
     network = MixtureConfig(NETWORK, 4, 2)
-    assert graphs.objection(model_of(heads(), network=network), None) == (
+    assert graphs.unsupported_reason(model_of(heads(), network=network), None) == (
         "layers.0.feed_forward is a Experts, which is not known to repeat"
     )
     model = model_of(heads(), head=None)
-    assert graphs.objection(model, None) == "the model has no head"
+    assert graphs.unsupported_reason(model, None) == "the model has no head"
 
 
 def test_a_probe_and_other_caches_keep_ordinary_steps():
     model = FAMILIES["Llama, GQA"]()
-    assert graphs.objection(model, None) is None
-    assert graphs.objection(model, model.new_cache(kind="paged")) == "the cache is not dense"
+    assert graphs.unsupported_reason(model, None) is None
+    assert (
+        graphs.unsupported_reason(model, model.new_cache(kind="paged")) == "the cache is not dense"
+    )
     with model.layers[1].attention.register_attention_hook(lambda record: None):
-        assert graphs.objection(model, None) == "layers.1.attention is watched or edited"
+        assert graphs.unsupported_reason(model, None) == "layers.1.attention is watched or edited"
     model.layers[0].attention.forward = lambda *_: None
-    assert "methods of its own" in graphs.objection(model, None)
+    assert "methods of its own" in graphs.unsupported_reason(model, None)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -374,7 +376,7 @@ def test_a_step_elsewhere_is_sent_nothing_from_the_host(family):
     steps = DecoderSteps(model, [PROMPT], model.new_cache(64, kind="dense"))
     steps.start()
     sampler = Sampler(GenerationOptions().sampling)
-    step = RepeatedStep(model, steps.cache, [sampler], "tiled")
+    step = CapturedStep(model, steps.cache, [sampler], "tiled")
     with torch.inference_mode():
         step()  # rotary tables and slopes of ALiBi are sent once
         with Recording() as seen:

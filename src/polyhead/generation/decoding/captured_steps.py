@@ -27,7 +27,7 @@ from polyhead.generation.decoding import graphs
 from polyhead.generation.decoding.graphs import Graph, Maker
 from polyhead.generation.decoding.sampling import NO_TOKEN, Sampler
 from polyhead.kernels import SwitchedOffError
-from polyhead.semantics.tokens import repeated
+from polyhead.semantics.tokens import capturing
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
@@ -38,7 +38,7 @@ AHEAD = 4
 """Steps that the device may be ahead of the reader; as many may be computed in vain at the end."""
 
 
-class RepeatedStep:
+class CapturedStep:
     """One step of decoding, a function of tensors alone.
 
     Args:
@@ -89,7 +89,7 @@ class RepeatedStep:
 
     def read(self, ids: Tensor, at: Tensor) -> Tensor:
         """Logits ``[N, W]`` after tokens; keys and values are written at their position."""
-        with repeated(self.cache.capacity) as step:
+        with capturing(self.cache.capacity) as step:
             self.held = step.held
             logits = self.model(ids, positions=at, cache=self.cache, last=1, kernel=self.kernel)
         last: Tensor = logits[:, -1]
@@ -107,7 +107,7 @@ class RepeatedStep:
         self.draw()
 
 
-class Repeating:
+class StepReplayer:
     """Runs the step again and again, from a graph where one can be made.
 
     Args:
@@ -121,12 +121,12 @@ class Repeating:
     """
 
     def __init__(
-        self, step: RepeatedStep, make: Maker, objection: Callable[[], str | None]
+        self, step: CapturedStep, make: Maker, unsupported_reason: Callable[[], str | None]
     ) -> None:
         self.step = step
         self.graph: Graph | None = None
         self.why: str | None = None
-        self._make, self._objection = make, objection
+        self._make, self._unsupported_reason = make, unsupported_reason
         self._warm = 0
         self._ordinary = False
 
@@ -140,7 +140,7 @@ class Repeating:
                 step.append()
             elif self.graph is not None and self.graph.is_valid():
                 self.graph.replay()
-            elif self.why is not None or self._objection() is not None:
+            elif self.why is not None or self._unsupported_reason() is not None:
                 self.graph, self._warm = None, 0
                 self._run()
             elif self._warm != cache.capacity:
@@ -182,7 +182,7 @@ class Repeating:
         step.draw()
 
 
-def repeating(steps: DecoderSteps, samplers: Sequence[Sampler]) -> Repeating:
+def replayer(steps: DecoderSteps, samplers: Sequence[Sampler]) -> StepReplayer:
     """Runs the steps of a decoder whose prompts have been read.
 
     Args:
@@ -190,9 +190,9 @@ def repeating(steps: DecoderSteps, samplers: Sequence[Sampler]) -> Repeating:
         samplers: One for each row.
     """
     model, cache = steps.model, steps.cache
-    step = RepeatedStep(model, cache, samplers, graphs.KERNEL)
+    step = CapturedStep(model, cache, samplers, graphs.KERNEL)
     make = graphs.MAKERS[step.ids.device.type]
-    return Repeating(step, make, lambda: graphs.objection(model, cache))
+    return StepReplayer(step, make, lambda: graphs.unsupported_reason(model, cache))
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:
@@ -203,7 +203,7 @@ def agree(found: Tensor, expected: Tensor) -> bool:
 
 
 def tokens_of(
-    running: Repeating, first: Tensor, stop_ids: Collection[int], most: int
+    running: StepReplayer, first: Tensor, stop_ids: Collection[int], most: int
 ) -> Iterator[tuple[int, int]]:
     """``(row, token)`` as they arrive, as ``search.draw`` gives them; a row ends by a stop token.
 

@@ -1,4 +1,4 @@
-"""The base of masks and biases: arguments that recreate them, and one meaning."""
+"""The base of masks and biases: the arguments that recreate them, and equality by these."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch.utils import _pytree
 from polyhead.semantics.tokens import is_traced
 
 
-class Part:
-    """A part of an attention's meaning.
+class Component:
+    """Base of ``Mask`` and ``Bias``: one component of an attention specification.
 
     A class lists its constructor's arguments, ``class Window(Mask, arguments={"size": int, …})``,
     with their types for ``isinstance``, and keeps each as an attribute of that name. They define
     the object: files store them, and what a kernel computed for one object serves another with
     equal arguments. A class without this list cannot be saved, and its objects equal themselves.
 
-    torch takes every class for a constant: a part is an argument of modules that are exported.
+    torch takes every class for a constant: a component is an argument of modules that are exported.
     """
 
     arguments: ClassVar[Mapping[str, Any] | None] = None
-    ruled: ClassVar[bool] = False
-    """Whether what is drawn follows from ``rule``."""
+    uses_rule: ClassVar[bool] = False
+    """True if it is defined by ``rule``, not by ``visible`` or ``values``."""
 
     def __init_subclass__(cls, arguments: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -44,7 +44,7 @@ class Part:
         if self.arguments is None:
             return object.__hash__(self)
         values = (getattr(self, name) for name in self.arguments)
-        return hash((type(self), *(x for x in values if isinstance(x, int | float | Part))))
+        return hash((type(self), *(x for x in values if isinstance(x, int | float | Component))))
 
 
 def same(a: Any, b: Any) -> bool:
@@ -57,7 +57,9 @@ def same(a: Any, b: Any) -> bool:
     return alike and not (is_traced(a) or is_traced(b)) and torch.equal(a, b)
 
 
-def inherit_no_shortcut(cls: type[Part], base: type[Part], drawn: str, *shortcuts: str) -> None:
+def inherit_no_shortcut(
+    cls: type[Component], base: type[Component], drawn: str, *shortcuts: str
+) -> None:
     """Removes inherited faster methods from a class that defines another rule.
 
     Args:
@@ -69,13 +71,13 @@ def inherit_no_shortcut(cls: type[Part], base: type[Part], drawn: str, *shortcut
     own = vars(cls)
     if "rule" not in own and drawn not in own:
         return
-    cls.ruled = "rule" in own
+    cls.uses_rule = "rule" in own
     old = [name for name in (*shortcuts, drawn) if name not in own]
     for name in old:
         setattr(cls, name, getattr(base, name))
 
 
-def kinds(base: type[Part]) -> Iterator[type[Part]]:
+def kinds(base: type[Component]) -> Iterator[type[Component]]:
     """The classes below ``base`` that belong to polyhead and tell their arguments."""
     for cls in base.__subclasses__():
         if cls.__module__.startswith("polyhead.") and cls.arguments is not None:

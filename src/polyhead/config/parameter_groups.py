@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Part = Literal["embedding", "attention", "feed_forward", "norms", "head"]
+ModelPart = Literal["embedding", "attention", "feed_forward", "norms", "head"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterGroup:
     """Some parameters.
 
     Attributes:
@@ -28,7 +28,7 @@ class Piece:
         as_numbers: Whether it is never kept in codes: not only products read it.
     """
 
-    part: Part
+    part: ModelPart
     units: int
     size: int
     multiplied: bool = True
