@@ -17,7 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_RENAMED = {"draw": "draw_mask", "reproducible": "batch_invariant"}
+_DEPRECATED = {
+    "draw": ("polyhead.semantics", "draw_mask", "ph.draw_mask"),
+    "reproducible": (
+        "polyhead.kernels.batch_invariant", "batch_invariant", "ph.batch_invariant"
+    ),
+    "word_times": (
+        "polyhead.interpret.word_times", "word_times", "transcribe(..., word_timestamps=True)"
+    ),
+}  # fmt: skip
 """Names of version 0.1, which work with a warning until the next one."""
 
 
@@ -27,11 +35,10 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warnings.warn(
-            f"ph.{name} is named ph.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2
-        )
-        return __getattr__(_RENAMED[name])
+    if name in _DEPRECATED:
+        module, current, use = _DEPRECATED[name]
+        warnings.warn(f"ph.{name} is deprecated: use {use}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(module), current)
     if name == "__version__":
         value: Any = _version()
     elif name in _MODULES:

@@ -32,7 +32,6 @@ from polyhead.interpret.pruning import prune as prune
 from polyhead.interpret.reading import SourceAlignment as SourceAlignment
 from polyhead.interpret.reading import align as align
 from polyhead.interpret.tables import compare_texts as compare_texts
-from polyhead.interpret.word_times import word_times as word_times
 from polyhead.kernels.batch_invariant import batch_invariant as batch_invariant
 from polyhead.kernels.dispatch import Explanation as Explanation
 from polyhead.kernels.dispatch import attention as attention

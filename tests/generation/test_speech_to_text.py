@@ -180,7 +180,12 @@ def test_heads_that_follow_the_words_are_found_without_being_told(
 
 def test_words_have_the_times_in_which_they_are_spoken(whisper: SpeechToText, heard: Any) -> None:
     transcript, _ = heard
-    words = ph.word_times(whisper, speech.samples(), transcript)
+    found = whisper.transcribe(speech.samples(), word_timestamps=True)
+    words = [word for segment in found.segments for word in segment.words]
+    assert found.text == transcript.text
+    with pytest.warns(DeprecationWarning, match="word_timestamps=True"):
+        old = ph.word_times  # type: ignore[attr-defined]
+    assert old(whisper, speech.samples(), transcript) == words
     assert " ".join(word.text for word in words) == transcript.text
     assert all(word.end == after.start for word, after in pairwise(words))
     starts = torch.tensor([words[number].start for _, number in speech.ONSETS])

@@ -272,6 +272,6 @@ def test_without_native_code_a_kernel_that_copies_no_past_comes_before_those_tha
     ("old", "new"), [("draw", "draw_mask"), ("reproducible", "batch_invariant")]
 )
 def test_names_of_the_version_before_work_with_a_warning(old, new):
-    with pytest.warns(DeprecationWarning, match=f"ph.{old} is named ph.{new} now"):
+    with pytest.warns(DeprecationWarning, match=f"ph.{old} is deprecated: use ph.{new}"):
         assert getattr(ph, old) is getattr(ph, new)
     assert old not in ph.__all__

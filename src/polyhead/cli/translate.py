@@ -12,8 +12,7 @@ from polyhead.errors import InputError
 if TYPE_CHECKING:
     from polyhead.cli.alignment import Aligned
     from polyhead.generation import Generation, TextToText
-    from polyhead.generation.pipelines.speech_to_text import Segment
-    from polyhead.interpret.word_times import Word
+    from polyhead.generation.pipelines.speech_to_text import Segment, Word
 
 _Text = Annotated[
     str | None,
@@ -151,14 +150,11 @@ def transcribe(
     said: dict[str, Any] = {"language": language, "task": task, "num_beams": num_beams}
     with progress(f"listening to {sound.name}"):
         found = loaded.transcribe(
-            sound, **{name: value for name, value in said.items() if value is not None}
+            sound,
+            word_timestamps=words,
+            **{name: value for name, value in said.items() if value is not None},
         )
-    times: list[Any] = []
-    if words:
-        from polyhead.interpret.word_times import word_times
-
-        with progress("finding the time of each word"):
-            times = word_times(loaded, sound, found)
+    times = [word for segment in found.segments for word in segment.words]
     if not json:
         lines = [f"{word.start:8.2f}  {word.text}" for word in times] if words else [found.text]
         write_text("\n".join(lines) + "\n")

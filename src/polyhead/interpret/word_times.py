@@ -1,42 +1,52 @@
 """When each word of a transcript is spoken, from the heads that follow the sound.
 
-found = model.transcribe("talk.wav")
-for word in ph.word_times(model, "talk.wav", found):
-    print(f"{word.start:6.2f} {word.text}")
+for segment in model.transcribe("talk.wav", word_timestamps=True).segments:
+    for word in segment.words:
+        print(f"{word.start:6.2f} {word.text}")
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from polyhead.generation.pipelines.sound import HOP, RATE, samples_of
+from polyhead.generation.pipelines.speech_to_text import Segment, Word
 from polyhead.interpret.reading import align
 
 if TYPE_CHECKING:
-    from polyhead.generation.pipelines.speech_to_text import Segment, SpeechToText, Transcript
+    from polyhead.generation.pipelines.speech_to_text import SpeechToText, Transcript
 
 _PLACE = 2 * HOP / RATE
 """Seconds of a place that the decoder reads: two frames."""
 
 
-@dataclass(frozen=True)
-class Word:
-    """A word of a transcript.
+def with_words(model: SpeechToText, samples: Tensor, segment: Segment) -> Segment:
+    """A segment with the times of its words.
 
-    Attributes:
-        text: With the punctuation behind it.
-        start: Seconds from the beginning of the recording.
-        end: Where the next word begins; a pause belongs to the word before it.
+    In a text without spaces (Chinese, Japanese) every token of whole characters is a word.
+
+    Args:
+        model: That transcribed it.
+        samples: ``[N]`` of the whole recording, 16,000 a second.
+        segment: Of its transcript.
     """
-
-    text: str
-    start: float
-    end: float
+    pieces = _pieces(model, segment)
+    if not pieces:
+        return segment
+    features = model.features(samples[round(segment.start * RATE) : round(segment.end * RATE)])
+    ids = [*segment.prompt_ids, *segment.generation.ids]
+    places = align(model, features, ids, prompt=len(segment.prompt_ids)).monotone().tolist()
+    starts = [segment.start + _PLACE * places[number] for number, _ in pieces]
+    words = [
+        Word(text.strip(), start, max(start, end))
+        for (_, text), start, end in zip(pieces, starts, [*starts[1:], segment.end], strict=True)
+    ]
+    return replace(segment, words=tuple(words))
 
 
 def word_times(
@@ -46,32 +56,10 @@ def word_times(
     *,
     rate: int | None = None,
 ) -> list[Word]:
-    """When each word is spoken.
-
-    In a text without spaces (Chinese, Japanese) every token of whole characters is a word.
-
-    Args:
-        model: That transcribed it.
-        sound, rate: What ``transcribe`` was given.
-        transcript: What it returned.
-
-    Raises:
-        InputError: What ``transcribe`` raises about the sound.
-    """
+    """``transcribe(word_timestamps=True)`` of version 0.1; takes a finished transcript."""
     samples = samples_of(sound, rate)
-    words: list[Word] = []
-    for segment in transcript.segments:
-        pieces = _pieces(model, segment)
-        if not pieces:
-            continue
-        features = model.features(samples[round(segment.start * RATE) : round(segment.end * RATE)])
-        prompt = segment.prompt_ids
-        ids = [*prompt, *segment.generation.ids]
-        places = align(model, features, ids, prompt=len(prompt)).monotone().tolist()
-        starts = [segment.start + _PLACE * places[number] for number, _ in pieces]
-        for (_, text), start, end in zip(pieces, starts, [*starts[1:], segment.end], strict=True):
-            words.append(Word(text.strip(), start, max(start, end)))
-    return words
+    found = (with_words(model, samples, segment) for segment in transcript.segments)
+    return [word for segment in found for word in segment.words]
 
 
 def _pieces(model: SpeechToText, segment: Segment) -> list[tuple[int, str]]:

@@ -30,6 +30,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a transcript.
+
+    Attributes:
+        text: With the punctuation behind it.
+        start: Seconds from the beginning of the recording.
+        end: Where the next word begins; a pause belongs to the word before it.
+    """
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class Segment:
     """The transcript of a part of a recording.
 
@@ -38,6 +53,7 @@ class Segment:
         start, end: Seconds from the beginning of the recording.
         generation: All that is known of the text.
         prompt_ids: The tokens that it begins with: the language, the task.
+        words: With their times, if ``transcribe`` was asked for ``word_timestamps``.
     """
 
     text: str
@@ -45,6 +61,7 @@ class Segment:
     end: float
     generation: Generation
     prompt_ids: tuple[int, ...]
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,7 @@ class SpeechToText(EncoderDecoder):
         task: str = "transcribe",
         prompt_ids: Sequence[int] | None = None,
         batch_size: int = 8,
+        word_timestamps: bool = False,
         **options: Any,
     ) -> Transcript:
         """Transcribes a recording of any length. A recording longer than the model's window (30 s)
@@ -104,6 +122,8 @@ class SpeechToText(EncoderDecoder):
             rate: samples per second; default 16,000.
             language, task, prompt_ids: as in ``generate``.
             batch_size: parts that run at a time.
+            word_timestamps: find when each word is spoken, from the heads of the cross-attention
+                that follow the sound; ``Segment.words`` holds them.
             options: fields of ``GenerationOptions``, such as ``num_beams``.
 
         Raises:
@@ -125,6 +145,10 @@ class SpeechToText(EncoderDecoder):
                 Segment(each.text.strip(), start / RATE, end / RATE, each, tuple(prompt))
                 for each, prompt, (start, end) in zip(made, prompts, part, strict=True)
             ]
+        if word_timestamps:
+            from polyhead.interpret.word_times import with_words  # its one import of interpret
+
+            segments = [with_words(self, samples, segment) for segment in segments]
         return Transcript(" ".join(each.text for each in segments if each.text), tuple(segments))
 
     def features(
