@@ -59,3 +59,12 @@ def test_tiles_that_a_mask_of_positions_leaves_empty_or_full_are_known_without_d
         drawn = mask.visible(q, k, torch.device("cpu"))
         what = Visibility.ALL if drawn.all() else Visibility.SOME
         assert mask.classify(q, k) is (what if drawn.any() else Visibility.NONE), (q, k)
+
+
+@pytest.mark.parametrize("kind", [ph.Keep, ph.Drop])
+def test_an_explicit_mask_beside_a_range_is_read_as_the_tensor_that_it_is(kind):
+    tensor = torch.rand(2, 1, 5, 9, generator=torch.Generator().manual_seed(0)) < 0.5
+    queries, keys, cpu = Tokens.of(5, shift=4), Tokens.of(9), torch.device("cpu")
+    found = (ph.Causal() & kind(tensor)).range(queries, keys, cpu)
+    assert torch.equal(found.keep, tensor if kind is ph.Keep else ~tensor)
+    assert torch.equal(found.high, ph.Causal().range(queries, keys, cpu).high)

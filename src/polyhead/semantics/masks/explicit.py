@@ -12,11 +12,11 @@ from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
 from polyhead.semantics.tokens import Tokens
 
 
-class Keep(Mask, arguments={"allowed": Tensor}):
+class Keep(Mask, arguments={"mask": Tensor}):
     """An explicit mask: True where the query may attend.
 
     Args:
-        allowed: bool, broadcasts to ``[B, H, T, S]``; rows and columns are the indexes of this
+        mask: bool, broadcasts to ``[B, H, T, S]``; rows and columns are the indexes of this
             call's q and k.
 
     Raises:
@@ -25,59 +25,58 @@ class Keep(Mask, arguments={"allowed": Tensor}):
 
     compares = "indexes"
 
-    def __init__(self, allowed: Tensor) -> None:
-        if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-            got = (
-                f"{allowed.dtype} tensor" if isinstance(allowed, Tensor) else type(allowed).__name__
-            )
+    def __init__(self, mask: Tensor) -> None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            got = f"{mask.dtype} tensor" if isinstance(mask, Tensor) else type(mask).__name__
             raise TypeError(
                 f"{type(self).__name__} takes a bool tensor: got a {got}; an additive float mask "
                 "is a bias"
             )
-        if not 1 <= allowed.ndim <= 4:
+        if not 1 <= mask.ndim <= 4:
             raise ValueError(
                 f"{type(self).__name__} takes 1 to 4 dimensions that broadcast to [B, H, T, S]: "
-                f"got shape {list(allowed.shape)}"
+                f"got shape {list(mask.shape)}"
             )
-        self.allowed = allowed[(None,) * (4 - allowed.ndim)]
+        self.mask = mask[(None,) * (4 - mask.ndim)]
 
     def rule(self, of: QueryKeyPairs) -> PairExpr:
-        return of.of_pair(self.allowed)
+        return of.of_pair(self.mask)
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         return Range(None, None, self.visible(q, k, device))
 
     def made_for(self) -> tuple[int, int]:
-        queries, keys = self.allowed.shape[-2:]
+        queries, keys = self.mask.shape[-2:]
         return queries, keys
 
     def of_heads(self, heads: Sequence[int]) -> Keep:
-        return type(self)(of_heads(self.allowed, heads))
+        return type(self)(of_heads(self.mask, heads))
 
     def of_tokens(self, queries: slice, keys: slice) -> Keep:
-        return type(self)(of_tokens(self.allowed, queries, keys))
+        return type(self)(of_tokens(self.mask, queries, keys))
 
     def of_rows(self, rows: Sequence[int]) -> Keep:
-        return self if len(self.allowed) == 1 else type(self)(self.allowed[list(rows)])
+        return self if len(self.mask) == 1 else type(self)(self.mask[list(rows)])
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        check_broadcast(type(self).__name__, self.allowed, (batch, heads, queries, keys))
+        check_broadcast(type(self).__name__, self.mask, (batch, heads, queries, keys))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.allowed.shape)})"
+        return f"{type(self).__name__}({list(self.mask.shape)})"
 
 
-class Drop(Keep, arguments={"allowed": Tensor}):
-    """An explicit mask of the other polarity: True where the query may NOT attend."""
+class Drop(Keep, arguments={"mask": Tensor}):
+    """An explicit mask of the other polarity, that of torch's ``key_padding_mask``.
 
-    compares = "indexes"
+    Args:
+        mask: bool, True where the query may NOT attend; as in ``Keep``.
+    """
 
     def rule(self, of: QueryKeyPairs) -> PairExpr:
-        allowed = super().rule(of)
-        return lambda pair: ~allowed(pair)
+        hidden = super().rule(of)
+        return lambda pair: ~hidden(pair)
 
-    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
-        return Range(None, None, self.visible(q, k, device))
+    range = Keep.range  # a class with a rule of its own inherits no shortcut
 
 
 def of_heads(tensor: Tensor, heads: Sequence[int]) -> Tensor:
