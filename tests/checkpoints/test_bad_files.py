@@ -258,7 +258,7 @@ def test_broken_and_missing_tokenizers(llama: Path) -> None:
     loaded = load_checkpoint(llama)
     assert not loaded.has_tokenizer
     with pytest.raises(CheckpointError, match=r"holds no tokenizer\.json .*so text cannot"):
-        _ = loaded.tokenizer
+        loaded.tokenizer.encode("text")
     (llama / "tokenizer.json").write_text('{"model": 3}')
     _refused(llama, "is not a valid tokenizer file", llama / "tokenizer.json")
 

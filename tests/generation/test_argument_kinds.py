@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         ValueError,
         lambda: SinusoidalPositions("8"),
     ),
-    "prompt must be text, or messages": (TypeError, lambda: MODEL.generate(3)),
+    "prompt must be text, token ids, or messages": (TypeError, lambda: MODEL.generate(3)),
     "cache must be arguments of new_cache, such as .*: got ModelCache": (
         TypeError,
         lambda: MODEL.generate("a", cache=MODEL.new_cache(), num_beams=2),
@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         TypeError,
         lambda: MODEL.generate("a", do_sample=True),
     ),
-    "prompt must be text": (TypeError, lambda: MODEL.generate([3])),
+    "prompt must be text": (TypeError, lambda: MODEL.generate([3.5])),
     "source must be a model's name or a path": (TypeError, lambda: ph.load(3)),
     "adapter must be the path of a directory: got int": (
         TypeError,

@@ -21,6 +21,7 @@ from polyhead.checkpoints.formats.gguf import read_gguf
 from polyhead.checkpoints.formats.hugging_face import read_directory
 from polyhead.checkpoints.formats.parts import Parts, Progress, no_progress
 from polyhead.checkpoints.generation_config import GenerationConfig
+from polyhead.checkpoints.tokenizers.no_tokenizer import NoTokenizer
 from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError, shortened
@@ -75,25 +76,12 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            CheckpointError: the checkpoint has none.
-        """
-        if self._tokenizer is None:
-            raise CheckpointError(
-                f"{self.origin} holds no tokenizer.json (nor a SentencePiece model of a family "
-                "that has no such file), so text cannot be turned into tokens"
-            )
-        return self._tokenizer
+        """The tokenizer; where the checkpoint holds none, one that refuses text."""
+        return NoTokenizer(self.origin) if self._tokenizer is None else self._tokenizer
 
     @property
     def target_tokenizer(self) -> Tokenizer:
-        """The tokenizer of target texts; ``tokenizer`` if both sides share one.
-
-        Raises:
-            CheckpointError: the checkpoint has none.
-        """
+        """The tokenizer of target texts; ``tokenizer`` if both sides share one."""
         return self.tokenizer if self._target_tokenizer is None else self._target_tokenizer
 
 

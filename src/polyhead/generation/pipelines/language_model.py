@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, overload
+from typing import Any, TypeGuard, cast, overload
 
+import torch
 from torch import Tensor
 
 from polyhead._utils.checks import flag, shown
@@ -15,7 +16,8 @@ from polyhead.generation.decoding.stops import StopTexts
 from polyhead.generation.decoding.stream import TextStream
 from polyhead.generation.pipelines.generative_model import GenerativeModel
 
-Prompt = str | Sequence[Mapping[str, Any]]
+Prompt = str | Tensor | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, token ids ``[T]``, or messages."""
 
 
 class LanguageModel(GenerativeModel):
@@ -47,7 +49,8 @@ class LanguageModel(GenerativeModel):
         the model's context.
 
         Args:
-            prompt: the text; or messages with ``role`` and ``content``, which imply ``chat``.
+            prompt: the text; token ids, a list or a tensor ``[T]``; or messages with ``role`` and
+                ``content``, which imply ``chat``.
             chat: put the prompt into the model's chat template as the user's message.
             stop: end before this text, or before the first of several.
             graph: replay decoding steps from a CUDA graph; True: refuse where that cannot be;
@@ -91,7 +94,7 @@ class LanguageModel(GenerativeModel):
     @overload
     def generate(
         self,
-        prompts: list[str],
+        prompts: list[str] | list[Tensor],
         *,
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
@@ -101,7 +104,7 @@ class LanguageModel(GenerativeModel):
     ) -> list[Generation]: ...
     def generate(
         self,
-        prompts: Prompt | list[str],
+        prompts: Prompt | list[str] | list[Tensor],
         *,
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
@@ -114,7 +117,8 @@ class LanguageModel(GenerativeModel):
             model.generate("Once upon a time", num_beams=4, num_return_sequences=2).others
 
         Args:
-            prompts: the text, messages, or a list of texts, which may differ in length.
+            prompts: as in ``stream``; or a list of texts or of tensors ``[T]``, which may differ in
+                length.
             chat: put each prompt into the model's chat template.
             stop: texts end before this text, or before the first of several; those of beam search
                 are cut there when they are finished.
@@ -130,7 +134,7 @@ class LanguageModel(GenerativeModel):
         Raises what ``stream`` does.
         """
         wanted = self._wanted(options)
-        many = isinstance(prompts, list) and all(isinstance(each, str) for each in prompts)
+        many = isinstance(prompts, list) and all(isinstance(x, str | Tensor) for x in prompts)
         one = None if many else cast(Prompt, prompts)
         if one is not None and wanted.num_beams == wanted.num_return_sequences == 1 and not cache:
             stream = self.stream(one, chat=chat, stop=stop, graph=graph, **options)
@@ -168,8 +172,23 @@ class LanguageModel(GenerativeModel):
         Raises:
             InputError: an empty prompt.
             ContextLengthError: more tokens than the model's context.
-            TypeError: neither text nor messages.
+            TypeError: neither text, token ids nor messages.
         """
+        if isinstance(prompt, Tensor):
+            if prompt.ndim != 1 or prompt.is_floating_point() or prompt.dtype == torch.bool:
+                raise InputError(
+                    f"token ids must be [T] and whole numbers: got {prompt.dtype} of shape "
+                    f"{list(prompt.shape)}"
+                )
+            prompt = prompt.tolist()
+        if _are_ids(prompt):
+            if wrong := [i for i in prompt if not 0 <= i < self.config.vocab_size]:
+                raise InputError(
+                    f"token ids must be 0 to {self.config.vocab_size - 1}: got {wrong[0]}"
+                )
+            if chat:
+                raise InputError("chat=True needs a text or messages: got token ids")
+            return self._checked(prompt)
         if isinstance(prompt, str):
             if not prompt:
                 raise InputError("the prompt is empty: give at least one character")
@@ -180,7 +199,8 @@ class LanguageModel(GenerativeModel):
             messages = cast("Sequence[Mapping[str, Any]]", prompt)
         else:
             raise TypeError(
-                "prompt must be text, or messages such as [{'role': 'user', 'content': 'Hello'}]: "
+                "prompt must be text, token ids, or messages such as "
+                "[{'role': 'user', 'content': 'Hello'}]: "
                 f"got {shown(prompt)}"
             )
         text = self.tokenizer.apply_chat_template(messages)
@@ -195,3 +215,11 @@ class LanguageModel(GenerativeModel):
         if not ids:
             raise InputError("the prompt holds no tokens")
         return ids
+
+
+def _are_ids(prompt: object) -> TypeGuard[list[int]]:
+    return (
+        isinstance(prompt, Sequence)
+        and len(prompt) > 0
+        and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+    )
