@@ -10,6 +10,7 @@ from polyhead.checkpoints import attach_adapter as attach_adapter
 from polyhead.config import TransformerConfig as TransformerConfig
 from polyhead.conversion import convert as convert
 from polyhead.conversion import heal as heal
+from polyhead.conversion import save as save
 from polyhead.errors import CheckpointError as CheckpointError
 from polyhead.errors import ConfigError as ConfigError
 from polyhead.errors import ContextLengthError as ContextLengthError

@@ -9,8 +9,10 @@ import pytest
 import torch
 from small import small
 
+import polyhead as ph
 from polyhead.checkpoints import load_checkpoint
 from polyhead.conversion import convert
+from polyhead.conversion.draft import Draft
 from polyhead.conversion.saving import save
 from polyhead.errors import CheckpointError, ConfigError
 
@@ -68,3 +70,15 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(CheckpointError, match="No space left"):
         save(new, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_quantized_weights_are_unpacked_for_a_conversion_with_a_warning(tmp_path: Path):
+    loaded = ph.load("smollm2")
+    with pytest.warns(UserWarning, match=r"unpacked for the conversion: \d+\.\d GiB of float64"):
+        draft = Draft.of(loaded)
+    name = "layers.0.attention.q_proj"
+    weight = loaded.transformer.get_submodule(name).weight
+    assert torch.equal(draft.state[f"{name}.weight"], weight.double())
+    rebuilt = draft.build(torch.float32)
+    ids = torch.arange(5, 25)[None]
+    torch.testing.assert_close(rebuilt(ids), loaded(ids), rtol=1e-3, atol=1e-3)

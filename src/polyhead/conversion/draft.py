@@ -8,6 +8,7 @@ features of a head, R latent size, N features of a latent key that are not rotat
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,8 +25,9 @@ from polyhead.config import (
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.layers.lora import LoraLinear
-from polyhead.layers.quantized import refuse_quantized
+from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.models import Transformer
+from polyhead.models.quantized import unpacked_state
 from polyhead.training.evaluation import decoder_of
 
 Model = TypeVar("Model", Transformer, LanguageModel)
@@ -48,15 +50,21 @@ class Draft:
 
         Raises:
             InputError: A model in training mode.
-            UnsupportedError: Layers that share weights, an adapter beside the weights, or weights
-                in blocks.
+            UnsupportedError: Layers that share weights, or an adapter beside the weights.
             ValueError: No decoder with a head.
         """
         transformer = source_of(model)
-        refuse_quantized(transformer, "conversion")
+        weights = unpacked_state(transformer)
+        if any(isinstance(each, QuantizedMatrix) for each in transformer.modules()):
+            count = sum(tensor.numel() for tensor in weights.values())
+            warnings.warn(
+                f"quantized weights are unpacked for the conversion: {8 * count / 2**30:.1f} GiB "
+                "of float64 while it runs, and the result stays unpacked",
+                stacklevel=3,
+            )
         state = {
             name: tensor.detach().to("cpu", torch.float64, copy=True)
-            for name, tensor in transformer.state_dict().items()
+            for name, tensor in weights.items()
         }
         return cls(transformer.config, state)
 

@@ -18,9 +18,9 @@ from torch import nn
 
 from polyhead.checkpoints import Checkpoint, save_checkpoint
 from polyhead.config import FeedForwardConfig, LatentAttentionConfig, NormConfig, RopeConfig
-from polyhead.conversion.draft import Draft, source_of
+from polyhead.conversion.draft import Draft
 from polyhead.errors import ConfigError
-from polyhead.generation import LanguageModel
+from polyhead.generation import TextEncoder
 from polyhead.models import Transformer
 
 Form = Literal["auto", "hugging-face", "polyhead"]
@@ -32,29 +32,37 @@ _SMALLER = 1e-8
 
 
 def save(model: nn.Module, directory: str | os.PathLike[str], *, form: Form = "auto") -> str:
-    """Writes a model that ``convert`` made, whole or not at all.
+    """Writes a model as a directory that ``load`` reads, whole or not at all.
 
     Args:
-        model: A ``LanguageModel`` or a ``Transformer``.
-        directory: Made if need be.
-        form: ``"auto"``: Hugging Face's where a family can say the configuration (all layers
+        model: What ``load``, ``convert`` or ``prune`` returned, or a ``Transformer``.
+        directory: Made if need be; files of the same names in it are replaced.
+        form: ``"auto"``: Hugging Face's where a family can express the configuration (all layers
             alike; Llama's for kv heads, DeepSeek's for latents), else polyhead's own.
 
     Returns:
-        The form that was written.
+        The form that was written, ``"hugging-face"`` or ``"polyhead"``.
 
     Raises:
-        ConfigError: ``"hugging-face"`` for a model that no family can say.
+        ConfigError: ``"hugging-face"`` for a configuration that no family can express, or another
+            tokenizer for target texts than for source texts.
         CheckpointError: The directory cannot be written, or the disk is full.
+        TypeError: A module that holds no ``Transformer``.
         ValueError: Another form.
     """
     if form not in ("auto", "hugging-face", "polyhead"):
         raise ValueError(f"form must be 'auto', 'hugging-face' or 'polyhead': got {form!r}")
-    transformer = source_of(model)
-    tokenizer = model.tokenizer if isinstance(model, LanguageModel) else None
+    transformer = next((each for each in model.modules() if isinstance(each, Transformer)), None)
+    if transformer is None:
+        raise TypeError(f"model must be a Transformer or hold one: got {type(model).__name__}")
+    tokenizer = getattr(model, "tokenizer", None)
+    if getattr(model, "source_tokenizer", tokenizer) is not tokenizer:
+        raise ConfigError("a model with a tokenizer of its own for target texts cannot be saved")
+    pooling = model.pooling if isinstance(model, TextEncoder) else "mean"
 
     def checkpoint(saved: Transformer) -> Checkpoint:
-        return Checkpoint(saved.config, saved, tokenizer, getattr(model, "origin", ""))
+        origin = getattr(model, "origin", "")
+        return Checkpoint(saved.config, saved, tokenizer, origin, pooling=pooling)
 
     if form != "polyhead":
         try:

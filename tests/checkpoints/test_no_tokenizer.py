@@ -68,3 +68,17 @@ def test_ids_that_cannot_be(model: ph.LanguageModel, ids: Any, said: str) -> Non
 def test_ids_have_no_chat_template(model: ph.LanguageModel) -> None:
     with pytest.raises(InputError, match="chat=True needs a text or messages: got token ids"):
         model.generate([1, 2], chat=True)
+
+
+@pytest.mark.parametrize("case", [DECODERS["llama, tied"], BERTS["bert"]])
+def test_a_loaded_model_is_saved_and_loads_again(case: Any, tmp_path: Path) -> None:
+    case.save(tmp_path / "theirs")
+    model = ph.load(tmp_path / "theirs")
+    assert ph.save(model, tmp_path / "ours") == "hugging-face"
+    again = ph.load(tmp_path / "ours", expect=type(model))
+    assert again.config == model.config
+    state = again.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert not (tmp_path / "ours" / "tokenizer.json").exists()
+    with pytest.raises(TypeError, match="must be a Transformer or hold one: got Linear"):
+        ph.save(torch.nn.Linear(2, 2), tmp_path)
