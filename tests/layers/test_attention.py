@@ -70,9 +70,11 @@ def test_grouped_heads_equal_full_heads_with_copied_weights(kv_heads):
     grouped = MultiHeadAttention(24, 6, kv_heads, rope=RoPE())
     full = MultiHeadAttention(24, 6, rope=RoPE())
     state = dict(grouped.state_dict())
-    for name in ("k_proj.weight", "v_proj.weight"):
-        heads = state[name].view(kv_heads, 4, 24)
-        state[name] = heads.repeat_interleave(6 // kv_heads, dim=0).reshape(24, 24)
+    for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
+        heads = state[name].view(kv_heads, 4, -1)
+        state[name] = heads.repeat_interleave(6 // kv_heads, dim=0).reshape(
+            full.state_dict()[name].shape
+        )
     full.load_state_dict(state)
     x = torch.randn(2, 5, 24)
     torch.testing.assert_close(grouped(x, mask=Causal()), full(x, mask=Causal()))

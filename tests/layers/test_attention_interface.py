@@ -12,7 +12,7 @@ from attention_configs import CONFIGS, built
 from polyhead import Causal, DenseCache
 from polyhead.config import AttentionConfig, RopeConfig
 from polyhead.errors import ConfigError, UnsupportedError
-from polyhead.layers import MultiHeadAttention, RoPE
+from polyhead.layers import FeedForward, MultiHeadAttention, MultiHeadLatentAttention, RoPE
 
 HOOKED = [*CONFIGS, "cache", "dropout"]
 
@@ -64,7 +64,9 @@ def test_a_hook_ends_when_it_is_removed():
 
 
 def test_the_constructor_says_the_same_as_the_configuration():
-    layer = MultiHeadAttention(24, 4, 2, head_dim=8, rope=RoPE(100.0), window=5, dropout=0.1)
+    layer = MultiHeadAttention(
+        24, 4, 2, head_dim=8, bias=False, rope=RoPE(100.0), window=5, dropout=0.1
+    )
     config = AttentionConfig(4, 2, 8, rope=RopeConfig(theta=100.0), window=5, dropout=0.1)
     assert layer.config == config
     assert layer.extra_repr() == f"24, heads=4/2×8, {layer.rope!r}, window=5, dropout=0.1"
@@ -77,8 +79,36 @@ def test_the_constructor_takes_at_most_twelve_parameters():
     assert len(inspect.signature(MultiHeadAttention).parameters) <= 12
 
 
+@pytest.mark.parametrize(
+    ("layer", "count"),
+    [
+        (lambda **bias: MultiHeadAttention(64, 8, **bias), 4),
+        (lambda **bias: FeedForward(64, 128, "relu", gated=False, **bias), 2),
+        (
+            lambda **bias: MultiHeadLatentAttention(
+                64,
+                4,
+                kv_lora_rank=32,
+                qk_nope_head_dim=16,
+                qk_rope_head_dim=8,
+                v_head_dim=16,
+                **bias,
+            ),
+            2,
+        ),
+    ],
+)
+def test_layers_have_biases_by_default_as_torch_s_have(layer, count):
+    plain = layer(bias=False)
+    assert {name for name, _ in plain.named_parameters() if name.endswith("proj.bias")} == set()
+    with_biases = dict(layer().named_parameters()).keys() - dict(plain.named_parameters()).keys()
+    assert len(with_biases) == count
+    assert all(name.endswith(".bias") for name in with_biases)
+
+
 def test_plain_attention_has_four_square_matrices():
-    assert sum(p.numel() for p in MultiHeadAttention(64, 8).parameters()) == 4 * 64**2
+    attention = MultiHeadAttention(64, 8, bias=False)
+    assert sum(p.numel() for p in attention.parameters()) == 4 * 64**2
 
 
 def test_copies_share_nothing_and_agree():

@@ -235,7 +235,5 @@ def test_what_changes_weights_is_refused_by_name(tmp_path: object) -> None:
         ph.UnsupportedError, match="training needs weights that are numbers.*" + holds
     ):
         Trainable(model)
-    with pytest.raises(ph.UnsupportedError, match="conversion needs .*" + holds):
-        ph.convert(model, kv_heads=4)
     with pytest.raises(ph.UnsupportedError, match="an adapter needs .*" + holds):
         ph.attach_adapter(model, str(tmp_path))

@@ -54,7 +54,7 @@ class MultiHeadAttention(Hooked):
         head_dim: D; default embed_dim / num_heads.
         kdim: Features that keys are made from; default embed_dim.
         vdim: Features that values are made from; default embed_dim.
-        bias: Biases on all four projections.
+        bias: Biases on all four projections; default True, as in torch.
         rope: Rotary positions for queries and keys.
         qk_norm: Normalised queries and keys.
         window: Keys that a query sees under a causal mask, itself included; None: all.
@@ -101,7 +101,7 @@ class MultiHeadAttention(Hooked):
         head_dim: int | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
-        bias: bool = False,
+        bias: bool = True,
         rope: RoPE | RopeConfig | None = None,
         qk_norm: QKNormConfig | None = None,
         window: int | None = None,

@@ -89,7 +89,7 @@ class FeedForward(Fixed):
         hidden_dim: F.
         activation: One of ``FeedForwardConfig``.
         gated: Multiply the activated ``gate_proj`` with ``up_proj``.
-        bias: Whether every projection has a bias.
+        bias: Whether every projection has a bias; default True, as in torch.
         dropout: On the hidden features, when training.
 
     Attributes:
@@ -109,7 +109,7 @@ class FeedForward(Fixed):
         hidden_dim: int,
         activation: Activation = "silu",
         gated: bool = True,
-        bias: bool = False,
+        bias: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -55,7 +55,8 @@ class MultiHeadLatentAttention(Hooked):
         qk_nope_head_dim: N; 0 where all of a key is rotated.
         qk_rope_head_dim: P, even.
         v_head_dim: V.
-        bias: Biases on the projections into the latents and on ``o_proj``.
+        bias: Biases on the projections into the latents and on ``o_proj``; default True, as in
+            torch. DeepSeek's models have none.
         rope: Rotary positions over the P features; None: nothing is rotated.
         dropout: Share of the attention weights set to zero, when training.
 
@@ -87,7 +88,7 @@ class MultiHeadLatentAttention(Hooked):
         qk_rope_head_dim: int,
         v_head_dim: int,
         q_lora_rank: int | None = None,
-        bias: bool = False,
+        bias: bool = True,
         rope: RoPE | RopeConfig | None = RopeConfig(),  # noqa: B008  # frozen
         dropout: float = 0.0,
     ) -> None:
