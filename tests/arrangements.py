@@ -56,7 +56,7 @@ LAYERS: dict[str, tuple[LayerConfig, ...]] = {
     "gemma": (GEMMA, replace(GEMMA, attention=replace(GEMMA.attention, window=37))),
     "gpt2": (LayerConfig(AttentionConfig(3, 3, 16, qkv_bias=True), WIDE, norm=LAYERNORM),),
     "bloom": (replace(LLAMA, attention=AttentionConfig(6, 6, 16, alibi=ALiBiConfig())),) * 2,
-    "mixtral": (replace(LLAMA, feed_forward=replace(EXPERTS, normalise=True)),) * 2,
+    "mixtral": (replace(LLAMA, feed_forward=replace(EXPERTS, normalize=True)),) * 2,
     "deepseek": (
         replace(LLAMA, attention=LATENT),
         LayerConfig(
@@ -70,7 +70,7 @@ LAYERS: dict[str, tuple[LayerConfig, ...]] = {
     "gpt-oss": (
         LayerConfig(
             AttentionConfig(6, 2, 32, rope=RopeConfig(), sinks=True, window=30, qkv_bias=True),
-            replace(EXPERTS, router_bias=True, normalise=True),
+            replace(EXPERTS, router_bias=True, normalize=True),
         ),
     ),
     "falcon": (replace(LLAMA, attention=AttentionConfig(20, 1, 24, rope=RopeConfig())),),

@@ -139,7 +139,7 @@ class Drawn:
             shared=replace(plain, hidden_dim=20) if self.chance(0.3) else None,
             scoring=self.one("softmax", "sigmoid"),
             choice_bias=self.chance(0.3),
-            normalise=self.chance(0.5),
+            normalize=self.chance(0.5),
             scale=self.one(1.0, 1.5),
             groups=groups,
             groups_per_token=groups,

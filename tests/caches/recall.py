@@ -26,7 +26,7 @@ class Row:
     Attributes:
         keys: One ``[G, D]`` per token.
         values: One ``[G, V]`` per token.
-        encoded: Tokens that have been quantised, sinks included.
+        encoded: Tokens that have been quantized, sinks included.
         ever: The longest that this row has been since it was last empty.
     """
 

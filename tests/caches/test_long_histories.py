@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from test_state_machine import KINDS, History
 
-SOONER = "ring × quantised"
+SOONER = "ring × quantized"
 
 
 @pytest.mark.parametrize(

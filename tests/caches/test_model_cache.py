@@ -71,8 +71,8 @@ def test_windowed_layers_get_rings_and_the_others_grow():
     assert chosen[0][2:] == (1, 8, 8)
     assert [c.layout for c in layer_caches(config(), kind="paged", page_size=4)] == [Paged(4)] * 3
     assert [c.layout for c in layer_caches(config(), kind="dense")] == [Dense()] * 3
-    quantised = layer_caches(config(), quantized=Quantized(4, sinks=3))
-    assert [layer.storage.sinks for layer in quantised] == [0, 0, 3]
+    quantized = layer_caches(config(), quantized=Quantized(4, sinks=3))
+    assert [layer.storage.sinks for layer in quantized] == [0, 0, 3]
     with pytest.raises(ValueError, match="kind must be 'auto', 'dense' or 'paged': got 'ring'"):
         layer_caches(config(), kind="ring")
 

@@ -1,4 +1,4 @@
-"""Quantised tokens: how far they may be off, which stay exact, and that none is encoded twice."""
+"""Quantized tokens: how far they may be off, which stay exact, and that none is encoded twice."""
 
 import itertools
 
@@ -122,7 +122,7 @@ def test_rollback_stops_at_what_is_quantised():
     k = spread(30, 8)
     cache.append(k, k)
     assert cache.max_rollback == 4
-    with pytest.raises(ValueError, match=r"at most 4 .* quantised in groups of 8 and stay so"):
+    with pytest.raises(ValueError, match=r"at most 4 .* quantized in groups of 8 and stay so"):
         cache.crop(20)
     cache.crop(26)
     assert cache.lengths == [26, 26]

@@ -1,4 +1,4 @@
-"""What quantised caches cost a real model: SmolLM2 reads Hamlet through them."""
+"""What quantized caches cost a real model: SmolLM2 reads Hamlet through them."""
 
 import importlib.util
 from pathlib import Path

@@ -28,8 +28,8 @@ CACHES = {
     "ring": (lambda: RingCache(WINDOW), WINDOW),
     "ring with spare": (lambda: RingCache(WINDOW, spare=20), WINDOW),
     "paged": (lambda: PagedCache(4), None),
-    "quantised": (lambda: QuantizedCache(group=4, sinks=2, recent=3), None),
-    "paged × quantised": (
+    "quantized": (lambda: QuantizedCache(group=4, sinks=2, recent=3), None),
+    "paged × quantized": (
         lambda: StoredCache(Paged(4), Quantized(group=4, sinks=2, recent=3)),
         None,
     ),
@@ -78,7 +78,7 @@ def test_every_row_of_a_padded_batch_equals_its_solo_run(kind, side):
 
 
 ROWS = CACHES | {
-    "quantised ring": (
+    "quantized ring": (
         lambda: StoredCache(Ring(WINDOW), Quantized(group=4, sinks=0, recent=3)),
         WINDOW,
     )

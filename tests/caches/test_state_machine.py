@@ -178,12 +178,12 @@ KINDS = {
     "ring with spare": (Ring(8, 5), Plain()),
     "paged": (Paged(4), Plain()),
     "latent": (Dense(), LATENT),
-    "quantised": (Dense(), SMALL),
+    "quantized": (Dense(), SMALL),
     "paged × latent": (Paged(4), LATENT),
-    "paged × quantised": (Paged(8), SMALL),
-    "ring × quantised": (Ring(13, 2), Quantized(4, 8, group=4, sinks=0, recent=3)),
+    "paged × quantized": (Paged(8), SMALL),
+    "ring × quantized": (Ring(13, 2), Quantized(4, 8, group=4, sinks=0, recent=3)),
     "ring × latent": (Ring(8), LATENT),
-    "latent × quantised": (Dense(), Quantized(8, group=4, sinks=2, recent=3, latent=LATENT)),
+    "latent × quantized": (Dense(), Quantized(8, group=4, sinks=2, recent=3, latent=LATENT)),
 }
 
 

@@ -101,7 +101,7 @@ def test_a_vocabulary_keeps_its_ids_and_special_tokens(kind: str) -> None:
 
 
 def test_tokenizers_that_the_format_cannot_hold_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no name for how this tokenizer normalises and splits"):
+    with pytest.raises(ConfigError, match="no name for how this tokenizer normalizes and splits"):
         vocabulary(Tokenizer(byte_level("[aeiou]")), 300, HERE)
     words = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     with pytest.raises(ConfigError, match="of type WordPiece; GGUF files are written with BPE"):

@@ -1,4 +1,4 @@
-"""Quantised GGUF files used as they are: no copies, and the results of the unpacked weights."""
+"""Quantized GGUF files used as they are: no copies, and the results of the unpacked weights."""
 
 from __future__ import annotations
 

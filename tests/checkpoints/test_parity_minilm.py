@@ -41,7 +41,7 @@ def wanted(minilm_directory: Path) -> torch.Tensor:
 
 
 def _embeddings(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """The mean over a sentence's tokens, normalised."""
+    """The mean over a sentence's tokens, normalized."""
     keep = (torch.arange(hidden.shape[1]) < lengths[:, None]).unsqueeze(-1)
     mean = (hidden * keep).sum(1) / lengths[:, None]
     return torch.nn.functional.normalize(mean)

@@ -26,7 +26,7 @@ def test_vector_is_the_normalised_mean_of_the_hidden_states(model: TextEncoder) 
     with torch.no_grad():
         mean = model(ids)[0].mean(dim=0)
     torch.testing.assert_close(model.encode(TEXTS[1])[0], mean / mean.norm())
-    torch.testing.assert_close(model.encode(TEXTS[1], normalise=False)[0], mean)
+    torch.testing.assert_close(model.encode(TEXTS[1], normalize=False)[0], mean)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 32])
@@ -75,7 +75,7 @@ def test_a_head_gives_logits_or_classes_and_leaves_the_vectors() -> None:
     model = TextEncoder(Transformer(replace(body.config, task=projected)), byte_tokenizer()).eval()
     with torch.no_grad():
         wanted = model(ids)
-    torch.testing.assert_close(model.encode(TEXTS, normalise=False)[1:2], wanted)
+    torch.testing.assert_close(model.encode(TEXTS, normalize=False)[1:2], wanted)
 
 
 def test_an_encoder_of_images_is_no_text_encoder() -> None:

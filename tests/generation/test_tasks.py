@@ -179,7 +179,7 @@ def test_vectors_are_pooled_as_the_files_say(mode: str, tmp_path: Path) -> None:
         ):
             ours.encode(TEXTS)
         return
-    for text, vector in zip(TEXTS, ours.encode(TEXTS, normalise=False), strict=True):
+    for text, vector in zip(TEXTS, ours.encode(TEXTS, normalize=False), strict=True):
         with torch.no_grad():
             hidden = theirs.bert(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         kinds = {"cls_token": hidden[0], "lasttoken": hidden[-1]}

@@ -114,7 +114,7 @@ def test_square_causal_calls_take_the_fused_kernel_even_with_a_window_that_hides
 @pytest.mark.parametrize(
     ("cache", "window"),
     [(PagedCache(4), None), (RingCache(9), 9), (QuantizedCache(group=4, recent=4), None)],
-    ids=["paged", "ring", "quantised"],
+    ids=["paged", "ring", "quantized"],
 )
 @torch.no_grad()
 def test_a_decode_step_copies_no_past_and_explain_tells_what_a_copy_would_take(cache, window):

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 import polyhead as ph
 from polyhead import native
 from polyhead.layers import linear as linear_layer
-from polyhead.layers.norms import RMSNorm, normalise
+from polyhead.layers.norms import RMSNorm, normalize
 from polyhead.layers.positions import RoPE
 
 needs_native = pytest.mark.skipif(native.unavailable() is not None, reason="no native code here")
@@ -209,5 +209,5 @@ def test_nothing_that_a_mode_made_is_kept_for_later():
             assert isinstance(norm(x), FakeTensor)
             assert isinstance(rope.apply(q, head_axis=2), FakeTensor)
         for eps in (1e-5, 1e-6):
-            assert type(normalise(x, eps)) is Tensor
+            assert type(normalize(x, eps)) is Tensor
         assert type(rope.apply(q, head_axis=2)) is Tensor

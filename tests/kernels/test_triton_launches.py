@@ -58,8 +58,8 @@ CACHES = {
     "dense, with room": lambda: ph.DenseCache(capacity=256),
     "paged": lambda: ph.PagedCache(16),
     "ring": lambda: ph.RingCache(30),
-    "quantised": lambda: ph.QuantizedCache(4, 4, group=8, recent=8),
-    "quantised, paged": lambda: ph.QuantizedCache(group=8, recent=8, layout=Paged(16)),
+    "quantized": lambda: ph.QuantizedCache(4, 4, group=8, recent=8),
+    "quantized, paged": lambda: ph.QuantizedCache(group=8, recent=8, layout=Paged(16)),
     "latent": lambda: ph.QuantizedCache(group=8, recent=8, latent=Latent(24, 8)),
 }
 ASKED = [

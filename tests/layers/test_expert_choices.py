@@ -29,7 +29,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
     "clamped experts with biases": (
         "gpt_oss", "GptOssMLP", {"num_local_experts": X, "num_experts_per_tok": 3,
                                  "intermediate_size": F, "swiglu_limit": 1.5},
-        MixtureConfig(GPT_OSS, X, 3, router_bias=True, normalise=True),
+        MixtureConfig(GPT_OSS, X, 3, router_bias=True, normalize=True),
     ),
     "weights on the input": (
         "llama4", "Llama4TextMoe", {"num_local_experts": X, "num_experts_per_tok": 2,
@@ -120,7 +120,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     for changes, words in (
         ({"shared_gate": True}, "shared_gate needs a shared network"),
         ({"jitter": 0.1}, "jitter is at least 0 and belongs to scoring 'sparsemixer'"),
-        ({"scoring": "sparsemixer", "normalise": True}, "sparsemixer chooses 1 or 2 experts"),
+        ({"scoring": "sparsemixer", "normalize": True}, "sparsemixer chooses 1 or 2 experts"),
         ({"capacity": 0}, "capacity must be a whole number of at least 1"),
     ):
         with pytest.raises(ConfigError, match=words):

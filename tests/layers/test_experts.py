@@ -33,14 +33,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
         {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
         MixtureConfig(
             EXPERT, 8, 3, FeedForwardConfig(32), scoring="sigmoid", choice_bias=True,
-            normalise=True, scale=2.5, groups=2, groups_per_token=1, group_score="best two",
+            normalize=True, scale=2.5, groups=2, groups_per_token=1, group_score="best two",
         ),
     ),
     "mixtral": (
         "mixtral",
         "MixtralSparseMoeBlock",
         {"num_local_experts": 8, "intermediate_size": 16},
-        MixtureConfig(EXPERT, 8, 3, normalise=True),
+        MixtureConfig(EXPERT, 8, 3, normalize=True),
     ),
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_only_the_chosen_experts_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("weighs", ["output", "input"])
 def test_one_token_gets_the_bits_that_it_gets_among_others(weighs: Any) -> None:
-    config = MixtureConfig(EXPERT, 8, 4, FeedForwardConfig(32), normalise=True, weighs=weighs)
+    config = MixtureConfig(EXPERT, 8, 4, FeedForwardConfig(32), normalize=True, weighs=weighs)
     experts = Experts(24, config).to(torch.bfloat16)
     with torch.no_grad():
         for x in torch.randn(20, 1, 24).to(torch.bfloat16):

@@ -34,16 +34,16 @@ E = 32
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EXPERT, SHARED = FeedForwardConfig(24), FeedForwardConfig(40)
 MIXTURES = {
-    "mixtral": MixtureConfig(EXPERT, 8, 2, normalise=True),
+    "mixtral": MixtureConfig(EXPERT, 8, 2, normalize=True),
     "deepseek 2": MixtureConfig(EXPERT, 12, 3, SHARED, scale=1.5, groups=4, groups_per_token=2),
     "deepseek 3": MixtureConfig(
-        EXPERT, 12, 4, SHARED, scoring="sigmoid", choice_bias=True, normalise=True, scale=2.5,
+        EXPERT, 12, 4, SHARED, scoring="sigmoid", choice_bias=True, normalize=True, scale=2.5,
         groups=3, groups_per_token=2, group_score="best two",
     ),
     "qwen 2": MixtureConfig(EXPERT, 6, 3, SHARED, shared_gate=True),
     "gpt-oss": MixtureConfig(
         FeedForwardConfig(24, "quick_gelu", bias=True, clamp=0.3, up_offset=1.0), 6, 2,
-        normalise=True, router_bias=True,
+        normalize=True, router_bias=True,
     ),
     "phi": MixtureConfig(EXPERT, 7, 2, scoring="sparsemixer", jitter=0.3),
     "llama 4": MixtureConfig(EXPERT, 5, 1, SHARED, scoring="sigmoid", weighs="input"),
@@ -146,7 +146,7 @@ def test_of_equal_scores_the_first_expert_is_chosen_and_nan_harms_nobody() -> No
 
 
 def test_experts_in_blocks_of_a_file_are_read_in_place() -> None:
-    mixture = MixtureConfig(FeedForwardConfig(32), 5, 2, FeedForwardConfig(64), normalise=True)
+    mixture = MixtureConfig(FeedForwardConfig(32), 5, 2, FeedForwardConfig(64), normalize=True)
     layer = _layer(mixture)
     kind = block_type("Q8_0")
     for network in (*layer.feed_forward.experts, layer.feed_forward.shared):

@@ -61,7 +61,7 @@ def decoded(dimension: str, family: str, kind: str) -> None:
         assert held < total
 
 
-def quantised(family: str) -> None:
+def quantized(family: str) -> None:
     """Codes of a spread cache are of other groups, and as near to exact as in one process."""
     ids = batch(family)[0][:, :9]
     one, model = (made(family, torch.float64).eval() for _ in range(2))

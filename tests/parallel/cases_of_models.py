@@ -85,7 +85,7 @@ def _t5() -> TransformerConfig:
 
 
 def _mixtral() -> TransformerConfig:
-    network = MixtureConfig(FeedForwardConfig(16, "silu"), 8, 2, normalise=True)
+    network = MixtureConfig(FeedForwardConfig(16, "silu"), 8, 2, normalize=True)
     return _decoder(_heads(4, 2, rope=ROPE), network, head="untied")
 
 

@@ -123,7 +123,7 @@ def test_decoding_equals_one_process(two: World, dimension: str, family: str, ki
 
 
 def test_codes_of_a_spread_cache_are_as_near_as_in_one_process(two: World) -> None:
-    two.run("cases_of_decoding:quantised", "Llama")
+    two.run("cases_of_decoding:quantized", "Llama")
 
 
 def test_generate_writes_what_one_process_writes(two: World) -> None:

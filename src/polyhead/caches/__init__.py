@@ -1,6 +1,6 @@
 """Key/value caches behind one protocol.
 
-A cache is a storage (plain, latent, quantised) in a layout (dense, ring, paged); see ``sizes`` for
+A cache is a storage (plain, latent, quantized) in a layout (dense, ring, paged); see ``sizes`` for
 both as data, and ``StoredCache`` for any pair.
 """
 

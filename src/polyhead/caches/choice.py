@@ -41,11 +41,11 @@ def layer_caches(
         kind: ``"auto"``: rings for windowed layers, dense otherwise. ``"dense"`` and ``"paged"``:
             every layer keeps every token, so that any number of them can be rolled back.
         page_size: Page size of ``"paged"``.
-        quantized: Quantise old tokens so; in a ring without sinks.
+        quantized: Quantize old tokens so; in a ring without sinks.
         spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
 
     Raises:
-        ConfigError: A page size, spare or quantisation that cannot be, or a layer whose attention
+        ConfigError: A page size, spare or quantization that cannot be, or a layer whose attention
             keeps no keys and values of each token.
         ValueError: An unknown kind.
     """
@@ -90,7 +90,7 @@ def _layer_cache(
 
 
 def storage_of(shape: CacheShape, layout: Layout, quantized: Quantized | None) -> Storage:
-    """How tokens of a shape are stored. A quantised ring keeps no exact first tokens."""
+    """How tokens of a shape are stored. A quantized ring keeps no exact first tokens."""
     latent = Latent(shape.value_dim, shape.key_dim - shape.value_dim) if shape.latent else None
     if quantized is None:
         return Plain() if latent is None else latent

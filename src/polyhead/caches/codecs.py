@@ -3,7 +3,7 @@
 A *stream* is what a cache is given: keys ``[B, G, n, D]``, values ``[B, G, n, V]`` and, where they
 are stored, positions ``[B, 1, n, 1]``. A codec turns n tokens into units and units into tokens.
 
-Asymmetric quantisation of a group of numbers x to codes 0 … 2^bits − 1:
+Asymmetric quantization of a group of numbers x to codes 0 … 2^bits − 1:
 
     zero ≤ min x          scale ≥ (max x − zero) / (2^bits − 1)          both rounded outward
     code = round((x − zero) / scale)                                     x' = zero + code · scale

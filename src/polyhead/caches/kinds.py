@@ -48,12 +48,12 @@ class PagedCache(StoredCache):
     point to it. ``fork`` then ``crop`` reuses a prefix; ``reorder([0] * n)`` gives it n rows.
 
     Args:
-        page_size: Tokens in a page; of a quantised storage a multiple of its group.
+        page_size: Tokens in a page; of a quantized storage a multiple of its group.
         storage: ``Plain()``, ``Latent(...)`` or ``Quantized(...)``.
         capacity: Tokens per row to make room for at the first append.
 
     Raises:
-        ConfigError: A page size below 1, or one that is not a multiple of a quantised group.
+        ConfigError: A page size below 1, or one that is not a multiple of a quantized group.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class QuantizedCache(StoredCache):
         group: Even.
         sinks: First tokens that stay exact; default 4, and 0 in a ring.
         recent: At least this many of the last tokens stay exact.
-        latent: Quantise latent rows, by the keys' rule.
+        latent: Quantize latent rows, by the keys' rule.
         layout: ``Dense()``, ``Ring(window)`` or ``Paged(page_size)``.
         capacity: Tokens per row to make room for at the first append.
 

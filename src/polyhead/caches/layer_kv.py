@@ -1,7 +1,7 @@
 """The stores of one cache, filled together: which token goes where, and what can be taken back.
 
     plain, latent   tokens  all of them, in the layout
-    quantised       sinks   the first tokens, exact
+    quantized       sinks   the first tokens, exact
                     codes   groups of tokens in 8 or 4 bits, in the layout
                     tail    the last ``recent`` to ``recent + group − 1`` tokens, exact, in a ring
 

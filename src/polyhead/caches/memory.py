@@ -1,6 +1,6 @@
 """Where units lie: in rows that grow or wrap around, or in pages that sequences share.
 
-A *unit* is one token, or one group of quantised tokens; ``sizes.Store`` says what tensors it has.
+A *unit* is one token, or one group of quantized tokens; ``sizes.Store`` says what tensors it has.
 Every batch row counts its own units from 0, and writes follow on from its last. Only this file
 knows the addresses of units: others ask for ``spans`` of addresses and ``read`` them.
 

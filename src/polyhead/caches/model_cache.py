@@ -73,7 +73,7 @@ class ModelCache:
             kind: ``"auto"``: rings for windowed layers, dense otherwise. ``"dense"`` and
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.
             page_size: Page size of ``"paged"``.
-            quantized: Quantise old tokens so; in a ring without sinks.
+            quantized: Quantize old tokens so; in a ring without sinks.
             spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
 
         Raises:

@@ -66,7 +66,7 @@ class KeyValueCache(ABC):
         """Whether all rows hold the same places; otherwise ``append`` and queries need positions.
 
         Rows of one length may hold other places if they were rolled back by different numbers: a
-        window has forgotten more of one, or more of its old tokens are quantised.
+        window has forgotten more of one, or more of its old tokens are quantized.
         """
         lengths = self.lengths
         return len(lengths) < 2 or lengths.count(lengths[0]) == len(lengths)
@@ -127,7 +127,7 @@ class KeyValueCache(ABC):
         """Forgets the last ``count`` tokens of every row, or of each row its own number.
 
         Raises:
-            ValueError: More than are held, or than a window or quantised groups can give back.
+            ValueError: More than are held, or than a window or quantized groups can give back.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Reserves cache slots that the native decode step fills in place.
 
 Only where appending is nothing but writing: no memory is allocated but pages, no group of tokens is
-quantised, nothing that a query still sees leaves a ring. All else is ``StoredCache.append``.
+quantized, nothing that a query still sees leaves a ring. All else is ``StoredCache.append``.
 
 Shape letters: B batch, G kv heads, D key size, V value size, P units in a page.
 """

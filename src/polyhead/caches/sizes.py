@@ -2,7 +2,7 @@
 
 A cache is a *storage* (how tokens are encoded) in a *layout* (where they lie). Both are plain data
 here. ``stores`` says what tensors that makes: each store keeps *units* (one token, or one group of
-quantised tokens), a unit is a few fields, and a field is ``heads × width`` numbers of one dtype.
+quantized tokens), a unit is a few fields, and a field is ``heads × width`` numbers of one dtype.
 The caches allocate exactly these stores, so ``cache_bytes`` is not an estimate.
 
     bytes = Σ over stores of capacity in units × Σ over fields of heads × width × bytes of dtype
@@ -25,7 +25,7 @@ BLOCK = 64
 """Room is made for a multiple of this many tokens at a time, where there are no pages."""
 
 SCALE_DTYPE = torch.bfloat16
-"""Dtype of scales and zero points of quantised groups: the range of float32 in two bytes."""
+"""Dtype of scales and zero points of quantized groups: the range of float32 in two bytes."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Quantized:
         group: Tokens (keys) or channels (values) that share a scale; even.
         sinks: First tokens that stay exact (Xiao et al. 2023); a ring has none.
         recent: At least this many of the last tokens stay exact.
-        latent: Quantise latent rows, by the keys' rule; ``v_bits`` is then not read.
+        latent: Quantize latent rows, by the keys' rule; ``v_bits`` is then not read.
     """
 
     k_bits: int = 8
@@ -142,7 +142,7 @@ class Store:
     """Tensors that keep one kind of unit.
 
     Attributes:
-        name: ``"tokens"``; of a quantised cache ``"sinks"``, ``"codes"`` and ``"tail"``.
+        name: ``"tokens"``; of a quantized cache ``"sinks"``, ``"codes"`` and ``"tail"``.
         tokens: Tokens in a unit.
         fields: The tensors.
         limit: Most units kept per batch row; None: no limit. Beyond it the store wraps around.

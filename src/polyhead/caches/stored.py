@@ -405,7 +405,7 @@ class StoredCache(KeyValueCache):
             )
         if isinstance(self.storage, Quantized):
             reasons.append(
-                f"older tokens are quantised in groups of {self.storage.group} and stay so "
+                f"older tokens are quantized in groups of {self.storage.group} and stay so "
                 f"(recent={self.storage.recent})"
             )
         return "; ".join(reasons)

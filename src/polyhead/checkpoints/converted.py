@@ -1,6 +1,6 @@
 """A converted copy of a slow file, kept in the user's cache directory.
 
-Dequantising a GGUF file takes seconds; mapping float tensors that are already there does not. A
+Dequantizing a GGUF file takes seconds; mapping float tensors that are already there does not. A
 copy is a directory of its own, written under another name and renamed when it is whole, so that it
 is either absent or complete, even if two processes write it at once. Its name holds the identity of
 the source (path, size, time of change), so a changed source has no copy; the checksum of every
@@ -35,7 +35,7 @@ from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError
 
 # Increased whenever the result of a conversion or its file format changes.
-FORMAT = 3
+FORMAT = 4
 
 _MANIFEST = "polyhead.json"
 _PARTIAL = ".partial-"

@@ -98,10 +98,10 @@ def load_checkpoint(
     Args:
         source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
             file, or a hub id ``"org/name"``.
-        dtype: dtype of the weights; ``"auto"``: that of most of the file's numbers. None: quantised
+        dtype: dtype of the weights; ``"auto"``: that of most of the file's numbers. None: quantized
             weights of a GGUF file or a Hugging Face directory stay as it holds them, mapped into
             memory, where native code reads their type (on a CPU); all other weights are float32,
-            but those of 16 bits beside quantised ones in a directory stay too.
+            but those of 16 bits beside quantized ones in a directory stay too.
         progress: called as ``progress(step, done, total)`` while a GGUF file or a
             CTranslate2 directory is read.
         cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
@@ -196,7 +196,7 @@ def build(
         device: where they go.
 
     Raises:
-        CheckpointError: a tensor is missing, one too many, misshapen or quantised; or the tokenizer
+        CheckpointError: a tensor is missing, one too many, misshapen or quantized; or the tokenizer
             has more tokens than the model.
         ConfigError: the sizes do not go together, or are beyond all bounds.
     """

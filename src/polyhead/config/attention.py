@@ -24,7 +24,7 @@ from polyhead.errors import ConfigError
 
 @dataclass(frozen=True)
 class QKNormConfig(Data):
-    """Normalised queries and keys; ``place`` is where, since three families do it differently.
+    """Normalized queries and keys; ``place`` is where, since three families do it differently.
 
     ``"before_rope"``: per head, before rotary (Qwen3, Gemma 3). ``"after_rope"``: per head, after
     rotary (Hunyuan, Llama 4). ``"full_width"``: over all heads at once, before the split (OLMo 2,

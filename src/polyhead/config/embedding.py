@@ -42,7 +42,7 @@ class EmbeddingProjectionConfig(Data):
 
     Attributes:
         dim: Features of the token embedding.
-        of: What is projected: the ``"sum"`` of tokens, positions and segments, normalised (ELECTRA,
+        of: What is projected: the ``"sum"`` of tokens, positions and segments, normalized (ELECTRA,
             ALBERT), or the ``"tokens"`` before the others are added (OPT-350m).
         bias: Whether the projection has a bias.
     """

@@ -30,7 +30,7 @@ class MixtureConfig(Network, kind="mixture"):
         jitter: For sparsemixer, experts count as near within 2 · jitter of the best, relatively.
         choice_bias: A number per expert that is added for the choice alone (DeepSeek-V3, GLM-4
             MoE, MiniMax-M2).
-        normalise: Weights of the chosen experts sum to 1. With softmax this is also the softmax
+        normalize: Weights of the chosen experts sum to 1. With softmax this is also the softmax
             over the chosen experts alone (GPT-OSS, Granite MoE).
         weighs: Whether weights multiply what experts give (``"output"``) or what they are given
             (``"input"``, Llama 4).
@@ -51,7 +51,7 @@ class MixtureConfig(Network, kind="mixture"):
     shared: FeedForwardConfig | None = None
     scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     choice_bias: bool = False
-    normalise: bool = False
+    normalize: bool = False
     scale: float = 1.0
     groups: int = 1
     groups_per_token: int = 1
@@ -75,12 +75,12 @@ class MixtureConfig(Network, kind="mixture"):
                 f"with {self.scoring!r}"
             )
         if self.scoring == "sparsemixer" and (
-            self.experts_per_token > 2 or self.choice_bias or self.groups > 1 or self.normalise
+            self.experts_per_token > 2 or self.choice_bias or self.groups > 1 or self.normalize
         ):
             raise ConfigError(
-                "sparsemixer chooses 1 or 2 experts without choice_bias, groups or normalise: got "
+                "sparsemixer chooses 1 or 2 experts without choice_bias, groups or normalize: got "
                 f"experts_per_token={self.experts_per_token}, choice_bias={self.choice_bias}, "
-                f"groups={self.groups}, normalise={self.normalise}"
+                f"groups={self.groups}, normalize={self.normalize}"
             )
         if self.group_score not in ("best", "best two"):
             raise ConfigError(f"group_score must be 'best' or 'best two': got {self.group_score!r}")

@@ -1,4 +1,4 @@
-"""Apertus (2025): xIELU networks, normalised queries and keys."""
+"""Apertus (2025): xIELU networks, normalized queries and keys."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """BART (Lewis et al. 2020) and related models: encoder-decoders as fairseq builds them.
 
-They differ in where norms stand, in the positions, and in whether the embedding is normalised.
+They differ in where norms stand, in the positions, and in whether the embedding is normalized.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read(
         embedding: Of both stacks, without scale and dropout.
         first: Whether norms stand first.
         head_bias: Whether a bias is added to the logits.
-        small: Whether the decoder normalises tokens before positions are added, and never scales
+        small: Whether the decoder normalizes tokens before positions are added, and never scales
             them.
     """
     encoder, decoder = read_layers(keys, first=first)

@@ -99,7 +99,7 @@ def _mixture(keys: Keys, embed_dim: int) -> MixtureConfig:
         ),
         inner.whole("moe_num_experts", 4),
         inner.whole("moe_top_k", 1),
-        normalise=order is not None,
+        normalize=order is not None,
     )
     inner.finish(_INNER)
     return mixture
@@ -122,7 +122,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
             "ffn_act_fn": {"name": write_activation(mixture.expert.activation)},
             "moe_num_experts": mixture.num_experts,
             "moe_top_k": mixture.experts_per_token,
-            "moe_normalize_expert_weights": 1.0 if mixture.normalise else None,
+            "moe_normalize_expert_weights": 1.0 if mixture.normalize else None,
         },
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "resid_pdrop": config.layers[0].dropout,

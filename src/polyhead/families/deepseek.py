@@ -275,9 +275,9 @@ def _read_mixture(
     method = keys.take("topk_method")
     if method not in methods:
         raise keys.refused("topk_method", method, " or ".join(map(repr, methods)))
-    normalise = keys.flag("norm_topk_prob")
-    if normalise and not sigmoid:
-        raise keys.refused("norm_topk_prob", True, "False: transformers' V2 does not normalise")
+    normalize = keys.flag("norm_topk_prob")
+    if normalize and not sigmoid:
+        raise keys.refused("norm_topk_prob", True, "False: transformers' V2 does not normalize")
     grouped = method != "greedy"
     shared = keys.whole("n_shared_experts", 0)
     return MixtureConfig(
@@ -289,7 +289,7 @@ def _read_mixture(
         else None,
         scoring=scoring,
         choice_bias=sigmoid,
-        normalise=normalise,
+        normalize=normalize,
         scale=keys.number("routed_scaling_factor"),
         groups=keys.whole("n_group") if grouped else 1,
         groups_per_token=keys.whole("topk_group") if grouped else 1,
@@ -309,7 +309,7 @@ def _write_mixture(mixture: FeedForwardConfig | MixtureConfig) -> dict[str, Any]
         "n_shared_experts": 0 if mixture.shared is None else mixture.shared.hidden_dim // width,
         "scoring_func": mixture.scoring,
         "topk_method": "noaux_tc" if mixture.scoring == "sigmoid" else method,
-        "norm_topk_prob": mixture.normalise,
+        "norm_topk_prob": mixture.normalize,
         "routed_scaling_factor": mixture.scale,
         "n_group": mixture.groups,
         "topk_group": mixture.groups_per_token,

@@ -2,7 +2,7 @@
 
 Five of six layers see a sliding window and rotate with a base of their own; every sixth sees
 everything. Norms stand before and after attention and network, and multiply by one plus the stored
-weight; queries and keys are normalised per head; embeddings are scaled by √E (Gemma 3, 2025, §2).
+weight; queries and keys are normalized per head; embeddings are scaled by √E (Gemma 3, 2025, §2).
 """
 
 from __future__ import annotations

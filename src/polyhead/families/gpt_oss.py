@@ -95,7 +95,7 @@ def read(keys: Keys) -> TransformerConfig:
         keys.whole("num_local_experts"),
         keys.whole("num_experts_per_tok"),
         router_bias=True,
-        normalise=True,
+        normalize=True,
     )
     default = [FULL if i % 2 else SLIDING for i in range(sizes.num_layers)]
     kinds = read_layer_types(keys, sizes.num_layers, default)

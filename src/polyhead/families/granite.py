@@ -53,7 +53,7 @@ def read(keys: Keys, *, sparse: bool) -> TransformerConfig:
             network,
             keys.whole("num_local_experts"),
             keys.whole("num_experts_per_tok"),
-            normalise=True,
+            normalize=True,
         )
     layer = LayerConfig(attention, network, norm, residual_scale=keys.number("residual_multiplier"))
     return read_decoder(

@@ -1,4 +1,4 @@
-"""Hunyuan (Tencent 2025): Llama whose queries and keys are normalised after rotation."""
+"""Hunyuan (Tencent 2025): Llama whose queries and keys are normalized after rotation."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _turned(name: str) -> Rule:
 
 
 def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The format does not say that the largest model alone normalises no queries and keys."""
+    """The format does not say that the largest model alone normalizes no queries and keys."""
     found: dict[str, Any] = {"use_qk_norm": values.get("num_local_experts") != _EXPERTS_OF_MAVERICK}
     if values.get(".window") == 0:  # then every layer rotates and sees everything
         count = values["num_hidden_layers"]

@@ -1,4 +1,4 @@
-"""MiniMax-M2 (2025): a mixture in every layer, queries and keys normalised over all heads."""
+"""MiniMax-M2 (2025): a mixture in every layer, queries and keys normalized over all heads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(keys: Keys) -> TransformerConfig:
         keys.whole("num_experts_per_tok"),
         scoring="sigmoid",
         choice_bias=True,
-        normalise=True,
+        normalize=True,
     )
     return read_decoder(
         keys,

@@ -38,7 +38,7 @@ def read(keys: Keys) -> TransformerConfig:
         read_network(keys),
         keys.whole("num_local_experts"),
         keys.whole("num_experts_per_tok"),
-        normalise=True,
+        normalize=True,
     )
     return read_decoder(
         keys,

@@ -1,6 +1,6 @@
 """OLMo 1 to 3 and OLMoE (Groeneveld et al. 2024 and after).
 
-1 has norms without weights and may clip queries, keys and values; 2 normalises what attention and
+1 has norms without weights and may clip queries, keys and values; 2 normalizes what attention and
 network give instead of what they read, and queries and keys over all heads at once; 3 adds windows;
 OLMoE has Llama's norms and mixtures of experts.
 """
@@ -145,7 +145,7 @@ def read_mixture(keys: Keys) -> TransformerConfig:
         read_network(keys),
         keys.whole("num_experts"),
         keys.whole("num_experts_per_tok"),
-        normalise=keys.flag("norm_topk_prob"),
+        normalize=keys.flag("norm_topk_prob"),
     )
     return read_decoder(
         keys,

@@ -1,4 +1,4 @@
-"""Qwen 2 and 3 (2024, 2025): late layers may have windows; 3 normalises queries and keys."""
+"""Qwen 2 and 3 (2024, 2025): late layers may have windows; 3 normalizes queries and keys."""
 
 from __future__ import annotations
 

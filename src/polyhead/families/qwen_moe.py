@@ -1,5 +1,5 @@
 """Qwen 2 and 3 with mixtures of experts (2024, 2025): layers may be dense; 2 has a gated shared
-expert, 3 normalised queries and keys.
+expert, 3 normalized queries and keys.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _read_mixture(keys: Keys, *, third: bool) -> MixtureConfig:
         keys.whole("num_experts_per_tok"),
         shared=shared,
         shared_gate=not third,
-        normalise=keys.flag("norm_topk_prob"),
+        normalize=keys.flag("norm_topk_prob"),
     )
 
 
@@ -140,7 +140,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "moe_intermediate_size": mixture.expert.hidden_dim,
         "num_experts": mixture.num_experts,
         "num_experts_per_tok": mixture.experts_per_token,
-        "norm_topk_prob": mixture.normalise,
+        "norm_topk_prob": mixture.normalize,
         "mlp_only_layers": dense,
     }
     if mixture.shared is None:

@@ -72,7 +72,7 @@ class NativeKernel(Kernel[Extras]):
         if not source.in_place:
             return "keys and values that would be copied to be read"
         if by_row.is_asked() and _is_coded_ring(source):
-            return "a quantised ring within batch_invariant(): its codes begin at any place"
+            return "a quantized ring within batch_invariant(): its codes begin at any place"
         if _is_empty(call) and not by_row.is_asked():
             return "no batch rows, no queries or no keys"
         if call.spec.dropout_p:

@@ -56,7 +56,7 @@ class MultiHeadAttention(Hooked):
         vdim: Features that values are made from; default embed_dim.
         bias: Biases on all four projections; default True, as in torch.
         rope: Rotary positions for queries and keys.
-        qk_norm: Normalised queries and keys.
+        qk_norm: Normalized queries and keys.
         window: Keys that a query sees under a causal mask, itself included; None: all.
         softcap: c in c · tanh(score / c); None is off.
         dropout: Share of the attention weights set to zero, when training.
@@ -342,7 +342,7 @@ class MultiHeadAttention(Hooked):
         return projected.view(B, T, self.num_kv_heads, self.v_head_dim).transpose(1, 2)
 
     def _placed(self, projected: Tensor, heads: int, norm: str, positions: int | Tensor) -> Tensor:
-        """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalised and rotated."""
+        """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalized and rotated."""
         place = self.qk_norm_place
         if place == "full_width":
             projected = getattr(self, norm)(projected)

@@ -30,7 +30,7 @@ from polyhead.config import AttentionConfig, CacheShape, CallCost, ParameterGrou
 from polyhead.config.layout import NORMED_HALF, shared
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import Context, MultiHeadAttention
-from polyhead.layers.norms import normalise
+from polyhead.layers.norms import normalize
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import KeyValueSource
@@ -179,7 +179,7 @@ class DifferentialAttention(MultiHeadAttention):
         heads = heads.reshape(len(heads), self.num_kv_heads // 2, 2, -1, *heads.shape[2:])
         difference = heads[:, :, 0] - self.weight_of_second().to(heads.dtype) * heads[:, :, 1]
         wide = difference.float() if difference.dtype.itemsize < 4 else difference
-        normed = normalise(wide, self.config.norm_eps).to(heads.dtype)
+        normed = normalize(wide, self.config.norm_eps).to(heads.dtype)
         return ((1 - self.config.lambda_init) * normed).flatten(1, 2)
 
 

@@ -167,7 +167,7 @@ class Experts(Fixed):
             choice = grouped.masked_fill(open_[..., None] == 0.0, -torch.inf).flatten(1)
         chosen = choice.topk(config.experts_per_token, dim=-1).indices
         weights = scores.gather(1, chosen)
-        if config.normalise:
+        if config.normalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return weights * config.scale, chosen
 
@@ -223,7 +223,7 @@ def native_routing(experts: Experts, x: Tensor) -> Routing | None:
         gate_weight,
         config.experts_per_token,
         SCORINGS[config.scoring],
-        config.normalise,
+        config.normalize,
         config.scale,
         config.groups,
         config.groups_per_token,

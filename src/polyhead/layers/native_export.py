@@ -69,7 +69,7 @@ KNOWN = SupportedFields(
         | {"activation": ACTIVATIONS},
         # One token of a sequence finds room in any capacity.
         MixtureConfig: ANY(
-            "expert num_experts experts_per_token shared scoring choice_bias normalise scale "
+            "expert num_experts experts_per_token shared scoring choice_bias normalize scale "
             "groups groups_per_token group_score shared_gate router_bias jitter weighs capacity"
         ),
         RopeConfig: ANY(
@@ -201,7 +201,7 @@ def norm(module: nn.Module | None, features: int, x: Tensor) -> NormWeight:
     check_unhooked([_LAYER_NORM, _RMS_NORM], module)
     assert isinstance(module, LayerNorm)
     if module.normalized_shape != (features,):
-        raise NotExportableError(f"it does not normalise {features} features", module)
+        raise NotExportableError(f"it does not normalize {features} features", module)
     weight, bias = module._parameters["weight"], module._parameters["bias"]
     return NormWeight(
         weight if weight is None else read(weight, (features,), x, module),

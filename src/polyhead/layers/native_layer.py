@@ -421,7 +421,7 @@ def _latent(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads, dict
     parts = attention._modules
     up = linear(parts["kv_b_proj"], R, H * (N + V), x)
     if up.bias is not None or up.type:
-        raise NotExportableError("it has a bias, or is quantised", parts["kv_b_proj"])
+        raise NotExportableError("it has a bias, or is quantized", parts["kv_b_proj"])
     q = q_norm = None
     first = linear(parts["q_proj" if into is None else "q_a_proj"], E, into or H * (N + P), x)
     if into is not None:

@@ -3,11 +3,11 @@
     LayerNorm   (x − mean) / √(var + ε) · weight + bias      Ba et al. 2016
     RMSNorm     x / √(mean(x²) + ε) · weight                 Zhang & Sennrich 2019
 
-In bfloat16 and float16 RMSNorm rounds where the Llama checkpoints were trained to: normalise in
+In bfloat16 and float16 RMSNorm rounds where the Llama checkpoints were trained to: normalize in
 float32, round, then multiply by the weight. With a weight offset it rounds once, at the end, as
 Gemma does.
 
-Shape letters: E the features that are normalised.
+Shape letters: E the features that are normalized.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ class RMSNorm(Fixed):
             by = native.NormWeight(weight, self.eps, self.weight_offset)
             return code.norm(_rows(x), by).view(x.shape)
         if weight is None:
-            return normalise(x.float() if dtype in _NARROW else x, self.eps).to(dtype)
+            return normalize(x.float() if dtype in _NARROW else x, self.eps).to(dtype)
         if (normed := fused.rms_norm(x, weight, self.eps, self.weight_offset)) is not None:
             return normed
         wide = x.float() if dtype in _NARROW else x
         if self.weight_offset:
             precise = weight.float() if weight.dtype in _NARROW else weight
-            return normalise(wide, self.eps).mul_(precise + self.weight_offset).to(dtype)
-        y = normalise(wide, self.eps)
+            return normalize(wide, self.eps).mul_(precise + self.weight_offset).to(dtype)
+        y = normalize(wide, self.eps)
         if wide is not x:
             y = y.to(dtype)
         return y.mul_(weight)
@@ -139,7 +139,7 @@ def _are_plain(x: Tensor, *parameters: Tensor | None) -> bool:
     return all(each is None or native.is_plain(each, x) for each in parameters)
 
 
-def normalise(x: Tensor, eps: float) -> Tensor:
+def normalize(x: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + ε) over the last dimension, a new tensor."""
     plain = type(x) is Tensor and x.is_cpu
     if torch.is_grad_enabled() or not plain or is_tracing():
@@ -196,7 +196,7 @@ class HeadNorm(Fixed):
         if centred:
             y = F.layer_norm(wide, x.shape[-1:], eps=config.eps)
         else:
-            y = normalise(wide, config.eps)
+            y = normalize(wide, config.eps)
             if not config.weight_offset:
                 y = y.to(x.dtype)
         if weight is not None:

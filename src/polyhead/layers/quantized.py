@@ -149,7 +149,7 @@ class QuantizedMatrix(nn.Module):
 
 
 class QuantizedLinear(QuantizedMatrix):
-    """A linear module with a quantised weight, in place of an ``nn.Linear``.
+    """A linear module with a quantized weight, in place of an ``nn.Linear``.
 
     Args:
         blocks: As in ``QuantizedMatrix``.
@@ -183,7 +183,7 @@ class QuantizedLinear(QuantizedMatrix):
 
 
 class QuantizedEmbedding(QuantizedMatrix):
-    """A table with quantised rows, in place of an ``nn.Embedding``."""
+    """A table with quantized rows, in place of an ``nn.Embedding``."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """``[...]`` whole numbers to ``[..., in_features]``."""

@@ -65,7 +65,7 @@ class Embedding(Fixed):
 
     @property
     def table(self) -> Tensor:
-        """``[vocab_size, dim]``, unpacked anew each time where it is quantised.
+        """``[vocab_size, dim]``, unpacked anew each time where it is quantized.
 
         Raises:
             ValueError: There are no tokens.
@@ -74,7 +74,7 @@ class Embedding(Fixed):
 
     @property
     def matrix(self) -> Tensor | QuantizedEmbedding:
-        """What a tied head multiplies by: ``table``, or where that is quantised its module."""
+        """What a tied head multiplies by: ``table``, or where that is quantized its module."""
         tokens = self._own_tokens()
         return tokens if isinstance(tokens, QuantizedEmbedding) else tokens.weight
 

@@ -46,7 +46,7 @@ class Head(nn.Module):
     """The output matrix where it is not the embedding's, the output bias, and what comes before.
 
     Attributes:
-        weight: ``[W, E]``, a parameter or quantised; None where the head is tied.
+        weight: ``[W, E]``, a parameter or quantized; None where the head is tied.
         bias: ``[W]`` or None.
         transform: Before the logits, or None.
     """

@@ -50,13 +50,13 @@ def check_caching(config: TransformerConfig, quantized: Quantized | None) -> Non
 
     Raises:
         ValueError: An encoder.
-        UnsupportedError: A quantised cache under ``batch_invariant()``.
+        UnsupportedError: A quantized cache under ``batch_invariant()``.
     """
     if config.kind == "encoder":
         raise ValueError(NO_CACHE)
     if by_row.is_asked() and quantized is not None:
         raise UnsupportedError(
-            "batch_invariant() cannot keep the bits of a quantised cache: whether a key is exact "
+            "batch_invariant() cannot keep the bits of a quantized cache: whether a key is exact "
             "when it is read depends on how the prompt is cut into chunks"
         )
 

@@ -4,7 +4,7 @@
 
 Every row of x has its own scales, so a row gets the same bits beside others and alone. llama.cpp
 always computes like this; here it is an option (``load(activations="int8")``), because logits are
-no longer those of the unpacked weights. Elsewhere it is called dynamic quantisation of activations.
+no longer those of the unpacked weights. Elsewhere it is called dynamic quantization of activations.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def round_activations(model: nn.Module) -> None:
     found = {n: part for n, part in model.named_modules() if isinstance(part, QuantizedMatrix)}
     if not found:
         raise UnsupportedError(
-            "activations='int8' needs weights in blocks, and this model has none: load a quantised "
+            "activations='int8' needs weights in blocks, and this model has none: load a quantized "
             "GGUF file on a CPU without a dtype"
         )
     if native.code() is None:

@@ -252,7 +252,7 @@ class Transformer(Fixed):
 
     @property
     def unembedding(self) -> Tensor:
-        """``[W, E]`` that ``logits`` multiplies by; unpacked anew each time where it is quantised.
+        """``[W, E]`` that ``logits`` multiplies by; unpacked anew each time where it is quantized.
 
         Raises:
             ValueError: The model has no head.
@@ -331,7 +331,7 @@ class Transformer(Fixed):
             kind: ``"auto"``: a layer with a window keeps no more than the window; ``"dense"`` and
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.
             page_size: Page size of ``"paged"``.
-            quantized: Quantise old tokens so.
+            quantized: Quantize old tokens so.
             spare: Tokens kept beyond a window, to roll back that many and one.
 
         Raises:

@@ -6,7 +6,7 @@ compressed-tensors has the same, whole numbers (``weight``) or eight of 4 bits i
 features of the input first: those are put in the order of rows here, as many bytes as before. All
 others stay where they are.
 
-Activations are not quantised, which only faster kernels would need.
+Activations are not quantized, which only faster kernels would need.
 """
 
 from __future__ import annotations

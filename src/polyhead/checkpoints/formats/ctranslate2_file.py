@@ -87,11 +87,11 @@ class CTranslate2File:
         }
 
     def is_scale(self, name: str) -> bool:
-        """Whether a variable belongs to the quantisation of another."""
+        """Whether a variable belongs to the quantization of another."""
         return name.endswith("_scale") and name.removesuffix("_scale") in self.variables
 
     def tensor(self, name: str) -> Tensor:
-        """A variable in its shape: floats as stored, quantised ones (with ``name_scale``) float32.
+        """A variable in its shape: floats as stored, quantized ones (with ``name_scale``) float32.
 
         Raises:
             CheckpointError: whole numbers without a scale, or with one of another shape.
@@ -104,7 +104,7 @@ class CTranslate2File:
         if scale is None or scale.dtype in _INTEGERS or variable.dtype == torch.int32:
             raise CheckpointError(
                 f"{self.path}: variable {shortened(name)} holds {_short(variable.dtype)} numbers "
-                f"{'without a scale' if scale is None else 'of an unknown quantisation'}"
+                f"{'without a scale' if scale is None else 'of an unknown quantization'}"
             )
         rows = variable.shape[:1]
         if scale.shape not in ((), (1,), rows):

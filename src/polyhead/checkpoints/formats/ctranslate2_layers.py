@@ -226,7 +226,7 @@ class Stack:
         norm = self.norm(f"{name}/q_norm")
         if norm != self.norm(f"{name}/k_norm"):
             raise ConfigError(
-                f"{self.file.path}: queries and keys of '{side}/{name}' must be normalised alike"
+                f"{self.file.path}: queries and keys of '{side}/{name}' must be normalized alike"
             )
         alibi = None
         if self._flag("alibi", False):

@@ -29,7 +29,7 @@ def read_gguf(path: Path, progress: Progress = no_progress, *, keep: bool = Fals
 
     Args:
         path: the file.
-        progress: called after every tensor; dequantising them is what takes the time.
+        progress: called after every tensor; dequantizing them is what takes the time.
         keep: leave weights in blocks that native code reads in place; without native code, or of a
             type that it does not read, they are unpacked.
 

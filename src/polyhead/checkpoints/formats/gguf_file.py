@@ -1,4 +1,4 @@
-"""The GGUF container: typed metadata, a table of tensors, then their (often quantised) data.
+"""The GGUF container: typed metadata, a table of tensors, then their (often quantized) data.
 
     "GGUF" | version u32 | tensors u64 | keys u64 | key-value pairs | tensor table | padding | data
 
@@ -6,7 +6,7 @@ Source: docs/gguf.md of ggml-org/ggml. The header is walked here and not by ``gg
 because that makes an array object for every token of the vocabulary (2.2 s for 49,152 tokens,
 against 0.1 s), and because every length that a header claims is checked against the file's size
 first, so that a truncated file is a sentence and not a crash. ``polyhead.quantization`` knows what
-quantised blocks mean.
+quantized blocks mean.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SCALARS = {
     12: "d",
 }
 
-# Types that torch holds as they are; every other type is dequantised to float32.
+# Types that torch holds as they are; every other type is dequantized to float32.
 _PLAIN = {
     0: torch.float32,
     1: torch.float16,
@@ -108,7 +108,7 @@ class GGUFFile:
         except (NotImplementedError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path}: tensor {shortened(name)} has type {entry.type_name}, which cannot "
-                f"be dequantised"
+                f"be dequantized"
             ) from error
 
     def is_quantized(self, name: str) -> bool:
@@ -116,7 +116,7 @@ class GGUFFile:
         return self.tensors[name].type_id not in _PLAIN
 
     def blocks(self, name: str) -> tuple[torch.Tensor, BlockType]:
-        """A quantised tensor's blocks in the mapped file, uint8 ``[..., bytes of a row]``."""
+        """A quantized tensor's blocks in the mapped file, uint8 ``[..., bytes of a row]``."""
         entry = self.tensors[name]
         kind = block_types()[entry.type_name]
         return self.octets(name).view(*entry.shape[:-1], kind.row_octets(entry.shape[-1])), kind

@@ -46,7 +46,7 @@ def quantize_gguf(
     type next in bits (Q5_0 for Q4_K); where it is no multiple of 32, the matrix stays as it is.
 
     Args:
-        source: A GGUF file, or a Hugging Face directory. Weights of a GGUF file that are quantised
+        source: A GGUF file, or a Hugging Face directory. Weights of a GGUF file that are quantized
             already are unpacked and packed anew, which loses more than packing the original ones.
         target: The file to write.
         kind: One of ``packable()``.
@@ -192,9 +192,9 @@ def _write(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for done, (name, matrix) in enumerate(contents.tensors.items()):
-        progress("quantising", done, len(chosen))
+        progress("quantizing", done, len(chosen))
         writer.write_tensor_data(_octets(name, matrix, chosen[name]).numpy())
-    progress("quantising", len(chosen), len(chosen))
+    progress("quantizing", len(chosen), len(chosen))
     writer.close()
 
 

@@ -38,7 +38,7 @@ class Split:
     Attributes:
         patterns: Regular expressions, each of which cuts what the ones before it left.
         ignore_merges: A piece that is a token is taken whole.
-        nfc: Text is normalised to NFC.
+        nfc: Text is normalized to NFC.
         adds_bos: A text begins with bos unless the file says otherwise.
         adds_eos: A text ends with eos, likewise.
     """

@@ -97,7 +97,7 @@ def _pre(backend: tokenizers.Tokenizer, state: dict[str, Any], where: Path) -> s
             ]:
                 return name
     raise ConfigError(
-        f"{where}: GGUF files have no name for how this tokenizer normalises and splits text; "
+        f"{where}: GGUF files have no name for how this tokenizer normalizes and splits text; "
         f"known are {', '.join(sorted(SPLITS))}"
     )
 

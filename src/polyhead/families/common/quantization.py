@@ -85,7 +85,7 @@ def read_scheme(values: Mapping[str, Any], where: object) -> Scheme | None:
         where: The file, for messages.
 
     Raises:
-        ConfigError: A quantisation that is not read, by the field.
+        ConfigError: A quantization that is not read, by the field.
     """
     scheme = values.get(KEY)
     if scheme is None:

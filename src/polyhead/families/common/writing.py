@@ -64,7 +64,7 @@ def write_mixture(mixture: Any) -> dict[str, Any]:
         "num_experts": mixture.num_experts,
         "num_experts_per_tok": mixture.experts_per_token,
         "moe_intermediate_size": mixture.expert.hidden_dim,
-        "norm_topk_prob": mixture.normalise,
+        "norm_topk_prob": mixture.normalize,
     }
 
 

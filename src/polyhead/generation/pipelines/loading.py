@@ -93,9 +93,9 @@ def load(
         source: a known name (``"smollm2"``), a Hugging Face or CTranslate2 directory, a ``.gguf``
             file, or a hub id ``"org/name"``.
         dtype: of the weights: ``"float32"``, ``"bfloat16"``, ``"float16"``, ``"auto"`` (that of
-            most of the file's numbers) or a ``torch.dtype``. None: float32, but on a CPU quantised
+            most of the file's numbers) or a ``torch.dtype``. None: float32, but on a CPU quantized
             weights of a GGUF file or a Hugging Face directory stay as the file holds them, mapped
-            into memory (docs/quantised.md). Such a model computes the same numbers in a quarter of
+            into memory (docs/quantized.md). Such a model computes the same numbers in a quarter of
             the memory; ``to(torch.bfloat16)`` makes its
             activations bfloat16. What changes weights (training, conversion) needs a dtype.
         device: where the model runs: ``"cpu"``, ``"cuda"``, ...
@@ -103,7 +103,7 @@ def load(
             (``attach_adapter`` keeps one apart). Given as ``source``, the base is the one that it
             names.
         progress: called with what is being done, how much is done, and how much there is.
-        activations: ``"int8"``: what multiplies quantised weights is rounded to 8 bits, 32 numbers
+        activations: ``"int8"``: what multiplies quantized weights is rounded to 8 bits, 32 numbers
             at a time with a scale of their own, and products are sums of whole numbers, as
             llama.cpp computes. Decoding is faster, and logits are no longer those of the unpacked
             weights (docs/performance.md says by how much). Prompts are read more slowly in

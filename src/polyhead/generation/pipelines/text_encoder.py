@@ -78,7 +78,7 @@ class TextEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(
-        self, texts: str | Sequence[str], *, batch_size: int = 32, normalise: bool = True
+        self, texts: str | Sequence[str], *, batch_size: int = 32, normalize: bool = True
     ) -> Tensor:
         """One vector per text, of length 1: the mean of its tokens' hidden states, or the first or
         last of them where the model's files say so (``pooling``).
@@ -89,7 +89,7 @@ class TextEncoder(nn.Module):
         Args:
             texts: the texts, or a single one.
             batch_size: texts that run at a time; those of similar length run together.
-            normalise: divide each vector by its length, so that a dot product is the cosine.
+            normalize: divide each vector by its length, so that a dot product is the cosine.
 
         Returns:
             float32 ``[N, E]``, in the order of ``texts``.
@@ -104,11 +104,11 @@ class TextEncoder(nn.Module):
                 f"pooling is {self.pooling!r}, which is not built: set it to one of "
                 f"{', '.join(map(repr, POOLINGS))}"
             )
-        flag("normalise", normalise)
+        flag("normalize", normalize)
         texts = _listed([texts] if isinstance(texts, str) else texts)
         tokens = [self.encoded(number, text) for number, text in enumerate(texts)]
         vectors = torch.stack([*self._each(tokens, batch_size, self._vectors)])
-        return nn.functional.normalize(vectors, dim=-1) if normalise else vectors
+        return nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
     @overload
     def classify(

@@ -50,7 +50,7 @@ def batch_invariant() -> Iterator[None]:
     The logits of a row do not depend on its neighbours in the batch, on how a prompt is cut into
     chunks, on whether a token was read or decoded, on the number of threads, on rings or pages.
     It holds for this thread, on a CPU in float32, bfloat16 and float16, on one instruction set.
-    Quantised caches are refused.
+    Quantized caches are refused.
 
     Gradients, where ``backward`` runs within the block too: those of a row's activations do not
     depend on its neighbours and threads, those of weights on nothing but the rows of the batch, so
