@@ -14,6 +14,7 @@ import torch
 import polyhead as ph
 from mask_pictures import pictures
 from notebooks import NOTEBOOKS, notebook
+from polyhead.cli.app import command
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = DOCS.parent / "examples"
@@ -42,6 +43,7 @@ def smollm2():
         ("replacing.md", 4),
         ("tutorials/small-transformer.md", 6),
         with_model("start.md", 5),
+        with_model("../README.md", 1),
         with_model("find-a-head.md", 4, marks=[pytest.mark.slow]),
     ],
 )
@@ -115,3 +117,9 @@ def test_the_reference_has_every_public_name():
     assert set(ph.__all__) <= named
     for name in named:
         assert operator.attrgetter(name)(ph).__doc__, name
+
+
+def test_the_page_of_commands_has_every_verb():
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+`) \|", page, re.M)
+    assert set(re.findall(r"`(?:polyhead )?([a-z]+)", "\n".join(rows))) == set(command().commands)

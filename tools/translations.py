@@ -2,7 +2,7 @@
 
     python tools/translations.py
 
-copies code and what it prints from the English pages into the Chinese ones.
+copies code and what it prints from the English pages, and README.md, into the Chinese ones.
 ``tests/test_translations.py`` compares the rest: headings, links, tables, figures and names.
 """
 
@@ -66,7 +66,8 @@ def links(text: str) -> list[str]:
 
 
 def main() -> None:
-    for english, chinese in pages():
+    readme = DOCS.parent / "README.md"
+    for english, chinese in [*pages(), (readme, readme.with_suffix(".zh-CN.md"))]:
         text = chinese.read_text(encoding="utf-8")
         source = blocks(english.read_text(encoding="utf-8"))
         if len(blocks(text)) != len(source):
