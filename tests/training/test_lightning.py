@@ -1,4 +1,4 @@
-"""A polyhead model in a Lightning module; runs where `pip install lightning` has been done."""
+"""A polyhead model in a Lightning module."""
 
 from __future__ import annotations
 
