@@ -123,3 +123,20 @@ def test_the_page_of_commands_has_every_verb():
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]+`) \|", page, re.M)
     assert set(re.findall(r"`(?:polyhead )?([a-z]+)", "\n".join(rows))) == set(command().commands)
+
+
+def test_source_files_that_pages_name_are_there():
+    roots = ("", "src", "src/polyhead", "src/polyhead/semantics", "src/polyhead/viewer", "tests")
+    pages = [*DOCS.rglob("*.md"), *(DOCS.parent / name for name in ("README.md", "SECURITY.md"))]
+    named = {
+        (name, page.name)
+        for page in pages
+        for name in re.findall(
+            r"`([\w.-]+/[\w./-]+\.(?:py|h|cpp|toml))`", page.read_text(encoding="utf-8")
+        )
+    }
+    assert len(named) > 50
+    there = {
+        name for name, _ in named if any((DOCS.parent / root / name).is_file() for root in roots)
+    }
+    assert [each for each in sorted(named) if each[0] not in there] == []
