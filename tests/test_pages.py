@@ -5,6 +5,7 @@ import io
 import operator
 import re
 import runpy
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -140,3 +141,11 @@ def test_source_files_that_pages_name_are_there():
         name for name, _ in named if any((DOCS.parent / root / name).is_file() for root in roots)
     }
     assert [each for each in sorted(named) if each[0] not in there] == []
+
+
+def test_the_packages_of_the_architecture_are_those_of_the_import_rule():
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^  (\w+)(?:/|\.py) ", page, re.MULTILINE)
+    settings = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert listed == [name.removeprefix("polyhead.") for name in reversed(layers)]
