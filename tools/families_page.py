@@ -27,16 +27,15 @@ _HEAD = """# Model families
 Written by `python tools/families_page.py`, from the configurations that
 the tests draw.
 
-Every family below is loaded from transformers' own files of a tiny random model, and compared
-with its eager float32: outputs in one pass and through the cache in uneven chunks differ by less
-than 5·10⁻⁵ of their standard deviation, gradients of all parameters by less than 10⁻⁴ of the
-greatest, weights saved back are equal bit for bit and transformers loads them. A key of
-config.json that is not understood is an error that names it.
+Each family is tested on a tiny random model that transformers saved, and compared with
+transformers' eager float32. Outputs in one pass and through a cache in uneven chunks differ by less
+than 5·10⁻⁵ of their standard deviation, gradients by less than 10⁻⁴ of the greatest. Weights that
+are saved again are bit-identical, and transformers loads them. An unknown key of config.json is an
+error that names it.
 
-*GGUF* is the architecture of GGUF files that are read and compared in the same way. *One call*: a
-decoding step is one native call for every layer, in every kind of cache (–: encoders have no
-such steps; begun: a call up to the first part that native code does not know; from there on,
-and where it says no, the modules are called one by one).
+*GGUF* is the architecture of GGUF files, tested in the same way. *One call*: whether a decoding
+step is one native call for all layers, in every kind of cache (–: encoders do not decode; begun: a
+native call for the first sub-layers, modules for the rest; no: modules).
 
 | `model_type` | kind | heads | positions | norms | feed-forward | one call | GGUF | not supported |
 |---|---|---|---|---|---|---|---|---|
