@@ -29,7 +29,7 @@ from polyhead.checkpoints.formats.gguf_file import GGUFFile
 from polyhead.checkpoints.formats.hugging_face import read_directory
 from polyhead.errors import ConfigError
 from polyhead.families import families
-from polyhead.planning.weights import counts, pieces
+from polyhead.planning.weights import counts, parameter_groups
 from polyhead.semantics import KeyLengths
 
 SIZES: dict[str, Any] = {
@@ -354,7 +354,7 @@ def _same_number_of_parameters(theirs: Any, ours: Checkpoint, folder: Path) -> N
     written = load_file(folder / "theirs" / "model.safetensors")
     wanted = sum(tensor.numel() for name, tensor in written.items() if not table.is_dropped(name))
     assert ours.model.parameter_counts().total == wanted
-    assert counts(pieces(ours.config)) == ours.model.parameter_counts()
+    assert counts(parameter_groups(ours.config)) == ours.model.parameter_counts()
 
 
 def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
