@@ -12,7 +12,7 @@ from polyhead.errors import InputError
 if TYPE_CHECKING:
     from polyhead.cli.alignment import Aligned
     from polyhead.generation import Generation, TextToText
-    from polyhead.generation.pipelines.speech_to_text import Segment, Word
+    from polyhead.generation.pipelines.transcript import Segment, Word
 
 _Text = Annotated[
     str | None,

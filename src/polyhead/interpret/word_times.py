@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from polyhead.generation.pipelines.sound import HOP, RATE, samples_of
-from polyhead.generation.pipelines.speech_to_text import Segment, Word
+from polyhead.generation.pipelines.transcript import Segment, Transcript, Word
 from polyhead.interpret.reading import align
 
 if TYPE_CHECKING:
-    from polyhead.generation.pipelines.speech_to_text import SpeechToText, Transcript
+    from polyhead.generation.pipelines.speech_to_text import SpeechToText
 
 _PLACE = 2 * HOP / RATE
 """Seconds of a place that the decoder reads: two frames."""

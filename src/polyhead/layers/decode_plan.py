@@ -43,7 +43,7 @@ from polyhead.native.code import LayerCall
 from polyhead.semantics import Bias, Causal, Mask, RelativeBias
 
 if TYPE_CHECKING:
-    from polyhead.layers.transformer_layer import TransformerLayer
+    pass
 
 _CACHES = {
     kind: ExactType(kind, "append")
@@ -216,7 +216,7 @@ def plan_for(
     return plan
 
 
-def step(layer: TransformerLayer, x: Tensor, given: LayerArgs) -> tuple[Tensor, int] | None:
+def step(layer: nn.Module, x: Tensor, given: LayerArgs) -> tuple[Tensor, int] | None:
     """Runs the first sub-layers of a layer natively and appends K and V; None if not supported.
 
     Args:

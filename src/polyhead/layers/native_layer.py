@@ -60,7 +60,7 @@ from polyhead.native.arguments import (
 from polyhead.semantics import ALiBi, RoundedALiBi
 
 if TYPE_CHECKING:
-    from polyhead.layers.transformer_layer import TransformerLayer
+    pass
 
 _HEADS, _LATENT = ExactType(MultiHeadAttention), ExactType(MultiHeadLatentAttention)
 ROPE = ExactType(RoPE, "apply")
@@ -131,6 +131,10 @@ class NativeLayer(NamedTuple):
         return any(each is None or each.has_active_hooks for each in found)
 
 
+LAYER_TYPES: list[ExactType[Any]] = []
+"""Classes of layers that can be exported; the module of each imports this one and adds it."""
+
+
 def last_part(config: LayerConfig) -> int:
     """How far a step gets through layers of this configuration, as they are built; 0: nowhere."""
     if not _KNOWN_AROUND.accepts(config) or not native_export.KNOWN.accepts(config.attention):
@@ -158,10 +162,9 @@ def export_layer(
     Raises:
         NotExportableError: Native code does not know the layer.
     """
-    from polyhead.layers.transformer_layer import LAYER  # which imports this file
-
-    if not LAYER.is_exact(layer):
-        raise NotExportableError(LAYER.why_not(layer))
+    kind = next((each for each in LAYER_TYPES if each.is_class(layer)), LAYER_TYPES[0])
+    if not kind.is_exact(layer):
+        raise NotExportableError(kind.why_not(layer))
     parts, config = layer._modules, layer.config
     attention = parts["attention"]
     last = last_part(config)
@@ -244,9 +247,7 @@ def has_hooks(layer: nn.Module) -> bool:
     return bool(hooked or layer._compiled_call_impl)
 
 
-def _further(
-    layer: TransformerLayer, last: int, weights: dict[str, Any], x: Tensor
-) -> tuple[int, str]:
+def _further(layer: nn.Module, last: int, weights: dict[str, Any], x: Tensor) -> tuple[int, str]:
     """Adds the weights of the parts behind the self-attention, as far as they can be read.
 
     Returns:
@@ -279,7 +280,7 @@ def phrase(parts: Parts, error: NotExportableError) -> str:
     return error.why
 
 
-def _as_built(layer: TransformerLayer, embed_dim: int, part: str) -> None:
+def _as_built(layer: Any, embed_dim: int, part: str) -> None:
     """Raises unless attributes of the layer and of a part are what their configurations say."""
     context_dim = None if layer.cross_attention is None else layer.cross_attention.kdim
     built = _built(type(layer).from_config, embed_dim, layer.config, context_dim)

@@ -36,7 +36,7 @@ from polyhead.layers.decode_plan import LayerArgs, step
 from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
-from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, NETWORK
+from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, LAYER_TYPES, NETWORK
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import build_attention, build_network
@@ -305,4 +305,4 @@ class TransformerLayer(Fixed):
         return x
 
 
-LAYER = ExactType(TransformerLayer)
+LAYER_TYPES.append(ExactType(TransformerLayer))

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from polyhead.config import TransformerConfig
 from polyhead.layers.positions import LearnedPositions
 from polyhead.models.heads import Head
-
-if TYPE_CHECKING:
-    from polyhead.models.transformer import Transformer
 
 _OUT = ("o_proj", "down_proj")
 """Matrices that write to the residual stream."""
 
 
-def draw_weights(model: Transformer) -> None:
-    """Draws all weights of a model anew; see ``InitialConfig``."""
-    rule, scale = model.config.initial.rule, model.config.initial.scale
+def draw_weights(model: nn.Module, config: TransformerConfig) -> None:
+    """Draws all weights of a ``Transformer`` of this configuration; see ``InitialConfig``."""
+    rule, scale = config.initial.rule, config.initial.scale
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding | Head):
             weight = module.weight
             if isinstance(weight, Tensor):
                 std = scale
                 if rule == "residual" and name.endswith(_OUT):
-                    std /= math.sqrt(2 * max(len(model.layers), 1))
+                    std /= math.sqrt(2 * max(len(config.layers), 1))
                 elif rule == "width" and isinstance(module, nn.Linear):
                     std /= math.sqrt(module.in_features)
                     if name.endswith("attention.q_proj"):
@@ -41,7 +38,7 @@ def draw_weights(model: Transformer) -> None:
         elif hasattr(module, "reset_parameters") and module is not model:
             module.reset_parameters()
     if rule == "width":
-        for tables in (model.relative_bias, model.encoder_relative_bias):
-            if tables is not None:
+        for name in ("relative_bias", "encoder_relative_bias"):
+            if (tables := getattr(model, name)) is not None:
                 for table in tables.parameters():
-                    nn.init.normal_(table, std=scale / math.sqrt(model.config.embed_dim))
+                    nn.init.normal_(table, std=scale / math.sqrt(config.embed_dim))

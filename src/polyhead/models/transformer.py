@@ -106,7 +106,7 @@ class Transformer(Fixed):
 
     def reset_parameters(self) -> None:
         """Draws new weights, as ``config.initial`` says."""
-        draw_weights(self)
+        draw_weights(self, self.config)
 
     def forward(
         self,

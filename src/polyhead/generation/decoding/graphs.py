@@ -31,7 +31,6 @@ from polyhead.native import by_row
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
-    from polyhead.generation.decoding.captured_steps import CapturedStep
 
 _ALLOWED: dict[type[nn.Module], ExactType[Any]] = {
     kind: ExactType(kind)
@@ -56,7 +55,19 @@ class Graph(Protocol):
         """Whether the model is still as it was recorded."""
 
 
-Maker: TypeAlias = Callable[["CapturedStep", nn.Module, "Sequence[torch.Generator]"], Graph]
+class Step(Protocol):
+    """One decoding step, a function of tensors that stay where they are.
+
+    Attributes:
+        held: What the last call read beside weights, cache and these tensors.
+    """
+
+    held: list[Any]
+
+    def __call__(self) -> None: ...
+
+
+Maker: TypeAlias = Callable[[Step, nn.Module, "Sequence[torch.Generator]"], Graph]
 """Records a step of a model, which draws from generators, without running it."""
 
 
@@ -100,9 +111,7 @@ class CudaGraph(Recorded):
         generators: What the step draws from; replays advance them.
     """
 
-    def __init__(
-        self, step: CapturedStep, model: nn.Module, generators: Sequence[torch.Generator]
-    ) -> None:
+    def __init__(self, step: Step, model: nn.Module, generators: Sequence[torch.Generator]) -> None:
         super().__init__(model)
         device = next(model.parameters()).device
         self._graph = torch.cuda.CUDAGraph()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -23,58 +22,11 @@ from polyhead.generation.decoding.stream import TextStream
 from polyhead.generation.pipelines.encoder_decoder import EncoderDecoder
 from polyhead.generation.pipelines.sound import HOP, RATE, cuts, log_mel, samples_of
 from polyhead.generation.pipelines.speech_tokens import SpeechTokens
+from polyhead.generation.pipelines.transcript import Segment, Transcript
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
     from polyhead.models import Transformer
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a transcript.
-
-    Attributes:
-        text: With the punctuation behind it.
-        start: Seconds from the beginning of the recording.
-        end: Where the next word begins; a pause belongs to the word before it.
-    """
-
-    text: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The transcript of a part of a recording.
-
-    Attributes:
-        text: The words.
-        start, end: Seconds from the beginning of the recording.
-        generation: All that is known of the text.
-        prompt_ids: The tokens that it begins with: the language, the task.
-        words: With their times, if ``transcribe`` was asked for ``word_timestamps``.
-    """
-
-    text: str
-    start: float
-    end: float
-    generation: Generation
-    prompt_ids: tuple[int, ...]
-    words: tuple[Word, ...] = ()
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """The transcript of a recording.
-
-    Attributes:
-        text: The words of all segments.
-        segments: In their order; one where the recording is as short as the model reads at once.
-    """
-
-    text: str
-    segments: tuple[Segment, ...]
 
 
 class SpeechToText(EncoderDecoder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,11 +18,22 @@ from polyhead._utils.checks import whole
 from polyhead.errors import InputError, UnsupportedError, shortened
 
 if TYPE_CHECKING:
+    from polyhead.checkpoints import Tokenizer
     from polyhead.config import TaskHeadConfig, TransformerConfig
-    from polyhead.generation.pipelines.text_encoder import TextEncoder
 
 Pair = tuple[str, str]
 Function = Literal["softmax", "sigmoid", "none"]
+
+
+class Encoder(Protocol):
+    """What tasks need of a ``TextEncoder``."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def config(self) -> TransformerConfig: ...
+    def encoded(self, number: int, text: str | Pair) -> Any: ...
+    def run(self, encodings: Sequence[Any], batch_size: int) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class Span:
 
 
 def classify(
-    model: TextEncoder,
+    model: Encoder,
     texts: Sequence[str | Pair],
     function: Function | None,
     batch_size: int,
@@ -85,7 +96,7 @@ def classify(
     return found
 
 
-def fill(model: TextEncoder, text: str, top_k: int) -> list[Filled]:
+def fill(model: Encoder, text: str, top_k: int) -> list[Filled]:
     """The likeliest tokens in place of every mask token."""
     top_k = whole("top_k", top_k, least=1, error=ValueError)
     if model.config.head is None:
@@ -114,7 +125,7 @@ def fill(model: TextEncoder, text: str, top_k: int) -> list[Filled]:
 
 
 def tag(
-    model: TextEncoder, texts: Sequence[str], group: bool, ignored: Sequence[str], batch_size: int
+    model: Encoder, texts: Sequence[str], group: bool, ignored: Sequence[str], batch_size: int
 ) -> list[list[Span]]:
     """The classes of each text's tokens, or of runs of tokens of a class."""
     task = _task(model.config, "tag")
@@ -162,7 +173,7 @@ def _kind(label: str) -> str:
     return label.split("-", 1)[-1] if label.startswith(("B-", "I-")) else label
 
 
-def answer(model: TextEncoder, question: str, context: str, top_k: int, longest: int) -> list[Span]:
+def answer(model: Encoder, question: str, context: str, top_k: int, longest: int) -> list[Span]:
     """The likeliest spans of the context, whole words, the best first.
 
     A span's score is the product of the probabilities of its beginning and its end among the
