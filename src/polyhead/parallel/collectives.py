@@ -1,15 +1,12 @@
 """Collectives that autograd knows.
 
-    CopyToRanks       identity; the backward pass is an all-reduce (f of Shoeybi et al. 2019, §3)
-    ReduceFromRanks   all-reduce; the backward pass is the identity (g)
-    AllToAll          each rank sends some rows to every other; gradients go back
-
-A region between f and g computes some heads or features on each rank. Everything that it reads and
-that is replicated enters by ``CopyToRanks``, parameters too.
+A region between ``copy_to_ranks`` and ``reduce_from_ranks`` computes some heads or features on each
+rank. All that it reads and that is replicated enters by the first, parameters too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,43 +15,24 @@ from torch import Tensor
 
 from polyhead.parallel.ranks import Ranks
 
+Collective = Callable[[Tensor], Tensor]
 
-class CopyToRanks(torch.autograd.Function):
-    """x; the gradient is the sum of all ranks' gradients."""
 
+class _Collective(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return all_reduce(grads[0], ctx.ranks), None
-
-
-class ReduceFromRanks(torch.autograd.Function):
-    """The sum of all ranks' x; the gradient of each part is that of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        return all_reduce(x, ranks)
+    def forward(ctx: Any, x: Tensor, run: Collective, adjoint: Collective) -> Tensor:
+        ctx.adjoint = adjoint
+        return run(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], None
+        return ctx.adjoint(grads[0]), None, None
 
 
-class AllToAll(torch.autograd.Function):
-    """What other ranks sent to this one, in their order; gradients go back where they came from."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Tensor:
-        ctx.leaving, ctx.coming, ctx.ranks = leaving, coming, ranks
-        return _all_to_all(x, leaving, coming, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _all_to_all(grads[0], ctx.coming, ctx.leaving, ctx.ranks), None, None, None
+def differentiable(x: Tensor, run: Collective, adjoint: Collective) -> Tensor:
+    """``run(x)``, whose gradient is ``adjoint`` of the output's."""
+    y: Tensor = _Collective.apply(x, run, adjoint)  # type: ignore[no-untyped-call]
+    return y
 
 
 def _all_to_all(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -> Tensor:
@@ -76,16 +54,23 @@ def all_to_all(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -
     Returns:
         ``[sum(coming), ...]``, those of the first rank first.
     """
-    y: Tensor = AllToAll.apply(x, leaving, coming, ranks)  # type: ignore[no-untyped-call]
-    return y
+    return differentiable(
+        x,
+        lambda rows: _all_to_all(rows, leaving, coming, ranks),
+        lambda grad: _all_to_all(grad, coming, leaving, ranks),
+    )
 
 
 def copy_to_ranks(x: Tensor, ranks: Ranks) -> Tensor:
-    """x, whose gradient is summed over the ranks."""
+    """x, whose gradient is summed over the ranks (f of Shoeybi et al. 2019, §3)."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return x
-    y: Tensor = CopyToRanks.apply(x, ranks)  # type: ignore[no-untyped-call]
-    return y
+    return differentiable(x, lambda whole: whole.view_as(whole), lambda g: all_reduce(g, ranks))
+
+
+def reduce_from_ranks(x: Tensor, ranks: Ranks) -> Tensor:
+    """The sum of x over the ranks, whose gradient is that of each term (g of the same)."""
+    return differentiable(x, lambda part: all_reduce(part, ranks), lambda grad: grad)
 
 
 def all_reduce(x: Tensor, ranks: Ranks) -> Tensor:

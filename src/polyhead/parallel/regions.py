@@ -28,7 +28,7 @@ from polyhead.layers import MultiHeadAttention, MultiHeadLatentAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.models import Transformer
-from polyhead.parallel.collectives import ReduceFromRanks, copy_to_ranks
+from polyhead.parallel.collectives import copy_to_ranks, reduce_from_ranks
 from polyhead.parallel.exchanges import head_shares
 from polyhead.parallel.ranks import (
     Ranks,
@@ -77,8 +77,7 @@ class Region:
             made = type(self.module).forward(self.module, *inputs, **named)
         if self.shards is not None:
             return self.shards.reduce_scatter(made)
-        out: Tensor = ReduceFromRanks.apply(made, self.ranks)  # type: ignore[no-untyped-call]
-        return out
+        return reduce_from_ranks(made, self.ranks)
 
     def _entered(self, x: Any) -> Any:
         if isinstance(x, tuple):
@@ -339,10 +338,7 @@ class _Looked:
             found = nn.functional.embedding(torch.where(here, ids - first, 0), rows)
         else:
             found = rows.new_zeros(*ids.shape, rows.shape[1])
-        vectors: Tensor = ReduceFromRanks.apply(  # type: ignore[no-untyped-call]
-            found.masked_fill(~here[..., None], 0.0), self.ranks
-        )
-        return vectors
+        return reduce_from_ranks(found.masked_fill(~here[..., None], 0.0), self.ranks)
 
 
 def _first_row(rows: int, ranks: Ranks) -> int:

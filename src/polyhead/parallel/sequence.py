@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.models import Transformer
+from polyhead.parallel.collectives import differentiable
 from polyhead.parallel.ranks import Ranks, unsupported
 
 
@@ -47,24 +48,20 @@ class TokenShards:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """All tokens; their gradients are summed."""
-        y: Tensor = _AllGather.apply(x, self)  # type: ignore[no-untyped-call]
-        return y
+        return differentiable(x, self.joined, self.scattered)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Own tokens of the sum over the ranks; gradients are gathered."""
-        y: Tensor = _ReduceScatter.apply(x, self)  # type: ignore[no-untyped-call]
-        return y
+        return differentiable(x, self.scattered, self.joined)
 
     def own(self, x: Tensor) -> Tensor:
         """Own tokens of what is the same on all ranks."""
         self.length = x.shape[1]
-        y: Tensor = _Own.apply(x, self)  # type: ignore[no-untyped-call]
-        return y
+        return differentiable(x, self.slice, self.joined)
 
     def all(self, x: Tensor) -> Tensor:
         """All tokens, for what all ranks do alike."""
-        y: Tensor = _All.apply(x, self)  # type: ignore[no-untyped-call]
-        return y
+        return differentiable(x, self.joined, self.slice)
 
     def slice(self, x: Tensor) -> Tensor:
         """Own tokens, filled up."""
@@ -86,50 +83,6 @@ class TokenShards:
         with self.ranks.watched("a sum of tokens"):
             dist.reduce_scatter(own, parts, group=self.ranks.group)
         return own
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
-        ctx.shards = shards
-        return shards.joined(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shards.scattered(grads[0]), None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
-        ctx.shards = shards
-        return shards.scattered(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shards.joined(grads[0]), None
-
-
-class _Own(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
-        ctx.shards = shards
-        return shards.slice(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shards.joined(grads[0]), None
-
-
-class _All(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: TokenShards) -> Tensor:
-        ctx.shards = shards
-        return shards.joined(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.shards.slice(grads[0]), None
 
 
 @dataclass(eq=False)
