@@ -27,13 +27,7 @@ import torch
 import polyhead as ph
 from polyhead.conversion.calibration import Calibration, calibrate, windows_of
 from polyhead.conversion.draft import Draft
-from polyhead.conversion.exact import (
-    copy_kv_heads,
-    permute_heads,
-    rotate_keys,
-    rotate_values,
-    to_latent,
-)
+from polyhead.conversion.exact import copy_kv_heads, rotate_keys, to_latent
 from polyhead.conversion.lossy import merge_kv_heads
 from polyhead.conversion.measure import Teacher, measure
 from polyhead.conversion.proof import Proof
@@ -101,22 +95,14 @@ def exact_rows(model: LanguageModel) -> list[dict[str, Any]]:
     ids = torch.randint(
         model.config.vocab_size, (1, 256), generator=torch.Generator().manual_seed(2)
     )
-    for name in ("MHA", "permuted", "MLA of the same cache"):
+    for name in ("MHA", "MLA of the same cache"):
         draft = Draft.of(model)
         heads = draft.heads(0, "the table")
-        size = heads.num_heads // heads.num_kv_heads
-        order = [
-            h for g in reversed(range(heads.num_kv_heads)) for h in range(g * size, (g + 1) * size)
-        ]
 
-        def change(
-            made: Draft, name: str = name, order: list[int] = order, count: int = heads.num_heads
-        ) -> None:
+        def change(made: Draft, name: str = name, count: int = heads.num_heads) -> None:
             for layer in made.layers:
                 if name == "MHA":
                     copy_kv_heads(made, layer, count)
-                elif name == "permuted":
-                    permute_heads(made, layer, order)
                 else:
                     to_latent(made, layer)
 
@@ -237,7 +223,11 @@ def turn_alike(draft: Draft, layer: int, inputs: torch.Tensor) -> None:
     rotate_keys(draft, layer, alike / alike.abs().clamp(min=1e-12))
     value = draft.get(layer, "v_proj.weight").view(G, -1, E)
     left, _, right = torch.linalg.svd(value[0] @ covariance @ value.transpose(1, 2))
-    rotate_values(draft, layer, left @ right)
+    turned = left @ right  # orthogonal: its inverse is its transpose
+    H = config.num_heads
+    out = draft.get(layer, "o_proj.weight").view(E, H, -1)
+    out = torch.einsum("ehv,hwv->ehw", out, turned.repeat_interleave(H // G, dim=0))
+    draft.put(layer, v_proj=(turned @ value).flatten(0, 1), o_proj=out.flatten(1))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from polyhead.conversion import convert
 from polyhead.conversion.budget import Offer, cheapest
 from polyhead.conversion.calibration import calibrate, refuse_overlap, windows_of
 from polyhead.conversion.draft import Draft
-from polyhead.conversion.exact import copy_kv_heads, rotate_keys, rotate_values
+from polyhead.conversion.exact import copy_kv_heads, rotate_keys
 from polyhead.conversion.lossy import Latents, merge_kv_heads, to_small_latent
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
@@ -49,8 +49,22 @@ def _turned_copies(family: str) -> tuple[Transformer, Transformer]:
         sizes = torch.rand(2, pairs, dtype=torch.float64, generator=drawn) + 0.5
         rotate_keys(draft, layer, torch.polar(sizes, angles))
         noise = torch.randn(2, D, D, dtype=torch.float64, generator=drawn)
-        rotate_values(draft, layer, torch.eye(D, dtype=torch.float64) + 0.2 * noise)
+        _mix_values(draft, layer, torch.eye(D, dtype=torch.float64) + 0.2 * noise)
     return one, draft.build(torch.float32)
+
+
+def _mix_values(draft: Draft, layer: int, matrices: torch.Tensor) -> None:
+    """Values in other coordinates, which the output projection takes back."""
+    G, D, _ = matrices.shape
+    for leaf in ("weight", "bias"):
+        if (found := draft.find(layer, f"v_proj.{leaf}")) is not None:
+            mixed = (matrices @ found.view(G, D, -1)).reshape(found.shape)
+            draft.put(layer, **{"v_proj" + "_bias" * (leaf == "bias"): mixed})
+    out = draft.get(layer, "o_proj.weight")
+    H = out.shape[1] // D
+    inverse = torch.linalg.inv(matrices).repeat_interleave(H // G, dim=0)
+    mixed = torch.einsum("ehv,hvw->ehw", out.view(-1, H, D), inverse)
+    draft.put(layer, o_proj=mixed.flatten(1))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "stablelm"])
@@ -214,7 +228,7 @@ def test_what_cannot_be_converted_is_named():
             convert(model, **{"calibration": texts, **options})
     with pytest.raises(InputError, match="training mode"):
         convert(small("llama").train(), kv_heads=1, calibration=texts)
-    with pytest.raises(UnsupportedError, match="normalises queries and keys"):
+    with pytest.raises(UnsupportedError, match="normalizes queries and keys"):
         convert(small("qwen3", head_dim=8), kv_heads=1, calibration=texts)
     with pytest.raises(UnsupportedError, match="layer 0 is MLA"):
         convert(small("deepseek_v3"), kv_heads=1, calibration=texts)

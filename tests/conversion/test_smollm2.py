@@ -59,5 +59,5 @@ def test_smollm2_keeps_most_in_half_its_cache_and_all_in_the_whole():
 
 def test_gemma3_is_refused_by_name():
     model = _installed("gemma3-270m")
-    with pytest.raises(UnsupportedError, match="normalises queries and keys"):
+    with pytest.raises(UnsupportedError, match="normalizes queries and keys"):
         ph.convert(model, latent=(64, 128), calibration="text " * 2000)

@@ -51,7 +51,7 @@ def merge_kv_heads(
 
     Raises:
         InputError: As many kv heads as there are or more, or no divisor.
-        UnsupportedError: Keys that are normalised or clipped after they are projected.
+        UnsupportedError: Keys that are normalized or clipped after they are projected.
     """
     config = draft.heads(layer, "merging kv heads")
     refuse_linear(config, layer, "merging kv heads")

@@ -31,11 +31,15 @@ def refuse_latent(draft: Draft, layer: int) -> None:
 
 def refuse_linear(config: AttentionConfig, layer: int, what: str) -> None:
     """Raises UnsupportedError where keys are not a linear function of a layer's input."""
-    refuse_clip(config, layer, what)
+    if config.qkv_clip is not None:
+        raise UnsupportedError(
+            f"{what}: layer {layer} clips queries, keys and values (qkv_clip), so keys are not a "
+            "linear function of the layer's input"
+        )
     if config.qk_norm is not None:
         raise UnsupportedError(
-            f"{what}: layer {layer} normalises queries and keys after they are projected, so keys "
-            "are no linear function of a layer's input"
+            f"{what}: layer {layer} normalizes queries and keys after they are projected, so keys "
+            "are not a linear function of the layer's input"
         )
 
 
@@ -51,14 +55,6 @@ def rotated_dim(config: AttentionConfig) -> int:
 def refuse_full_width(config: AttentionConfig, layer: int, what: str) -> None:
     if config.qk_norm is not None and config.qk_norm.place == "full_width":
         raise UnsupportedError(
-            f"{what}: layer {layer} normalises all heads together (qk_norm full_width), so each "
+            f"{what}: layer {layer} normalizes all heads together (qk_norm full_width), so each "
             "depends on the others"
-        )
-
-
-def refuse_clip(config: AttentionConfig, layer: int, what: str) -> None:
-    if config.qkv_clip is not None:
-        raise UnsupportedError(
-            f"{what}: layer {layer} clips queries, keys and values (qkv_clip), which other "
-            "coordinates would change"
         )
