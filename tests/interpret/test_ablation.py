@@ -237,7 +237,7 @@ def test_what_would_break_a_model_is_refused(model: ph.Transformer, ids: Tensor)
         patch_heads(model, ids[:1], ids[1:, :5], logit_difference(0, 1))
     with pytest.raises(InputError, match="at least two tokens"):
         head_importance(model, ids[:, :1])
-    with pytest.raises(UnsupportedError, match="normalises all heads together"):
+    with pytest.raises(UnsupportedError, match="normalizes all heads together"):
         ph.prune(of_attention(model, qk_norm=QKNormConfig(place="full_width")), {0: [0, 1]})
     with pytest.raises(UnsupportedError, match="slopes follow from the number of heads"):
         ph.prune(of_attention(model, alibi=ALiBiConfig(), rope=None), {0: [0, 1]})

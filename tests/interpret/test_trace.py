@@ -381,7 +381,7 @@ def test_steps_of_a_models_head_name_its_key_value_head_and_layer() -> None:
     other = trace_model(_Model(rope=RopeConfig(), qk_norm=after), [1, 2], 1, 3)
     assert other["head3.K_placed"].formula == "K₃ ← norm(rotary(K₃))"
     assert trace["head3.Q_placed"].title == (
-        "Head 3: queries normalised and rotated to their positions"
+        "Head 3: queries normalized and rotated to their positions"
     )
     assert "Layer 1, head 3 of 4" in trace.title
     assert trace.tokens == ("a", "b")

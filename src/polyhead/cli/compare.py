@@ -200,7 +200,7 @@ def _begun(
         raise InputError("give --tokens or --budget, one of them: how much each run reads")
     seconds = None if budget is None else duration("--budget", budget)
     experiment.check_new(out)
-    with progress("reading and tokenising the text"):
+    with progress("reading and tokenizing the text"):
         text = corpus.corpus(corpus.read(data), sizes.vocab_size)
     if seconds is not None:
         speed = experiment.measured_rate(sizes, schedule, variant(REFERENCE))

@@ -48,7 +48,7 @@ Dtype = Annotated[
     str | None,
     typer.Option(
         help="Dtype of the weights: float32, bfloat16, float16 or auto; default float32, and "
-        "quantised weights of a GGUF file as it holds them."
+        "quantized weights of a GGUF file as it holds them."
     ),
 ]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")]

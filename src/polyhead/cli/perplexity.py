@@ -34,7 +34,7 @@ def perplexity(
     dtype: options.Dtype = None,
     activations: Annotated[
         str | None,
-        typer.Option(help="int8: what multiplies quantised weights is rounded to 8 bits."),
+        typer.Option(help="int8: what multiplies quantized weights is rounded to 8 bits."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
 ) -> None:

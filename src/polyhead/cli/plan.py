@@ -48,7 +48,7 @@ _Dtype = Annotated[
     str,
     typer.Option(
         help="Dtype of weights: float32, bfloat16, float16, float8, int8, int4; file: as "
-        "load holds the codes of a quantised directory."
+        "load holds the codes of a quantized directory."
     ),
 ]
 _KvDtype = Annotated[

@@ -53,7 +53,7 @@ def quantize(
         )
     try:
         kind = block_type(type)
-        with progress(f"quantising {model}") as advance:
+        with progress(f"quantizing {model}") as advance:
             types = quantize_gguf(found.path, out, kind, advance)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error.strerror or error}") from error

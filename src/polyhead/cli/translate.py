@@ -100,9 +100,9 @@ def summarize(
     dtype: _Dtype = "float32",
     json: _Json = False,
 ) -> None:
-    """Summarise TEXT, or a whole file.
+    """Summarize TEXT, or a whole file.
 
-    Uses the prefix and the options that the model's files have for summarisation.
+    Uses the prefix and the options that the model's files have for summarization.
     """
     from polyhead.cli.terminal import read_text
 

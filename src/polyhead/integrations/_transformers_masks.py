@@ -2,7 +2,7 @@
 
 transformers describes a mask by a Python predicate, built by nesting the functions of its
 ``masking_utils`` (causal, sliding window, packed sequences, and their conjunction). Those few are
-recognised and become ``Causal()``, ``Window(w)``, ``Documents(lengths)``; padding becomes key
+recognized and become ``Causal()``, ``Window(w)``, ``Documents(lengths)``; padding becomes key
 lengths. Any other predicate is drawn as a bool tensor by transformers itself and becomes
 ``Keep(tensor)``.
 

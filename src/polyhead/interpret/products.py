@@ -2,7 +2,7 @@
 
     score_j = softcap(scale · Σ_d q_d k_jd) + bias_j        weight_j = exp(score_j − lse)
 
-Queries and keys are those that the scores used: normalised and rotated where the model does so; of
+Queries and keys are those that the scores used: normalized and rotated where the model does so; of
 latent attention those of the computation that ran.
 
 Letters: D head size, S keys.

@@ -157,7 +157,7 @@ def _remaining(
         raise UnsupportedError(f"layer {layer} has a norm for each head: pruning does not cut it")
     if config.qk_norm is not None and config.qk_norm.place == "full_width":
         raise UnsupportedError(
-            f"layer {layer} normalises all heads together (qk_norm full_width): without one, the "
+            f"layer {layer} normalizes all heads together (qk_norm full_width): without one, the "
             "others would change"
         )
     group = config.num_heads // config.num_kv_heads

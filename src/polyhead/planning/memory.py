@@ -35,7 +35,7 @@ CACHE_TYPES: dict[str, torch.dtype | int] = {
     "int8": 8,
     "int4": 4,
 }
-"""A dtype of keys and values, or the bits of a quantised cache around exact bfloat16 tokens."""
+"""A dtype of keys and values, or the bits of a quantized cache around exact bfloat16 tokens."""
 
 _MOST = 1 << 40
 
@@ -72,7 +72,7 @@ class LayerCache:
     def read_units(self, tokens: int) -> dict[str, int]:
         """Units of each store that hold a row's ``tokens`` tokens, each token once.
 
-        The tail of a quantised cache has room for tokens that are in codes already.
+        The tail of a quantized cache has room for tokens that are in codes already.
         """
         held = units(self.storage, tokens)
         if isinstance(self.storage, Quantized):

@@ -9,7 +9,7 @@ from polyhead.errors import ConfigError
 from polyhead.families.common.quantization import KEY, Scheme
 
 WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
-"""Bits of a weight; scales of quantised weights are not counted."""
+"""Bits of a weight; scales of quantized weights are not counted."""
 FILE = "file"
 
 

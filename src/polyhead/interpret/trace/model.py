@@ -43,7 +43,7 @@ def trace_model(
     """Works one head of one layer on the tokens ``ids``.
 
     Heads and layers are counted from 0. The keys are those of ``trace_attention`` with this head's
-    number, and ``headN.Q_placed`` and ``headN.K_placed`` where queries and keys are normalised or
+    number, and ``headN.Q_placed`` and ``headN.K_placed`` where queries and keys are normalized or
     rotated before they meet.
 
     Args:

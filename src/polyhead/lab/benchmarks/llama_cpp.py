@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# llama.cpp prints other lines too; answers are recognised by their first characters.
+# llama.cpp prints other lines too; answers are recognized by their first characters.
 _MARK = "answer: "
 _SERVER = f"""
 import json, sys

@@ -84,7 +84,7 @@ class Namer(nn.Module):
         layer = LayerConfig(attention, FeedForwardConfig(_HIDDEN))
         config = TransformerConfig("decoder", _VOCABULARY, _EMBED, _TOKENS, (layer,), head=None)
         self.layer = Transformer(config)
-        for parameter in self.layer.parameters():  # independent of a decoder's own initialisation
+        for parameter in self.layer.parameters():  # independent of a decoder's own initialization
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.02)
         self.read = nn.Linear(_EMBED, len(OFFSETS) * _VOCABULARY)

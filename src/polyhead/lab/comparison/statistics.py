@@ -112,7 +112,7 @@ def t_share(t: float, freedom: int) -> float:
 
 
 def _beta_share(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b)."""
+    """The regularized incomplete beta function I_x(a, b)."""
     if x in (0.0, 1.0):
         return x
     if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly
