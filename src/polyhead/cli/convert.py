@@ -77,7 +77,7 @@ def convert(
     """
     from dataclasses import asdict
 
-    from polyhead._utils.checks import one_of
+    from polyhead._utils.checks import needed, one_of
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import console, print_json, progress
     from polyhead.conversion import convert as convert_model
@@ -87,6 +87,8 @@ def convert(
     from polyhead.generation import LanguageModel
 
     minutes = None if heal is None else duration("--heal", heal) / 60
+    if minutes is not None:
+        needed("accelerate", "polyhead[train]")  # before anything is converted
     size = None if latent is None else _pair(latent)
     one_of("--form", form, ("auto", "hugging-face", "polyhead"), error=InputError)
     if out.exists():

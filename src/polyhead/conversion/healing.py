@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +32,15 @@ from polyhead.conversion.calibration import (
 from polyhead.conversion.draft import Model, source_of, wrapped
 from polyhead.conversion.measure import DomainFigures, Teacher, kl_of, mean_kl, measure
 from polyhead.conversion.report import domain_table
-from polyhead.errors import InputError
+from polyhead.errors import DivergedError, InputError
 from polyhead.layers import TransformerLayer
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
+from polyhead.training.batches import Batches
 from polyhead.training.evaluation import Progress, Texts
+from polyhead.training.run import Run, Step
+from polyhead.training.schedule import Schedule, Shape
+from polyhead.training.trainable import Trainable
 
 RATES = (3e-4, 1e-4, 3e-5)
 """Learning rates of Adam, tried from the greatest; a rate that is too large costs a few steps."""
@@ -160,8 +164,8 @@ def heal(
         beginning, that is the beginning.
 
     Raises:
-        InputError: Less than ten windows of text, texts that overlap, a model in
-            training mode, or nothing that was converted.
+        InputError: Less than ten windows of text, texts that overlap, a model in training mode,
+            nothing that was converted, or accelerate is not installed.
         ValueError: A number out of its range, or models of different vocabularies.
     """
     number("minutes", minutes, above=0)
@@ -183,19 +187,17 @@ def heal(
     trained = [row for row in rows if id(row) not in chosen]
     student = Transformer(new.config)
     student.load_state_dict(new.state_dict())
-    student = student.to(next(new.parameters()).device, torch.float32).eval()
-    known = Teacher(old)
-    size = whole("batch", batch, least=1)
-    run = _Run(student, known, trained, validation, 60.0 * minutes, size, seed, progress)
-    healing = replace(run.heal(), hash=tokens_hash(trained))
+    student = student.float().eval()
+    known, length = Teacher(old), len(rows[0])
+    batches = Batches(trained, _batch, whole("batch", batch, least=1) * length, seed)
+    healer = _Healer(student, known, batches, validation, 60.0 * minutes, progress)
+    healing = replace(healer.heal(), hash=tokens_hash(trained))
+    student.to(next(new.parameters()).device).requires_grad_(True)
     try:
         healing = replace(healing, domains=measure(student, known, judged, progress))
     except KeyboardInterrupt:  # the healed model is kept, without figures
         healing = replace(healing, interrupted=True)
-    healed = student.to(next(new.parameters()).dtype)
-    for parameter in healed.parameters():
-        parameter.requires_grad_(True)
-    return wrapped(model, healed, "healed"), healing
+    return wrapped(model, student.to(next(new.parameters()).dtype), "healed"), healing
 
 
 def _judged(
@@ -229,35 +231,48 @@ def changed(student: Transformer, teacher: Transformer) -> list[nn.Parameter]:
     return found
 
 
-class _Run:
-    """One healing of one model."""
+class _Distillation(Trainable):
+    """The KL divergence from a teacher in place of the cross-entropy; dropout is off."""
+
+    def __init__(self, student: Transformer, teacher: Teacher) -> None:
+        super().__init__(student)
+        self.teacher = teacher
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, labels: Tensor, num_items_in_batch: float
+    ) -> dict[str, Tensor]:
+        hidden = self.transformer.hidden_states(input_ids)
+        pairs = zip(input_ids, hidden, strict=True)
+        kl = torch.cat([kl_of(self.transformer, self.teacher, row, of) for row, of in pairs])
+        return {"loss": kl.sum() / num_items_in_batch}
+
+
+class _Healer:
+    """Trains one model; keeps the best validated state."""
 
     def __init__(
         self,
         student: Transformer,
         teacher: Teacher,
-        rows: Sequence[Tensor],
+        batches: Batches,
         validation: Sequence[Tensor],
         seconds: float,
-        batch: int,
-        seed: int,
         progress: Progress | None,
     ) -> None:
-        self.student, self.teacher, self.validation = student, teacher, validation
-        self.rows, self.seconds, self.progress = rows, seconds, progress
-        self.batch = batch
+        self.student, self.teacher, self.batches = student, teacher, batches
+        self.validation, self.seconds, self.progress = validation, seconds, progress
         for parameter in student.parameters():
             parameter.requires_grad_(False)
         self.parameters = changed(student, teacher.model)
         for parameter in self.parameters:
             parameter.requires_grad_(True)
-        self.order = torch.Generator().manual_seed(seed)
-        self.queue: list[int] = []
         self.start = time.monotonic()
         self.steps = self.tokens = 0
         self.curve: list[Validation] = []
-        self.best = math.inf
-        self.state: list[Tensor] = []
+        self.best, self.state = math.inf, list[Tensor]()
 
     @property
     def spent(self) -> float:
@@ -268,86 +283,69 @@ class _Run:
         self.keep(before)
         rate, interrupted = 0.0, False
         try:
-            rate = self.find_rate()
-            self.train(rate)
+            with torch.random.fork_rng(), torch.enable_grad():
+                rate = self.find_rate()
+                self.train(rate)
         except KeyboardInterrupt:
             interrupted = True
-        self.restore()
+        self.load(self.state)
+        count = sum(parameter.numel() for parameter in self.parameters)
         return Healing(
-            before,
-            self.best,
-            rate,
-            tuple(self.curve),
-            self.tokens,
-            "",
-            sum(parameter.numel() for parameter in self.parameters),
-            self.spent,
+            before, self.best, rate, tuple(self.curve), self.tokens, "", count, self.spent,
             interrupted,
-        )
+        )  # fmt: skip
 
     def find_rate(self) -> float:
-        """The best of a few, each tried from the beginning; training goes on from its end."""
+        """The best of ``RATES``, each tried from the beginning; leaves the best state loaded."""
         beginning, tried = [p.detach().clone() for p in self.parameters], []
-        slot = _TRIAL * self.seconds
         for rate in RATES:
             self.load(beginning)
-            until = self.spent + slot
-            self.run(_optimizer(self.parameters, rate), rate, until, decay=False)
+            for _ in self.run(rate, self.spent + _TRIAL * self.seconds, "constant"):
+                pass
             tried.append((self.validate(rate), rate))
-        self.restore()
+        self.load(self.state)
         return min(tried)[1]
 
     def train(self, rate: float) -> None:
         """Trains until the time is over; the rate falls to a tenth."""
-        optimizer = _optimizer(self.parameters, rate)
-        for check in range(_CHECKS):
-            left = self.seconds - self.spent
-            until = self.spent + left / (_CHECKS - check)
-            if left <= 0 or until <= self.spent:
-                break
-            self.run(optimizer, rate, until, decay=True)
-            if self.validate(rate) > _WORSE * self.best:
-                self.restore()
-                rate /= 2
-                optimizer = _optimizer(self.parameters, rate)
+        interval = (self.seconds - self.spent) / _CHECKS
+        while self.spent < self.seconds:
+            due = self.spent + interval
+            for _ in self.run(rate, self.seconds, "cosine"):
+                if self.spent >= min(due, self.seconds):
+                    if self.validate(rate) > _WORSE * self.best:
+                        break
+                    due = self.spent + interval
+            else:
+                if self.spent >= self.seconds:
+                    break
+            self.load(self.state)
+            rate /= 2
+        if self.curve[-1].steps != self.steps:
+            self.validate(rate)
 
-    def run(
-        self, optimizer: torch.optim.Optimizer, rate: float, until: float, *, decay: bool
-    ) -> None:
-        """Trains until a point in time, at least one step."""
-        first = True
-        while first or self.spent < until:
-            first = False
-            share = min(1.0, self.spent / self.seconds)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * (0.55 + 0.45 * math.cos(math.pi * share) if decay else 1.0)
-            self.step(optimizer)
-            if self.progress is not None:
-                done = min(int(self.spent), int(self.seconds))
-                self.progress(f"healing, KL {self.best:.3f}", done, int(self.seconds) or 1)
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        for row in self.draw():
-            with torch.enable_grad(), _narrow(row.device):
-                hidden = self.student.hidden_states(row[None])[0]
-                loss = kl_of(self.student, self.teacher, row, hidden).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.tokens += len(row)
-        nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        optimizer.step()
-        self.steps += 1
-
-    def draw(self) -> list[Tensor]:
-        """The windows of a step; none is repeated before all were used."""
-        found = []
-        for _ in range(self.batch):
-            if not self.queue:
-                self.queue = torch.randperm(
-                    len(self.rows), generator=self.order, device="cpu"
-                ).tolist()
-            found.append(self.rows[self.queue.pop()])
-        return found
+    def run(self, rate: float, until: float, shape: Shape) -> Iterator[Step]:
+        """Steps of training until a point in time, at least one."""
+        schedule = Schedule(
+            minutes=max(until, 1e-3) / 60, lr=rate, shape=shape, floor=0.1, warmup=0,
+            weight_decay=0.0, precision=_precision(self.parameters[0].device),
+        )  # fmt: skip
+        first = self.steps
+        run = Run(
+            self.student,
+            lambda number: self.batches(first + number),
+            schedule,
+            trainable=_Distillation(self.student, self.teacher),
+        )
+        run.seconds = min(self.spent, 0.999 * until)
+        with suppress(DivergedError):
+            for step in run:
+                self.steps += 1
+                self.tokens += step.tokens
+                if self.progress is not None:
+                    done = min(int(self.spent), int(self.seconds))
+                    self.progress(f"healing, KL {self.best:.3f}", done, int(self.seconds) or 1)
+                yield step
 
     def validate(self, rate: float) -> float:
         kl = mean_kl(self.student, self.teacher, self.validation)
@@ -358,11 +356,8 @@ class _Run:
         return kl if math.isfinite(kl) else math.inf
 
     def keep(self, kl: float) -> None:
-        state = [parameter.detach().clone() for parameter in self.parameters]
-        self.best, self.state = kl, state
-
-    def restore(self) -> None:
-        self.load(self.state)
+        self.best = kl
+        self.state = [parameter.detach().clone() for parameter in self.parameters]
 
     def load(self, state: Sequence[Tensor]) -> None:
         with torch.no_grad():
@@ -370,13 +365,14 @@ class _Run:
                 parameter.copy_(value)
 
 
-def _optimizer(parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=rate, betas=(0.9, 0.98))
+def _batch(rows: Sequence[Tensor]) -> dict[str, Tensor]:
+    ids = torch.stack([*rows])
+    return {"input_ids": ids, "labels": ids}
 
 
-def _narrow(device: torch.device) -> AbstractContextManager[object]:
+def _precision(device: torch.device) -> Literal["float32", "bfloat16"]:
     """bfloat16 products where the processor has them: two to three times as many steps."""
     fast = device.type != "cpu" or (
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     )
-    return torch.autocast(device.type, torch.bfloat16) if fast else nullcontext()
+    return "bfloat16" if fast else "float32"

@@ -72,19 +72,15 @@ class Speed:
 
 
 class Teacher:
-    """A model's final hidden states of windows, each computed once.
-
-    Args:
-        model: Whose outputs are aimed at.
-    """
+    """A model's final hidden states of windows, each computed once."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self._hidden: dict[int, Tensor] = {}
+        self._hidden: dict[bytes, Tensor] = {}
 
     def hidden(self, row: Tensor) -> Tensor:
-        """``[T, E]`` of a window ``[T]``; kept as long as the window is."""
-        key = id(row)
+        """``[T, E]`` of a window ``[T]``, which are kept."""
+        key = row.cpu().numpy().tobytes()
         if key not in self._hidden:
             with torch.no_grad():
                 self._hidden[key] = self.model.hidden_states(row[None])[0]
@@ -100,7 +96,7 @@ def kl_of(model: Transformer, teacher: Teacher, row: Tensor, hidden: Tensor) -> 
     """KL divergence from the teacher, ``[T]`` nats, of hidden states ``[T, E]`` of ``model``."""
     parts = []
     for first in range(0, len(row), _ROWS):
-        there = teacher.log_probs(teacher.hidden(row)[first : first + _ROWS])
+        there = teacher.log_probs(teacher.hidden(row)[first : first + _ROWS]).to(hidden.device)
         here = F.log_softmax(model.logits(hidden[None, first : first + _ROWS])[0].float(), dim=-1)
         parts.append((there.exp() * (there - here)).sum(-1))
     return torch.cat(parts)

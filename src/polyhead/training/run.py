@@ -84,6 +84,7 @@ class Run:
         validation: Batches that the loss is measured on, without dropout.
         folder: Where the state and the best weights are saved; None: nowhere.
         about: JSON that is saved with the state; ``resume`` asks for the same.
+        trainable: The model with a loss of its own; default: the cross-entropy.
 
     Attributes:
         model: As given.
@@ -105,6 +106,7 @@ class Run:
         validation: Sequence[Batch] = (),
         folder: str | Path | None = None,
         about: Mapping[str, Any] | None = None,
+        trainable: Trainable | None = None,
     ) -> None:
         self.model, self.batches, self.schedule = model, batches, schedule
         self.validation, self.about = validation, dict(about or {})
@@ -113,7 +115,7 @@ class Run:
         self.best: float | None = None
         self._validated = -1
         self._accelerator = needed("accelerate", "polyhead[train]").Accelerator()
-        trained = Trainable(model, label_smoothing=schedule.label_smoothing)
+        trained = trainable or Trainable(model, label_smoothing=schedule.label_smoothing)
         self._optimizer = _adamw(trained, schedule)
         self._trained = self._accelerator.prepare_model(trained)
         self.is_main: bool = self._accelerator.is_main_process
