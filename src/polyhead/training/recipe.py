@@ -23,7 +23,7 @@ import dataclasses
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -186,10 +186,6 @@ class Recipe:
         one_of("begin", begin, ("family", "copying"), error=ConfigError)
         folder = Path() if path.parent == _FOLDER else path.parent
         return cls(path.stem, model, folder=folder, **made)
-
-    def with_schedule(self, **changes: Any) -> Self:
-        """The recipe with other numbers in its schedule."""
-        return replace(self, schedule=replace(self.schedule, **changes))
 
     def to_dict(self) -> dict[str, Any]:
         """What the run's state stores of it: everything but the budget and what is printed."""

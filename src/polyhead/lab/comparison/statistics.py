@@ -1,10 +1,7 @@
 """Paired differences: their mean, its interval, and how many pairs would tell it from 0.
 
-    d̄ ± t(0.975, n − 1) · s / √n                (Student 1908, on the differences of pairs)
-    n ≥ ((t(0.975, n − 1) + t(0.8, n − 1)) · s / d̄)²          (for a power of 80 %)
-
-Quantiles of Student's t come from its distribution function, an incomplete beta function that is
-summed as a continued fraction (Abramowitz & Stegun 1964, 26.5.8 and 26.7.1).
+d̄ ± t(0.975, n − 1) · s / √n                (Student 1908, on the differences of pairs)
+n ≥ ((t(0.975, n − 1) + t(0.8, n − 1)) · s / d̄)²          (for a power of 80 %)
 """
 
 from __future__ import annotations
@@ -80,56 +77,31 @@ def pairs_needed(difference: float, deviation: float) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def t_quantile(share: float, freedom: int) -> float:
-    """The number that Student's t with ``freedom`` degrees of freedom stays below by ``share``.
-
-    Args:
-        share: Between 0 and 1.
-        freedom: At least 1.
+def t_quantile(probability: float, freedom: int) -> float:
+    """The quantile of Student's t with ``freedom`` degrees of freedom, by bisection.
 
     Raises:
-        ValueError: Numbers out of these ranges.
+        ValueError: A probability outside (0, 1), or ``freedom`` below 1.
     """
-    number("share", share, above=0.0, below=1.0)
+    number("probability", probability, above=0.0, below=1.0)
     whole("freedom", freedom, least=1)
-    if share < 0.5:
-        return -t_quantile(1 - share, freedom)
+    if probability < 0.5:
+        return -t_quantile(1 - probability, freedom)
     low, high = 0.0, 1.0
-    while t_share(high, freedom) < share:
+    while _t_cdf(high, freedom) < probability:
         high *= 2
-    for _ in range(200):
+    for _ in range(60):
         middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if t_share(middle, freedom) < share else (low, middle)
+        low, high = (middle, high) if _t_cdf(middle, freedom) < probability else (low, middle)
     return (low + high) / 2
 
 
-def t_share(t: float, freedom: int) -> float:
-    """The share of Student's t that lies below ``t``."""
-    tail = _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
-    return 1 - tail if t > 0 else tail
-
-
-def _beta_share(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function I_x(a, b)."""
-    if x in (0.0, 1.0):
-        return x
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly
-        return 1 - _beta_share(1 - x, b, a)
-    logs = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    front = math.exp(logs + a * math.log(x) + b * math.log1p(-x)) / a
-    return front / _fraction(x, a, b)
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """1 + d₁/(1 + d₂/(1 + …)), summed from its end."""
-    terms, value = 200, 1.0
-    for k in range(terms, 0, -1):
-        m = k // 2
-        if k % 2:
-            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        value = 1 + d / value
-    return value
+def _t_cdf(t: float, freedom: int) -> float:
+    """Student's distribution function, a finite sum (Abramowitz & Stegun 1964, 26.7.3-4)."""
+    angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+    term, total = math.cos(angle) if odd else 1.0, 0.0
+    for k in range(odd, freedom - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k + 1) / (k + 2)
+    inside = total * math.sin(angle)
+    return 0.5 + ((angle + inside) / math.pi if odd else inside / 2)
