@@ -11,8 +11,7 @@ import torch
 import uvicorn
 
 import polyhead as ph
-from polyhead.viewer.connections import configuration
-from polyhead.viewer.server import application
+from polyhead.viewer.server import application, configuration
 from polyhead.viewer.studio import Studio
 
 TOKEN = "a-token-that-nobody-guesses"

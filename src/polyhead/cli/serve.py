@@ -31,8 +31,7 @@ def serve(
     try:
         import uvicorn
 
-        from polyhead.viewer.connections import configuration
-        from polyhead.viewer.server import application, new_token
+        from polyhead.viewer.server import application, configuration, new_token
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"--serve needs {error.name}: pip install 'polyhead[serve]'"

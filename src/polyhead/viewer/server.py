@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -59,6 +60,12 @@ _Made = TypeVar("_Made")
 
 MOST_BYTES = 32 << 20
 """Longest request: a text of 10 MB as JSON."""
+
+MOST_CONNECTIONS = 64
+"""Connections at a time, above which requests get 503; a browser keeps six for a page."""
+
+BODY_SECONDS = 30.0
+"""Seconds in which the body of a request must arrive."""
 
 _ASK_AGAIN = 0.2
 """Seconds after which the server asks whether a look's client is still there."""
@@ -113,6 +120,15 @@ def application(
         ],
         exception_handlers={PolyheadError: _refused, ValueError: _refused, LookupError: _refused},
     )
+
+
+def configuration(app: Starlette, log_level: str = "warning") -> uvicorn.Config:
+    """uvicorn's configuration for this machine alone."""
+    return uvicorn.Config(
+        app, log_level=log_level, access_log=False, http="h11", ws="none", lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16 << 10,
+        timeout_keep_alive=5,
+    )  # fmt: skip
 
 
 class _OnlyWithToken:
@@ -256,17 +272,21 @@ async def _unless_gone(request: Request, run: Run, work: Callable[[], _Made]) ->
 
 
 async def _json_of(request: Request) -> dict[str, Any]:
-    """The object in a request's body, refused where it is too long or something else."""
+    """The JSON object in a request's body, refused if it is too long or too slow."""
     too_long = HTTPException(413, f"a request holds at most {MOST_BYTES >> 20} MiB")
     stated = request.headers.get("content-length", "0")
     if not stated.isdecimal() or len(stated) > 12 or int(stated) > MOST_BYTES:
         raise too_long  # before any of it is read
     chunks, length = [], 0
-    async for chunk in request.stream():
-        chunks.append(chunk)
-        length += len(chunk)
-        if length > MOST_BYTES:
-            raise too_long
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                length += len(chunk)
+                if length > MOST_BYTES:
+                    raise too_long
+    except TimeoutError:
+        raise HTTPException(408, "the request took too long to arrive") from None
     try:
         asked = parse_json(b"".join(chunks).decode("utf-8"))
     except ValueError as error:
