@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("name", ["pipe", "endless"])
 def test_pipes_and_devices_are_refused_before_they_are_read(read, name, folder):
-    with pytest.raises(PolyheadError, match=f"{name} cannot be read: a pipe or a device"):
+    with pytest.raises(PolyheadError, match=f"{name} cannot be read: it is a pipe or a device"):
         read(folder / name)
 
 
@@ -56,16 +56,16 @@ def test_names_under_which_nothing_can_be_are_refused(read, name, folder):
 
 
 def test_pipes_with_a_models_name_are_refused(folder):
-    with pytest.raises(PolyheadError, match="a pipe or a device"):
+    with pytest.raises(PolyheadError, match="it is a pipe or a device"):
         load_checkpoint(folder / "pipe.gguf")
     for name in ("pipe.json", "endless.json"):
-        with pytest.raises(PolyheadError, match=f"{name} cannot be read: a pipe or a device"):
+        with pytest.raises(PolyheadError, match=f"{name} cannot be read: it is a pipe or a device"):
             ph.plan(folder / name, tokens=8)
     with pytest.raises(PolyheadError, match="neither a path nor a preset"):
         ph.plan(folder / ("n" * 300), tokens=8)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     shutil.move(folder / "pipe", folder / "model.safetensors")
-    with pytest.raises(PolyheadError, match="a pipe or a device"):
+    with pytest.raises(PolyheadError, match="it is a pipe or a device"):
         load_checkpoint(folder)
 
 
@@ -82,7 +82,7 @@ def test_what_may_not_be_looked_at_is_said(monkeypatch, tmp_path):
 def test_no_file_takes_the_place_of_a_pipe(folder):
     cache = ph.DenseCache()
     cache.append(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))
-    with pytest.raises(FileExistsError, match="a pipe or a device is no place for a file"):
+    with pytest.raises(FileExistsError, match="cannot replace a pipe or a device by a file"):
         cache.save(folder / "pipe")
     assert kind_of(folder / "pipe") == "other"
     assert len(list(folder.iterdir())) == 6

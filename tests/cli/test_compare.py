@@ -71,7 +71,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
     out = str(tmp_path / "out")
     assert main(["compare", "--data", str(text), "--out", out, "--tokens", "9", *SMALL]) == 130
     assert (
-        f"stopped: {out} keeps the runs that are done, --resume goes on" in capsys.readouterr().err
+        f"stopped: {out} keeps the finished runs; --resume continues" in capsys.readouterr().err
     )
 
 
@@ -83,8 +83,8 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
         (("--variants", "flash"), "no variant 'flash'"),
         (("--variants", "window:0"), "must be at least 1: got 'window:0'"),
         (("--heads", "7"), "heads must divide embed_dim=128"),
-        ((), "give --tokens or --budget"),
-        (("--tokens", "9", "--budget", "3m"), "give --tokens or --budget"),
+        ((), "give either --tokens or --budget"),
+        (("--tokens", "9", "--budget", "3m"), "give either --tokens or --budget"),
         (("--budget", "soon"), "--budget must be a time such as 90s, 30m or 2h: got 'soon'"),
         (("--budget", "0m"), "--budget must be a time"),
         (("--tokens", "9", "--data", "absent.txt"), "cannot read 'absent.txt'"),
@@ -111,7 +111,7 @@ def test_compare_refuses_with_a_sentence(
         (("--heads", "3"), "heads must divide 64 features"),
         (("--heads", "two"), "--heads must be whole numbers"),
         (("--seeds", "0"), "--seeds must be at least 2"),
-        (("--text",), "give --tokens or --budget"),
+        (("--text",), "give either --tokens or --budget"),
     ],
 )
 def test_compare_heads_refuses_with_a_sentence(

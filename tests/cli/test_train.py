@@ -107,7 +107,7 @@ def test_what_a_recipe_cannot_say_is_refused(run: Run, folder: Path) -> None:
     )
     run("train", "tiny.toml", "--resume").refused(2, "nothing was saved to resume from")
     (folder / "bad.toml").write_text("[model\n")
-    run("train", "bad.toml").refused(2, "bad.toml is no TOML")
+    run("train", "bad.toml").refused(2, "bad.toml is not TOML")
 
 
 def test_a_decoder_learns_text_files_and_goes_on_with_a_sample(run: Run, folder: Path) -> None:

@@ -114,5 +114,5 @@ def _longer(config: ph.TransformerConfig, tokens: int) -> ph.TransformerConfig:
 def test_meshes_that_cannot_be_are_refused(mesh: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ph.plan("llama-3-8b", tokens=1024, mesh=mesh)
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="tensor_parallel and mesh are mutually exclusive"):
         ph.plan("llama-3-8b", tokens=1024, mesh={"tensor": 2}, tensor_parallel=2)

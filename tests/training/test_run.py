@@ -155,7 +155,7 @@ def test_files_that_are_no_state_of_this_model_are_refused(tmp_path: Path) -> No
         other.resume()
     assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
     run.state_file.write_bytes(run.state_file.read_bytes()[:-40])
-    with pytest.raises(CheckpointError, match="is no state of a training run"):
+    with pytest.raises(CheckpointError, match="is not the state of a training run"):
         run.resume()
     with pytest.raises(CheckpointError, match="has no folder"):
         _run().state_file  # noqa: B018

@@ -33,9 +33,11 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     try:
         yield draft
         os.replace(draft, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             draft.unlink()
+        if isinstance(error, OSError) and str(error.filename) == str(draft):
+            raise OSError(error.errno, error.strerror, os.fspath(target)) from error
         raise
 
 
@@ -47,8 +49,14 @@ def _check_replaceable(target: Path) -> None:
     except OSError:  # does not exist yet; other problems are reported when it is written
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        said = "a pipe or a device is no place for a file"
-        raise FileExistsError(errno.EEXIST, said, os.fspath(target))
+        reason = "cannot replace a pipe or a device by a file"
+        raise FileExistsError(errno.EEXIST, reason, os.fspath(target))
+
+
+def write_file(path: str | PathLike[str], text: str) -> None:
+    """Writes a text file in UTF-8 with line feeds, whole or not at all; raises as ``replacing``."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_tensors(

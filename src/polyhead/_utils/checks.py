@@ -1,6 +1,6 @@
-"""Arguments, checked: the sentence names the argument, what came and what may come.
+"""Checks of arguments: messages name the argument, the received and the accepted values.
 
-A wrong kind is a TypeError and a number out of its range a ValueError; where a caller promises one
+A wrong type is a TypeError and a number out of its range a ValueError; where a caller promises one
 error for both, it is given as ``error``.
 """
 
@@ -74,7 +74,7 @@ def number(
         least: at least this.
         below: It must be less than this, or
         most: at most this.
-        hint: Put behind what may come, such as ``", or None for off"``.
+        hint: Appended to the accepted values, such as ``", or None for off"``.
         error: Raised for a wrong kind and for a wrong number; default TypeError and ValueError.
     """
     parts = (("above", above), ("at least", least), ("below", below), ("at most", most))

@@ -40,5 +40,5 @@ def size_of(path: Path, *, error: type[PolyheadError] = CheckpointError) -> int:
     if stat.S_ISDIR(found.st_mode):
         raise error(f"{path} cannot be read: it is a directory")
     if not stat.S_ISREG(found.st_mode):
-        raise error(f"{path} cannot be read: a pipe or a device is no file of the disk")
+        raise error(f"{path} cannot be read: it is a pipe or a device, not a regular file")
     return found.st_size

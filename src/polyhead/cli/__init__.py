@@ -1,10 +1,10 @@
-"""The command ``polyhead``: runs a verb and turns every way of failing into a sentence and a code.
+"""The entry point ``polyhead``: every failure becomes a sentence and an exit code.
 
     0    done
-    1    the machine would not: a file that cannot be written, not enough memory, a defect
+    1    failed while running: a file that cannot be written, not enough memory, a bug
     2    bad input: arguments, text, files, models
     130  Ctrl-C (128 + SIGINT)
-    141  the reader of a pipe went away (128 + SIGPIPE), in silence
+    141  the reader of a pipe closed it (128 + SIGPIPE); nothing is printed
 
 ``--debug`` anywhere on the line, or POLYHEAD_DEBUG=1, shows the traceback as well.
 """
@@ -62,7 +62,7 @@ def _run(line: list[str]) -> int:
 
     from polyhead.cli.app import command, printed_help, verbs_of
 
-    if "_POLYHEAD_COMPLETE" in os.environ:  # a shell asks what may come next
+    if "_POLYHEAD_COMPLETE" in os.environ:  # a shell asks for completions
         command().main(line, "polyhead")
     if printed_help(line):
         return 0
@@ -95,11 +95,11 @@ def _explain(error: Exception) -> tuple[str, int]:
         where = f" {str(error.filename)!r}" if error.filename is not None else ""
         if error.filename is None and sys.stdout is not None:
             _abandon(sys.stdout)  # stdout may have failed: do not write to it again at exit
-        return f"the system refused{where}: {reason}", 1
+        return f"cannot access{where}: {reason}" if where else f"input/output error: {reason}", 1
     if isinstance(error, MemoryError):
         return "not enough memory", 1
     name = type(error).__name__
-    return f"{name}: {_sentence(error)} (a defect; --debug shows where)", 1
+    return f"{name}: {_sentence(error)} (this is a bug: --debug shows the traceback)", 1
 
 
 def _sentence(error: Exception) -> str:

@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from polyhead._utils.texts.labels import head_name, isolated, label
+from polyhead.cli.encoding import plain
+from polyhead.cli.terminal import console, plain_table
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -70,17 +76,7 @@ class Aligned:
 
     def show(self) -> None:
         """Prints a line for each new token, and the heads that were used."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
-
-        from polyhead._utils.texts.labels import head_name, isolated, label
-        from polyhead.cli.encoding import plain
-        from polyhead.cli.terminal import console
-
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-        for heading in ("written", "reads", "weight", ""):
-            table.add_column(heading, justify="right" if heading == "weight" else "left")
+        table = plain_table("written", "reads", "weight", "", right=["weight"])
         for token, row in zip(self.target, self.found.weights, strict=True):
             key = int(row.argmax())
             bar = "█" * round(_BAR_CELLS * float(row[key]))
@@ -112,9 +108,8 @@ class Aligned:
         Raises:
             OSError: The file cannot be written.
         """
-        from polyhead._utils.atomic_write import replacing
+        from polyhead._utils.atomic_write import write_file
         from polyhead.viewer.drawing import draw_alignment
 
         picture = draw_alignment(self.found.weights, self.source, self.target, title=title)
-        with replacing(out) as draft:
-            draft.write_text(picture, encoding="utf-8")
+        write_file(out, picture)

@@ -45,7 +45,7 @@ def chat(
     from polyhead.cli.models import load_expecting
     from polyhead.generation import Conversation, LanguageModel
 
-    loaded = load_expecting(model, dtype, LanguageModel, device)
+    loaded = load_expecting(model, dtype, LanguageModel, device=device)
     talk = Conversation(
         loaded,
         system,
@@ -142,15 +142,14 @@ def _clear(talk: Conversation) -> str:
 def _save(talk: Conversation, name: str) -> str:
     import json
 
-    from polyhead._utils.atomic_write import replacing
+    from polyhead._utils.atomic_write import write_file
 
     if not name:
         return "/save needs a FILE"
     system = [{"role": "system", "content": talk.system}] if talk.system else []
     text = json.dumps([*system, *talk.messages], ensure_ascii=False, indent=2) + "\n"
     try:
-        with replacing(Path(name).expanduser()) as draft:
-            draft.write_text(text, encoding="utf-8")
+        write_file(Path(name).expanduser(), text)
     except OSError as error:
         return f"cannot write {name!r}: {(error.strerror or str(error)).lower()}"
     except ValueError as error:

@@ -197,7 +197,7 @@ def _begun(
     from polyhead.lab.comparison.variants import REFERENCE, variant
 
     if (tokens is None) == (budget is None):
-        raise InputError("give --tokens or --budget, one of them: how much each run reads")
+        raise InputError("give either --tokens or --budget: they are mutually exclusive")
     seconds = None if budget is None else duration("--budget", budget)
     experiment.check_new(out)
     with progress("reading and tokenizing the text"):
@@ -216,7 +216,7 @@ def _resumed(out: Path, fixed: dict[str, Any]) -> Experiment:
 
     given = [name for name, value in fixed.items() if value]
     if given:
-        raise InputError(f"{given[0]} is settled by what {out} holds: leave it out")
+        raise InputError(f"{given[0]} is fixed by the comparison in {out}: leave it out")
     return Experiment.load(out)
 
 
@@ -237,7 +237,7 @@ def _train(
                 if show:
                     screen.print(f"{made['variant']}, seed {made['seed']}: {made['loss']:.4f} nats")
     except KeyboardInterrupt:
-        kept = f"stopped: {experiment.folder} keeps the runs that are done, --resume goes on"
+        kept = f"stopped: {experiment.folder} keeps the finished runs; --resume continues"
         console(stderr=True).print(kept, soft_wrap=True)
         raise
 
@@ -290,7 +290,7 @@ def _task(counts: Sequence[int], seeds: int, steps: int, *, json: bool) -> None:
         print_json({"task": "name the tokens 1, 2, 3 and 4 places back", "heads": rows})
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("heads", "parameters", "seeds", "a token right", "all four right", "from – to"):
+    for heading in ("heads", "parameters", "seeds", "token accuracy", "all four", "min – max"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(

@@ -92,7 +92,7 @@ def convert(
     size = None if latent is None else _pair(latent)
     one_of("--form", form, ("auto", "hugging-face", "polyhead"), error=InputError)
     if out.exists():
-        raise InputError(f"--out {str(out)!r} is there already: name a folder that is not")
+        raise InputError(f"--out {str(out)!r} exists already: name a new folder")
     texts = _texts(calibration)
     to_heal_on = _texts(healing) or texts
     if minutes is not None and not to_heal_on:

@@ -30,7 +30,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Also how each layer of this decoder takes a decoding step."
+            metavar="MODEL", help="Also show how each layer of this decoder runs a decoding step."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
@@ -59,7 +59,7 @@ def examine() -> dict[str, Any]:
 
 
 def decoding(name: str) -> list[str]:
-    """How the layers of a decoder take a decoding step: by native code, or why not."""
+    """How each layer of a decoder runs a decoding step: in native code, or why not."""
     import torch
 
     from polyhead.cli.models import load_expecting
@@ -70,7 +70,8 @@ def decoding(name: str) -> list[str]:
     with torch.inference_mode():
         for count in (4, 1, 1):  # the second makes room for more
             transformer(torch.zeros(1, count, dtype=torch.int64), cache=cache)
-    return transformer.decode_plan(cache).explain().splitlines()
+    lines: list[str] = transformer.decode_plan(cache).explain().splitlines()
+    return lines
 
 
 def versions() -> dict[str, str | None]:

@@ -44,7 +44,7 @@ def generate(
     from polyhead.generation import LanguageModel
 
     prompt = read_text(text, file)
-    language_model = load_expecting(model, dtype, LanguageModel, device)
+    language_model = load_expecting(model, dtype, LanguageModel, device=device)
     stream = language_model.stream(
         prompt,
         max_new_tokens=max_new_tokens,

@@ -34,11 +34,7 @@ def learn(
     with progress(said("writing")):
         from polyhead.viewer.lesson import write
 
-        try:
-            write(out, lang)
-        except OSError as error:
-            # The error names the temporary file; report the file that the user asked for.
-            raise OSError(error.errno, error.strerror or str(error), str(out)) from error
+        write(out, lang)
     print(said("written", place=out.resolve()))
     if open_ and not webbrowser.open(out.resolve().as_uri()):
         print(said("not_opened"))

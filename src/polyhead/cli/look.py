@@ -84,7 +84,7 @@ _NewTokens = Annotated[
     typer.Option(
         "--max-new-tokens",
         "-n",
-        help="Tokens of continuation (24), 0 for none; or of a translation.",
+        help="New tokens to generate; default 24, 0: none. For an encoder-decoder: at most.",
     ),
 ]
 _Source = Annotated[
@@ -163,7 +163,7 @@ def look(
     language = language_of(lang)
     pair = _pair_of(pair, query, key)
     if texts is not None and not find:
-        raise InputError("--texts goes with --find: heads are labelled over many texts")
+        raise InputError("--texts needs --find: it names the texts on which heads are labeled")
     if serve:
         from polyhead.cli.serve import serve as serve_page
 

@@ -37,14 +37,13 @@ def write_picture(out: Path, found: Found, heads: HeadsByLayer) -> None:
         InputError: A layer or head that is not there.
         OSError: The file cannot be written.
     """
+    from polyhead._utils.atomic_write import write_file
     from polyhead.viewer.drawing import draw_heads
 
     tokens = found.tokens
     title = f"{found.name}: {tokens.text}"
     picture = draw_heads(found.seen, heads, tokens.pieces, title=title)
-    draft = out.with_name(f".{out.name}.{os.getpid()}")
-    draft.write_text(picture, encoding="utf-8")
-    draft.replace(out)
+    write_file(out, picture)
 
 
 def write_page(out: Path, found: Found, language: str | None) -> None:
@@ -67,11 +66,7 @@ def write_page(out: Path, found: Found, language: str | None) -> None:
             focus=(found.pair.query, found.pair.keys[-1]),
             language=language,
         )
-        try:
-            write(data, out)
-        except OSError as error:
-            # The error names the temporary file; report the file that the user asked for.
-            raise OSError(error.errno, error.strerror or str(error), str(out)) from error
+        write(data, out)
 
 
 def reason_against_page(model: Model, length: int) -> str | None:

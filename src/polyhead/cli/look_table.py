@@ -6,10 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from polyhead._utils.texts import Texts
+from polyhead._utils.texts.labels import head_name, isolated, label, visible
+from polyhead.cli.encoding import plain
+from polyhead.cli.terminal import console, plain_table
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from polyhead._utils.texts import Texts
     from polyhead.cli.look_examine import Found
     from polyhead.interpret.finding import HeadLabel, HeadScores
     from polyhead.interpret.heads import HeadLook, Pair
@@ -59,8 +65,6 @@ def _number(value: float) -> float | None:
 
 def show(found: Found, language: str = "en") -> None:
     """Prints the next tokens without ablated heads, the heads of the pair, and the labels."""
-    from polyhead._utils.texts import Texts
-
     said = Texts(language, "look")
     if found.next_tokens is not None:
         _show_next(*found.next_tokens, said)
@@ -71,10 +75,6 @@ def show(found: Found, language: str = "en") -> None:
 
 
 def _show_pair(pair: Pair, remark: str, said: Texts) -> None:
-    from rich.text import Text
-
-    from polyhead.cli.terminal import console
-
     screen = console()
     keys = ", ".join(str(key) for key in pair.keys)
     plural = "keys" if len(pair.keys) > 1 else "key"
@@ -88,22 +88,12 @@ def _show_pair(pair: Pair, remark: str, said: Texts) -> None:
 
 
 def _quoted(word: str) -> str:
-    from polyhead._utils.texts.labels import isolated, label
-
     return f"'{isolated(label(word))}'"
 
 
 def _show_heads(looks: Sequence[HeadLook], said: Texts) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from polyhead._utils.texts import Texts
-    from polyhead._utils.texts.labels import head_name
-    from polyhead.cli.terminal import console
-
     screen = console()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
+    table = plain_table()
     for heading in ("head", "weight", ""):
         name = said(heading) if heading else ""
         table.add_column(name, justify="right" if heading else "left", no_wrap=True)
@@ -127,30 +117,22 @@ def _show_heads(looks: Sequence[HeadLook], said: Texts) -> None:
 
 def _show_labels(scores: HeadScores, said: Texts) -> None:
     """Prints the heads of each label, the highest scores first."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from polyhead._utils.texts.labels import head_name
-    from polyhead.cli.encoding import plain
-    from polyhead.cli.terminal import console
     from polyhead.interpret.finding import CRITERIA
 
     texts = len(scores.by_text["sink"])
     labels = scores.labels()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-    for heading in ("label", "heads", "best"):
-        table.add_column(said(heading), justify="right" if heading == "heads" else "left")
-    for label in scores.by_text:
-        found = [entry for entry in labels if entry.label == label]
-        several = len(scores.by_text[label]) > 1
+    headings = [said(heading) for heading in ("label", "heads", "best")]
+    table = plain_table(*headings, right=headings[1:2])
+    for name, by_text in scores.by_text.items():
+        found = [entry for entry in labels if entry.label == name]
+        several = len(by_text) > 1
         best = ", ".join(
             f"{head_name(e.layer, e.head)} {e.score:.2f}"
             + (f" ± {e.spread:.2f}" if several else "")
             for e in found[:_LABELLED]
         )
         more = ", …" if len(found) > _LABELLED else ""
-        criterion = f"{label} ≥ {CRITERIA[label].threshold}"
+        criterion = f"{name} ≥ {CRITERIA[name].threshold}"
         table.add_row(plain(criterion), str(len(found)), plain(best + more))
     screen = console()
     screen.print(
@@ -180,20 +162,10 @@ def _show_next(
     before: Sequence[tuple[str, float]], after: Sequence[tuple[str, float]], said: Texts
 ) -> None:
     """Prints the likeliest next tokens with and without the ablated heads."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from polyhead._utils.texts.labels import isolated, visible
-    from polyhead.cli.encoding import plain
-    from polyhead.cli.terminal import console
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-    table.add_column(said("next"))
-    for heading in ("as_it_is", "ablated"):
-        table.add_column(said(heading), justify="right")
-    shares = dict(before), dict(after)
-    for token in dict.fromkeys([*shares[0], *shares[1]]):
-        cells = [f"{found[token]:.3f}" if token in found else "" for found in shares]
+    headings = [said(heading) for heading in ("next", "as_it_is", "ablated")]
+    table = plain_table(*headings, right=headings[1:])
+    probabilities = dict(before), dict(after)
+    for token in dict.fromkeys([*probabilities[0], *probabilities[1]]):
+        cells = [f"{found[token]:.3f}" if token in found else "" for found in probabilities]
         table.add_row(Text(isolated(plain(visible(token)))), *cells)
     console().print(table)

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from polyhead._utils.texts.labels import head_name
+from polyhead.cli.terminal import BOLD, console, plain_table, print_json, progress, write_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -30,7 +35,6 @@ class Translation:
         cls, name: str, model: TextToText, text: str, arguments: Mapping[str, Any]
     ) -> Translation:
         """What ``model.generate(text, **arguments)`` writes, read once more under a probe."""
-        from polyhead.cli.terminal import progress
         from polyhead.viewer.looks import look_through
 
         with progress("writing, and looking at every head"):
@@ -79,17 +83,9 @@ class Translation:
 
     def show(self) -> None:
         """Prints what was written and the heads that align best."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
-
-        from polyhead._utils.texts.labels import head_name
-        from polyhead.cli.terminal import BOLD, console, write_text
-
         write_text(self.look.written + "\n", style=BOLD)
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
-        for heading in ("cross-attention", "aligns", "entropy"):
-            table.add_column(heading, justify="right")
+        headings = ("cross-attention", "aligns", "entropy")
+        table = plain_table(*headings, right=headings)
         rows = [row for row in self.heads() if row["part"] == "cross"]
         for row in rows[:_ROWS]:
             entropy = "" if row["entropy"] is None else f"{row['entropy']:.2f}"
@@ -139,11 +135,7 @@ class Translation:
             focus=(len(look.ids) - 1, sources[-1]) if sources else None,
             language=language,
         )
-        try:
-            write(data, out)
-        except OSError as error:
-            # The error names the temporary file; report the file that the user asked for.
-            raise OSError(error.errno, error.strerror or str(error), str(out)) from error
+        write(data, out)
 
 
 def look_at_translation(
@@ -168,7 +160,6 @@ def look_at_translation(
         json: Whether all is said as JSON.
     """
     from polyhead._utils.texts import Texts
-    from polyhead.cli.terminal import print_json
 
     said = {key: value for key, value in arguments.items() if value is not None}
     found = Translation.of(name, model, text, said)

@@ -21,7 +21,7 @@ def duration(option: str, text: str) -> float:
     """``"30m"``, ``"90s"`` or ``"1.5h"`` in seconds.
 
     Raises:
-        InputError: It is no such time, or none at all.
+        InputError: Not a duration, or zero.
     """
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", text.strip().lower())
     if found is None or not float(found[1]):

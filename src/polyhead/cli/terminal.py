@@ -6,12 +6,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from polyhead.cli.encoding import can_write
 from polyhead.errors import InputError
@@ -43,6 +45,14 @@ def console(*, stderr: bool = False) -> Console:
     return _Console(
         stderr=stderr, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False
     )
+
+
+def plain_table(*headings: str, right: Collection[str] = ()) -> Table:
+    """A table with a line under its headings; columns named in ``right`` are right-aligned."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), header_style="")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
 
 
 def print_json(data: Any, *, indent: int | None = 2) -> None:

@@ -91,12 +91,13 @@ def _of_file(path: Path, language: str) -> Trace:
 def _of_model(
     model: str, text: str | None, file: Path | None, layer: int, head: int, language: str
 ) -> Trace:
-    from polyhead.cli.models import load_reader
+    from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import read_text
 
     content = read_text(text, file)
-    loaded = load_reader(model)
+    from polyhead.generation import LanguageModel, TextEncoder
 
+    loaded = load_expecting(model, "float32", LanguageModel, TextEncoder)
     from polyhead.interpret.heads import TokenizedText
     from polyhead.interpret.trace.model import trace_model
 

@@ -199,7 +199,8 @@ def _load(name: str, dtype: str) -> TextToText:
     from polyhead.cli.models import load_expecting
     from polyhead.generation import TextToText
 
-    return load_expecting(name, dtype, TextToText)
+    model: TextToText = load_expecting(name, dtype, TextToText)
+    return model
 
 
 def _given(num_beams: int | None, max_new_tokens: int | None) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def refuse_overlap(named: Sequence[tuple[str, Sequence[Tensor]]]) -> None:
             if not runs.isdisjoint(theirs):
                 raise InputError(
                     f"the texts of {other} and of {name} overlap: they share {_RUN} tokens in a "
-                    "row, so figures would flatter; give texts that differ"
+                    "row, so results would be optimistic; give texts that differ"
                 )
         seen.append((name, runs))
 

@@ -82,7 +82,7 @@ class Report:
         ]
         if self.calibration_tokens and all(each.calibrated for each in self.domains):
             found.append(
-                "no domain was kept from calibration: give unseen texts, or figures flatter"
+                "no domain was kept from calibration: give unseen texts, or results are optimistic"
             )
         for name in ("prefill", "decode"):
             before, after = (

@@ -75,7 +75,7 @@ def flash_attn_func(
         q: ``[B, T, H, D]``.
         k: ``[B, S, G, D]``, G a divisor of H.
         v: ``[B, S, G, D]``.
-        dropout_p: Share of the weights set to zero; 0 in evaluation.
+        dropout_p: Dropout probability of the weights; 0 in evaluation.
         softmax_scale: Factor of the scores; default 1/√D.
         causal: Key position ≤ query position, the last query at the last key.
         window_size: Keys seen to the left and right of the query, besides itself; −1: all.

@@ -142,7 +142,7 @@ def attention_forward(
             may attend) or float (added to the scores); or None: causal where ``is_causal`` or,
             without it, the module says so (first query at the first key), else everything.
         scaling: Factor of the scores; default 1/√D.
-        dropout: Share of the weights set to zero.
+        dropout: Dropout probability of the weights.
         is_causal: See ``attention_mask``.
         sliding_window: Used where there is no mask; else the mask has it.
         softcap: None is off.

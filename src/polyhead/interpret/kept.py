@@ -42,7 +42,7 @@ class KeptCall:
         q: ``[B, H, T, D]`` as the scores used them (after rotary).
         k: ``[B, G, S, D]`` likewise; head h reads kv head ``kv_heads[h]``.
         lse: ``[B, H, T]`` natural log-sum-exp, −∞ for a query that sees nothing.
-        spec: The meaning of the call, for these heads.
+        spec: The attention specification of the call (mask, bias, scale, …), for these heads.
         q_tokens: Positions and places of the queries.
         k_tokens: Positions and places of the keys.
         kv_heads: The kv head of every query head.

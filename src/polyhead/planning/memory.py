@@ -189,7 +189,7 @@ def fit(
 
 
 def _greatest(fits: Callable[[int], bool]) -> int | None:
-    """The greatest number that fits, where everything below does too; None: no bound."""
+    """The greatest number that fits, where everything below does too; None: unlimited."""
     high = 1
     while fits(high):
         if high >= _MOST:

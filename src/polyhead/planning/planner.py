@@ -184,7 +184,7 @@ def _ranks(
     if mesh is None:
         return None, tensor_parallel
     if tensor_parallel != 1:
-        raise ConfigError("tensor_parallel is the mesh's tensor: give one of them")
+        raise ConfigError("tensor_parallel and mesh are mutually exclusive: give the mesh's tensor")
     sizes = checked_mesh(mesh)
     return sizes, sizes.get("tensor", 1)
 

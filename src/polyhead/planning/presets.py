@@ -160,7 +160,9 @@ def _path(given: str | os.PathLike[str]) -> Path:
             f"neither a path nor a preset; presets are {', '.join(presets())}"
         )
     if path.suffix != ".json":
-        raise ConfigError(f"{path} is no config.json: a plan reads a .json file or its directory")
+        raise ConfigError(
+            f"{path} is not a config.json: a plan reads a .json file or its directory"
+        )
     return path
 
 

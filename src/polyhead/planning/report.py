@@ -105,7 +105,7 @@ def _parameters(plan: Figures) -> Table:
     table.add_row("total", f"{total:,}", "", style="bold")
     if plan.active_parameters != total:
         share = f"{plan.active_parameters / total:.1%}"
-        table.add_row("met by one token", f"{plan.active_parameters:,}", share)
+        table.add_row("active per token", f"{plan.active_parameters:,}", share)
     return table
 
 
@@ -161,12 +161,12 @@ def _memory(plan: Figures) -> Table:
             longest, largest = fit.longest_context, fit.largest_batch
             table.add_row(
                 f"longest context at batch {plan.batch:,}",
-                "no bound" if longest is None else f"{longest:,}",
+                "unlimited" if longest is None else f"{longest:,}",
                 "tokens",
             )
             table.add_row(
                 f"largest batch at {plan.tokens:,} tokens",
-                "no bound" if largest is None else f"{largest:,}",
+                "unlimited" if largest is None else f"{largest:,}",
                 "sequences",
             )
             table.caption_justify = "left"

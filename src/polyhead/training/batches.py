@@ -149,7 +149,7 @@ class Batches:
         seed: int = 0,
     ) -> None:
         if not rows:
-            raise InputError("there is nothing to learn from: no rows")
+            raise InputError("there is nothing to train on: no rows")
         self.rows, self.collate = rows, collate
         self.tokens, self.seed = whole("tokens", tokens, least=1), seed
         self._ends: list[int] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from polyhead._utils.atomic_write import replacing
+from polyhead._utils.atomic_write import write_file
 from polyhead._utils.svg import element, image, words
 from polyhead.training.run import Step
 
@@ -62,9 +62,7 @@ class History:
         self.entries.append(entry)
         if not self._begun:  # drop lines of steps that will be repeated
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            lines = "".join(json.dumps(each) + "\n" for each in self.entries)
-            with replacing(self.path) as draft:
-                draft.write_text(lines, encoding="utf-8")
+            write_file(self.path, "".join(json.dumps(each) + "\n" for each in self.entries))
             self._begun = True
             return
         with self.path.open("a", encoding="utf-8") as file:
@@ -76,8 +74,7 @@ class History:
             name: [(each["step"], each[name]) for each in self.entries if name in each]
             for name in ("loss", "validation")
         }
-        with replacing(path) as draft:
-            draft.write_text(curves(lines, title), encoding="utf-8")
+        write_file(path, curves(lines, title))
 
 
 def curves(lines: dict[str, list[tuple[float, float]]], title: str) -> str:

@@ -97,7 +97,9 @@ def cross_entropy(
         raise ValueError(f"reduction must be 'mean' or 'sum': got {reduction!r}")
     head, config = model.head, model.config
     if head is None:
-        raise ValueError("this model has no head over its vocabulary: its loss is for you to say")
+        raise ValueError(
+            "this model has no head over its vocabulary: compute the loss from its hidden states"
+        )
     learned = labels != IGNORED
     hidden, labels = hidden[learned], labels[learned]
     count = len(labels)

@@ -84,7 +84,7 @@ class DataRecipe(Data):
                 f"'data.text=[\"book.txt\"]': got {' and '.join(given) or 'none'}"
             )
         if bool(self.source) != bool(self.target):
-            raise ConfigError("[data] source and target belong together: got one of them")
+            raise ConfigError("[data] source and target must be given together: got only one")
         if self.corpus:
             one_of("corpus", self.corpus, CORPORA, error=ConfigError)
         one_of("documents", self.documents, DOCUMENTS, error=ConfigError)
@@ -154,7 +154,7 @@ class Recipe:
         try:
             tables = tomllib.loads("\n".join(read_lines(path)))
         except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} is no TOML: {error}") from error
+            raise InputError(f"{path} is not TOML: {error}") from error
         for change in changes:
             _set(tables, change)
         return cls.from_tables(tables, path)
@@ -231,7 +231,7 @@ def _set(tables: dict[str, Any], change: str) -> None:
         value = text.strip()
     inner = tables.setdefault(table, {})
     if not isinstance(inner, dict):
-        raise InputError(f"--set {change}: {table} is no table of the recipe")
+        raise InputError(f"--set {change}: {table} is not a table of the recipe")
     inner[name] = value
 
 

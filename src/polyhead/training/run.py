@@ -7,7 +7,7 @@
 
 ``batches`` is a function of the batch's number alone, and so is everything that is drawn: what a
 run computes depends only on its arguments and the number of the step. A run that was
-stopped therefore goes on with the same losses, to the bit, and W processes compute what one
+stopped therefore continues with the same losses, to the bit, and W processes compute what one
 does that accumulates W times as many batches.
 """
 
@@ -54,7 +54,7 @@ class Step:
         number: From 1.
         loss: Mean over the tokens with a label, of all batches of the step, in nats.
         lr: The learning rate that it had.
-        gradient_norm: Before it was cut.
+        gradient_norm: L2 norm of all gradients before clipping.
         tokens: With a label, of all processes.
         seconds: That it took, without a validation.
         share: Share of the budget that is used now.

@@ -36,7 +36,7 @@ class Schedule(Data):
         floor: Share of ``lr`` that is left at the end.
         weight_decay: Weight decay of matrices; vectors have none.
         beta1, beta2: Of AdamW.
-        clip: The norm that gradients are cut to; 0: they are not.
+        clip: Maximum norm of the gradients; 0: no clipping.
         accumulate: Batches whose gradients are added up for a step, in each process.
         label_smoothing: Share of each label that goes to all tokens alike.
         precision: ``"bfloat16"``: matrix products under autocast.

@@ -100,7 +100,7 @@ def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Any], dict[str, Tenso
             values = {name: file.get_tensor(name) for name in names}
         facts = json.loads(metadata[_KEY])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} is no state of a training run: {error}") from error
+        raise CheckpointError(f"{path} is not the state of a training run: {error}") from error
     if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is a state of another version of polyhead")
     return facts, values

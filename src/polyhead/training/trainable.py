@@ -176,14 +176,14 @@ class Trainable(nn.Module):
         """``labels`` behind the start token, as collators of encoder-decoders ask for them.
 
         Raises:
-            InputError: Nobody says which token texts begin with.
+            InputError: No decoder start token is configured.
         """
         start = self.config.decoder_start_token_id
         if start is None:
             start = self.transformer.config.bos_token_id
         if start is None:
             raise InputError(
-                "the model names no token that texts begin with: set config.decoder_start_token_id"
+                "the model has no decoder start token: set config.decoder_start_token_id"
             )
         padding = self.transformer.config.pad_token_id or 0
         shifted = torch.cat((labels.new_full((len(labels), 1), start), labels[:, :-1]), dim=1)
@@ -195,8 +195,9 @@ class Trainable(nn.Module):
         """Layers are computed again for their gradients instead of being stored.
 
         Args:
-            gradient_checkpointing_kwargs: Taken for trainers' sake; ``use_reentrant`` is False.
-            options: Likewise; all layers are computed again, on their own device.
+            gradient_checkpointing_kwargs: Ignored, accepted for compatibility: ``use_reentrant`` is
+                always False.
+            options: Ignored, accepted for compatibility.
         """
         self.transformer.recompute = True
 

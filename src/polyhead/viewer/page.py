@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from polyhead._utils.atomic_write import replacing
+from polyhead._utils.atomic_write import write_file
 from polyhead._utils.texts import LANGUAGES, every
 from polyhead._utils.texts.labels import label, visible
 from polyhead.interpret.statistics import AVERAGED, TABLE
@@ -162,19 +162,13 @@ def served(begin: Mapping[str, Any], language: str | None) -> str:
 
 
 def write(data: PageData, path: str | os.PathLike[str], beside: PageData | None = None) -> Path:
-    """Writes the page to `path`, whole or not at all, and returns the path.
-
-    The page is written beside its goal under another name and then renamed, so a reader never sees
-    half a page and a failure leaves whatever was there before.
+    """Writes the page to ``path``, whole or not at all, and returns the path.
 
     Raises:
         OSError: The folder is missing, may not be written or is full.
-        TypeError: As `render`.
-        ValueError: As `render`.
+        TypeError, ValueError: As ``render``.
     """
-    text = render(data, beside)
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8", newline="\n")
+    write_file(path, render(data, beside))
     return Path(path)
 
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyhead._utils.atomic_write import replacing, write_tensors
+from polyhead._utils.atomic_write import write_file, write_tensors
 from polyhead.errors import CheckpointError, InputError
 from polyhead.lab.comparison import runs
 from polyhead.lab.comparison.corpus import Corpus
@@ -78,7 +78,7 @@ class Experiment:
             CheckpointError: Its files are damaged, or of another version.
         """
         if not (folder / "experiment.json").exists():
-            raise InputError(f"{folder} holds no comparison: leave --resume out to begin one")
+            raise InputError(f"{folder} holds no comparison: leave --resume out to start one")
         said = read_json(folder / "experiment.json")
         try:
             if said["format"] != _FORMAT:
@@ -169,23 +169,21 @@ class Experiment:
         """Writes ``report.json``, and other files by their names."""
         write_json(self.folder / "report.json", dict(document))
         for name, content in files.items():
-            with replacing(self.folder / name) as draft:
-                draft.write_text(content, encoding="utf-8")
+            write_file(self.folder / name, content)
 
 
 def check_new(folder: Path) -> None:
     """Raises InputError where the folder holds a comparison."""
     if (folder / "experiment.json").exists():
         raise InputError(
-            f"{folder} holds a comparison already: --resume goes on with it, --out takes another "
+            f"{folder} holds a comparison already: --resume continues it, --out takes another "
             "folder"
         )
 
 
 def write_json(path: Path, data: Any) -> None:
     """A JSON file, whole or not at all."""
-    with replacing(path) as draft:
-        draft.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_file(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

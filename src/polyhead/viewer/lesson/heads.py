@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polyhead._utils.atomic_write import replacing
+from polyhead._utils.atomic_write import write_file
 from polyhead.lab.comparison.heads import HEADS, summary, sweep, where_heads_look
 
 SEEDS = 5
@@ -41,5 +41,4 @@ def look() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with replacing(Path(__file__).with_name("heads.json")) as draft:
-        draft.write_text(json.dumps(measure()) + "\n", encoding="utf-8")
+    write_file(Path(__file__).with_name("heads.json"), json.dumps(measure()) + "\n")

@@ -7,7 +7,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from polyhead._utils.atomic_write import replacing
+from polyhead._utils.atomic_write import write_file
 from polyhead.viewer.lesson.numbers import lesson_numbers
 from polyhead.viewer.page import asset, policy, script_json, texts_json
 
@@ -54,9 +54,7 @@ def write(path: str | os.PathLike[str], language: str | None = None) -> Path:
     Raises:
         OSError: The folder is missing, may not be written or is full.
     """
-    text = render(language)
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8", newline="\n")
+    write_file(path, render(language))
     return Path(path)
 
 
