@@ -154,10 +154,6 @@ def _limits(least: int | None, most: int | None) -> str:
 def needed(module: str, extra: str) -> ModuleType:
     """A module of an optional package.
 
-    Args:
-        module: Its name.
-        extra: What pip installs it with.
-
     Raises:
         InputError: It is not installed.
     """

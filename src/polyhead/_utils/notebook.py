@@ -21,12 +21,7 @@ _STYLE = (
 
 
 def panel(title: str, *parts: str) -> str:
-    """One output: a title and parts made by the functions below.
-
-    Args:
-        title: Any text.
-        *parts: HTML.
-    """
+    """One output: a title and parts made by the functions below."""
     name = f"polyhead-{secrets.token_hex(4)}"
     style = f"#{name}{_STYLE.format(id=name)}"
     return f'<div id="{name}"><style>{style}</style><b>{escape(title)}</b>{"".join(parts)}</div>'

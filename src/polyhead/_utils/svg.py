@@ -19,7 +19,6 @@ def element(name: str, content: str = "", **attributes: object) -> str:
     """One element.
 
     Args:
-        name: Such as ``"path"``.
         content: SVG that is within it; words go through ``words`` first.
         **attributes: ``text_anchor`` is text-anchor, ``class_`` class; None is left out.
     """
@@ -54,13 +53,11 @@ def image(
 
     Args:
         box: Left, top, width and height of what is shown.
-        *parts: Its elements.
         title: What readers of the screen are told; empty: nothing.
         paper: Colour under everything; None: the page's own. With ``PAPER`` the colours above have
             dark ones in their place where the reader's pages are dark, in a file of its own alone:
             within a page that stays as it is drawn.
         sized: Shown as large as the box, not as the page has room.
-        **attributes: Of the outermost element.
     """
     left, top, width, height = (f"{number:g}" for number in box)
     size = {"width": width, "height": height} if sized else {}

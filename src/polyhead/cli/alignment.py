@@ -35,9 +35,7 @@ class Aligned:
     """A text that was written, and what each of its tokens read.
 
     Attributes:
-        source: What each source token says.
         target: What each new token says, end of text included.
-        found: The alignment.
     """
 
     source: list[str]
@@ -103,11 +101,7 @@ class Aligned:
         )
 
     def draw(self, out: Path, title: str) -> None:
-        """Writes the picture.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Writes the picture."""
         from polyhead._utils.atomic_write import write_file
         from polyhead.viewer.drawing import draw_alignment
 

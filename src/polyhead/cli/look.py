@@ -107,11 +107,9 @@ class _Wanted:
 
     Attributes:
         pair: Query word and key word; None: they are found.
-        ablated: Heads to ablate, by layer.
         drawn: Heads of the picture, by layer; none: there is no picture.
         layers: The layers in the table; None: all.
         out: The file of the page or the picture.
-        page: Whether the page is written.
         languages: Languages of the terminal and of the page, where None is the browser's.
         json: Whether everything is printed as JSON.
     """

@@ -33,11 +33,7 @@ class Found:
 
     Attributes:
         name: Name of the model, as the user wrote it.
-        model: The model.
-        tokens: The text.
         written: The continuation; None where none was asked for, and of an encoder.
-        look: One run on the text.
-        pair: The words to look at.
         chosen: Whether the pair was chosen by itself, as the one that is looked along most.
         looks: The heads along the pair, the strongest first, of the layers asked for.
         scores: What each head scores for each label, where labels were asked for.
@@ -108,13 +104,10 @@ def examine(
 
     Args:
         name: What the user calls the model.
-        model: The model.
         tokens: The text; with the other arguments ``check`` has passed it.
         pair: The word that looks and the word that is looked at; None: found in the text.
-        ablated: Heads that are taken out.
         layers: Those whose heads are ranked; None: all.
         labelled: The texts over which heads are labelled; none: no labels.
-        max_new_tokens: Tokens of continuation.
         echo: Whether the continuation is printed while it is written.
     """
     from polyhead.generation import LanguageModel

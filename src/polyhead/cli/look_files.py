@@ -35,7 +35,6 @@ def write_picture(out: Path, found: Found, heads: HeadsByLayer) -> None:
 
     Raises:
         InputError: A layer or head that is not there.
-        OSError: The file cannot be written.
     """
     from polyhead._utils.atomic_write import write_file
     from polyhead.viewer.drawing import draw_heads
@@ -50,9 +49,6 @@ def write_page(out: Path, found: Found, language: str | None) -> None:
     """Writes the page with all heads, where there is no ``reason_against_page``.
 
     Its language is that of the browser where ``language`` is None.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     from polyhead.cli.terminal import progress
     from polyhead.viewer.look_page import page_data

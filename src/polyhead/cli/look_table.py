@@ -30,9 +30,7 @@ def as_data(found: Found, place: Path | None, refusal: str | None) -> dict[str, 
     """All that was found, for JSON.
 
     Args:
-        found: What was found.
         place: Path of the page or picture, if one was written.
-        refusal: Why no page was written.
     """
     written = None
     if found.written is not None:

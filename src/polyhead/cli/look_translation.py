@@ -119,11 +119,7 @@ class Translation:
         return None
 
     def write_page(self, out: Path, language: str | None = None) -> None:
-        """Writes the page with all heads.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Writes the page with all heads."""
         from polyhead.viewer.look_page import page_data
         from polyhead.viewer.page import write
 
@@ -152,8 +148,6 @@ def look_at_translation(
 
     Args:
         name: What the user calls the model.
-        model: The model.
-        text: The source.
         arguments: Arguments of ``model.generate``; None means what the model's files say.
         out: Where the page goes, if one is wanted.
         languages: Languages of the terminal and of the page, where None is the browser's.

@@ -45,7 +45,6 @@ def matrix(
         rows: a label per row, set at the left.
         columns: a label per column, set above.
         most_rows: more rows than this are shortened with ⋮ in the middle.
-        most_columns: likewise, with ….
         emphasise: the largest number of each row in bold, numbers near 0 faint.
     """
     shown_rows = _pick(len(values), most_rows)

@@ -30,11 +30,7 @@ def load_expecting(
     device: str = "cpu",
     activations: str | None = None,
 ) -> Any:
-    """The model called ``name``, which must be of one of these kinds.
-
-    Raises:
-        UnsupportedError: It is of another kind.
-    """
+    """The model called ``name``, which must be of one of these kinds."""
     from polyhead.cli.terminal import progress
 
     with progress(f"loading {name}") as advance:

@@ -18,11 +18,7 @@ def _known_models(incomplete: str) -> list[str]:
 
 
 def duration(option: str, text: str) -> float:
-    """``"30m"``, ``"90s"`` or ``"1.5h"`` in seconds.
-
-    Raises:
-        InputError: Not a duration, or zero.
-    """
+    """``"30m"``, ``"90s"`` or ``"1.5h"`` in seconds."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([smh])", text.strip().lower())
     if found is None or not float(found[1]):
         raise InputError(f"{option} must be a time such as 90s, 30m or 2h: got {shortened(text)}")

@@ -20,13 +20,10 @@ def serve(
         text: What the page looks at to begin with; may be empty.
         models: The models that may be chosen, the first by default; after them, the known ones
             that are on this machine.
-        dtype: Dtype of the weights.
-        port: 0: any that is free.
         language: Language of the page, "en" or "zh"; None: the browser's.
 
     Raises:
         UnsupportedError: The web framework is not installed.
-        OSError: The port is taken.
     """
     try:
         import uvicorn

@@ -173,11 +173,7 @@ def _timed(part: Segment | Word) -> dict[str, Any]:
 
 
 def _lines(text: str | None, file: Path | None) -> list[str]:
-    """The texts: one argument, or the lines of a file or of standard input.
-
-    Raises:
-        InputError: a line without text, by its number.
-    """
+    """The texts: one argument, or the lines of a file or of standard input."""
     from polyhead.cli.terminal import read_text
 
     content = read_text(text, file)

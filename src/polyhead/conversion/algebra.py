@@ -28,8 +28,6 @@ class LayerRows:
     """Keys, values and queries of a layer as functions of its input, and its metric.
 
     Attributes:
-        G: kv heads.
-        D: Head size.
         n: Pairs of a head that are rotated; without rotary positions all.
         k, v, q: ``[G, D, F]``, ``[G, V, F]``, ``[H, D, F]`` with biases as last column.
         inputs: C ``[F, F]``.

@@ -22,14 +22,7 @@ _ROTATED = (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 5 / 12, 1 / 2, 2 / 3)
 
 @dataclass(frozen=True)
 class Offer:
-    """Latent attention of one size.
-
-    Attributes:
-        elements: Numbers of cache per token.
-        price: Nats per token.
-        rotated: P.
-        size: R.
-    """
+    """Latent attention of one size."""
 
     elements: int
     price: float

@@ -62,9 +62,7 @@ class Calibration:
     """The result of calibration.
 
     Attributes:
-        tokens: Read.
         hash: Hash of the tokens, in order: the first 16 digits of their SHA-256.
-        layers: A layer's moments each.
         rows: The windows ``[T]``.
     """
 
@@ -100,8 +98,6 @@ def domains_of(
     """Windows of each domain, and whether it was calibrated on.
 
     Args:
-        model: Whose tokenizer reads texts.
-        evaluation: Texts by domain, calibrated on.
         unseen: Texts by domain, not calibrated on.
         tokens: Tokens of each domain at most.
 

@@ -46,12 +46,7 @@ class _Target:
     cache: float | None
 
     def check(self, draft: Draft) -> bool:
-        """Whether exact steps alone reach it.
-
-        Raises:
-            InputError: A target that is larger than the source, or does not divide.
-            UnsupportedError: What the layers have and the target does not, by name.
-        """
+        """Whether exact steps alone reach it."""
         exact = True
         for layer in draft.layers:
             config = draft.heads(layer, "converting")

@@ -37,7 +37,6 @@ class Draft:
     """Configuration and weights, changed step by step.
 
     Attributes:
-        config: As it stands.
         state: All parameters by name, float64 on the CPU.
     """
 
@@ -95,7 +94,6 @@ class Draft:
         """The attention of a layer, which must be MHA, GQA or MQA.
 
         Args:
-            index: Number of the layer.
             what: Is being done, for the message.
 
         Raises:

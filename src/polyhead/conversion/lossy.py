@@ -40,10 +40,7 @@ def merge_kv_heads(
     """Fewer kv heads; the query heads of merged ones share what is left.
 
     Args:
-        draft: Changed.
-        layer: Its number.
         kv_heads: Left; a divisor of those there are.
-        moments: Moments of the layer.
         pooled: Keys and values are averaged instead (Ainslie et al. 2023), for comparison.
 
     Returns:
@@ -99,7 +96,6 @@ class Latents:
     """A layer as latent attention of any size: what is kept rotated, and what the rest costs.
 
     Attributes:
-        layer: Its numbers.
         basis: ``[n, G, G]`` complex: columns are components of keys, and
         dual: their inverse transposed, conjugated: component j of k is ``dual[:, j]ᴴ k``.
         phase: ``[n]`` complex: by what queries that are not rotated are multiplied.
@@ -183,11 +179,7 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
     """Latent attention with ``rotated`` features of a key rotated and a latent of ``size``.
 
     Args:
-        draft: Changed.
-        layer: Its number.
         latents: The latents of this layer of this draft.
-        rotated: P, even.
-        size: R.
 
     Returns:
         The price, in nats per token.

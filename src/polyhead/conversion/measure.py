@@ -121,7 +121,6 @@ def measure(
     """Perplexity and KL divergence on windows of several domains.
 
     Args:
-        model: The converted one.
         teacher: The model that it was made of.
         domains: For each name whether it was calibrated on, and windows ``[T]``.
         progress: Called as ``progress("evaluation", windows, windows in all)``.
@@ -208,11 +207,7 @@ def speed(
     """Prefill and decoding, the best of several runs.
 
     Args:
-        model: A decoder.
         prompt: Tokens read; less where the context is short.
-        steps: Tokens written.
-        batch: Rows.
-        repeats: Runs.
     """
     steps = min(steps, max(1, model.config.max_positions // 4))
     prompt = max(1, min(prompt, model.config.max_positions - steps))

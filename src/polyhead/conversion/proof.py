@@ -46,11 +46,7 @@ class Proof:
     """Takes a draft through exact steps and compares logits in float64 after each.
 
     Args:
-        draft: Changed by the steps.
         ids: ``[B, T]`` tokens; default 48 drawn from the vocabulary.
-
-    Attributes:
-        steps: Those that were taken.
     """
 
     def __init__(self, draft: Draft, ids: Tensor | None = None) -> None:
@@ -67,8 +63,6 @@ class Proof:
         """Takes a step.
 
         Args:
-            name: In words.
-            change: Called with the draft.
             turns: Whether the step moves rotated pairs: then it is proved that frequencies that
                 stay behind are noticed.
 

@@ -14,9 +14,7 @@ class KeyValueCache:
 
     Args:
         k: ``[rows, slots, G, D]``, or ``[pages, page size, G, D]`` with ``block_table``.
-        v: Likewise.
         lengths: Tokens in each row so far, one number or ``[B]``; None: the cache is full.
-        batch: B.
         rows: ``[B]`` row of the cache for each row of the batch, or None.
         block_table: ``[B, pages per sequence]`` or None.
 
@@ -112,7 +110,6 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: 
         x: ``[B, n, heads, D]``.
         positions: ``[B, n]``.
         cos: ``[positions, R / 2]``.
-        sin: Likewise.
         interleaved: Pairs are features 0 and 1, 2 and 3, …; else 0 and R / 2, 1 and R / 2 + 1, ….
     """
     if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:

@@ -98,16 +98,10 @@ def typed_mask(
     """The mask function that transformers calls once per forward pass and kind of layer.
 
     Args:
-        batch_size: B.
-        q_length: T.
         kv_length: S, as the cache will return them: all slots of a static cache.
-        q_offset: Position of the first query.
-        kv_offset: Position of the first key.
-        mask_function: The predicate, without padding.
         attention_mask: ``[B, ≤ kv_offset + S]`` bool, True for real tokens; or the result of an
             earlier call (generation with static caches prepares masks ahead).
         use_vmap: Whether the predicate takes single numbers only.
-        device: Where the mask is needed.
     """
     if isinstance(attention_mask, TypedMask):
         return attention_mask

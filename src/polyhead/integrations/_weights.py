@@ -30,10 +30,7 @@ def attention_with_weights(
         q: ``[B, H, T, D]``.
         k: ``[B, G, S, D]``.
         v: ``[B, G, S, V]``.
-        scale: Factor of the scores.
-        q_positions: As in ``attention``.
         dropout_p: As in ``attention``; the weights returned are those after dropout.
-        kernel: As in ``attention``.
         meaning: ``mask``, ``bias``, ``softcap`` and ``sinks`` as in ``attention``.
 
     Returns:

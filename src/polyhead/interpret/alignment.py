@@ -46,7 +46,6 @@ def alignment_score(model: nn.Module, text: Alignment) -> Tensor:
 
     Args:
         model: What a probe can watch and that takes ids.
-        text: What is right.
     """
     among = list(text.among or range(text.ids.shape[-1]))
     right = torch.zeros(len(text.keys), len(among), dtype=torch.bool, device="cpu")

@@ -200,11 +200,7 @@ def score_heads(
 
 
 def _pair_scores(model: nn.Module, text: Text, pair: tuple[str, str], seen: Probe) -> Tensor:
-    """``[layers, heads]`` the weight from the first word to the second.
-
-    Raises:
-        InputError: The text does not hold both, or is given as tokens.
-    """
+    """``[layers, heads]`` the weight from the first word to the second."""
     if not isinstance(text, str):
         raise InputError("pair= needs texts that are strings: got token ids")
     causal = _config(model).kind == "decoder"

@@ -28,7 +28,6 @@ class TokenizedText:
     """A text and its tokens.
 
     Attributes:
-        text: the text.
         ids: the tokens that the model reads, special ones included.
         pieces: what each token says, for people.
         spans: each token's characters as (start, stop) of the text; empty for special tokens.
@@ -89,8 +88,6 @@ class HeadLook:
     """How strongly one head looks along a pair, and what it does on the whole text.
 
     Attributes:
-        layer: counted from 0.
-        head: query head, counted from 0.
         weight: the query's weight on the keys, their sum.
         entropy: mean entropy of the head's rows, in nats.
         first_token: mean weight on the first token.
@@ -109,8 +106,6 @@ def find_pair(tokens: TokenizedText, query: str, key: str, *, causal: bool = Tru
     """The pair from word ``query`` to word ``key``.
 
     Args:
-        tokens: the text.
-        query: the word that looks.
         key: the word that is looked at.
         causal: whether a token sees only itself and what is before it.
 

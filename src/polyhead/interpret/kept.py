@@ -155,7 +155,6 @@ def token_ids(ids: Tensor, call: KeptCall) -> TokenIds:
     Args:
         ids: ``[1 or B, n]`` the sequence. Where the call has n queries and n keys they are its own;
             otherwise (a cache) each token is told by its position.
-        call: The queries and keys.
     """
     if ids.shape[1] == call.k_tokens.length == call.q_tokens.length:
         positions = positions_of(call.k_tokens, ids.device)

@@ -39,7 +39,6 @@ def measure(call: KeptCall, names: Collection[str], top_k: int = 8) -> dict[str,
 
     Args:
         call: What was kept of the attention.
-        names: From ``TABLE``.
         top_k: Weights per row of ``top_weights``; fewer where there are fewer keys.
 
     Returns:

@@ -34,9 +34,7 @@ def activation_elements(
     """Elements alive at a time on one rank, at most.
 
     Args:
-        model: Its configuration.
         tokens: Tokens of each sequence's prompt; of an encoder-decoder, of both sides.
-        batch: Sequences.
         ranks: That share heads and hidden features.
         half: Whether numbers have 16 bits: without native code, norms then go through float32.
     """

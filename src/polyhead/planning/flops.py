@@ -72,8 +72,6 @@ def visible_pairs(
     """Pairs that ``queries`` queries after ``cached`` tokens see.
 
     Args:
-        queries: T.
-        cached: Tokens before them.
         window: Keys behind a query that it sees, itself included; None: all.
         ahead: Keys ahead of it; 0: causal, None: all.
         chunk: Causal queries see their own run of so many positions alone.
@@ -123,10 +121,7 @@ def flops(
     """Operations of a pass over ``queries`` new tokens after ``cached`` ones.
 
     Args:
-        model: Its configuration.
-        queries: New tokens of each sequence.
         cached: Tokens of each sequence that the cache holds.
-        batch: Sequences.
         context: Tokens of the encoder's output, in an encoder-decoder. The encoder itself is
             part of the pass where nothing is cached.
     """

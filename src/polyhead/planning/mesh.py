@@ -115,12 +115,8 @@ def mesh_plan(
     """What one rank holds and sends.
 
     Args:
-        model: Its configuration.
-        mesh: Sizes by dimension.
         tokens: Tokens of each sequence, on all ranks together.
-        batch: Sequences of one rank.
         weight_bits: Bits of a weight; activations have 16 where weights have fewer.
-        kv_dtype: Dtype of the cache.
         page: Tokens of a page, or None.
         link: Bytes per second that a rank sends to the next.
         flops: Operations per second of a rank.

@@ -31,11 +31,7 @@ class Preset:
     """A known model.
 
     Attributes:
-        name: What a caller types.
-        title: For people.
-        source: Where the configuration is from.
         parameters: The public count, or None where the paper's is rounded beyond use.
-        parameters_source: Where that is from.
         config: As a config.json, or as a ``TransformerConfig`` with ``layer`` and ``num_layers``.
         baselines: Other presets that its cache is compared with in public, and how many bits a
             number were counted with.
@@ -66,9 +62,6 @@ class Subject:
     """What is to be planned.
 
     Attributes:
-        name: For people.
-        config: All of it.
-        notes: What had to be assumed.
         savings: Its cache beside others that it is compared with.
         scheme: How its weights became codes, if its config.json says that they did.
     """

@@ -17,7 +17,6 @@ def read_config(values: Mapping[str, Any], where: str) -> tuple[TransformerConfi
     Args:
         values: Its object; a model of several kinds of input keeps the text model's in
             ``text_config``.
-        where: The file, for messages.
 
     Raises:
         ConfigError: The family is not supported, or a key is missing, impossible, or not

@@ -19,7 +19,6 @@ def token_count(name: str, text: str) -> int:
     k is 1,024 and m 1,024²: lengths of contexts are named so, unlike bytes.
 
     Args:
-        name: The argument, for messages.
         text: As given, in any case of letters.
 
     Raises:
@@ -38,8 +37,6 @@ def quantity(name: str, value: float | str, *, unit: str) -> float:
     """A positive number, given as one or as text: ``"24GiB"``, ``"3.35TB/s"``, ``"989 TFLOP/s"``.
 
     Args:
-        name: The argument, for messages.
-        value: As given.
         unit: ``"B"``, ``"B/s"`` or ``"FLOP/s"``; may be left out, in any case of letters.
 
     Raises:

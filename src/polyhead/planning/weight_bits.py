@@ -19,7 +19,6 @@ def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[Para
     Args:
         dtype: One of ``WEIGHT_BITS``; or ``FILE``: products read codes, tables and heads have 16
             bits, all else 32.
-        scheme: How weights became codes.
         ranks: That share the model; 0: those of a mesh.
 
     Raises:

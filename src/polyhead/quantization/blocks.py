@@ -21,10 +21,7 @@ class BlockType:
     """A type of blocks.
 
     Attributes:
-        name: ``"Q4_K"``.
         number: As GGUF files and native code call it.
-        numbers: Numbers of a block.
-        octets: Bytes of a block.
     """
 
     name: str

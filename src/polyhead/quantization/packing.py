@@ -129,8 +129,6 @@ def _with_minima(
 
     Args:
         x: ``[N, 256]``.
-        run: K.
-        most: The largest code.
         steps: The largest whole number of a scale or minimum.
     """
     runs = x.view(len(x), -1, run)

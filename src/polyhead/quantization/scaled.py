@@ -44,8 +44,6 @@ def numbers_of(
 
     Args:
         blocks: uint8.
-        kind: Their type.
-        scales: Of codes.
         order: The group of every number of a row, where they do not lie next to each other.
     """
     found = codes_of(blocks, kind).float()

@@ -86,8 +86,6 @@ def spans(length: int, window: int, stride: int) -> Iterator[Span]:
     """The windows over a text of ``length`` tokens.
 
     Args:
-        length: T.
-        window: W.
         stride: Less than ``window``, so that the first counted token has one before it.
     """
     start, counted = 0, 1

@@ -39,13 +39,7 @@ class History:
         self._begun = False
 
     def add(self, step: Step, seconds: float, **more: float) -> None:
-        """Writes a step.
-
-        Args:
-            step: As the run gave it.
-            seconds: Since the run began.
-            **more: Other figures of the step.
-        """
+        """Writes a step."""
         entry = {
             "step": step.number, "loss": step.loss, "lr": step.lr, "tokens": step.tokens,
             "seconds": round(seconds, 3),
@@ -82,7 +76,6 @@ def curves(lines: dict[str, list[tuple[float, float]]], title: str) -> str:
 
     Args:
         lines: Names to points of step and value above 0.
-        title: Over the picture.
     """
     shown = {name: _thinned(points) for name, points in lines.items() if points}
     values = [y for points in shown.values() for _, y in points if y > 0] or [1.0]

@@ -37,15 +37,12 @@ class Job:
     """What a recipe asks for.
 
     Args:
-        recipe: As read.
         out: The folder; made when something is saved.
         resume: Go on from the state in it.
 
     Attributes:
         model: A ``TextToText`` or a ``LanguageModel``, which learns.
-        corpus: Pairs, for an encoder-decoder.
         run: Iterate over it, or over ``steps``.
-        history: What each step gave.
 
     Raises:
         InputError: Texts that cannot be used.

@@ -28,9 +28,6 @@ def save_state(
     """Writes the file.
 
     Args:
-        path: The file.
-        model: Whose parameters the optimiser changes.
-        optimizer: Whose state consists of tensors.
         facts: JSON, such as the number of steps done.
 
     Raises:

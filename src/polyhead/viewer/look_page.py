@@ -28,9 +28,7 @@ def page_data(
     """What a page shows of a look.
 
     Args:
-        look: A model on a text.
         continuation: What the model wrote after it; None: what an encoder-decoder made of it.
-        facts: Small facts to show.
         focus: (query token, key token) to begin with.
         language: Language of the page, "en" or "zh"; None: the browser's.
     """

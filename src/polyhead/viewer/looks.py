@@ -50,11 +50,8 @@ class SeenLayer:
     """A layer of a look.
 
     Attributes:
-        view: What its heads did.
         part: The part of the model: ``"layer"`` where all are alike.
-        number: In that part, from 0.
         queries: (start, stop) of its queries among the look's tokens.
-        keys: (start, stop) of its keys.
     """
 
     view: AttentionView
@@ -82,19 +79,12 @@ class Look:
     """One model on one text.
 
     Attributes:
-        model: The model's name.
-        kind: ``"decoder"``, ``"encoder"`` or ``"encoder-decoder"``.
-        text: What was read.
         written: What an encoder-decoder made of it.
         ids: All tokens, those of the source first.
-        pieces: What they say.
-        layers: All that were seen.
-        seconds: How long the model ran.
         next_token: After the last token; None of an encoder.
         stream: The residual stream of the model's own layers.
         tokenizer: Tokenizer of the tokens that the model names.
         alignment: The alignment that an encoder-decoder made.
-        number: Its name in a studio.
     """
 
     model: str
@@ -133,7 +123,6 @@ class Look:
         pixel the largest weight is shown.
 
         Args:
-            layer: Its index in ``layers``.
             pixels: P, where there are as many tokens.
             first: Whether the first key is shown; without it rows are shares of the rest.
         """
@@ -216,7 +205,6 @@ class Look:
 
         Args:
             token: Index of one of the look's tokens, one that the model's own layers read.
-            guesses: Whether they are made.
 
         Returns:
             ``sizes``: by part a number per layer. ``guesses``: before the first layer and after
@@ -313,8 +301,6 @@ def look_at(name: str, model: Reader, tokens: TokenizedText, heads: HeadsByLayer
 
     Args:
         name: What the user calls the model.
-        model: The model.
-        tokens: The text.
         heads: Heads that are ablated, by layer.
     """
     began = time.perf_counter()
@@ -358,9 +344,6 @@ def look_through(
 
     Args:
         name: What the user calls the model.
-        model: An encoder-decoder.
-        text: The source.
-        arguments: Arguments of ``generate``.
         heads: Heads of the decoder that are ablated, by layer.
     """
     from polyhead.interpret.reading import align

@@ -26,7 +26,6 @@ def notable_heads(seen: Probe, ids: Sequence[int]) -> dict[str, Any]:
 
     Args:
         seen: A run of a model on one text.
-        ids: Its tokens.
 
     Returns:
         ``induction`` and ``previous_token``: up to three ``[layer, head, score]`` each. Induction
@@ -68,9 +67,7 @@ def aligning_heads(found: SourceAlignment, first: int, count: int) -> dict[str, 
     """Heads of cross-attention that follow the source token by token, the best first.
 
     Args:
-        found: The alignments of one translation.
         first: Number of the first layer of cross-attention among all layers.
-        count: Heads of cross-attention.
 
     Returns:
         ``alignment``: up to three ``[layer, head, score]``; ``all``: their number.

@@ -41,7 +41,6 @@ class Vectors:
         q: float32 ``[H, T, D]`` as the scores used them.
         k: float32 ``[G, S, D]`` likewise.
         lse: float32 ``[H, T]``, −inf for a query that sees nothing.
-        scale: Scale of the scores.
         softcap: Or None.
     """
 

@@ -320,8 +320,6 @@ def policy(style: str, *scripts: str, connect: bool = False) -> str:
     """A content security policy: no markup from text, only these scripts and styles.
 
     Args:
-        style: The page's only style.
-        *scripts: The page's only scripts.
         connect: Whether the page may ask the server that sent it; nothing else is ever reached.
     """
 

@@ -88,7 +88,6 @@ def application(
     """The web application.
 
     Args:
-        studio: What it shows.
         token: The first part of every address.
         text: What the page looks at to begin with.
         language: Language of its texts, "en" or "zh"; None: the browser's.

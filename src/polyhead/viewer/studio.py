@@ -62,14 +62,11 @@ class Studio:
         """Runs a model on a text.
 
         Args:
-            text: At least one character.
             model: One of ``names``; ``""``: the first.
-            heads: Heads to ablate, by layer.
             run: Told how far it is; may stop it.
 
         Raises:
             InputError: No text, an unknown model, or a head that is not there.
-            Cancelled: ``run`` was stopped.
             ContextLengthError: More tokens than the model's context.
         """
         if not text.strip():
@@ -173,11 +170,7 @@ def _writing(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_length(model: Model, text: str) -> None:
-    """Refuses a text that is far too long by its beginning: splitting 10 MB takes minutes.
-
-    Raises:
-        ContextLengthError: More tokens than the model's context.
-    """
+    """Refuses a text that is far too long by its beginning: splitting 10 MB takes minutes."""
     most = model.config.max_positions
     tokens = len(model.tokenizer.encode(text[: _CHARACTERS_PER_TOKEN * most]))
     if tokens > most:

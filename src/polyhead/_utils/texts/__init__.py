@@ -21,12 +21,7 @@ _VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
 
 
 class Texts:
-    """One part of the texts in one language.
-
-    Args:
-        language: A code of ``LANGUAGES``.
-        part: A part of the file.
-    """
+    """One part of the texts in one language."""
 
     def __init__(self, language: str, part: str) -> None:
         self.language = language

@@ -206,7 +206,6 @@ def head_steps(
         bias: ``[T, S]``, added to the scaled scores.
         visible: bool ``[T, S]``, True where a query may look.
         sink: a logit that joins the denominator only.
-        said: the texts of titles.
     """
     i, key = subscript(head), f"head{head}"
 

@@ -25,7 +25,6 @@ class Settings:
 
     Attributes:
         quick: Fewer and smaller cases, less time on each.
-        dtypes: In which dtypes.
         rounds: Turns of every case; None: as many as fit in a fixed time.
         device: Where cases lie, of those that are attention calls.
     """
@@ -56,8 +55,6 @@ class Limit:
 
     Attributes:
         kind: What it takes: "operations" or "bytes".
-        name: What it is.
-        run: Does it once.
         share: How much of it the work is: 2 if the work is twice as much.
     """
 
@@ -97,9 +94,7 @@ class Case:
     Attributes:
         group: What it is but for its length; rows of one group are one line of the plot.
         length: The size that grows within the group: tokens, keys, heads.
-        dtype: In which dtype.
         ours: polyhead's way, with the result that others are compared with.
-        peers: Others by name.
         limits: What the machine does at best in each respect, bytes and operations; the one that
             takes longest binds. Empty where there is none to name.
         work: Operations, bytes or tokens of one call, for the rate.

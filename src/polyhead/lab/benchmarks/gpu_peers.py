@@ -23,7 +23,6 @@ def backend_of_sdpa(backend: SDPBackend, prepare: Prepare) -> Prepare:
     """Torch's attention by one of its backends, where that takes the call.
 
     Args:
-        backend: Which.
         prepare: Makes the call, whichever backend runs it.
     """
 

@@ -45,8 +45,6 @@ class Result:
 
     Attributes:
         case: The case, without the ways of doing it: they hold tensors and models.
-        ours: polyhead's sample.
-        peers: Theirs, by name.
         limit: What the machine would take for this work at best, or None.
         bound: The limit that this is: of several the one that takes longest.
     """

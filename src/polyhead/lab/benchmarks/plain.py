@@ -112,7 +112,6 @@ class TorchTransformer(nn.Module):
 
     Args:
         ours: Whose sizes and weights it takes: ``TransformerConfig.vanilla``.
-        dropout: As ``nn.Transformer`` applies it.
     """
 
     def __init__(self, ours: Transformer, dropout: float) -> None:

@@ -31,8 +31,6 @@ class Routine:
     """A group of cases, and the peers that some of them are compared with.
 
     Attributes:
-        cases: Draws them.
-        peers: On a CPU.
         gpu_peers: On a GPU; None where it is measured on a CPU only.
     """
 
@@ -97,7 +95,6 @@ def chosen(names: Sequence[str], device: str = "cpu") -> dict[str, Routine]:
     """The routines of these names, in the order of ``ROUTINES``; without names all of them.
 
     Args:
-        names: As given.
         device: Elsewhere than on the CPU only calls of attention and whole models are measured.
 
     Raises:

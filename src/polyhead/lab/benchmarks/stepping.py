@@ -37,8 +37,6 @@ def decode_on_device(
         model: Ours, on the device, its weights in the dtype.
         theirs: The same in transformers, there too; None: not installed.
         ids: ``[1, tokens]`` there, more than prompt and steps.
-        dtype: The case's.
-        prompt: Tokens of the prompt.
     """
     before, tokens = ids[:, :prompt], ids[:, prompt : prompt + STEPS]
     same, peers, group = says_the_same(dtype), {}, f"decode after {prompt} tokens, steps:"
@@ -80,11 +78,7 @@ def steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
 
 
 def captured_steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
-    """The same from a captured graph.
-
-    Raises:
-        UnsupportedError: The step was not captured.
-    """
+    """The same from a captured graph."""
     count = tokens.shape[1]
     # Room for the steps that come before the graph: the cache must not move.
     cache = model.new_cache(prompt.shape[1] + count + 2, kind="dense")

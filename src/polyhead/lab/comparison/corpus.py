@@ -33,9 +33,7 @@ class Text:
     """Texts of two parts.
 
     Attributes:
-        said: What it is, in words.
         train: To learn from, a text for each file.
-        validation: To be predicted.
     """
 
     said: str
@@ -54,12 +52,9 @@ class Corpus:
     """A text as tokens.
 
     Attributes:
-        said: What it is, in words.
-        sha256: Hash of the text.
         train: ``[N]`` int32.
         validation: ``[M]`` int32.
         validation_bytes: UTF-8 bytes of the validation text.
-        vocab_size: Number of different tokens.
     """
 
     said: str
@@ -90,11 +85,7 @@ def read(files: Sequence[Path]) -> Text:
 
 
 def corpus(text: Text, vocab_size: int) -> Corpus:
-    """The text as tokens of a BPE that is trained on its training part.
-
-    Raises:
-        InputError: A part without a token.
-    """
+    """The text as tokens of a BPE that is trained on its training part."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -40,10 +40,7 @@ class Experiment:
     """What is compared.
 
     Attributes:
-        folder: Where everything is kept.
         sizes: Sizes of the decoder; ``vocab_size`` is the text's.
-        schedule: Schedule of its training.
-        corpus: The text.
     """
 
     folder: Path
@@ -57,7 +54,6 @@ class Experiment:
 
         Raises:
             InputError: The folder holds one already, or the text is too short.
-            OSError: It cannot be written.
         """
         check_new(folder)
         runs.check_length(corpus, schedule)
@@ -187,11 +183,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        CheckpointError: It is not JSON.
-    """
+    """What a JSON file holds."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -47,10 +47,7 @@ class Outcome:
     """One model on the task.
 
     Attributes:
-        heads: H.
         seed: Seed of its initial values and its data.
-        parameters: All of them.
-        each: Share of tokens named right.
         all: Share of places where all four are right.
     """
 
@@ -63,9 +60,6 @@ class Outcome:
 
 class Namer(nn.Module):
     """One decoder layer, and for each offset a linear reader of its output.
-
-    Args:
-        heads: H.
 
     Raises:
         ConfigError: They do not divide the features into even numbers.
@@ -99,9 +93,7 @@ def name_tokens(heads: int, seed: int, *, steps: int = _STEPS) -> Outcome:
     """Trains one model on the task and examines it on tokens it has not seen.
 
     Args:
-        heads: H.
         seed: Seed of initial values and data.
-        steps: Steps of training.
     """
     with torch.random.fork_rng(devices=[]):
         model = _trained(heads, seed, steps)

@@ -38,13 +38,7 @@ _CLEAR = Path("/proc/self/clear_refs")  # without it the peak memory is unknown
 
 
 class Contestant:
-    """One variant while it is measured.
-
-    Args:
-        config: The decoder.
-        schedule: Whose batches are trained.
-        lengths: Lengths of context.
-    """
+    """One variant while it is measured."""
 
     def __init__(
         self, config: TransformerConfig, schedule: Schedule, lengths: Sequence[int]
@@ -88,10 +82,6 @@ def speeds(
     """What each variant costs.
 
     Args:
-        variants: To measure, in turns.
-        sizes: Sizes of their decoder.
-        schedule: Schedule of their training.
-        lengths: Tokens of context.
         turns: Turns of each measurement; the first of more than one warms up and does not count.
         advance: Called with what is measured, turns done and turns in all.
 
@@ -129,11 +119,7 @@ def speeds(
 
 
 def cache_bytes(model: Transformer, tokens: int) -> int:
-    """Bytes of a cache that holds so many tokens, as allocated; and as planned, or an error.
-
-    Raises:
-        DisagreementError: The plan says another number.
-    """
+    """Bytes of a cache that holds so many tokens, as allocated; and as planned, or an error."""
     cache = model.new_cache(tokens)
     with torch.inference_mode():
         ids = torch.zeros(1, tokens, dtype=torch.int64, device=next(model.parameters()).device)

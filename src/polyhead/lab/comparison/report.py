@@ -30,7 +30,6 @@ def document(
     """Everything that is known, ready for JSON.
 
     Args:
-        experiment: What was compared.
         variants: In the order of the report.
         results: The finished runs, as ``Experiment.results`` gives them.
         speeds: As ``measure.speeds`` gives them; None: not measured.
@@ -111,12 +110,7 @@ def _warnings(made: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(row: Mapping[str, Any], tokens: int) -> str:
-    """The difference of one variant to MHA in words.
-
-    Args:
-        row: One of ``document``'s variants.
-        tokens: Tokens of each run.
-    """
+    """The difference of one variant to MHA in words."""
     said = row["difference"]
     if said is None:
         return f"{row['variant']}: no interval yet, finished runs: {row['runs']}"

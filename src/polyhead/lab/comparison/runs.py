@@ -109,11 +109,7 @@ def run(
     """Trains one variant with one seed.
 
     Args:
-        config: The decoder.
-        corpus: What it reads.
-        schedule: How it is trained.
         seed: Seed of the initial values and of the order of blocks.
-        name: Name of the variant.
         advance: Called with the number of steps done, and of all.
         finish: What else to find out about the trained model; it gets the validation blocks, and
             what it returns becomes part of the result.
@@ -121,9 +117,6 @@ def run(
     Returns:
         What is to be written: ``variant``, ``seed``, ``parameters``, ``tokens``, ``loss`` (nats a
         token), ``bits_per_byte``, ``curve`` (tokens and loss at ``MARKS``), ``cpu_seconds``.
-
-    Raises:
-        DivergedError: The loss is not finite.
     """
     model = begin(config, seed)
     held_out = _blocks(corpus.validation[:_VALIDATION_TOKENS], schedule.context)

@@ -25,10 +25,7 @@ class Difference:
     """The difference of two variants over pairs.
 
     Attributes:
-        mean: Mean of the differences.
         half_width: The interval is ``mean ± half_width``.
-        deviation: Standard deviation of the differences.
-        pairs: How many.
         needed: Pairs that would tell a difference as large as ``mean`` from 0 with a power of 80 %;
             None: more than ``MOST_PAIRS``.
     """

@@ -39,11 +39,8 @@ class Sizes:
     """The decoder that all variants share.
 
     Attributes:
-        embed_dim: E, a multiple of ``heads``.
-        layers: How many.
         heads: Query heads, each ``embed_dim / heads`` features wide.
         hidden_dim: Hidden features of the gated feed-forward network beside ``mha``.
-        vocab_size: Tokens at most.
         max_positions: Context of the models whose speed is measured.
 
     Raises:
@@ -71,7 +68,6 @@ class Variant:
     Attributes:
         name: As it is written on the command line, such as ``"gqa:4"``.
         make: The layout from the sizes of a decoder and ``numbers``.
-        numbers: Those of the name.
     """
 
     name: str
@@ -112,7 +108,6 @@ def variants(names: str | Sequence[str], sizes: Sizes) -> tuple[Variant, ...]:
 
     Args:
         names: ``"mqa,gqa:4"``, or the names one by one.
-        sizes: Sizes of their decoder.
 
     Raises:
         InputError: An unknown variant, one that is named twice, or only one.

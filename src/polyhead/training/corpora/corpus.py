@@ -20,8 +20,6 @@ class Corpus:
     """Pairs.
 
     Attributes:
-        training: What a model sees.
-        held_out: What it never sees.
         baselines: Names to functions that need no training, to compare with.
     """
 

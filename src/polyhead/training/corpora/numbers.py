@@ -20,9 +20,6 @@ _SMALL, _OFTEN = 100, 20
 def numbers(seed: int = 0) -> Corpus:
     """Numbers below a million, drawn alike by their count of digits; 300 are held out.
 
-    Args:
-        seed: Seed of the draw.
-
     Raises:
         InputError: The package num2words is not installed.
     """
