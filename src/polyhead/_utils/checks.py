@@ -33,9 +33,9 @@ def whole(
 
     Args:
         name: Name of the argument.
-        value: What came.
-        least: The smallest that may come; None: any.
-        most: The largest that may come; None: any.
+        value: The received value.
+        least: Smallest accepted value; None: no limit.
+        most: Largest accepted value; None: no limit.
         error: Raised for a wrong kind and for a wrong number; default TypeError and ValueError.
     """
     wanted = f"{name} must be a whole number" + _limits(least, most)
@@ -69,11 +69,11 @@ def number(
 
     Args:
         name: Name of the argument.
-        value: What came.
-        above: It must be greater than this, or
-        least: at least this.
-        below: It must be less than this, or
-        most: at most this.
+        value: The received value.
+        above: Exclusive lower limit.
+        least: Inclusive lower limit.
+        below: Exclusive upper limit.
+        most: Inclusive upper limit.
         hint: Appended to the accepted values, such as ``", or None for off"``.
         error: Raised for a wrong kind and for a wrong number; default TypeError and ValueError.
     """

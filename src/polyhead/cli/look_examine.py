@@ -53,7 +53,7 @@ class Found:
 
     @property
     def seen(self) -> Probe:
-        """Every layer."""
+        """The probe of the run."""
         return self.look.seen
 
 

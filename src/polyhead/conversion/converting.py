@@ -106,17 +106,19 @@ def convert(
     Args:
         model: What ``load`` makes of a decoder, or a ``Transformer`` with texts as tokens; in
             evaluation mode. It stays as it is.
-        kv_heads: In each layer: 1 is MQA; a multiple of those there are copies them.
-        latent: Latent attention with (rotated features P, latent size R) in each layer.
-        cache: Latent attention within this share of the cache, the cheapest mix of sizes.
-        calibration: Texts that say which inputs come and which errors matter; several domains
-            serve better than one. Or what ``calibrate`` found, to serve several conversions.
+        kv_heads: Key/value heads of each layer: 1 is MQA; a multiple of the present number copies
+            heads.
+        latent: Latent attention in each layer: (rotated features P, latent size R).
+        cache: Latent attention of mixed sizes within this fraction of the cache, above 0 and below
+            1.
+        calibration: Texts that determine which errors matter, several domains are best; or a
+            ``Calibration`` to share between conversions.
         evaluation: Texts by domain, of domains that were calibrated on. They may not share 32
             tokens in a row with ``calibration``. Default: a few windows of ``calibration`` that
             are then left out of it.
-        unseen: Texts by domain, of domains that were not.
-        calibration_tokens: Read at most, spread over all texts.
-        evaluation_tokens: Read at most of each domain.
+        unseen: Texts by domain that were not calibrated on.
+        calibration_tokens: Largest number of calibration tokens, spread over all texts.
+        evaluation_tokens: Largest number of tokens per domain.
         alone: Measure the KL divergence of each converted layer alone.
         progress: Called as ``progress(what, done, total)``.
 
@@ -124,9 +126,10 @@ def convert(
         The new model, and its report.
 
     Raises:
-        InputError: Not one target; a target larger than the source; numbers that do not divide; no
-            calibration, or one shorter than the ranks; texts that overlap; training mode.
-        UnsupportedError: A model whose layers have what the target has no place for, by name.
+        InputError: Not exactly one target; a target larger than the source; numbers that do not
+            divide; missing or too few calibration texts; overlapping texts; a model in training
+            mode.
+        UnsupportedError: A feature of the layers that the target cannot express, by name.
         DisagreementError: An exact step that is not exact on this model.
     """
     target = _target(kv_heads, latent, cache)

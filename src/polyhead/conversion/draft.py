@@ -97,7 +97,7 @@ class Draft:
             what: Is being done, for the message.
 
         Raises:
-            UnsupportedError: Another head layout.
+            UnsupportedError: The layer's attention is not MHA, GQA or MQA.
         """
         found = self.layer(index).attention
         if type(found) is not AttentionConfig:
@@ -111,7 +111,7 @@ class Draft:
         """The attention of a layer, which must be latent.
 
         Raises:
-            UnsupportedError: Another head layout.
+            UnsupportedError: The layer's attention is not latent.
         """
         found = self.layer(index).attention
         if type(found) is not LatentAttentionConfig:

@@ -63,11 +63,11 @@ class Validation:
     """One point of the healing curve.
 
     Attributes:
-        seconds: Since the beginning.
-        steps: Steps of training so far.
-        kl: Validated, nats per token.
-        rate: The learning rate behind it.
-        kept: Whether it became the best state.
+        seconds: Wall-clock seconds since healing began.
+        steps: Training steps so far.
+        kl: KL divergence on the validation texts, nats per token.
+        rate: Learning rate of the steps before it.
+        kept: Whether its state became the best state.
     """
 
     seconds: float
@@ -82,16 +82,16 @@ class Healing:
     """The result of healing; print it.
 
     Attributes:
-        before: KL divergence on the validation texts, nats per token.
-        after: The same of the state that was kept.
-        rate: The learning rate that was found.
-        curve: All validations.
-        tokens: Trained on, repeats counted.
-        hash: Hash of the training texts.
-        parameters: That were trained.
-        seconds: In all.
+        before: KL divergence on the validation texts before training, nats per token.
+        after: KL divergence of the returned model, nats per token.
+        rate: Learning rate that was chosen.
+        curve: All validations in order.
+        tokens: Tokens trained on, repetitions included.
+        hash: Hash of the training tokens (first 16 digits of SHA-256).
+        parameters: Number of trained parameters.
+        seconds: Wall-clock seconds in all.
         interrupted: Whether Ctrl-C ended it.
-        domains: Figures of the state that was kept.
+        domains: Figures of the returned model on each evaluation domain.
     """
 
     before: float
@@ -144,19 +144,20 @@ def heal(
     Ctrl-C ends it early and keeps what is best so far.
 
     Args:
-        model: A converted one; it stays as it is.
-        teacher: What it was converted from.
-        texts: To train on; a tenth of them, whole windows, validates.
-        minutes: For everything, wall-clock.
-        tokens: Read of the texts at most; they are repeated while there is time.
-        window: T of the windows.
+        model: The converted model; it is not changed.
+        teacher: The model that it was converted from.
+        texts: Training texts; a tenth of their windows is used for validation.
+        minutes: Wall-clock limit in minutes.
+        tokens: Largest number of tokens taken from the texts; they are repeated while there is
+            time.
+        window: Tokens per window.
         batch: Windows of a step. The teacher's distributions say so much of each token that one
             window's gradient is good enough, and while there is little time steps matter more.
-        seed: Seed of their order.
+        seed: Seed of the order of windows.
         evaluation: Texts by domain, as given to ``convert``; measured when all is done, beyond
             ``minutes``. They may not overlap ``texts``.
-        unseen: Likewise, of domains that were not calibrated on.
-        evaluation_tokens: Read at most of each domain.
+        unseen: Texts by domain that were not calibrated on, measured in the same way.
+        evaluation_tokens: Largest number of tokens per domain.
         progress: Called as ``progress("healing, KL 0.123", seconds done, seconds in all)``.
 
     Returns:
@@ -217,7 +218,7 @@ def changed(student: Transformer, teacher: Transformer) -> list[nn.Parameter]:
     """The projections of attention that differ from the teacher's.
 
     Raises:
-        InputError: There are none.
+        InputError: No projection differs from the teacher's.
     """
     found: list[nn.Parameter] = []
     for index, layer in enumerate(student.layers):

@@ -27,7 +27,7 @@ class Step:
     """One exact step.
 
     Attributes:
-        name: In words.
+        name: What the step did, such as ``"kv heads copied"``.
         error: Greatest difference of logits in float64 from those before it.
         control: The same of the step broken on purpose (pairs permuted, frequencies not); None
             where a step has no such control.

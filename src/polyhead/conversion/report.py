@@ -22,11 +22,11 @@ class LayerFigures:
     """What a step did to one layer.
 
     Attributes:
-        layer: Its number.
-        was: The head layout in words, and
-        now: what it became.
-        price: KL divergence that was expected of it, nats per token; 0 where the step is exact.
-        alone: KL divergence measured with this layer alone converted; None: not measured.
+        layer: Index of the layer.
+        was: Head layout before, such as ``"GQA-3"``.
+        now: Head layout after.
+        price: Expected KL divergence, nats per token; 0 for exact steps.
+        alone: Measured KL divergence with only this layer converted; None: not measured.
     """
 
     layer: int
@@ -41,17 +41,17 @@ class Report:
     """The report of a conversion; print it.
 
     Attributes:
-        source: What was converted.
-        steps: Exact steps, with their errors in float64.
-        layers: Figures on each layer.
-        domains: Figures on each domain of texts.
+        source: Name of the converted model.
+        steps: Exact steps with their errors in float64.
+        layers: Figures of each layer.
+        domains: Figures of each domain of texts.
         speed_before, speed_after: Measured on this machine.
         elements_before, elements_after: Numbers of cache per token, all layers.
-        calibration_tokens: Read; 0 for exact conversions.
-        calibration_hash: Hash of their tokens.
-        seconds: The conversion took, measurements left out.
-        sum_of_layers: KL divergences of the layers alone, added; None: not measured.
-        together: KL divergence of all on the same tokens.
+        calibration_tokens: Tokens calibrated on; 0 for exact conversions.
+        calibration_hash: Hash of those tokens (first 16 digits of SHA-256).
+        seconds: Wall-clock seconds of the conversion, without measurements.
+        sum_of_layers: Sum of the KL divergences of the layers alone; None: not measured.
+        together: KL divergence of all layers together on the same tokens.
     """
 
     source: str

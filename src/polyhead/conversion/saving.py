@@ -48,7 +48,7 @@ def save(model: nn.Module, directory: str | os.PathLike[str], *, form: Form = "a
             tokenizer for target texts than for source texts.
         CheckpointError: The directory cannot be written, or the disk is full.
         TypeError: A module that holds no ``Transformer``.
-        ValueError: Another form.
+        ValueError: An unknown form.
     """
     if form not in ("auto", "hugging-face", "polyhead"):
         raise ValueError(f"form must be 'auto', 'hugging-face' or 'polyhead': got {form!r}")

@@ -81,8 +81,8 @@ def flash_attn_func(
         window_size: Keys seen to the left and right of the query, besides itself; −1: all.
         softcap: c in c · tanh(score / c); 0 is off.
         alibi_slopes: ``[H]`` or ``[B, H]``: −slope · |query − key| is added to the scores.
-        deterministic: Gradients that are bit-identical from run to run.
-        return_attn_probs: Also return lse and, in place of the dropout pattern, None.
+        deterministic: Use the kernel whose gradients are bit-identical from run to run.
+        return_attn_probs: Also return lse, and None in place of the dropout pattern.
 
     Returns:
         ``[B, T, H, D]``; with ``return_attn_probs`` also lse ``[B, H, T]`` in float32, and None.
@@ -140,20 +140,20 @@ def flash_attn_varlen_func(
     Args:
         q: ``[total_q, H, D]``.
         k: ``[total_k, G, D]``; with ``block_table`` ``[pages, page size, G, D]``.
-        v: Likewise.
-        cu_seqlens_q: ``[B + 1]`` where each sequence of queries begins, and where the last ends.
-        cu_seqlens_k: ``[B + 1]`` likewise for keys.
-        max_seqlen_q: Longest sequence of queries.
-        max_seqlen_k: Longest sequence of keys.
-        dropout_p: See ``flash_attn_func``, as for all that follows.
-        softmax_scale: "
+        v: Values, shaped like ``k``.
+        cu_seqlens_q: ``[B + 1]`` cumulative lengths of the query sequences, from 0.
+        cu_seqlens_k: ``[B + 1]`` cumulative lengths of the key sequences, from 0.
+        max_seqlen_q: Length of the longest query sequence.
+        max_seqlen_k: Length of the longest key sequence.
+        dropout_p: Dropout probability of the weights; 0 in evaluation.
+        softmax_scale: Factor of the scores; default 1/√D.
         causal: In each sequence, its last query at its last key.
-        window_size: "
-        softcap: "
+        window_size: Keys seen to the left and right of the query; −1: all.
+        softcap: c in c · tanh(score / c); 0 is off.
         alibi_slopes: ``[H]`` or ``[B, H]``.
-        deterministic: "
-        return_attn_probs: "
-        block_table: ``[B, pages per sequence]`` which pages hold the keys of a sequence.
+        deterministic: Use the kernel whose gradients are bit-identical from run to run.
+        return_attn_probs: Also return lse, and None in place of the dropout pattern.
+        block_table: ``[B, pages per sequence]`` indices of the pages that hold a sequence's keys.
 
     Returns:
         ``[total_q, H, D]`` (tokens after the last sequence are 0); with ``return_attn_probs``
@@ -161,7 +161,7 @@ def flash_attn_varlen_func(
 
     Raises:
         ValueError: Boundaries that do not fit the tensors or the longest lengths given.
-        UnsupportedError: As in ``flash_attn_func``.
+        UnsupportedError: ``return_attn_probs`` with dropout.
     """
     _refuse_pattern(return_attn_probs, dropout_p)
     starts_q = boundaries("q", cu_seqlens_q, max_seqlen_q, len(q))
@@ -259,25 +259,25 @@ def flash_attn_with_kvcache(
     Args:
         q: ``[B, T, H, D]``.
         k_cache: ``[rows, slots, G, D]``; with ``block_table`` ``[pages, page size, G, D]``.
-        v_cache: Likewise.
+        v_cache: Cached values, shaped like ``k_cache``.
         k: ``[B, n, G, D]`` written to slots ``cache_seqlens`` and on.
-        v: Likewise.
+        v: New values, shaped like ``k``.
         rotary_cos: ``[positions, R / 2]``: the first R features of k and q are rotated, at the
             positions of their slots; q at ``cache_seqlens`` and on where attention is causal or
             local, else all of q at ``cache_seqlens``.
-        rotary_sin: Likewise.
+        rotary_sin: Sines, shaped like ``rotary_cos``.
         cache_seqlens: Tokens in the cache before this call, one number or ``[B]``; default: all.
         cache_batch_idx: ``[B]`` row of the cache for each row of the batch; default 0 … B − 1.
         cache_leftpad: ``[B]`` first slot of each row that is real.
         block_table: ``[B, pages per sequence]`` which pages hold a row's tokens, in order.
-        softmax_scale: See ``flash_attn_func``, as for all that follows.
-        causal: "
-        window_size: "
-        softcap: "
+        softmax_scale: Factor of the scores; default 1/√D.
+        causal: Key position ≤ query position, the last query at the last key.
+        window_size: Keys seen to the left and right of the query; −1: all.
+        softcap: c in c · tanh(score / c); 0 is off.
         rotary_interleaved: Rotate features 0 and 1, 2 and 3, …; else 0 and R / 2, ….
-        alibi_slopes: "
-        num_splits: A hint on speed; the result does not depend on it.
-        return_softmax_lse: Also return lse.
+        alibi_slopes: ``[H]`` or ``[B, H]``: −slope · |query − key| is added to the scores.
+        num_splits: Ignored, accepted for compatibility.
+        return_softmax_lse: Also return lse ``[B, H, T]``.
 
     Returns:
         ``[B, T, H, D]``, with ``return_softmax_lse`` also lse ``[B, H, T]`` in float32.
@@ -350,7 +350,7 @@ def install() -> ModuleType:
         ``flash_attn.flash_attn_interface``.
 
     Raises:
-        RuntimeError: flash_attn is installed.
+        RuntimeError: The flash_attn package is installed.
     """
     present = sys.modules.get("flash_attn")
     if present is not None and getattr(present, "__polyhead__", False):

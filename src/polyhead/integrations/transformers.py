@@ -76,12 +76,12 @@ def register(
     """Makes ``attn_implementation=name`` mean polyhead, in every transformers model.
 
     Args:
-        name: Under which attention and mask function are registered.
+        name: Name under which the attention and mask functions are registered.
         typed_masks: False gives the models ``[B, 1, T, S]`` bool tensors, for a model that
             computes with its mask.
-        ignore: Names of further keyword arguments that reach the attention of a model and do not
-            change its result. What is not known is refused.
-        kernel: As in ``polyhead.attention``.
+        ignore: Names of further keyword arguments that do not change the result; unknown ones are
+            refused.
+        kernel: Name of the kernel, as in ``polyhead.attention``.
 
     Returns:
         ``name``.
@@ -143,16 +143,17 @@ def attention_forward(
             without it, the module says so (first query at the first key), else everything.
         scaling: Factor of the scores; default 1/√D.
         dropout: Dropout probability of the weights.
-        is_causal: See ``attention_mask``.
+        is_causal: Whether attention is causal where ``attention_mask`` is None; None: ask the
+            module.
         sliding_window: Used where there is no mask; else the mask has it.
-        softcap: None is off.
-        s_aux: ``[H]`` sinks.
+        softcap: c in c · tanh(score / c); None is off.
+        s_aux: ``[H]`` attention sinks, one logit per head.
         position_bias: Added to the scores, broadcasts to ``[B, H, T, S]``.
-        cu_seq_lens_q: Boundaries of documents packed in one row.
-        cu_seq_lens_k: Likewise; must be the same.
+        cu_seq_lens_q: Cumulative lengths of documents packed in one row.
+        cu_seq_lens_k: The same for keys; must be equal.
         output_attentions: Also return the weights.
-        kernel: As in ``polyhead.attention``.
-        rest: Refused unless known to change nothing.
+        kernel: Name of the kernel, as in ``polyhead.attention``.
+        rest: Other arguments, refused unless known to change nothing.
 
     Returns:
         ``[B, T, H, V]`` and the weights ``[B, H, T, S]`` or None.
@@ -369,8 +370,8 @@ def explain(model: PreTrainedModel, *args: Any, **inputs: Any) -> LayerExplanati
 
     Args:
         model: A model whose ``attn_implementation`` is polyhead.
-        args: As in the model's forward.
-        inputs: Likewise.
+        args: Positional arguments of the model's forward.
+        inputs: Keyword arguments of the model's forward.
 
     Raises:
         UnsupportedError: No attention of the model went through polyhead.

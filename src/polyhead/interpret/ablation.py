@@ -55,10 +55,10 @@ def ablate(
     Args:
         model: A Transformer, or what holds one.
         heads: Query heads by layer, both counted from 0.
-        mode: What stands in their place: ``"zero"``, the ``"mean"`` over the reference, or
-            ``"resample"``, their outputs at random tokens of the reference.
+        mode: What replaces the heads' outputs: ``"zero"``, the ``"mean"`` over the reference, or
+            ``"resample"``, outputs at random tokens of the reference.
         reference: ``[B, T]`` token ids, for the last two modes.
-        seed: Seed of ``"resample"``.
+        seed: Seed of the random tokens of ``"resample"``.
 
     Raises:
         InputError: A layer or head that is not there, an unknown mode, or no reference.
@@ -125,7 +125,7 @@ def leave_one_out(model: nn.Module, ids: Tensor, metric: Metric) -> list[Tensor]
     Args:
         model: A Transformer decoder, or what holds one.
         ids: ``[1, T]``.
-        metric: What is measured.
+        metric: Function of the logits, such as ``next_token_loss(ids)``.
     """
     transformer = transformer_of(model)
     layers = range(len(transformer.layers))

@@ -33,10 +33,10 @@ class HeadCircuits:
 
     Args:
         model: A Transformer, or what holds one.
-        layer: Counted from 0.
+        layer: Index of the layer, from 0.
 
     Raises:
-        InputError: No such layer.
+        InputError: The model has no such layer.
         UnsupportedError: Attention of another layout, whose factors are others.
     """
 

@@ -28,9 +28,9 @@ class Criterion(NamedTuple):
     """When a head gets a label.
 
     Attributes:
-        threshold: The least score.
-        score: What the score is.
-        source: Where the threshold comes from.
+        threshold: Smallest score that earns the label.
+        score: Description of the score.
+        source: Publication of the threshold.
     """
 
     threshold: float
@@ -87,8 +87,8 @@ class HeadLabel:
     Attributes:
         label: A name of ``CRITERIA``.
         score: From 0 to 1.
-        layer: Counted from 0.
-        head: Query head, counted from 0.
+        layer: Index of the layer, from 0.
+        head: Index of the query head, from 0.
         spread: Standard deviation of the score over the texts.
     """
 

@@ -44,9 +44,9 @@ def product(view: AttentionView, head: int, query: int, key: int) -> Product:
 
     Args:
         view: A layer's attention, with its queries and keys.
-        head: Query head.
-        query: Counted from 0.
-        key: Likewise.
+        head: Index of the query head, from 0.
+        query: Index of the query, from 0.
+        key: Index of the key, from 0.
 
     Raises:
         InputError: A head that is not there, or only statistics were kept.

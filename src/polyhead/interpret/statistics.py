@@ -31,7 +31,7 @@ class Statistic:
         averaged: Whether ``HeadSummary`` and pages have its mean over queries.
         native: The sum of ``native.TileSums`` that compiled code makes of it; statistics with the
             same sum are made together. Empty: torch makes it.
-        name: The attribute's name.
+        name: Name of the class attribute.
     """
 
     unit: str

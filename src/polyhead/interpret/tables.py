@@ -55,14 +55,14 @@ def compare_texts(model: nn.Module, texts: Sequence[Text]) -> HeadTable:
     Args:
         model: As ``polyhead.load`` makes it; or, for texts that are tokens, anything that a probe
             can watch and that takes ids.
-        texts: At least one.
+        texts: Texts, or their token ids ``[T]``; at least one.
 
     Returns:
         By the names of ``HeadSummary`` (``entropy``, ``first_token``, ``induction``, …) one mean
         over the queries for each text and head.
 
     Raises:
-        InputError: No texts.
+        InputError: ``texts`` is empty.
     """
     if not texts:
         raise InputError("compare_texts needs at least one text: got none")
@@ -93,7 +93,7 @@ def tokenized(model: nn.Module, text: str) -> TokenizedText:
 
 
 def ids_of(model: nn.Module, text: Text) -> Tensor:
-    """``[1, T]``."""
+    """The token ids of a text, ``[1, T]``."""
     if isinstance(text, Tensor):
         return text.reshape(1, -1)
     return torch.tensor([tokenized(model, text).ids], device="cpu")

@@ -142,9 +142,9 @@ class AttentionView(Statistics):
         """The exact weights of one head on a rectangle, ``[B, queries, keys]``.
 
         Args:
-            head: Query head.
-            q_range: Which queries, in one run.
-            k_range: Which keys, in one run.
+            head: Index of the query head, from 0.
+            q_range: Contiguous slice of queries.
+            k_range: Contiguous slice of keys.
 
         Raises:
             InputError: A head that is not there, steps, or only statistics were kept.
@@ -165,12 +165,12 @@ class AttentionView(Statistics):
         """One head's weights, or a rectangle of them, as a picture of ``pixels`` × ``pixels``.
 
         Args:
-            head: Query head.
+            head: Index of the query head, from 0.
             pixels: Most cells along each side; a cell is a square of queries × keys.
             reduce: ``"max"``: the largest weight of a cell, so that no thin line is lost;
                 ``"mean"``: their mean.
-            q_range: Which queries, in one run.
-            k_range: Which keys, in one run.
+            q_range: Contiguous slice of queries.
+            k_range: Contiguous slice of keys.
 
         Returns:
             ``[B, ⌈queries / cell⌉, ⌈keys / cell⌉]`` in the dtype of ``rows``.

@@ -18,12 +18,12 @@ class LayerCachePlan:
     """One layer's cache on one rank.
 
     Attributes:
-        layers: Numbers of the layers that have this cache, from 0.
+        layers: Indices of the layers that have this cache.
         attention: ``"GQA-8"``, and the window where there is one.
-        kv_heads: On this rank.
+        kv_heads: Key/value heads on this rank.
         token_bytes: Bytes of one more token in one layer, while no window is full.
-        bytes: Bytes of one layer, allocated for the plan's tokens and batch.
-        cross: Whether it is that of a cross-attention.
+        bytes: Allocated bytes of one layer, for the plan's tokens and batch.
+        cross: Whether it belongs to cross-attention.
     """
 
     layers: tuple[int, ...]
@@ -39,11 +39,11 @@ class DecodeBound:
     """The least time of one decode step on one rank.
 
     Attributes:
-        memory_seconds: Bytes read at the bandwidth, or None where none was given.
-        compute_seconds: Operations at the rate, or None.
-        seconds: The greater one.
-        bound: Which one that is.
-        tokens_per_second: Rate of all sequences of the batch.
+        memory_seconds: Bytes read ÷ bandwidth; None without a bandwidth.
+        compute_seconds: Operations ÷ compute rate; None without a rate.
+        seconds: The larger of the two.
+        bound: Which of the two that is.
+        tokens_per_second: Rate over all sequences of the batch.
     """
 
     memory_seconds: float | None
@@ -58,32 +58,33 @@ class Figures:
     """What a model costs.
 
     Attributes:
-        name: Name of the model, for people.
+        name: Display name of the model.
         config: Configuration of the model.
-        tokens: Context, of each sequence.
-        batch: Sequences.
-        dtype: Dtype of weights.
+        tokens: Context length of each sequence.
+        batch: Number of sequences.
+        dtype: Dtype of the weights.
         kv_dtype: Dtype of the cache.
-        page: Tokens of a page, or None.
+        page: Tokens per page of the cache, or None.
         tensor_parallel: Ranks that share heads and hidden features.
-        parameters: By part.
-        active_parameters: That one token meets, embedding and head included.
-        weight_bytes: Bytes of all weights once.
-        rank_weight_bytes: On one rank, copies included.
+        parameters: Number of parameters by part of the model.
+        active_parameters: Parameters active per token, embedding and head included.
+        weight_bytes: Bytes of all weights.
+        rank_weight_bytes: Bytes of the weights of one rank, replicas included.
         cache_token_bytes: Bytes of one more token on one rank, all layers, while no window is full.
-        cache_bytes: On one rank, all layers: what the caches allocate.
+        cache_bytes: Bytes of all caches that one rank allocates.
         cache_layers: The same by layer.
-        prefill: Operations of a prompt of ``tokens`` (of the forward pass, of an encoder).
-        activation_bytes: Bytes of a prompt in one piece on one rank, at most; see ``activations``.
-        decode: Operations of a step that makes token number ``tokens``; None for an encoder.
-        decode_weight_bytes: Bytes of weights that such a step reads on one rank.
-        decode_cache_bytes: Bytes of cache that it reads on one rank.
-        bound: The time that such a step takes at least, where a bandwidth or rate was given.
-        fit: What fits, where a memory was given.
+        prefill: FLOPs of a prompt of ``tokens``; of an encoder, of the forward pass.
+        activation_bytes: Peak activation bytes of a prompt in one piece on one rank; see
+            ``activations``.
+        decode: FLOPs of the decode step of token number ``tokens``; None for an encoder.
+        decode_weight_bytes: Bytes of weights that the step reads on one rank.
+        decode_cache_bytes: Bytes of cache that the step reads on one rank.
+        bound: Least time of the step, if a bandwidth or rate was given.
+        fit: What fits in memory, if a memory was given.
         layouts: MHA, GQA, MQA and MLA at this width.
         savings: This cache beside others.
-        notes: What was assumed or deserves a warning.
-        mesh: What one rank of a mesh holds and sends, where a mesh was given.
+        notes: Assumptions and warnings.
+        mesh: What one rank of the mesh holds and sends, if a mesh was given.
     """
 
     name: str

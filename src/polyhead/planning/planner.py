@@ -81,16 +81,16 @@ def plan(
     Args:
         config: A preset's name (``"llama-3-8b"``), a path to a Hugging Face config.json or its
             directory, the file's object, or a ``TransformerConfig``.
-        tokens: Context, of each sequence; of an encoder-decoder, of both sides; default: all that
-            the model was made for.
-        batch: Sequences.
+        tokens: Context length of each sequence, of an encoder-decoder on both sides; default:
+            max_positions.
+        batch: Number of sequences.
         dtype: Dtype of weights: float32, bfloat16, float16, float8, int8 or int4 (scales are not
             counted); ``"file"``: as ``load`` holds the codes of a config.json with
             quantization_config, with their scales, and float32 activations.
         kv_dtype: Dtype of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
             ``QuantizedCache`` keeps them, scales included); default: ``dtype`` where a cache can
             have it, bfloat16 otherwise.
-        page: Tokens of a page; default: caches in one piece.
+        page: Tokens per page of the cache; default: not paged.
         tensor_parallel: Ranks. Query and kv heads, hidden features and the vocabulary are shared;
             norms and the latents of MLA are on every rank, and a kv head on several where there
             are more ranks than kv heads.

@@ -94,7 +94,7 @@ def subject(config: Any) -> Subject:
     Raises:
         ConfigError: A field is missing or impossible.
         ModelNotFoundError: A string that is neither a preset nor a path.
-        TypeError: Anything else.
+        TypeError: ``config`` has another type.
     """
     if isinstance(config, TransformerConfig):
         return _subject("TransformerConfig", config)

@@ -32,7 +32,7 @@ def pack(numbers: Tensor, kind: BlockType) -> Tensor:
 
     Args:
         numbers: ``[rows, features]``, finite.
-        kind: One of ``packable()``.
+        kind: Type of the blocks, one of ``packable()``.
 
     Returns:
         ``[rows, bytes of a row]`` uint8.

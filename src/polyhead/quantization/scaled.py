@@ -43,7 +43,7 @@ def numbers_of(
     """The numbers of ``[rows, bytes of a row]``, float32, with torch's operations.
 
     Args:
-        blocks: uint8.
+        blocks: uint8 ``[rows, bytes of a row]``.
         order: The group of every number of a row, where they do not lie next to each other.
     """
     found = codes_of(blocks, kind).float()

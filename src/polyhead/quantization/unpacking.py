@@ -37,9 +37,9 @@ def unpack(
 
     Args:
         blocks: ``[..., bytes of a row]`` uint8; ``[rows, bytes of a row]`` with scales.
-        kind: Kind of the blocks.
-        dtype: Dtype of the result; what is no float32 is rounded from it.
-        scales: Of blocks that have none of their own.
+        kind: Type of the blocks.
+        dtype: Dtype of the result, rounded from float32.
+        scales: Scales and zero points of blocks that hold none.
 
     Returns:
         ``[..., numbers of a row]``, dense, on the device of ``blocks``.
@@ -47,7 +47,7 @@ def unpack(
     Raises:
         ValueError: Rows that are not whole blocks.
         NotImplementedError: A type whose meaning the ``gguf`` package does not know.
-        UnsupportedError: ``torch.onnx.export``.
+        UnsupportedError: Called in ``torch.onnx.export``.
     """
     if torch.compiler.is_exporting() and gate.is_exported_to_onnx():
         raise UnsupportedError(

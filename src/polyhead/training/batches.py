@@ -75,8 +75,8 @@ def pack(documents: Sequence[Sequence[int]], length: int) -> list[Packed]:
     """Documents one after the other, cut into rows; the rest of a cut document is a new one.
 
     Args:
-        documents: Their tokens.
-        length: Length of a row; the last one may be shorter.
+        documents: Token ids of each document.
+        length: Tokens per row; the last row may be shorter.
     """
     whole("length", length, least=2)
     rows: list[Packed] = []
@@ -132,13 +132,13 @@ class Batches:
     """Batches of rows, epoch after epoch, each in another order.
 
     Args:
-        rows: With a length.
-        collate: Makes a batch of some of them.
-        tokens: Tokens of a batch at most, padding included; a longer row is a batch alone.
-        seed: Seed of the order.
+        rows: Objects with a length, in tokens.
+        collate: Makes a batch from a list of rows.
+        tokens: Largest number of tokens per batch, padding included; a longer row is a batch alone.
+        seed: Seed of the order of rows.
 
     Raises:
-        InputError: No rows.
+        InputError: ``rows`` is empty.
     """
 
     def __init__(

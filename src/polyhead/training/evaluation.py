@@ -37,12 +37,12 @@ class Perplexity:
     """How well a model predicts texts; print it.
 
     Attributes:
-        nats: −log probability of all counted tokens together.
-        tokens: That were counted: all but the first of each text.
+        nats: Sum of −log p over the counted tokens.
+        tokens: Number of counted tokens: all but the first of each text.
         bytes: Bytes of UTF-8 that the counted tokens stand for; None for texts given as tokens.
-        window: W, tokens that the model reads at once.
+        window: Tokens per window.
         stride: Tokens from the beginning of one window to that of the next.
-        windows: That were read.
+        windows: Number of windows.
     """
 
     nats: float
@@ -111,16 +111,16 @@ def perplexity(
     Args:
         model: What ``load`` makes of a decoder; or a ``Transformer``, for texts that are tokens.
         texts: One text or several, or tensors ``[T]`` of tokens. Texts do not see each other.
-        window: W; default the model's context, 1,024 at most.
+        window: Tokens per window; default: the model's context, at most 1,024.
         stride: Tokens between the beginnings of windows, less than ``window``; default half of it.
             Small strides give every token a long past and take long.
-        batch: B.
+        batch: Windows per batch.
         progress: Called as ``progress("perplexity", windows read, windows in all)``.
 
     Raises:
-        InputError: No text with two tokens; texts without a tokenizer.
+        InputError: No text with two tokens, or strings for a model without a tokenizer.
         ValueError: A number out of its range, or a model that is not a decoder with a head.
-        TypeError: Texts of another kind.
+        TypeError: Texts are neither strings nor tensors.
     """
     transformer = decoder_of(model)
     most = transformer.config.max_positions

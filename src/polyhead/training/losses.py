@@ -47,10 +47,10 @@ def loss(
     Args:
         model: A decoder; an encoder-decoder; or an encoder with a head over its vocabulary.
         ids: ``[B, T]`` tokens.
-        labels: ``[B, T]`` int64. Of a decoder those of ``ids``: the label of token t is predicted
-            from the tokens before it, and the first label is not used. Otherwise each token's own.
-            −100: not learned.
-        label_smoothing: Share of each label that goes to all tokens alike (Szegedy et al. 2016).
+        labels: ``[B, T]`` int64; −100 is ignored. Of a decoder those of ``ids``: the label of token
+            t is predicted from the tokens before it, and the first is not used.
+        label_smoothing: Probability of each label that is spread over all tokens (Szegedy et al.
+            2016).
         reduction: ``"mean"`` over the tokens that have a label, or ``"sum"``.
         **call: Other arguments of the model, such as ``mask``, ``positions``, ``encoder_ids``.
 
@@ -85,12 +85,12 @@ def cross_entropy(
 
     Args:
         model: Whose head is used.
-        hidden: As of ``model.hidden_states``.
+        hidden: ``[B, T, E]`` final hidden states, as ``model.hidden_states`` returns them.
         labels: ``[B, T]`` int64, −100 for none.
         label_smoothing, reduction: As in ``loss``.
 
     Raises:
-        ValueError: As ``loss`` does.
+        ValueError: As in ``loss``.
     """
     number("label_smoothing", label_smoothing, least=0.0, most=1.0)
     if reduction not in ("mean", "sum"):

@@ -51,15 +51,15 @@ class Step:
     """A step that was done.
 
     Attributes:
-        number: From 1.
-        loss: Mean over the tokens with a label, of all batches of the step, in nats.
-        lr: The learning rate that it had.
+        number: Number of the step, from 1.
+        loss: Mean loss per labeled token over all batches of the step, in nats.
+        lr: Learning rate of the step.
         gradient_norm: L2 norm of all gradients before clipping.
-        tokens: With a label, of all processes.
-        seconds: That it took, without a validation.
-        share: Share of the budget that is used now.
-        validation: The loss of the held-out batches, where it was measured.
-        best: Whether that is the least so far.
+        tokens: Labeled tokens of all processes.
+        seconds: Wall-clock seconds, without validation.
+        share: Fraction of the budget used so far.
+        validation: Mean loss of the validation batches, if it was measured.
+        best: Whether that is the lowest so far.
     """
 
     number: int
@@ -80,16 +80,16 @@ class Run:
         model: A ``Transformer``, or what ``polyhead.load`` makes of a decoder or encoder-decoder.
         batches: The batch of a number from 0; of ``schedule.accumulate`` batches and W processes,
             step n (from 0) takes those from n · accumulate · W on.
-        schedule: The numbers of the run.
-        validation: Batches that the loss is measured on, without dropout.
-        folder: Where the state and the best weights are saved; None: nowhere.
-        about: JSON that is saved with the state; ``resume`` asks for the same.
+        schedule: Budget, learning rate and other hyperparameters.
+        validation: Batches of the validation loss, without dropout.
+        folder: Folder for the state and the best weights; None: nothing is saved.
+        about: JSON data saved with the state.
         trainable: The model with a loss of its own; default: the cross-entropy.
 
     Attributes:
-        model: As given.
+        model: The model given.
         steps, tokens, seconds: Done so far.
-        best: The least validation loss, or None.
+        best: Lowest validation loss, or None.
         is_main: Whether this process is the one that writes and prints.
 
     Raises:
@@ -233,7 +233,7 @@ class Run:
         """The mean loss of held-out batches, without label smoothing or dropout.
 
         Args:
-            batches: Default ``validation``.
+            batches: Batches to measure; default: ``validation``.
         """
         accelerator, trained = self._accelerator, self._trained
         held = self.validation if batches is None else batches

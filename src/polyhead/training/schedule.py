@@ -25,24 +25,24 @@ class Schedule(Data):
     """The numbers of a run.
 
     Attributes:
-        steps: Steps of the optimiser at most.
-        tokens: Tokens with a label at most.
-        minutes: Time at most; of the three the one that is reached first ends the run.
-        lr: The greatest learning rate, of AdamW.
-        embedding_lr: Share of ``lr`` that the table of tokens learns with.
+        steps: Largest number of optimizer steps.
+        tokens: Largest number of labeled tokens.
+        minutes: Largest wall-clock time; the first limit reached ends the run.
+        lr: Peak learning rate of AdamW.
+        embedding_lr: Learning rate of the token embedding, as a fraction of ``lr``.
         shape: How it falls after the warm-up: to ``floor`` at the end of the budget (``"linear"``,
             ``"cosine"``), as 1/√step (``"inverse-sqrt"``, the 2017 paper), or not.
-        warmup: Steps in which it rises from 0.
-        floor: Share of ``lr`` that is left at the end.
+        warmup: Steps of linear warm-up.
+        floor: Final learning rate, as a fraction of ``lr``.
         weight_decay: Weight decay of matrices; vectors have none.
         beta1, beta2: Of AdamW.
         clip: Maximum norm of the gradients; 0: no clipping.
-        accumulate: Batches whose gradients are added up for a step, in each process.
-        label_smoothing: Share of each label that goes to all tokens alike.
-        precision: ``"bfloat16"``: matrix products under autocast.
+        accumulate: Batches per step and process whose gradients are accumulated.
+        label_smoothing: Probability of each label that is spread over all tokens.
+        precision: ``"float32"``, or ``"bfloat16"`` by autocast.
         validate_every: Steps between validations; 0: at the end alone.
         save_every: Steps between saves of the state; 0: at the end alone.
-        seed: Seed of the initial weights, the order of the data, and dropout.
+        seed: Seed of initial weights, data order and dropout.
     """
 
     steps: int | None = None
@@ -95,8 +95,8 @@ class Schedule(Data):
         """The learning rate of a step.
 
         Args:
-            step: From 0.
-            share: Share of the budget, when the step begins.
+            step: Index of the step, from 0.
+            share: Fraction of the budget used before the step.
         """
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         shape = 1.0

@@ -43,15 +43,15 @@ class Trainable(nn.Module):
 
     Args:
         model: A ``Transformer``, or what ``polyhead.load`` makes of a decoder or encoder-decoder.
-        label_smoothing: Share of each label that goes to all tokens alike.
+        label_smoothing: Probability of each label that is spread over all tokens.
 
     Attributes:
-        model: As given.
-        config: What trainers read and write, such as ``use_cache``.
+        model: The model given.
+        config: Settings that trainers read and write, such as ``use_cache``.
 
     Raises:
         ConfigError: The model holds no Transformer, or one without a head over its vocabulary.
-        UnsupportedError: Its weights are in blocks, as a GGUF file holds them.
+        UnsupportedError: The weights are quantized blocks.
     """
 
     main_input_name = "input_ids"
@@ -103,11 +103,11 @@ class Trainable(nn.Module):
         Args:
             input_ids: ``[B, T]`` tokens; of an encoder-decoder its source.
             attention_mask: ``[B, T]`` 1 for tokens, 0 for padding on either side.
-            labels: ``[B, T]``, −100 for those not learned. Of a decoder its ``input_ids`` again,
-                which are shifted here; of an encoder-decoder the text to write.
+            labels: ``[B, T]``, −100 is ignored. Of a decoder its ``input_ids``, shifted here; of an
+                encoder-decoder the target tokens.
             position_ids: ``[T]`` or ``[B, T]``; default 0, 1, ….
-            decoder_input_ids: What the decoder reads; default the labels behind its start token.
-            decoder_attention_mask: Padding of ``decoder_input_ids``.
+            decoder_input_ids: Decoder inputs; default: the labels shifted behind the start token.
+            decoder_attention_mask: Padding mask of ``decoder_input_ids``, 1 for tokens.
             document_lengths: ``[D]`` or ``[B, D]`` of the documents that rows of packed tokens
                 consist of, in order; zeros fill rows with fewer.
             num_items_in_batch: The loss is the sum over tokens divided by it, as trainers ask that

@@ -23,15 +23,15 @@ def make_tokenizer(texts: Iterable[str], kind: Kind = "bytes", size: int = 8_000
     """A tokenizer for texts like these.
 
     Args:
-        texts: What it is to spell with few tokens.
+        texts: Training texts of the vocabulary.
         kind: ``"bytes"``: subwords, pairs of bytes merged by frequency (GPT-2), which spell any
             text; ``"characters"``; or ``"words"`` between spaces. The latter two read what the
             texts do not hold as ``<unk>``.
-        size: Tokens at most; of bytes at least 258.
+        size: Largest number of tokens; with ``"bytes"`` at least 258.
 
     Raises:
-        InputError: No texts.
-        ValueError: Another kind or size.
+        InputError: There is no text.
+        ValueError: An unknown kind, or a size out of range.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers

@@ -41,7 +41,7 @@ class Vectors:
         q: float32 ``[H, T, D]`` as the scores used them.
         k: float32 ``[G, S, D]`` likewise.
         lse: float32 ``[H, T]``, −inf for a query that sees nothing.
-        softcap: Or None.
+        softcap: Softcap of the scores, or None.
     """
 
     q: npt.NDArray[np.float32]

@@ -85,7 +85,7 @@ class PageData:
             ``[L, H, T, T]`` is such a sequence.
         num_kv_heads: kv heads G, one number or one per layer; query head h uses kv head
             h // (H // G).
-        continuation: What the model wrote after the text.
+        continuation: Text that the model generated after it.
         statistics: Name to a number for each head, sortable columns in this order; names of
             ``statistics.AVERAGED`` are said in the page's language.
         facts: Small facts to show, name to text: speed, cache bytes, kernel, dtype.
@@ -94,11 +94,11 @@ class PageData:
             whose head 3 is C0.3. Parts are ``"layer"``, ``"encoder"``, ``"decoder"``, ``"cross"``.
         runs: (queries, keys) of each layer, both runs of the tokens; None: all tokens.
         vectors: Queries, keys and lse of each layer; None: the page does without.
-        next_token: ``NextToken.as_json``.
+        next_token: Next-token data of ``NextToken.as_json``.
         way: ``Look.way`` of each token from ``own`` on; None: the page does without.
         own: The first token that the model's own layers read.
         kind: Kind of the model.
-        notable: What ``notable_heads`` found, which the page says in a sentence; None: nothing.
+        notable: Result of ``notable_heads``; None: nothing to say.
         language: Language of the page's texts, "en" or "zh"; None: the browser's.
     """
 
@@ -126,8 +126,8 @@ def render(data: PageData, beside: PageData | None = None) -> str:
     """Returns the whole page as one HTML string, to be stored as UTF-8.
 
     Args:
-        data: What it shows.
-        beside: A second text or model, shown beside the first; its language does not count.
+        data: Content of the page.
+        beside: A second text or model shown beside the first; its language is ignored.
 
     Raises:
         TypeError: The weights are not float32 or float16.

@@ -112,7 +112,7 @@ class Studio:
         """A decoder's continuation of a look's text.
 
         Args:
-            number: The look.
+            number: Number of the look.
             heads: Heads to ablate, by layer.
             options: ``max_new_tokens``, ``temperature``, ``top_k`` and ``seed``.
             run: May stop it; what was written until then is returned.

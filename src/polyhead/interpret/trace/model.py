@@ -48,10 +48,10 @@ def trace_model(
 
     Args:
         model: called as ``model(ids [1, T])``; holds ``MultiHeadAttention`` modules.
-        ids: the tokens.
-        layer: which attention, in the order in which the model holds them.
-        head: which query head.
-        tokens: a name per token.
+        ids: Token ids of the text.
+        layer: Index of the attention layer, from 0, in the order in which the model holds them.
+        head: Index of the query head, from 0.
+        tokens: A name for each token.
         language: language of the titles, a code of ``polyhead._utils.texts.LANGUAGES``.
 
     Raises:

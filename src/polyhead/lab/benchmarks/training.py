@@ -42,7 +42,7 @@ class Training:
     """A model, its optimizer, and the batch that it learns.
 
     Attributes:
-        model: In float32.
+        model: The model, in float32.
         loss: Loss of the model, a scalar.
         dtype: float32, or that of autocast.
     """

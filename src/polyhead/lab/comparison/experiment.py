@@ -70,7 +70,7 @@ class Experiment:
         """The comparison that a folder holds.
 
         Raises:
-            InputError: It holds none.
+            InputError: The folder holds no comparison.
             CheckpointError: Its files are damaged, or of another version.
         """
         if not (folder / "experiment.json").exists():
