@@ -62,4 +62,4 @@ def test_refusals_come_before_any_work(run: Run, tiny: str, tmp_path: Path) -> N
         assert not (tmp_path / "new").exists()
     result = run("convert", tiny, "--kv-heads", "4", "--out", text)
     assert result.code == 2
-    assert "is there already" in result.err
+    assert "exists already" in result.err
