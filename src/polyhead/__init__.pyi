@@ -30,8 +30,8 @@ from polyhead.interpret.finding import find_heads as find_heads
 from polyhead.interpret.probe import Probe as Probe
 from polyhead.interpret.probe import probe as probe
 from polyhead.interpret.pruning import prune as prune
-from polyhead.interpret.reading import SourceAlignment as SourceAlignment
-from polyhead.interpret.reading import align as align
+from polyhead.interpret.source_alignment import SourceAlignment as SourceAlignment
+from polyhead.interpret.source_alignment import align as align
 from polyhead.interpret.tables import compare_texts as compare_texts
 from polyhead.kernels.batch_invariant import batch_invariant as batch_invariant
 from polyhead.kernels.dispatch import Explanation as Explanation

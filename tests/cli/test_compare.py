@@ -70,9 +70,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
     monkeypatch.setattr("polyhead.lab.comparison.runs.run", stopped)
     out = str(tmp_path / "out")
     assert main(["compare", "--data", str(text), "--out", out, "--tokens", "9", *SMALL]) == 130
-    assert (
-        f"stopped: {out} keeps the finished runs; --resume continues" in capsys.readouterr().err
-    )
+    assert f"stopped: {out} keeps the finished runs; --resume continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

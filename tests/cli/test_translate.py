@@ -139,7 +139,7 @@ def test_heads_far_below_the_best_take_no_part_in_an_alignment(
     def scores(weights: torch.Tensor) -> torch.Tensor:
         return torch.linspace(1.0, 0.6, weights.shape[0])
 
-    monkeypatch.setattr("polyhead.interpret.reading.alignment_scores", scores)
+    monkeypatch.setattr("polyhead.interpret.source_alignment.alignment_scores", scores)
     languages = {"source_language": "en_XX", "target_language": "fr_XX"}
     made = model.generate("good day", max_new_tokens=5, **languages)
     found = Aligned.of(model, "good day", made, languages).found

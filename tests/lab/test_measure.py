@@ -16,7 +16,7 @@ from polyhead.lab.benchmarks.case import close
 from polyhead.lab.benchmarks.peers import PACKAGES, Package, contestants, installed, missing
 from polyhead.lab.benchmarks.plot import plot
 from polyhead.lab.benchmarks.problem import Problem
-from polyhead.lab.benchmarks.report import document, geometric_mean
+from polyhead.lab.benchmarks.results import document, geometric_mean
 
 ONES = torch.ones(4)
 VARIANTS = {

@@ -16,7 +16,7 @@ from rich.console import Console
 from polyhead.config import TransformerConfig
 from polyhead.layers import AttentionConfig, FeedForwardConfig, LayerConfig
 from polyhead.planning import plan
-from polyhead.planning.report import render
+from polyhead.planning.tables import render
 
 FOLDER = Path(__file__).parent / "reports"
 MESH: dict[str, Any] = {

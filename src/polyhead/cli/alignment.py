@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from polyhead.generation import Generation, TextToText
-    from polyhead.interpret.reading import SourceAlignment
+    from polyhead.interpret.source_alignment import SourceAlignment
 
 ABOVE = 0.8
 """Heads with this share of the best score are used: in a translation, others point elsewhere."""
@@ -49,7 +49,7 @@ class Aligned:
         """The alignment of what ``model.generate(text, **arguments)`` made."""
         import torch
 
-        from polyhead.interpret.reading import align
+        from polyhead.interpret.source_alignment import align
 
         source, start = model.both_ids(text, **arguments)
         ids = torch.tensor(source, device="cpu"), [*start, *made.ids]

@@ -74,7 +74,7 @@ def _run(
     from polyhead.cli.terminal import console, progress
     from polyhead.lab.benchmarks import measure
     from polyhead.lab.benchmarks import peers as others
-    from polyhead.lab.benchmarks.report import document, means_table, table
+    from polyhead.lab.benchmarks.results import document, means_table, table
 
     screen = console()
     peers = dict.fromkeys(peer for routine in picked.values() for peer in routine.meets(settings))

@@ -249,7 +249,7 @@ def _report(
     import warnings
 
     from polyhead.cli.terminal import console, print_json, progress
-    from polyhead.lab.comparison import report
+    from polyhead.lab.comparison import document as report
     from polyhead.lab.comparison.measure import speeds
     from polyhead.lab.comparison.page import page, plot
 

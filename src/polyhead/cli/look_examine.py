@@ -12,7 +12,7 @@ from polyhead.errors import ContextLengthError, InputError
 if TYPE_CHECKING:
     from polyhead.generation import Generation, LanguageModel, TextEncoder
     from polyhead.interpret.finding import HeadScores
-    from polyhead.interpret.heads import HeadLook, Pair, TokenizedText
+    from polyhead.interpret.heads import HeadLook, TokenizedText, WordPair
     from polyhead.interpret.probe import Probe
     from polyhead.models.parts import HeadsByLayer
     from polyhead.viewer.looks import Look
@@ -45,7 +45,7 @@ class Found:
     tokens: TokenizedText
     written: Generation | None
     look: Look
-    pair: Pair
+    pair: WordPair
     chosen: bool
     looks: list[HeadLook]
     scores: HeadScores | None
@@ -187,7 +187,7 @@ def _run(name: str, model: Model, tokens: TokenizedText, ablated: HeadsByLayer) 
 
 def _choose_pair(
     seen: Probe, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
-) -> tuple[Pair, bool]:
+) -> tuple[WordPair, bool]:
     """The pair to show, and whether it was found on this text."""
     from polyhead.interpret.heads import find_pair, strongest_pair
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from polyhead.cli.look_examine import Found
     from polyhead.interpret.finding import HeadLabel, HeadScores
-    from polyhead.interpret.heads import HeadLook, Pair
+    from polyhead.interpret.heads import HeadLook, WordPair
 
 _ROWS = 10
 _BAR_CELLS = 10
@@ -72,7 +72,7 @@ def show(found: Found, language: str = "en") -> None:
         _show_labels(found.scores, said)
 
 
-def _show_pair(pair: Pair, remark: str, said: Texts) -> None:
+def _show_pair(pair: WordPair, remark: str, said: Texts) -> None:
     screen = console()
     keys = ", ".join(str(key) for key in pair.keys)
     plural = "keys" if len(pair.keys) > 1 else "key"

@@ -107,7 +107,7 @@ def plan(
     from polyhead.errors import InputError
     from polyhead.planning import plan as plan_model
     from polyhead.planning.presets import presets as known
-    from polyhead.planning.report import render, shapes
+    from polyhead.planning.tables import render, shapes
     from polyhead.planning.units import token_count
 
     screen = console()

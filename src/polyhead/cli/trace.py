@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from polyhead._utils.texts import Texts
-    from polyhead.interpret.trace.steps import Step, Trace
+    from polyhead.interpret.trace.steps import Trace, TraceStep
 
 _MOST_TERMS = 8
 _MOST_TOKENS = 16
@@ -133,7 +133,7 @@ def show(trace: Trace, screen: Console, language: str = "en") -> None:
         screen.print(Text(note, style="dim"))
 
 
-def _step_lines(step: Step, tokens: tuple[str, ...], width: int, said: Texts) -> list[Text]:
+def _step_lines(step: TraceStep, tokens: tuple[str, ...], width: int, said: Texts) -> list[Text]:
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -152,7 +152,7 @@ def _step_lines(step: Step, tokens: tuple[str, ...], width: int, said: Texts) ->
     return lines
 
 
-def _drawing(step: Step, tokens: tuple[str, ...], width: int) -> list[Text]:
+def _drawing(step: TraceStep, tokens: tuple[str, ...], width: int) -> list[Text]:
     """The product written out where it fits, else the result alone, as many columns as fit."""
     from polyhead.cli.matrices import beside, matrix, width_of
 
@@ -185,7 +185,7 @@ def _drawing(step: Step, tokens: tuple[str, ...], width: int) -> list[Text]:
     return drawn
 
 
-def _working(step: Step, said: Texts) -> str:
+def _working(step: TraceStep, said: Texts) -> str:
     """The sum behind the first number, for products short enough to follow."""
     from polyhead.cli.matrices import number
 

@@ -25,7 +25,7 @@ from polyhead.conversion.draft import Draft, Model, source_of, wrapped
 from polyhead.conversion.exact import copy_kv_heads, rotate_keys, to_latent
 from polyhead.conversion.lossy import Latents, merge_kv_heads, to_small_latent
 from polyhead.conversion.measure import Teacher, each_layer_alone, mean_kl, measure, speed
-from polyhead.conversion.proof import Proof, Step
+from polyhead.conversion.proof import ExactStep, Proof
 from polyhead.conversion.refusals import refuse_linear, rotated_dim
 from polyhead.conversion.report import LayerFigures, Report
 from polyhead.errors import InputError
@@ -269,7 +269,7 @@ def _calibration_rows(
     return rows
 
 
-def _exact(draft: Draft, target: _Target) -> tuple[Step, ...]:
+def _exact(draft: Draft, target: _Target) -> tuple[ExactStep, ...]:
     proof = Proof(draft)
     if target.kv_heads is not None:
         count = target.kv_heads
@@ -289,7 +289,7 @@ def _all_latent(draft: Draft) -> None:
         to_latent(draft, layer)
 
 
-def _proof_of_alignment(draft: Draft, target: _Target) -> tuple[Step, ...]:
+def _proof_of_alignment(draft: Draft, target: _Target) -> tuple[ExactStep, ...]:
     """Proves on a copy of this model that pairs may be turned as lossy steps turn them."""
     proof = Proof(draft.copy())
 

@@ -23,7 +23,7 @@ _TOKENS = 48
 
 
 @dataclass(frozen=True)
-class Step:
+class ExactStep:
     """One exact step.
 
     Attributes:
@@ -50,7 +50,7 @@ class Proof:
     """
 
     def __init__(self, draft: Draft, ids: Tensor | None = None) -> None:
-        self.draft, self.steps = draft, list[Step]()
+        self.draft, self.steps = draft, list[ExactStep]()
         config = draft.config
         if ids is None:
             length = min(_TOKENS, config.max_positions)
@@ -59,7 +59,7 @@ class Proof:
         self.ids = ids
         self._logits = self._run(draft)
 
-    def step(self, name: str, change: Callable[[Draft], None], *, turns: bool = False) -> Step:
+    def step(self, name: str, change: Callable[[Draft], None], *, turns: bool = False) -> ExactStep:
         """Takes a step.
 
         Args:
@@ -74,7 +74,7 @@ class Proof:
         control = None
         if turns and (broken := _misplaced(self.draft)) is not None:
             control = self._error(self._run(broken))
-        done = Step(name, error, control)
+        done = ExactStep(name, error, control)
         if not error <= TOLERANCE:
             raise DisagreementError(
                 f"{name} is not exact on this model: float64 logits differ by {error:.1e}, more "

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyhead._utils.notebook import lines, panel
 from polyhead.conversion.measure import DomainFigures, Speed
-from polyhead.conversion.proof import Step
+from polyhead.conversion.proof import ExactStep
 
 _SUSPICIOUS = 2.0
 """Warn if KL on unseen texts is more than this many times that on calibrated ones."""
@@ -55,7 +55,7 @@ class Report:
     """
 
     source: str
-    steps: tuple[Step, ...]
+    steps: tuple[ExactStep, ...]
     layers: tuple[LayerFigures, ...]
     domains: tuple[DomainFigures, ...]
     speed_before: Speed

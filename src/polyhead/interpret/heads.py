@@ -74,7 +74,7 @@ class TokenizedText:
 
 
 @dataclass(frozen=True)
-class Pair:
+class WordPair:
     """A query token and the key tokens whose weights are added, as indexes into the text."""
 
     query: int
@@ -102,7 +102,7 @@ class HeadLook:
     previous_token: float
 
 
-def find_pair(tokens: TokenizedText, query: str, key: str, *, causal: bool = True) -> Pair:
+def find_pair(tokens: TokenizedText, query: str, key: str, *, causal: bool = True) -> WordPair:
     """The pair from word ``query`` to word ``key``.
 
     Args:
@@ -126,10 +126,10 @@ def find_pair(tokens: TokenizedText, query: str, key: str, *, causal: bool = Tru
             if causal
             else f"{key!r} does not occur apart from {query!r}"
         )
-    return Pair(looking, tuple(keys), query.strip(), key.strip())
+    return WordPair(looking, tuple(keys), query.strip(), key.strip())
 
 
-def strongest_pair(seen: Probe, tokens: TokenizedText) -> Pair:
+def strongest_pair(seen: Probe, tokens: TokenizedText) -> WordPair:
     """From the text's last token to the token that some head looks at most strongly.
 
     The first token (most heads rest there), the token just before, the last token itself and
@@ -140,10 +140,10 @@ def strongest_pair(seen: Probe, tokens: TokenizedText) -> Pair:
     others = [i for i in real if i not in (0, last - 1, last)] or real[:-1] or [last]
     strongest = torch.stack([_row(view, last)[:, others].amax(0) for view in seen]).amax(0)
     key = others[int(strongest.argmax())]
-    return Pair(last, (key,), tokens.word(last), tokens.word(key))
+    return WordPair(last, (key,), tokens.word(last), tokens.word(key))
 
 
-def rank_heads(seen: Probe, pair: Pair) -> list[HeadLook]:
+def rank_heads(seen: Probe, pair: WordPair) -> list[HeadLook]:
     """Every head that was seen, the one that looks most strongly along ``pair`` first."""
     looks = []
     for layer, view in zip(seen.layers, seen, strict=True):

@@ -7,8 +7,7 @@ from polyhead.planning.flops import Flops, tiled_pairs, visible_pairs
 from polyhead.planning.layouts import cache_saving
 from polyhead.planning.memory import Fit, LayerCache, layer_cache
 from polyhead.planning.planner import Plan, plan
-from polyhead.planning.presets import Preset, presets
-from polyhead.planning.reading import read_config
+from polyhead.planning.presets import Preset, presets, read_config
 
 __all__ = [
     "Fit",

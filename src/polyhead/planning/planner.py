@@ -27,7 +27,7 @@ from polyhead.planning.layouts import layouts
 from polyhead.planning.memory import CACHE_TYPES, LayerCache, caches, fit
 from polyhead.planning.mesh import checked_mesh, mesh_plan
 from polyhead.planning.presets import subject
-from polyhead.planning.report import text
+from polyhead.planning.tables import text
 from polyhead.planning.units import quantity
 from polyhead.planning.weight_bits import FILE, WEIGHT_BITS, weight_bits
 from polyhead.planning.weights import check_ranks, counts, parameter_groups

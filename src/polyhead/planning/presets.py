@@ -21,9 +21,11 @@ from polyhead._utils.paths import kind_of
 from polyhead.checkpoints.json_file import read_json
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
+from polyhead.families import read_config as read_family
 from polyhead.families.common.quantization import Scheme, read_scheme
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
-from polyhead.planning.reading import read_config
+
+_NESTED = ("text_config", "llm_config", "language_config")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,27 @@ class Preset:
             if layer in values:
                 values[f"{layer}s"] = [values.pop(layer)] * values.pop(f"num_{layer}s")
         return TransformerConfig.from_dict(values)
+
+
+def read_config(values: Mapping[str, Any], where: str) -> tuple[TransformerConfig, tuple[str, ...]]:
+    """The configuration of a config.json, and a note if parts of the model are not in it.
+
+    Args:
+        values: Its object; a model of several kinds of input keeps the text model's in
+            ``text_config``.
+
+    Raises:
+        ConfigError: The family is not supported, or a key is missing, impossible, or not
+            understood; always by name.
+    """
+    for key in _NESTED:
+        nested = values.get(key)
+        if isinstance(nested, Mapping):
+            outer = {k: v for k, v in values.items() if k in ("tie_word_embeddings", "vocab_size")}
+            text = {"model_type": values.get("model_type")} | outer
+            text |= {k: v for k, v in nested.items() if v is not None}
+            return read_family(text, where), (f"only the text model ({key}) is counted",)
+    return read_family(values, where), ()
 
 
 @dataclass(frozen=True)

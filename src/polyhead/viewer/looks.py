@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
     from polyhead.generation import LanguageModel, TextEncoder, TextToText
     from polyhead.interpret.heads import TokenizedText
-    from polyhead.interpret.reading import SourceAlignment
+    from polyhead.interpret.source_alignment import SourceAlignment
 
     Reader = LanguageModel | TextEncoder
     Model = Reader | TextToText
 
-Part = Literal["layer", "encoder", "decoder", "cross"]
+ModelPart = Literal["layer", "encoder", "decoder", "cross"]
 
 GUESSED = 5
 """Tokens of the guess after each layer."""
@@ -55,7 +55,7 @@ class SeenLayer:
     """
 
     view: AttentionView
-    part: Part
+    part: ModelPart
     number: int
     queries: tuple[int, int]
     keys: tuple[int, int]
@@ -346,7 +346,7 @@ def look_through(
         name: What the user calls the model.
         heads: Heads of the decoder that are ablated, by layer.
     """
-    from polyhead.interpret.reading import align
+    from polyhead.interpret.source_alignment import align
 
     began = time.perf_counter()
     with without(model, heads):
@@ -360,7 +360,7 @@ def look_through(
         found = align(model, torch.tensor(source), [*start, *made.ids], prompt=len(start))
     S, T = len(source), len(source) + len(read)
     runs = {"encoder": ((0, S), (0, S)), "decoder": ((S, T), (S, T)), "cross": ((S, T), (0, S))}
-    parts: tuple[Part, ...] = ("encoder", "decoder", "cross")
+    parts: tuple[ModelPart, ...] = ("encoder", "decoder", "cross")
     pieces = [*model.source_tokenizer.pieces(source), *model.tokenizer.pieces(read)]
     return Look(
         name,

@@ -12,7 +12,7 @@ from polyhead.interpret.finding import CRITERIA
 
 if TYPE_CHECKING:
     from polyhead.interpret.probe import Probe
-    from polyhead.interpret.reading import SourceAlignment
+    from polyhead.interpret.source_alignment import SourceAlignment
 
 _NAMED = 3
 """Most heads that are named of each kind."""

@@ -65,7 +65,7 @@ SCRIPTS = (
 )
 """The page's scripts in the order in which they are joined into one."""
 
-Run = tuple[int, int]
+TokenRange = tuple[int, int]
 """(start, stop) among the page's tokens."""
 
 Numbers = Sequence[Any]
@@ -112,7 +112,7 @@ class PageData:
     facts: Mapping[str, str] = field(default_factory=dict)
     focus: tuple[int, int] | None = None
     parts: Sequence[tuple[str, int]] | None = None
-    runs: Sequence[tuple[Run, Run]] | None = None
+    runs: Sequence[tuple[TokenRange, TokenRange]] | None = None
     vectors: Sequence[Vectors] | None = None
     next_token: Mapping[str, Any] | None = None
     way: Sequence[Mapping[str, Any]] | None = None
@@ -240,7 +240,7 @@ def _checked_weights(data: PageData) -> list[Weights]:
     return weights
 
 
-def _runs(data: PageData, layers: int) -> list[tuple[Run, Run]]:
+def _runs(data: PageData, layers: int) -> list[tuple[TokenRange, TokenRange]]:
     everything = (0, len(data.tokens))
     runs = [(everything, everything)] * layers if data.runs is None else list(data.runs)
     if len(runs) != layers:

@@ -18,7 +18,7 @@ class Cancelled(InputError):
     """A run was stopped because its client has disconnected."""
 
 
-class Run:
+class ModelRun:
     """One run of a model, as the client that waits for it sees it.
 
     Attributes:

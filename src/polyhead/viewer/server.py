@@ -53,7 +53,7 @@ from polyhead.models.parts import HeadsByLayer
 from polyhead.viewer.look_page import page_data
 from polyhead.viewer.looks import Look
 from polyhead.viewer.page import content_policy, render, served
-from polyhead.viewer.progress import Run
+from polyhead.viewer.progress import ModelRun
 from polyhead.viewer.studio import Studio
 
 _Made = TypeVar("_Made")
@@ -162,7 +162,7 @@ class _Handlers:
     async def look(self, request: Request) -> Response:
         """Runs the model; a client that disconnects stops the run."""
         asked = await _json_of(request)
-        run = Run()
+        run = ModelRun()
         arguments = _text_of(asked, "text"), _text_of(asked, "model"), _heads_of(asked), run
         found = await _unless_gone(request, run, partial(self.studio.look, *arguments))
         header = await run_in_threadpool(found.header)
@@ -182,7 +182,7 @@ class _Handlers:
     async def write(self, request: Request) -> Response:
         """Continues a text; a client that disconnects stops it."""
         asked = await _json_of(request)
-        heads, run = _heads_of(asked), Run()
+        heads, run = _heads_of(asked), ModelRun()
         options = {name: value for name, value in asked.items() if name != "heads"}
         number = request.path_params["look"]
         text = await _unless_gone(
@@ -258,7 +258,7 @@ class _Handlers:
         return self.studio[request.path_params["look"]]
 
 
-async def _unless_gone(request: Request, run: Run, work: Callable[[], _Made]) -> _Made:
+async def _unless_gone(request: Request, run: ModelRun, work: Callable[[], _Made]) -> _Made:
     """The result of work in a thread; a client that disconnects stops it."""
     making = asyncio.create_task(run_in_threadpool(work))
     try:

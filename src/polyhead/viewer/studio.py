@@ -18,7 +18,7 @@ from polyhead.interpret.heads import TokenizedText
 from polyhead.models.parts import HeadsByLayer, device_of
 from polyhead.viewer.looks import Look, look_at, look_through, next_token, without
 from polyhead.viewer.next_token import LISTED, NextToken
-from polyhead.viewer.progress import Run
+from polyhead.viewer.progress import ModelRun
 
 if TYPE_CHECKING:
     from polyhead.viewer.looks import Model
@@ -49,7 +49,7 @@ class Studio:
         self._count = 0
         # A probe sees every call of its model, so one text runs at a time.
         self._running = threading.Lock()
-        self.run = Run()
+        self.run = ModelRun()
         """The latest run: how far it is."""
 
     def look(
@@ -57,7 +57,7 @@ class Studio:
         text: str,
         model: str = "",
         heads: HeadsByLayer | None = None,
-        run: Run | None = None,
+        run: ModelRun | None = None,
     ) -> Look:
         """Runs a model on a text.
 
@@ -71,7 +71,7 @@ class Studio:
         """
         if not text.strip():
             raise InputError("the text is empty: give at least one character")
-        run = run or Run()
+        run = run or ModelRun()
         run.wait(self._running)
         try:
             self.run = run
@@ -107,7 +107,11 @@ class Studio:
                     return NextToken.of(model(source, read)[0, -1].float())
 
     def write(
-        self, number: int, heads: HeadsByLayer, options: Mapping[str, Any], run: Run | None = None
+        self,
+        number: int,
+        heads: HeadsByLayer,
+        options: Mapping[str, Any],
+        run: ModelRun | None = None,
     ) -> str:
         """A decoder's continuation of a look's text.
 
@@ -120,7 +124,7 @@ class Studio:
         Raises:
             InputError: Not a decoder, an option that there is not, or one out of range.
         """
-        look, run = self[number], run or Run()
+        look, run = self[number], run or ModelRun()
         wanted = _writing(options)
         run.wait(self._running)
         try:

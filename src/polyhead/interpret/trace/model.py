@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from polyhead._utils.texts import Texts
 from polyhead.interpret.trace.steps import (
-    Step,
     Trace,
+    TraceStep,
     combine_steps,
     head_steps,
     projection_step,
@@ -72,7 +72,7 @@ def trace_model(
     said = Texts(language, "trace")
     x, record, output = _run(model, module, ids)
     kv_head = head // (module.num_heads // module.num_kv_heads)
-    steps = [Step("X", said("input_layer"), "X", x)]
+    steps = [TraceStep("X", said("input_layer"), "X", x)]
     for letter, name, number in (("Q", "q_proj", head), ("K", "k_proj", kv_head)):
         steps.append(_projection(module, letter, name, head, number, x, said))
     placed = {
@@ -144,7 +144,7 @@ def _projection(
     number: int,
     x: Tensor,
     said: Texts,
-) -> Step:
+) -> TraceStep:
     """Q, K or V of one head from the layer's input."""
     linear: nn.Linear = getattr(module, name)
     size = module.v_head_dim if letter == "V" else module.head_dim
@@ -154,7 +154,7 @@ def _projection(
         return step
     # With a bias a number is not the sum of its products alone, so the step shows no factors.
     values = step.values + linear.bias[rows].detach().double()
-    return Step(step.key, step.title, f"{step.formula} + b_{letter}", values)
+    return TraceStep(step.key, step.title, f"{step.formula} + b_{letter}", values)
 
 
 def _placement(module: MultiHeadAttention) -> list[str]:
@@ -168,12 +168,12 @@ def _placement(module: MultiHeadAttention) -> list[str]:
 
 def _placed_steps(
     how: Sequence[str], head: int, placed: Mapping[str, Tensor], said: Texts
-) -> list[Step]:
+) -> list[TraceStep]:
     """Queries and keys after the functions ``how``; no steps if there are none."""
     moved = said("and").join(said(function) for function in how)
     before, after = "".join(f"{function}(" for function in reversed(how)), ")" * len(how)
     return [
-        Step(
+        TraceStep(
             f"head{head}.{letter}_placed",
             titled(said, head, said("placed", what=said(letter), how=moved)),
             f"{letter}{subscript(head)} ← {before}{letter}{subscript(head)}{after}",
@@ -208,7 +208,7 @@ def _of_head(tile: Tensor, record: AttentionRecord, head: int) -> Tensor:
     return tile.expand(batch, heads, queries, record.k.shape[2])[0, head]
 
 
-def _combined(module: MultiHeadAttention, record: AttentionRecord, said: Texts) -> list[Step]:
+def _combined(module: MultiHeadAttention, record: AttentionRecord, said: Texts) -> list[TraceStep]:
     """Concatenation and output projection of all heads."""
     outputs = list(record.out[0].double())
     last = subscript(module.num_heads - 1)
@@ -216,7 +216,7 @@ def _combined(module: MultiHeadAttention, record: AttentionRecord, said: Texts) 
     w_o = module.o_proj.weight.detach().double().T
     concat, output = combine_steps(outputs, w_o, names, said=said)
     if module.o_proj.bias is not None:
-        output = Step(
+        output = TraceStep(
             output.key,
             output.title,
             f"{output.formula} + b_O",

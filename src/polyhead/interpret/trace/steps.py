@@ -28,7 +28,7 @@ _LARGEST_READABLE_SCORE = 30.0
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One named result of the calculation.
 
     Attributes:
@@ -87,10 +87,10 @@ class Trace:
 
     title: str
     tokens: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     notes: tuple[str, ...] = ()
 
-    def __getitem__(self, key: str) -> Step:
+    def __getitem__(self, key: str) -> TraceStep:
         for step in self.steps:
             if step.key == key:
                 return step
@@ -143,7 +143,7 @@ def trace_attention(
     x = given.x.double()
     group = len(given.w_q) // len(given.w_k)
     tokens = given.tokens or tuple(said("token", number=i + 1) for i in range(x.shape[0]))
-    steps = [Step("X", said("input"), "X", x)]
+    steps = [TraceStep("X", said("input"), "X", x)]
     outputs = []
     for index, w_q in enumerate(given.w_q):
         head, kv_head = index + 1, index // group + 1
@@ -168,11 +168,11 @@ def titled(said: Texts, head: int, what: str) -> str:
 
 def projection_step(
     letter: str, head: int, number: int, x: Tensor, weight: Tensor, said: Texts
-) -> Step:
+) -> TraceStep:
     """``Qᵢ = X · W_Qⁱ``; ``number`` is the key/value head that head ``head`` reads."""
     name = f"W_{letter}{superscript(number)}"
     shared = said("shared", head=number) if number != head else ""
-    return Step(
+    return TraceStep(
         f"head{head}.{letter}",
         titled(said, head, said(letter) + shared),
         f"{letter}{subscript(head)} = X · {name}",
@@ -193,7 +193,7 @@ def head_steps(
     visible: Tensor | None = None,
     sink: float | None = None,
     said: Texts,
-) -> list[Step]:
+) -> list[TraceStep]:
     """The steps of one head from its queries, keys and values to its output (the last step).
 
     Args:
@@ -214,7 +214,7 @@ def head_steps(
 
     raw = q @ k.T
     steps = [
-        Step(
+        TraceStep(
             f"{key}.QK",
             who("QK"),
             f"Q{i} · K{i}ᵀ",
@@ -228,22 +228,22 @@ def head_steps(
     else:
         scores = raw * scale
         formula = f"S{i} = Q{i} · K{i}ᵀ × {scale:.6g}"
-    steps.append(Step(f"{key}.scaled", who("scaled"), formula, scores))
+    steps.append(TraceStep(f"{key}.scaled", who("scaled"), formula, scores))
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
         formula = f"S{i} ← {softcap:g} · tanh(S{i} / {softcap:g})"
-        steps.append(Step(f"{key}.capped", who("capped"), formula, scores))
+        steps.append(TraceStep(f"{key}.capped", who("capped"), formula, scores))
     if bias is not None:
         scores = scores + bias
-        steps.append(Step(f"{key}.biased", who("biased"), f"S{i} ← S{i} + B{i}", scores))
+        steps.append(TraceStep(f"{key}.biased", who("biased"), f"S{i} ← S{i} + B{i}", scores))
     if visible is not None:
         scores = scores.masked_fill(~visible, -math.inf)
         formula = said("masked_formula", scores=f"S{i}")
-        steps.append(Step(f"{key}.masked", who("masked"), formula, scores))
+        steps.append(TraceStep(f"{key}.masked", who("masked"), formula, scores))
     steps += _softmax_steps(head, scores, sink, said)
     attention = steps[-1].values
     steps.append(
-        Step(
+        TraceStep(
             f"{key}.out",
             who("out"),
             f"head{i} = A{i} · V{i}",
@@ -254,7 +254,7 @@ def head_steps(
     return steps
 
 
-def _softmax_steps(head: int, scores: Tensor, sink: float | None, said: Texts) -> list[Step]:
+def _softmax_steps(head: int, scores: Tensor, sink: float | None, said: Texts) -> list[TraceStep]:
     """Numerators, denominators and weights; a row that sees nothing has weights 0."""
     i, key = subscript(head), f"head{head}"
     finite = scores[scores.isfinite()]
@@ -277,9 +277,9 @@ def _softmax_steps(head: int, scores: Tensor, sink: float | None, said: Texts) -
         summed += " + exp(sink)"
     weights = torch.where(total > 0, numerators / total, torch.zeros_like(numerators))
     return [
-        Step(f"{key}.exp", titled(said, head, said("exp")), f"exp({exponent})", numerators),
-        Step(f"{key}.sum", titled(said, head, said("sum")), summed, total),
-        Step(
+        TraceStep(f"{key}.exp", titled(said, head, said("exp")), f"exp({exponent})", numerators),
+        TraceStep(f"{key}.sum", titled(said, head, said("sum")), summed, total),
+        TraceStep(
             f"{key}.A",
             titled(said, head, said("weights" if sink is None else "weights_sink")),
             said("weights_formula", weights=f"A{i}", scores=f"S{i}"),
@@ -290,13 +290,13 @@ def _softmax_steps(head: int, scores: Tensor, sink: float | None, said: Texts) -
 
 def combine_steps(
     outputs: Sequence[Tensor], w_o: Tensor, names: str | None = None, *, said: Texts
-) -> list[Step]:
+) -> list[TraceStep]:
     """Concatenation of all heads' outputs ``[T, Dv]`` and the output projection."""
     concat = torch.cat(list(outputs), dim=-1)
     names = names or ", ".join(f"head{subscript(i + 1)}" for i in range(len(outputs)))
     return [
-        Step("concat", said("concat"), f"Concat({names})", concat),
-        Step(
+        TraceStep("concat", said("concat"), f"Concat({names})", concat),
+        TraceStep(
             "output",
             said("output"),
             "output = Concat · W_O",

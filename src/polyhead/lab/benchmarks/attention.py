@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.integrations.torch import MultiheadAttention
-from polyhead.lab.benchmarks.case import Case, Contestant, Run, Settings, close
+from polyhead.lab.benchmarks.case import Call, Case, Contestant, Settings, close
 from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
 from polyhead.lab.benchmarks.peers import contestants
 from polyhead.lab.benchmarks.problem import Problem
@@ -197,7 +197,7 @@ def _gradients(case: Case, tensors: tuple[Tensor, Tensor, Tensor]) -> Case:
     """The case with the gradients of everything it computes."""
     grad = torch.randn(tensors[0].shape).to(case.dtype)
 
-    def of(run: Run) -> Run:
+    def of(run: Call) -> Call:
         def both() -> Tensor:
             with torch.enable_grad():
                 out = run()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Run = Callable[[], Any]
+Call = Callable[[], Any]
 Differs = Callable[[Tensor, Any], str | None]
-Gauge = Callable[[Run], float]
+Gauge = Callable[[Call], float]
 
 # Greatest difference, as a share of the greatest number of the result. Peers round scores, weights
 # or partial sums to the dtype, some of them several times.
@@ -45,7 +45,7 @@ class Contestant:
             else on purpose, such as our own attention without a feature.
     """
 
-    run: Run
+    run: Call
     differs: Differs | None
 
 
@@ -60,7 +60,7 @@ class Limit:
 
     kind: str
     name: str
-    run: Run
+    run: Call
     share: float
 
     def times(self, share: float) -> Limit:
@@ -68,14 +68,14 @@ class Limit:
         return replace(self, share=self.share * share)
 
 
-def seconds(run: Run) -> float:
+def seconds(run: Call) -> float:
     """What one call takes."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
-def device_seconds(run: Run, calls: int = 10) -> float:
+def device_seconds(run: Call, calls: int = 10) -> float:
     """What one call takes on a GPU, of several that are launched one behind the other."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -105,7 +105,7 @@ class Case:
     group: str
     length: int
     dtype: torch.dtype
-    ours: Run
+    ours: Call
     peers: Mapping[str, Contestant]
     limits: tuple[Limit, ...] = ()
     work: float = 0.0

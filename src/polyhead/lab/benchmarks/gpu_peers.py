@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from polyhead.lab.benchmarks.case import Run
+from polyhead.lab.benchmarks.case import Call
 from polyhead.lab.benchmarks.problem import Problem
 
-Prepare = Callable[[Problem, Tensor, Tensor, Tensor], Run | None]
+Prepare = Callable[[Problem, Tensor, Tensor, Tensor], Call | None]
 
 
 def backend_of_sdpa(backend: SDPBackend, prepare: Prepare) -> Prepare:
@@ -26,7 +26,7 @@ def backend_of_sdpa(backend: SDPBackend, prepare: Prepare) -> Prepare:
         prepare: Makes the call, whichever backend runs it.
     """
 
-    def prepared(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+    def prepared(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
         call = prepare(problem, q, k, v)
         if call is None:
             return None
@@ -44,7 +44,7 @@ def backend_of_sdpa(backend: SDPBackend, prepare: Prepare) -> Prepare:
     return prepared
 
 
-def flash_attn(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+def flash_attn(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
     """The flash-attn package: windows, softcap and ALiBi too."""
     if problem.documents or problem.sinks or problem.latent or not _is_half(q):
         return None
@@ -60,7 +60,7 @@ def flash_attn(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
     return lambda: attend(q, k, v, **options).transpose(1, 2)
 
 
-def flashinfer(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+def flashinfer(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
     """FlashInfer on one sequence: prefill, or the decoding of one query."""
     special = problem.documents or problem.sinks or problem.latent or problem.alibi
     if special or problem.batch > 1 or not _is_half(q):
@@ -78,7 +78,7 @@ def flashinfer(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
     return lambda: prefill(q_THD, k_SGD, v_SGD, **options).transpose(0, 1)[None]
 
 
-def xformers(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+def xformers(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
     """xformers' memory-efficient attention, full or causal."""
     plain = not (problem.window or problem.documents or problem.alibi or problem.sinks)
     if not plain or problem.softcap or problem.latent or problem.heads != problem.kv_heads:

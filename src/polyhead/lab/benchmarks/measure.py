@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polyhead.errors import DisagreementError
-from polyhead.lab.benchmarks.case import Case, Gauge, Limit, Run, Settings, device_seconds, seconds
+from polyhead.lab.benchmarks.case import Call, Case, Gauge, Limit, Settings, device_seconds, seconds
 
 OURS = "polyhead"
 _LIMIT = "limit: "
@@ -83,7 +83,7 @@ def measure(case: Case, settings: Settings) -> Result:
             raise DisagreementError(
                 f"{case.group}, {case.length}, {case.dtype}: {name} and polyhead disagree: {why}"
             )
-    runs: dict[Any, Run] = {OURS: case.ours}
+    runs: dict[Any, Call] = {OURS: case.ours}
     runs |= {name: peer.run for name, peer in case.peers.items()}
     runs |= {_LIMIT + limit.kind: limit.run for limit in case.limits}
     samples = {name: Sample(tuple(taken)) for name, taken in _turns(runs, case, settings).items()}
@@ -105,7 +105,7 @@ def _done() -> Any:
     raise RuntimeError("this case has been measured")
 
 
-def _turns(runs: dict[Any, Run], case: Case, settings: Settings) -> dict[Any, list[float]]:
+def _turns(runs: dict[Any, Call], case: Case, settings: Settings) -> dict[Any, list[float]]:
     """Every way in turns, so that all meet the same noise; the first turn warms up."""
     taken: dict[Any, list[float]] = {name: [] for name in runs}
     for run in runs.values():

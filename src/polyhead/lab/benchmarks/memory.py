@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from polyhead.lab.benchmarks.case import Case, Contestant, Run, Settings, close
+from polyhead.lab.benchmarks.case import Call, Case, Contestant, Settings, close
 from polyhead.lab.benchmarks.peers import torch_sdpa
 from polyhead.lab.benchmarks.problem import Problem
 
@@ -49,7 +49,7 @@ MEASURED = _CLEAR.exists()
 """Whether ``taken`` works on this machine."""
 
 
-def taken(run: Run) -> float:
+def taken(run: Call) -> float:
     """The most bytes by which this process grows during a call; at least the result's own bytes."""
     _give_back()
     held = _status("VmRSS")

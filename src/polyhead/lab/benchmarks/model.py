@@ -16,7 +16,7 @@ from torch import Tensor
 from polyhead import native
 from polyhead.checkpoints import find
 from polyhead.generation import LanguageModel, load
-from polyhead.lab.benchmarks.case import Case, Contestant, Run, Settings
+from polyhead.lab.benchmarks.case import Call, Case, Contestant, Settings
 from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
 from polyhead.lab.benchmarks.llama_cpp import LlamaCpp, Told
 from polyhead.lab.benchmarks.peers import GEMMA3, SMOLLM2, installed
@@ -145,7 +145,7 @@ def _prefill(
     )  # fmt: skip
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: Call) -> float:
     """Seconds of a call; a separate process measures them itself."""
     start = time.perf_counter()
     result = run()

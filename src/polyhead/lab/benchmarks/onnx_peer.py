@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.lab.benchmarks.case import Run
+from polyhead.lab.benchmarks.case import Call
 from polyhead.lab.benchmarks.problem import Problem
 
 
-def group_query_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+def group_query_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
     """One decoding step: S − 1 keys lie in the cache, the last one comes with the query.
 
     The operator is causal by itself; on a CPU it knows float32 and float16.

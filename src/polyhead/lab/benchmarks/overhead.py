@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from polyhead import native
-from polyhead.lab.benchmarks.case import Case, Contestant, Run, Settings, close
+from polyhead.lab.benchmarks.case import Call, Case, Contestant, Settings, close
 from polyhead.lab.benchmarks.peers import torch_sdpa
 from polyhead.lab.benchmarks.problem import Problem
 from polyhead.native.arguments import Piece
@@ -25,7 +25,7 @@ def _case(problem: Problem, calls: int = 200) -> Case:
     theirs = torch_sdpa(problem, q, k, v)
     assert theirs is not None
 
-    def many(run: Run) -> Tensor:
+    def many(run: Call) -> Tensor:
         for _ in range(calls):
             out: Tensor = run()
         return out

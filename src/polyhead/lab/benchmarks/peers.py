@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.lab.benchmarks import gpu_peers
-from polyhead.lab.benchmarks.case import Contestant, Run, close
+from polyhead.lab.benchmarks.case import Call, Contestant, close
 from polyhead.lab.benchmarks.onnx_peer import group_query_attention
 from polyhead.lab.benchmarks.problem import Problem
 
-Prepare = Callable[[Problem, Tensor, Tensor, Tensor], Run | None]
+Prepare = Callable[[Problem, Tensor, Tensor, Tensor], Call | None]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def contestants(problem: Problem, tensors: Any, names: Iterable[str]) -> dict[st
     return found
 
 
-def torch_sdpa(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+def torch_sdpa(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
     """``scaled_dot_product_attention`` with the cheapest equal mask."""
     if problem.softcap or problem.sinks:
         return None
@@ -115,7 +115,7 @@ def _alibi_mask(problem: Problem) -> Tensor:
     return bias.masked_fill(~problem.keep, -torch.inf)[None].to(problem.dtype)
 
 
-def flex_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+def flex_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
     """FlexAttention, compiled for this shape."""
     if problem.sinks or problem.latent is not None:
         return None
@@ -155,7 +155,7 @@ def _compiled_flex() -> Callable[..., Tensor]:
     return compiled
 
 
-def x_transformers(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Run | None:
+def x_transformers(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
     """x-transformers' ``Attend`` as its layers make it, without its flash option."""
     plain = not (problem.window or problem.documents or problem.alibi or problem.sinks)
     if not plain or problem.softcap or problem.heads != problem.kv_heads:

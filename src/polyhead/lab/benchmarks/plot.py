@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from polyhead._utils.svg import element, image, words
 from polyhead.lab.benchmarks.measure import OURS, Result
-from polyhead.lab.benchmarks.report import dtype_name
+from polyhead.lab.benchmarks.results import dtype_name
 
 _WIDTH, _HEIGHT, _COLUMNS = 300, 210, 3
 _HEAD = 44  # two lines of names, five each

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyhead.checkpoints import find
 from polyhead.generation import TextEncoder, load
-from polyhead.lab.benchmarks.case import Case, Contestant, Run, Settings, close
+from polyhead.lab.benchmarks.case import Call, Case, Contestant, Settings, close
 from polyhead.lab.benchmarks.limits import matrix_rate
 from polyhead.lab.benchmarks.onnx_peer import session_options
 from polyhead.lab.benchmarks.peers import MINILM, ONNX_MODELS, installed
@@ -63,7 +63,7 @@ def _in_transformers(dtype: torch.dtype) -> Any:
     ).eval()
 
 
-def _in_onnxruntime(ids: Tensor) -> Run:
+def _in_onnxruntime(ids: Tensor) -> Call:
     """transformers' model, exported for these shapes; float32."""
     import onnxruntime
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyhead.checkpoints import Checkpoint, find, save_checkpoint
 from polyhead.generation import SpeechToText, load
 from polyhead.generation.pipelines.sound import RATE
-from polyhead.lab.benchmarks.case import Case, Contestant, Differs, Run, Settings, seconds
+from polyhead.lab.benchmarks.case import Call, Case, Contestant, Differs, Settings, seconds
 from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
 from polyhead.lab.benchmarks.peers import WHISPER, installed
 
@@ -137,7 +137,7 @@ def _in_transformers(model: Any, prompt: list[int], hidden: Tensor, end: list[in
     return torch.cat(found, dim=1)
 
 
-def _rested(run: Run) -> float:
+def _rested(run: Call) -> float:
     """Seconds of a call, begun when CTranslate2's threads, which spin for 200 ms, sleep."""
     time.sleep(0.3)
     return seconds(run)

@@ -17,7 +17,7 @@ from polyhead.generation.decoding import graphs
 from polyhead.generation.decoding.captured_steps import replayer
 from polyhead.generation.decoding.sampling import Sampler, Sampling
 from polyhead.generation.decoding.steps import DecoderSteps
-from polyhead.lab.benchmarks.case import Case, Contestant, Differs, Run
+from polyhead.lab.benchmarks.case import Call, Case, Contestant, Differs
 from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
 from polyhead.planning import plan
 
@@ -63,7 +63,7 @@ def prefill_on_device(model: LanguageModel, theirs: Any, ids: Tensor, dtype: tor
     )  # fmt: skip
 
 
-def steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
+def steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Call:
     """Logits of tokens behind a prompt, one at a time, through a cache."""
     count = tokens.shape[1]
     cache = model.new_cache(prompt.shape[1] + count)
@@ -77,7 +77,7 @@ def steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
     return run
 
 
-def captured_steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
+def captured_steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Call:
     """The same from a captured graph."""
     count = tokens.shape[1]
     # Room for the steps that come before the graph: the cache must not move.
@@ -103,7 +103,7 @@ def captured_steps(model: LanguageModel, prompt: Tensor, tokens: Tensor) -> Run:
     return run
 
 
-def their_steps(model: Any, prompt: Tensor, tokens: Tensor) -> Run:
+def their_steps(model: Any, prompt: Tensor, tokens: Tensor) -> Call:
     """``steps`` of transformers."""
     count = tokens.shape[1]
     past = model(prompt, use_cache=True, logits_to_keep=1).past_key_values
@@ -119,12 +119,12 @@ def their_steps(model: Any, prompt: Tensor, tokens: Tensor) -> Run:
     return run
 
 
-def reading(model: LanguageModel, ids: Tensor) -> Run:
+def reading(model: LanguageModel, ids: Tensor) -> Call:
     """Logits after a prompt that goes into an empty cache."""
     return lambda: model(ids, cache=model.new_cache(ids.shape[1]), last=1)
 
 
-def their_reading(model: Any, ids: Tensor) -> Run:
+def their_reading(model: Any, ids: Tensor) -> Call:
     """The same of transformers."""
     return lambda: model(ids, use_cache=True, logits_to_keep=1).logits
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from polyhead._utils.svg import element, image, words
-from polyhead.lab.comparison.report import cells, sentences
+from polyhead.lab.comparison.document import cells, sentences
 
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _TOP, _RIGHT, _BOTTOM = 70, 30, 90, 48

@@ -22,7 +22,7 @@ from polyhead.config import (
     NormConfig,
     TransformerConfig,
 )
-from polyhead.interpret.trace.steps import TRACE_EXAMPLE, Step, Trace, example_trace, subscript
+from polyhead.interpret.trace.steps import TRACE_EXAMPLE, Trace, TraceStep, example_trace, subscript
 from polyhead.models import Transformer
 from polyhead.models.parts import layer_of
 from polyhead.planning import Preset, cache_saving, plan, presets
@@ -75,7 +75,7 @@ def example() -> dict[str, Any]:
     }
 
 
-def _name(step: Step) -> str:
+def _name(step: TraceStep) -> str:
     """``"A₁"``, the matrix as the formulas call it."""
     head, dot, part = step.key.partition(".")
     number = subscript(int(head.removeprefix("head"))) if dot else ""
@@ -86,7 +86,7 @@ def _name(step: Step) -> str:
     return names.get(part, f"{part}{number}")
 
 
-def _made(step: Step, trace: Trace) -> dict[str, Any]:
+def _made(step: TraceStep, trace: Trace) -> dict[str, Any]:
     """Which matrices a step is made of, and how their rows, columns or cells make its numbers."""
 
     def source(key: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 import polyhead as ph
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
 from polyhead.errors import InputError
-from polyhead.interpret.reading import SourceAlignment, alignment_scores
+from polyhead.interpret.source_alignment import SourceAlignment, alignment_scores
 from polyhead.models import Transformer
 
 
