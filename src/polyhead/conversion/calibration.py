@@ -149,23 +149,18 @@ def refuse_overlap(named: Sequence[tuple[str, Sequence[Tensor]]]) -> None:
 
 
 def calibrate(
-    model: nn.Module,
-    rows: Sequence[Tensor],
-    *,
-    seed: int = 0,
-    progress: Progress | None = None,
+    model: nn.Module, rows: Sequence[Tensor], *, progress: Progress | None = None
 ) -> Calibration:
     """Reads windows, forward and back.
 
     Args:
         model: A decoder, in evaluation mode, all of whose layers have kv heads.
         rows: Windows ``[T]`` of tokens.
-        seed: Seed of the tokens that are drawn.
         progress: Called as ``progress("calibration", windows read, windows in all)``.
     """
     transformer = source_of(model)
     device = next(transformer.parameters()).device
-    drawn = torch.Generator(device).manual_seed(seed)
+    drawn = torch.Generator(device).manual_seed(0)
     attentions = [cast(TransformerLayer, layer).attention for layer in transformer.layers]
     sums = [_Sums(cast(MultiHeadAttention, attention)) for attention in attentions]
     with _watched(transformer, sums), torch.enable_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,14 +92,20 @@ class Teacher:
             return F.log_softmax(self.model.logits(hidden[None])[0].float(), dim=-1)
 
 
-def kl_of(model: Transformer, teacher: Teacher, row: Tensor, hidden: Tensor) -> Tensor:
-    """KL divergence from the teacher, ``[T]`` nats, of hidden states ``[T, E]`` of ``model``."""
-    parts = []
+def _log_probs(
+    model: Transformer, teacher: Teacher, row: Tensor, hidden: Tensor
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Runs of tokens: the index of the first, and log p ``[run, W]`` of teacher and model."""
     for first in range(0, len(row), _ROWS):
         there = teacher.log_probs(teacher.hidden(row)[first : first + _ROWS]).to(hidden.device)
         here = F.log_softmax(model.logits(hidden[None, first : first + _ROWS])[0].float(), dim=-1)
-        parts.append((there.exp() * (there - here)).sum(-1))
-    return torch.cat(parts)
+        yield first, there, here
+
+
+def kl_of(model: Transformer, teacher: Teacher, row: Tensor, hidden: Tensor) -> Tensor:
+    """KL divergence from the teacher, ``[T]`` nats, of hidden states ``[T, E]`` of ``model``."""
+    pairs = _log_probs(model, teacher, row, hidden)
+    return torch.cat([(there.exp() * (there - here)).sum(-1) for _, there, here in pairs])
 
 
 def mean_kl(model: Transformer, teacher: Teacher, rows: Sequence[Tensor]) -> float:
@@ -128,10 +134,7 @@ def measure(
     total, done, found = sum(len(rows) for _, rows in domains.values()), 0, []
     for name, (calibrated, rows) in domains.items():
         sums = {"kl": 0.0, "same": 0.0, "before": 0.0, "after": 0.0}
-        quarters, counts = (
-            torch.zeros(4, dtype=torch.float32, device="cpu"),
-            torch.zeros(4, dtype=torch.float32, device="cpu"),
-        )
+        quarters, counts = torch.zeros(2, 4, dtype=torch.float32, device="cpu")
         for row in rows:
             one = _figures(model, teacher, row, quarters, counts)
             sums = {key: value + one[key] for key, value in sums.items()}
@@ -162,9 +165,7 @@ def _figures(
     """Sums over one window; KL by quarter is added to ``quarters``."""
     hidden = model.hidden_states(row[None])[0]
     sums = {"kl": 0.0, "same": 0.0, "before": 0.0, "after": 0.0}
-    for first in range(0, len(row), _ROWS):
-        there = teacher.log_probs(teacher.hidden(row)[first : first + _ROWS])
-        here = F.log_softmax(model.logits(hidden[None, first : first + _ROWS])[0].float(), dim=-1)
+    for first, there, here in _log_probs(model, teacher, row, hidden):
         kl = (there.exp() * (there - here)).sum(-1)
         sums["kl"] += float(kl.sum())
         sums["same"] += float((there.argmax(-1) == here.argmax(-1)).sum())
@@ -201,29 +202,21 @@ def _with_layers(model: Transformer, layers: Sequence[nn.Module]) -> Transformer
     return mixed
 
 
-def speed(
-    model: Transformer, *, prompt: int = 256, steps: int = 16, batch: int = 1, repeats: int = 3
-) -> Speed:
-    """Prefill and decoding, the best of several runs.
-
-    Args:
-        prompt: Tokens read; less where the context is short.
-    """
-    steps = min(steps, max(1, model.config.max_positions // 4))
-    prompt = max(1, min(prompt, model.config.max_positions - steps))
+def speed(model: Transformer) -> Speed:
+    """Prefill of 256 tokens and decoding of 16, the best of three runs; fewer in short contexts."""
+    steps = min(16, max(1, model.config.max_positions // 4))
+    prompt = max(1, min(256, model.config.max_positions - steps))
     drawn = torch.Generator().manual_seed(0)
-    device = next(model.parameters()).device
     ids = torch.randint(
-        model.config.vocab_size, (batch, prompt + steps), generator=drawn, device="cpu"
-    )
-    ids = ids.to(device)
+        model.config.vocab_size, (1, prompt + steps), generator=drawn, device="cpu"
+    ).to(next(model.parameters()).device)
     best = [math.inf, math.inf]
     with torch.inference_mode():
-        for _ in range(repeats):
+        for _ in range(3):
             cache = model.new_cache(prompt + steps)
             best[0] = min(best[0], _seconds(partial(model, ids[:, :prompt], cache=cache, last=1)))
             best[1] = min(best[1], _seconds(partial(_decode, model, ids, prompt, cache)))
-    return Speed(batch * prompt / best[0], batch * steps / best[1], cache.bytes, cache.length)
+    return Speed(prompt / best[0], steps / best[1], cache.bytes, cache.length)
 
 
 def _decode(model: Transformer, ids: Tensor, prompt: int, cache: object) -> None:

@@ -43,20 +43,15 @@ class ExactStep:
 
 
 class Proof:
-    """Takes a draft through exact steps and compares logits in float64 after each.
+    """Takes a draft through exact ``steps`` and compares logits in float64 after each."""
 
-    Args:
-        ids: ``[B, T]`` tokens; default 48 drawn from the vocabulary.
-    """
-
-    def __init__(self, draft: Draft, ids: Tensor | None = None) -> None:
+    def __init__(self, draft: Draft) -> None:
         self.draft, self.steps = draft, list[ExactStep]()
-        config = draft.config
-        if ids is None:
-            length = min(_TOKENS, config.max_positions)
-            drawn = torch.Generator().manual_seed(0)
-            ids = torch.randint(config.vocab_size, (1, length), generator=drawn, device="cpu")
-        self.ids = ids
+        length = min(_TOKENS, draft.config.max_positions)
+        drawn = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(
+            draft.config.vocab_size, (1, length), generator=drawn, device="cpu"
+        )
         self._logits = self._run(draft)
 
     def step(self, name: str, change: Callable[[Draft], None], *, turns: bool = False) -> ExactStep:

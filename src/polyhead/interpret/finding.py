@@ -188,7 +188,7 @@ def score_heads(
     if pair is not None and not by_text["pair"] and refusal is not None:
         raise refusal
     by_text["alignment"] = [alignment_score(model, text) for text in alignments]
-    config = _config(model)
+    config: Any = model.config
     seen = run_ids(model, repeated_tokens(config.vocab_size, min(_HALF, _context(config) // 2)))
     for label in ("induction", "duplicate"):
         # Means over the second half: in the first, no token has an earlier copy.
@@ -203,15 +203,11 @@ def _pair_scores(model: nn.Module, text: Text, pair: tuple[str, str], seen: Prob
     """``[layers, heads]`` the weight from the first word to the second."""
     if not isinstance(text, str):
         raise InputError("pair= needs texts that are strings: got token ids")
-    causal = _config(model).kind == "decoder"
+    config: Any = model.config
+    causal = config.kind == "decoder"
     found = find_pair(tokenized(model, text), *pair, causal=causal)
     row = slice(found.query, found.query + 1)
     return aligned([view.rows(queries=row)[0, :, 0, list(found.keys)].sum(-1) for view in seen])
-
-
-def _config(model: nn.Module) -> Any:
-    """A model's configuration, its own or one of transformers'."""
-    return model.config
 
 
 def _context(config: Any) -> int:
@@ -221,14 +217,12 @@ def _context(config: Any) -> int:
     return most
 
 
-def repeated_tokens(vocab_size: int, count: int, batch: int = 2) -> Tensor:
-    """``[batch, 2 · count]`` random tokens and the same ones again, always the same draw."""
+def repeated_tokens(vocab_size: int, count: int) -> Tensor:
+    """``[2, 2 · count]`` random tokens and the same ones again, always the same draw."""
     count = min(count, vocab_size)
     generator = torch.Generator().manual_seed(0)
-    rows = [
-        torch.randperm(vocab_size, generator=generator, device="cpu")[:count] for _ in range(batch)
-    ]
-    once = torch.stack(rows)
+    rows = [torch.randperm(vocab_size, generator=generator, device="cpu") for _ in range(2)]
+    once = torch.stack(rows)[:, :count]
     return torch.cat([once, once], dim=1)
 
 

@@ -31,17 +31,14 @@ _SHADES = 24
 _FONT = "ui-sans-serif,system-ui,sans-serif"
 
 
-def draw_heads(
-    seen: Probe, heads: HeadsByLayer, pieces: Sequence[str], *, title: str = "", row: int = 0
-) -> str:
-    """An SVG with the map of each of some heads.
+def draw_heads(seen: Probe, heads: HeadsByLayer, pieces: Sequence[str], *, title: str = "") -> str:
+    """An SVG with the maps of some heads on the first text of the batch.
 
     Args:
         seen: The probe of a run; it must have kept queries and keys.
         heads: Query heads by layer, both counted from 0; at least one.
         pieces: What each token says.
         title: Stands in the picture's description.
-        row: Which text of the batch.
 
     Raises:
         InputError: No head, or one that is not there.
@@ -59,7 +56,7 @@ def draw_heads(
     width, height = across * step_x + _GAP, -(-len(chosen) // across) * step_y + _GAP
     maps = []
     for number, (layer, head) in enumerate(chosen):
-        weights = seen[layer].map(head, MOST)[row]
+        weights = seen[layer].map(head, MOST)[0]
         x = _GAP + (number % across) * step_x + margin
         y = _GAP + (number // across) * step_y + 22
         name = element(

@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -36,10 +37,10 @@ from polyhead.planning import plan
 MODEL = "smollm2"
 _MODELS = {MODEL: ("SmolLM2", SMOLLM2), "gemma3-270m": ("Gemma 3", GEMMA3)}
 """Names in tables, and the package of the file, by the catalogue's name."""
-IN_EIGHTS = "polyhead, int8 activations"
+INT8 = "polyhead, int8 activations"
 """The same model, which rounds what it multiplies to 8 bits as llama.cpp does."""
 UNPACKED = "polyhead, unpacked"
-"""The same model with its weights in the case's dtype."""
+"""The same model with its wint8 in the case's dtype."""
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -76,73 +77,58 @@ def _of_model(name: str, settings: Settings) -> Iterator[Case]:
     llama = LlamaCpp(find(name).path) if installed("llama.cpp") else None
     try:
         for dtype in settings.dtypes:
-            ours = load(name, expect=LanguageModel).to(dtype)  # weights as the file holds them
-            eights = None
+            ours = load(name, expect=LanguageModel).to(dtype)  # wint8 as the file holds them
+            int8 = None
             if native.code() is not None:
-                eights = load(name, activations="int8", expect=LanguageModel).to(dtype)
+                int8 = load(name, activations="int8", expect=LanguageModel).to(dtype)
             unpacked = load(name, dtype=dtype, expect=LanguageModel)
             ids = torch.tensor([ours.tokenizer.encode(topics["compound"])[:length]])
             if peer is not None:
                 peer = _as_dtype(peer, dtype)
-            for made in (_decode, _prefill):
-                yield made(ours, eights, unpacked, peer, llama, ids, dtype)
+            for decode in (True, False):
+                yield _case(decode, ours, int8, unpacked, peer, llama, ids, dtype)
     finally:
         if llama is not None:
             llama.close()
 
 
-def _decode(
+def _case(
+    decode: bool,
     ours: LanguageModel,
-    eights: LanguageModel | None,
+    int8: LanguageModel | None,
     unpacked: LanguageModel,
     theirs: Any,
     llama: LlamaCpp | None,
     ids: Tensor,
     dtype: torch.dtype,
 ) -> Case:
-    """The same 16 tokens after the same prompt."""
-    prompt, tokens = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS]
-    same = says_the_same(dtype)
-    peers = {UNPACKED: Contestant(steps(unpacked, prompt, tokens), same)}
-    if eights is not None:
-        peers[IN_EIGHTS] = Contestant(steps(eights, prompt, tokens), _says_nearly_the_same)
+    """The same 16 tokens after the same prompt; or a whole prompt into an empty cache."""
+    prompt, tokens, same = ids[:, :PROMPT], ids[:, PROMPT : PROMPT + STEPS], says_the_same(dtype)
+
+    def run(model: LanguageModel) -> Call:
+        return steps(model, prompt, tokens) if decode else reading(model, ids)
+
+    peers = {UNPACKED: Contestant(run(unpacked), same)}
+    if int8 is not None:
+        peers[INT8] = Contestant(run(int8), _says_nearly_the_same)
     if theirs is not None:
-        peers["transformers"] = Contestant(their_steps(theirs, prompt, tokens), same)
+        call = their_steps(theirs, prompt, tokens) if decode else their_reading(theirs, ids)
+        peers["transformers"] = Contestant(call, same)
     if llama is not None:
-        known = ids[0, : PROMPT + 1].tolist()
-        peers["llama.cpp"] = Contestant(lambda: llama.decode(known, STEPS), _knows(llama, known, 0))
-    weights = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
+        known = ids[0, : PROMPT + 1 if decode else None].tolist()
+        call = partial(llama.decode, known, STEPS) if decode else partial(llama.prefill, known)
+        peers["llama.cpp"] = Contestant(call, _knows(llama, known, 0 if decode else -1))
+    if decode:
+        wint8 = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
+        return Case(
+            f"decode after {PROMPT} tokens, steps:", STEPS, dtype, run(ours), peers,
+            (read_rate(wint8).times(STEPS),), STEPS, "tokens/s", _seconds,
+        )  # fmt: skip
+    count = ids.shape[1]
+    limit = matrix_rate(dtype, plan(ours.config, tokens=count).prefill.model)
     return Case(
-        f"decode after {PROMPT} tokens, steps:", STEPS, dtype, steps(ours, prompt, tokens), peers,
-        (read_rate(weights).times(STEPS),), STEPS, "tokens/s", _seconds,
-    )  # fmt: skip
-
-
-def _prefill(
-    ours: LanguageModel,
-    eights: LanguageModel | None,
-    unpacked: LanguageModel,
-    theirs: Any,
-    llama: LlamaCpp | None,
-    ids: Tensor,
-    dtype: torch.dtype,
-) -> Case:
-    """A whole prompt into an empty cache."""
-    tokens = ids.shape[1]
-
-    peers = {UNPACKED: Contestant(reading(unpacked, ids), says_the_same(dtype))}
-    if eights is not None:
-        peers[IN_EIGHTS] = Contestant(reading(eights, ids), _says_nearly_the_same)
-    if theirs is not None:
-        peers["transformers"] = Contestant(their_reading(theirs, ids), says_the_same(dtype))
-    if llama is not None:
-        known = ids[0].tolist()
-        peers["llama.cpp"] = Contestant(lambda: llama.prefill(known), _knows(llama, known, -1))
-    operations = plan(ours.config, tokens=tokens).prefill.model
-    return Case(
-        "prefill, tokens:", tokens, dtype,
-        reading(ours, ids), peers, (matrix_rate(dtype, operations),), tokens, "tokens/s", _seconds,
-    )  # fmt: skip
+        "prefill, tokens:", count, dtype, run(ours), peers, (limit,), count, "tokens/s", _seconds
+    )
 
 
 def _seconds(run: Call) -> float:

@@ -105,14 +105,14 @@ def name_tokens(heads: int, seed: int, *, steps: int = _STEPS) -> Outcome:
     return Outcome(heads, seed, count, each, together)
 
 
-def where_heads_look(heads: int, seed: int, *, steps: int = _STEPS) -> tuple[Tensor, Tensor]:
+def where_heads_look(heads: int, seed: int) -> tuple[Tensor, Tensor]:
     """Trains one model on the task and looks at its heads on one row of random tokens.
 
     Returns:
         ``[T]`` the tokens, and ``[H, T, T]`` the weights.
     """
     with torch.random.fork_rng(devices=[]):
-        model = _trained(heads, seed, steps)
+        model = _trained(heads, seed, _STEPS)
         ids, _ = _drawn(1)
         with probe(model.layer) as seen, torch.no_grad():
             model(ids)
