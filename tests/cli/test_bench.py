@@ -50,7 +50,7 @@ def test_tables_then_one_line_of_json(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("prefil",), ("no routine 'prefil' (did you mean 'prefill'?)", "prefill, decode")),
+        (("prefil",), ("unknown routine 'prefil' (did you mean 'prefill'?)", "prefill, decode")),
         (("decode", "--dtypes", "int8"), ("--dtypes", "bfloat16", "'int8'")),
         (("decode", "--rounds", "0"), ("--rounds",)),
         (("decode", "--device", "tpu"), ("--device", "cpu or cuda", "'tpu'")),

@@ -103,7 +103,7 @@ def test_what_a_recipe_cannot_say_is_refused(run: Run, folder: Path) -> None:
         result.refused(2, *wanted)
         assert not (folder / "x" / "config.json").exists()
     run("train", "absent").refused(
-        2, "no recipe 'absent': here are text, translate-bible, translate-numbers"
+        2, "unknown recipe 'absent': give text, translate-bible, translate-numbers"
     )
     run("train", "tiny.toml", "--resume").refused(2, "nothing was saved to resume from")
     (folder / "bad.toml").write_text("[model\n")

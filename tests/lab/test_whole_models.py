@@ -18,7 +18,7 @@ def test_whisper_writes_the_tokens_of_the_others() -> None:
     with torch.no_grad():  # as the command calls it
         found = [measure(case, settings) for case in speech.cases(settings)]
     assert [result.case.unit for result in found] == ["windows/s", "tokens/s"] * 2
-    assert all({speech.CTRANSLATE2, speech.CTRANSLATE2_INT8} <= {*result.ratios} for result in found)
+    assert all({speech.CTRANSLATE2, speech.INT8} <= {*result.ratios} for result in found)
 
 
 def test_minilm_computes_what_the_others_do() -> None:

@@ -101,7 +101,7 @@ def test_unknown_names_and_kinds_are_refused(tmp_path: Path) -> None:
         plan(tmp_path, tokens=8)
     other = tmp_path / "weights.bin"
     other.write_bytes(b"x")
-    with pytest.raises(ConfigError, match=r"is no config\.json"):
+    with pytest.raises(ConfigError, match=r"is not a config\.json"):
         plan(other, tokens=8)
     with pytest.raises(TypeError, match=r"config must be a preset's name.*got int"):
         plan(7, tokens=8)

@@ -50,7 +50,10 @@ def command(verbs: Collection[str] = tuple(VERBS)) -> Any:
     for verb in verbs:
         module = import_module(f"polyhead.cli.{VERBS[verb]}")
         if verb == "compare":
-            app.add_typer(module.compare_app, name=verb)
+            inner = module.compare_app
+            for info in (inner.registered_callback, *inner.registered_commands):
+                info.help = _reflowed(info.callback.__doc__)
+            app.add_typer(inner, name=verb)
         else:
             run = getattr(module, verb)
             app.command(help=_reflowed(run.__doc__ or ""))(run)

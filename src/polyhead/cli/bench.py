@@ -17,7 +17,7 @@ def bench(
     routines: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ROUTINES]...",
+            metavar="ROUTINE",
             help="prefill, decode, chunk, window, features, mla, backward, growth, overhead, "
             "model, sentences, speech, beams, memory, train, statistics; default: all.",
             show_default=False,
@@ -37,7 +37,7 @@ def bench(
         str,
         typer.Option(help="cpu or cuda; on cuda attention and whole models, with a GPU's limits."),
     ] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Only JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Write a plot of rate against length to this SVG file.")
     ] = None,

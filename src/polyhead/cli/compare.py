@@ -40,12 +40,12 @@ Data = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder for runs and report.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the comparison in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
-Width = Annotated[int, typer.Option(help="Features of the decoder.")]
+Width = Annotated[int, typer.Option(help="Embedding size of the decoder.")]
 Layers = Annotated[int, typer.Option(help="Layers of the decoder.")]
-Hidden = Annotated[int, typer.Option(help="Hidden features of the feed-forward networks.")]
+Hidden = Annotated[int, typer.Option(help="Hidden size of the feed-forward networks.")]
 Vocabulary = Annotated[int, typer.Option(help="Largest size of the BPE vocabulary.")]
-Context = Annotated[int, typer.Option(help="Tokens of a block.")]
-Batch = Annotated[int, typer.Option(help="Blocks of a step.")]
+Context = Annotated[int, typer.Option(help="Tokens per sequence.")]
+Batch = Annotated[int, typer.Option(help="Sequences per step.")]
 Rate = Annotated[float, typer.Option(help="Learning rate of all variants.")]
 Dtype = Annotated[str, typer.Option(help="float32, or bfloat16 by autocast.")]
 
@@ -73,7 +73,7 @@ def compare(
     heads: Annotated[int, typer.Option(help="Query heads of the decoder.")] = 8,
     hidden: Hidden = 352,
     vocabulary: Vocabulary = 1024,
-    block: Annotated[int, typer.Option("--context", help="Tokens of a block.")] = 256,
+    block: Annotated[int, typer.Option("--context", help="Tokens per sequence.")] = 256,
     batch: Batch = 8,
     rate: Rate = 2e-3,
     dtype: Dtype = "float32",
@@ -81,8 +81,8 @@ def compare(
 ) -> None:
     """Train the same decoder with different head layouts, and report which of them differ.
 
-    Parameters and tokens are equal, seeds are paired. --out gets the runs, report.json, plot.svg
-    and report.html. Ctrl-C loses at most the run in progress; --resume continues.
+    Parameters and tokens are equal, seeds are paired. The runs, report.json, plot.svg and
+    report.html are written to --out. Ctrl-C loses at most the run in progress; --resume continues.
 
     Example: polyhead compare --variants gqa:2,mqa,mla:32+8 --seeds 8 --budget 30m
     """

@@ -8,15 +8,8 @@ from typing import Annotated
 
 import typer
 
-from polyhead.cli.options import duration
+from polyhead.cli import options
 
-_Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
-    ),
-]
 _Out = Annotated[
     Path, typer.Option(metavar="DIR", help="Folder for the new model; must not exist.")
 ]
@@ -27,7 +20,7 @@ _Latent = Annotated[
 ]
 _Cache = Annotated[
     float | None,
-    typer.Option(metavar="SHARE", help="Latent attention within this share of the cache."),
+    typer.Option(metavar="FRACTION", help="Latent attention within this fraction of the cache."),
 ]
 _Calibration = Annotated[
     list[Path] | None,
@@ -49,7 +42,7 @@ _Healing = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE", help="Text to heal on; default: the text of --calibration."),
 ]
-_Tokens = Annotated[int, typer.Option(help="At most so many tokens for calibration.")]
+_Tokens = Annotated[int, typer.Option(help="Largest number of calibration tokens.")]
 _Form = Annotated[
     str, typer.Option(help="hugging-face, polyhead, or auto: the first that can represent it.")
 ]
@@ -57,7 +50,7 @@ _Json = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
 
 
 def convert(
-    model: _Model,
+    model: options.ModelArgument,
     out: _Out,
     kv_heads: _KvHeads = None,
     latent: _Latent = None,
@@ -86,7 +79,7 @@ def convert(
     from polyhead.errors import InputError
     from polyhead.generation import LanguageModel
 
-    minutes = None if heal is None else duration("--heal", heal) / 60
+    minutes = None if heal is None else options.duration("--heal", heal) / 60
     if minutes is not None:
         needed("accelerate", "polyhead[train]")  # before anything is converted
     size = None if latent is None else _pair(latent)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyhead.cli import options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -33,7 +35,7 @@ def doctor(
             metavar="MODEL", help="Also show how each layer of this decoder runs a decoding step."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Show what this machine can run, and the command that would enable each missing part."""
     from polyhead.cli.terminal import console, print_json

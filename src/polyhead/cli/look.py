@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.options import Language
+from polyhead.cli import options
 from polyhead.errors import InputError, shortened
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ _CONTINUATION = 24
 _LAYER = re.compile(r"[0-9]{1,4}")
 
 
-_Text = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
-    ),
-]
 _Models = Annotated[
     list[str] | None,
     typer.Option(
@@ -43,14 +37,11 @@ _Models = Annotated[
         "none is given, several with --serve.",
     ),
 ]
-_TextFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")
-]
-_Query = Annotated[str | None, typer.Option(help="The word that looks (its last occurrence).")]
-_Key = Annotated[str | None, typer.Option(help="The word that is looked at.")]
+_Query = Annotated[str | None, typer.Option(help="Query word (its last occurrence).")]
+_Key = Annotated[str | None, typer.Option(help="Key word.")]
 _Pair = Annotated[
     tuple[str, str] | None,
-    typer.Option(metavar="QUERY KEY", help="Both at once: --pair it animal."),
+    typer.Option(metavar="QUERY KEY", help="Query and key word at once: --pair it animal."),
 ]
 _Find = Annotated[
     bool, typer.Option("--find", help="Label the heads: induction, previous-token, sink, …")
@@ -89,16 +80,13 @@ _NewTokens = Annotated[
 ]
 _Source = Annotated[
     str | None,
-    typer.Option(
-        "--from", metavar="CODE", help="For an encoder-decoder: the language of the text."
-    ),
+    typer.Option("--from", metavar="CODE", help="For an encoder-decoder: source language code."),
 ]
 _Target = Annotated[
     str | None,
-    typer.Option("--to", metavar="CODE", help="For an encoder-decoder: the language to write."),
+    typer.Option("--to", metavar="CODE", help="For an encoder-decoder: target language code."),
 ]
-_Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-_Json = Annotated[bool, typer.Option("--json", help="Everything as JSON.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print all results as JSON.")]
 
 
 @dataclass(frozen=True)
@@ -125,9 +113,9 @@ class _Wanted:
 
 
 def look(
-    text: _Text = None,
+    text: options.Text = None,
     models: _Models = None,
-    file: _TextFile = None,
+    file: options.TextFile = None,
     query: _Query = None,
     key: _Key = None,
     pair: _Pair = None,
@@ -143,8 +131,8 @@ def look(
     max_new_tokens: _NewTokens = None,
     source: _Source = None,
     target: _Target = None,
-    dtype: _Dtype = "float32",
-    lang: Language = None,
+    dtype: options.PlainDtype = "float32",
+    lang: options.Language = None,
     json: _Json = False,
 ) -> None:
     """See every head of a real model on TEXT.

@@ -31,6 +31,18 @@ ModelName = Annotated[
     str,
     typer.Option("--model", "-m", metavar="MODEL", help=_KIND, autocompletion=_known_models),
 ]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_KIND)]
+Text = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
+    ),
+]
+TextFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")
+]
+PlainDtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Prompt = Annotated[
     str | None,
     typer.Argument(

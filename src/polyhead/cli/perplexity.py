@@ -11,16 +11,10 @@ from polyhead.cli import options
 
 
 def perplexity(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A known name, a Hugging Face directory, a .gguf file or a hub id.",
-        ),
-    ],
+    model: options.ModelArgument,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Text files in UTF-8, evaluated separately."),
+        typer.Argument(metavar="FILE", help="UTF-8 text files, evaluated separately."),
     ],
     window: Annotated[
         int | None,
@@ -34,11 +28,11 @@ def perplexity(
     dtype: options.Dtype = None,
     activations: Annotated[
         str | None,
-        typer.Option(help="int8: what multiplies quantized weights is rounded to 8 bits."),
+        typer.Option(help="int8: round the inputs of quantized layers to 8 bits."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
-    """Perplexity and bits per byte of a model on texts.
+    """Measure the perplexity and bits per byte of a model on texts.
 
     Example: polyhead perplexity smollm2 book.txt --window 2048 --stride 512
     """

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from polyhead.cli import options
+
 
 def _sizes(text: str) -> dict[str, int]:
     """``tensor=8,context=4`` as numbers by name."""
@@ -40,15 +42,15 @@ _Tokens = Annotated[
     typer.Option(
         metavar="COUNT",
         help="Context of each sequence, such as 8192 or 128k (k is 1,024, m 1,024²); default: "
-        "all that the model was made for.",
+        "the model's maximum.",
     ),
 ]
-_Batch = Annotated[int, typer.Option(help="Sequences.")]
+_Batch = Annotated[int, typer.Option(help="Number of sequences.")]
 _Dtype = Annotated[
     str,
     typer.Option(
         help="Dtype of weights: float32, bfloat16, float16, float8, int8, int4; file: as "
-        "load holds the codes of a quantized directory."
+        "stored in a quantized directory."
     ),
 ]
 _KvDtype = Annotated[
@@ -57,10 +59,10 @@ _KvDtype = Annotated[
         help="Dtype of the cache: float32, bfloat16, float16, int8, int4; default: dtype."
     ),
 ]
-_Page = Annotated[int | None, typer.Option(help="Tokens per page; default: no pages.")]
-_TensorParallel = Annotated[int, typer.Option(help="Ranks that share heads and hidden features.")]
+_Page = Annotated[int | None, typer.Option(help="Tokens per cache page; default: not paged.")]
+_TensorParallel = Annotated[int, typer.Option(help="Ranks of tensor parallelism.")]
 _Memory = Annotated[
-    str | None, typer.Option(help="Memory of one rank, such as 24GiB: shows what fits.")
+    str | None, typer.Option(help="Memory of one rank, such as 24GiB; shows what fits.")
 ]
 _Bandwidth = Annotated[
     str | None, typer.Option(help="Memory bandwidth of one rank, such as 3.35TB/s.")
@@ -80,7 +82,6 @@ _Presets = Annotated[
     bool,
     typer.Option("--presets", help="List the presets and exit; with --json, their sources."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="The same as JSON.")]
 
 
 def plan(
@@ -97,7 +98,7 @@ def plan(
     mesh: _Mesh = None,
     link: _Link = None,
     presets: _Presets = False,
-    json: _Json = False,
+    json: options.Json = False,
 ) -> None:
     """Plan a model: parameters, FLOPs, cache bytes, what fits.
 

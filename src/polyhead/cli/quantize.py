@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from polyhead.cli import options
+
 _TOKENS = 4096  # the default text is cut to so many
 
 
@@ -19,22 +21,21 @@ def quantize(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
     type: Annotated[
-        str, typer.Option(help="Type of the blocks: Q4_K, Q6_K, Q8_0, Q4_0, ...")
+        str, typer.Option(help="Quantization type: Q4_K, Q6_K, Q8_0, Q4_0, ...")
     ] = "Q4_K",
     text: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Texts that perplexity is measured on; default 4,096 tokens of Python's "
-            "documentation.",
+            help="Text files for the perplexity; default: 4,096 tokens of Python's documentation.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
-    """Writes a GGUF file whose weights are in blocks of a few bits, and measures it.
+    """Write a GGUF file with quantized weights, and measure its perplexity.
 
     Perplexity is measured before and after, with the weights as the files hold them. A directory
-    is written as the GGUF architecture that says the same; if there is none, that is an error.
+    is written in the GGUF architecture of its family; if there is none, that is an error.
 
     Example: polyhead quantize smollm2 --type Q4_K --out smollm2-q4_k.gguf
     """

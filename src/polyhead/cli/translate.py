@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyhead.cli import options
 from polyhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,19 +15,12 @@ if TYPE_CHECKING:
     from polyhead.generation import Generation, TextToText
     from polyhead.generation.pipelines.transcript import Segment, Word
 
-_Text = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TEXT", help="The text; @FILE reads it from a file, - from standard input."
-    ),
-]
 _Model = Annotated[
     str,
     typer.Option(
         "--model", "-m", metavar="MODEL", help="An encoder-decoder's directory or hub id."
     ),
 ]
-_File = Annotated[Path | None, typer.Option(metavar="FILE", help="Read the text from this file.")]
 _Beams = Annotated[
     int | None,
     typer.Option("--num-beams", "-b", help="Number of beams; default: that of the model's files."),
@@ -34,23 +28,25 @@ _Beams = Annotated[
 _Longest = Annotated[
     int | None,
     typer.Option(
-        "--max-new-tokens", "-n", help="Most tokens per text; default: that of the model's files."
+        "--max-new-tokens",
+        "-n",
+        help="Most new tokens per text; default: that of the model's files.",
     ),
 ]
-_Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print texts with tokens and scores as JSON.")]
 
 
 def translate(
     model: _Model,
-    text: _Text = None,
-    file: _File = None,
+    text: options.Text = None,
+    file: options.TextFile = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="CODE", help="The language of the text.")
+        str | None,
+        typer.Option("--from", metavar="CODE", help="Source language code."),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--to", metavar="CODE", help="The language to write, by the model's code."),
+        typer.Option("--to", metavar="CODE", help="Target language code."),
     ] = None,
     prefix: Annotated[
         str | None, typer.Option(help="Prefix of every text, such as T5's instructions.")
@@ -66,7 +62,7 @@ def translate(
             "--out", "-o", metavar="FILE", help="With --align: draw the alignment to this SVG file."
         ),
     ] = None,
-    dtype: _Dtype = "float32",
+    dtype: options.PlainDtype = "float32",
     json: _Json = False,
 ) -> None:
     """Translate TEXT, or each line of a file.
@@ -90,14 +86,14 @@ def translate(
 
 def summarize(
     model: _Model,
-    text: _Text = None,
-    file: _File = None,
+    text: options.Text = None,
+    file: options.TextFile = None,
     num_beams: _Beams = None,
     max_new_tokens: _Longest = None,
     min_new_tokens: Annotated[
-        int | None, typer.Option(help="Fewest tokens of the summary.")
+        int | None, typer.Option(help="Fewest new tokens of the summary.")
     ] = None,
-    dtype: _Dtype = "float32",
+    dtype: options.PlainDtype = "float32",
     json: _Json = False,
 ) -> None:
     """Summarize TEXT, or a whole file.
@@ -133,7 +129,7 @@ def transcribe(
     ] = None,
     task: Annotated[str | None, typer.Option(help="transcribe, or translate into English.")] = None,
     num_beams: _Beams = None,
-    dtype: _Dtype = "float32",
+    dtype: options.PlainDtype = "float32",
     words: Annotated[
         bool, typer.Option("--words", help="Print each word with its time in seconds.")
     ] = False,

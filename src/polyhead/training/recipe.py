@@ -148,8 +148,8 @@ class Recipe:
         path = Path(name) if name.endswith(".toml") else _FOLDER / f"{name}.toml"
         if not path.is_file():
             raise InputError(
-                f"there is no recipe {name!r}{meant(name, built_in())}: here are "
-                f"{', '.join(built_in())}, or give a file that ends in .toml"
+                f"unknown recipe {name!r}{meant(name, built_in())}: give "
+                f"{', '.join(built_in())}, or a .toml file"
             )
         try:
             tables = tomllib.loads("\n".join(read_lines(path)))

@@ -107,8 +107,8 @@ def chosen(names: Sequence[str], device: str = "cpu") -> dict[str, Routine]:
     for name in names:
         if name not in ROUTINES:
             raise InputError(
-                f"no routine {name!r}{meant(name, ROUTINES)}: give some of {', '.join(ROUTINES)}, "
-                "or none"
+                f"unknown routine {name!r}{meant(name, ROUTINES)}: routines are "
+                f"{', '.join(ROUTINES)}"
             )
         if name not in able:
             raise InputError(

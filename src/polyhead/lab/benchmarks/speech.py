@@ -20,8 +20,8 @@ from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
 from polyhead.lab.benchmarks.peers import WHISPER, installed
 
 MODEL, NEW = "whisper-tiny.en", 48
-CTRANSLATE2, CTRANSLATE2_INT8 = "CTranslate2", "CTranslate2, int8"
-_KINDS = {CTRANSLATE2: "float32", CTRANSLATE2_INT8: "int8_float32"}
+CTRANSLATE2, INT8 = "CTranslate2", "CTranslate2, int8"
+_KINDS = {CTRANSLATE2: "float32", INT8: "int8_float32"}
 """On a CPU CTranslate2 computes in float32, or rounds weights and activations to 8 bits."""
 
 
