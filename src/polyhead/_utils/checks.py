@@ -96,7 +96,7 @@ def number(
 
 
 def share(name: str, value: Any, *, error: type[Exception] | None = None) -> float:
-    """``value``: a share that dropout may drop, at least 0 and below 1."""
+    """``value``: a dropout probability, at least 0 and below 1."""
     return number(name, value, least=0.0, below=1.0, error=error)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polyhead.interpret.source_alignment import SourceAlignment
 
 ABOVE = 0.8
-"""Heads with this share of the best score are used: in a translation, others point elsewhere."""
+"""Heads with this fraction of the best score are used: in a translation, others point elsewhere."""
 
 _BAR_CELLS = 10
 _HEADS = 6

@@ -19,8 +19,7 @@ from polyhead.conversion.calibration import Moments
 from polyhead.conversion.draft import Draft
 
 _RIDGE = 1e-3
-"""Added to a metric's diagonal, as a share of its mean: directions that calibration never saw also
-cost a little."""
+"""Ridge added to a metric's diagonal, as a fraction of its mean."""
 
 
 @dataclass(frozen=True)

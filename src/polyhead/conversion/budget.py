@@ -17,7 +17,7 @@ _SIZES = 16
 """Steps from nothing to the whole cache of a layer."""
 
 _ROTATED = (1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 5 / 12, 1 / 2, 2 / 3)
-"""Shares of a layer's rotated features that are tried."""
+"""Fractions of a layer's rotated features that are tried."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ RATES = (3e-4, 1e-4, 3e-5)
 """Learning rates of Adam, tried from the greatest; a rate that is too large costs a few steps."""
 
 _TRIAL = 0.04
-"""Share of the time that each trial of a rate takes."""
+"""Fraction of the time that each trial of a rate takes."""
 
 _WORSE = 1.02
 """If a validation is above the best by this factor, training returns to the best state."""

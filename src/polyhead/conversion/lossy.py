@@ -8,7 +8,7 @@ lossy sister, and which to keep is principal component analysis in the metric of
     components of frequency i: eigenvectors of M^½ C M^½      M, C complex G × G, of that frequency
 
 Merging keeps one component of each frequency. Latent attention keeps those pairs rotated whose
-energy times *dispersion* is greatest, dispersion being the share of their gradient that no
+energy times *dispersion* is greatest, dispersion being the fraction of their gradient that no
 constant phase explains: a pair that hardly turns over the distances that matter can do without
 rotation. What is left of the keys, and all values, become one latent by reduced-rank regression in
 the same metric.

@@ -35,7 +35,7 @@ class DomainFigures:
         after: The perplexity of the new one.
         kl: KL divergence of the new model's next-token distributions from the old ones', nats per
             token.
-        top1: Share of tokens after which both find the same token likeliest.
+        top1: Fraction of tokens after which both find the same token likeliest.
         by_position: The KL divergence in each quarter of a window.
     """
 

@@ -4,7 +4,7 @@
     integrations.transformers   ``attn_implementation="polyhead"`` in Hugging Face models
     integrations.flash_attn     the functions of the flash_attn package
 
-Nothing in polyhead imports this room.
+Nothing else in polyhead imports this package.
 """
 
 from __future__ import annotations

@@ -25,16 +25,16 @@ def attend(
     mask: Mask | None,
     slopes: Tensor | None,
     return_lse: bool,
-    **meaning: Any,
+    **options: Any,
 ) -> State:
     """``attention`` in flash_attn's layout, ``[B, T, H, D]``, with slopes ``[H]``."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     bias = None if slopes is None else ALiBi(slopes)
     lse = None
     if return_lse:
-        out, lse = attention(q, k, v, mask=mask, bias=bias, return_lse=True, **meaning)
+        out, lse = attention(q, k, v, mask=mask, bias=bias, return_lse=True, **options)
     else:
-        out = attention(q, k, v, mask=mask, bias=bias, **meaning)
+        out = attention(q, k, v, mask=mask, bias=bias, **options)
     return out.transpose(1, 2).contiguous(), lse
 
 

@@ -22,7 +22,7 @@ def attention_with_weights(
     q_positions: Tensor | None = None,
     dropout_p: float = 0.0,
     kernel: str = "auto",
-    **meaning: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """``attention`` and the weights ``[B, H, T, S]`` it applied, dropout included.
 
@@ -31,7 +31,7 @@ def attention_with_weights(
         k: ``[B, G, S, D]``.
         v: ``[B, G, S, V]``.
         dropout_p: As in ``attention``; the weights returned are those after dropout.
-        meaning: ``mask``, ``bias``, ``softcap`` and ``sinks`` as in ``attention``.
+        options: ``mask``, ``bias``, ``softcap`` and ``sinks`` as in ``attention``.
 
     Returns:
         ``out [B, H, T, V]`` and the weights, both in q's dtype and differentiable. They are the
@@ -44,17 +44,17 @@ def attention_with_weights(
         generator = torch.Generator().manual_seed(start)
     out, lse = attention(
         q, k, v, scale=scale, q_positions=q_positions, dropout_p=dropout_p, generator=generator,
-        return_lse=True, kernel=kernel, **meaning,
+        return_lse=True, kernel=kernel, **options,
     )  # fmt: skip
     seed = None
     if generator is not None:
         seed = torch.randint(1 << 31, (), generator=generator.manual_seed(start)).to(q.device)
-    bias = meaning.get("bias")
+    bias = options.get("bias")
     spec = Specification(
         scale=scale,
-        mask=meaning.get("mask"),
+        mask=options.get("mask"),
         bias=bias if bias is None or isinstance(bias, Bias) else TensorBias(bias),
-        softcap=meaning.get("softcap"),
+        softcap=options.get("softcap"),
         dropout_p=dropout_p,
         seed=seed,
     )

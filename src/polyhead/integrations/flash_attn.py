@@ -10,7 +10,7 @@ for any head size. Names, argument order and layouts are flash_attn's:
     from polyhead.integrations.flash_attn import flash_attn_func
     polyhead.integrations.flash_attn.install()     # or: from here on, import flash_attn finds this
 
-Where flash_attn differs from itself, polyhead's meaning holds: the lse of a query that may see
+Where flash_attn differs from itself, polyhead's definition holds: the lse of a query that may see
 nothing is −∞ (flash_attn: +∞).
 
 Shape letters: B batch, T queries, S keys, H query heads, G kv heads, D head size.
@@ -172,7 +172,7 @@ def flash_attn_varlen_func(
             "cu_seqlens_q and cu_seqlens_k must count the same sequences: got "
             f"{len(starts_q) - 1} and {len(starts_k) - 1}"
         )
-    meaning: dict[str, Any] = {
+    options: dict[str, Any] = {
         "dropout_p": dropout_p,
         "scale": softmax_scale,
         "softcap": softcap_of(softcap),
@@ -184,7 +184,7 @@ def flash_attn_varlen_func(
         documents = Documents([b - a for a, b in pairwise(starts_q)]) if used else None
         mask = all_of(pattern(used, used, causal, window_size), documents)
         q_1THD, k_1SGD, v_1SGD = (x[None, :used] for x in (q, k, v))
-        states = [attend(q_1THD, k_1SGD, v_1SGD, mask=mask, slopes=alibi_slopes, **meaning)]
+        states = [attend(q_1THD, k_1SGD, v_1SGD, mask=mask, slopes=alibi_slopes, **options)]
     else:
         states = []
         for row, ((a, b), (c, d)) in enumerate(
@@ -197,7 +197,7 @@ def flash_attn_varlen_func(
                 slopes = alibi_slopes[row]
             mask = pattern(b - a, d - c, causal, window_size)
             states.append(
-                attend(q[None, a:b], k_row[None], v_row[None], mask=mask, slopes=slopes, **meaning)
+                attend(q[None, a:b], k_row[None], v_row[None], mask=mask, slopes=slopes, **options)
             )
     # Tokens after the last sequence belong to none.
     rest = len(q) - starts_q[-1]

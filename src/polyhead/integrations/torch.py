@@ -142,28 +142,28 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             q_NLE, k_NSE, v_NSE = (x.transpose(0, 1) for x in (q_NLE, k_NSE, v_NSE))
 
-        meaning = self._meaning(q_NLE, k_NSE, key_padding_mask, attn_mask, is_causal)
+        options = self._options(q_NLE, k_NSE, key_padding_mask, attn_mask, is_causal)
         k_NSE, v_NSE = self._extended(k_NSE, self.bias_k), self._extended(v_NSE, self.bias_v)
         q, k, v = (
             x.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for x in (q_NLE, k_NSE, v_NSE)
         )
-        meaning["dropout_p"] = self.dropout if self.training else 0.0
-        meaning["kernel"] = self.kernel
+        options["dropout_p"] = self.dropout if self.training else 0.0
+        options["kernel"] = self.kernel
         weights = None
         if need_weights:
-            if meaning["dropout_p"] and torch._C._is_tracing():
+            if options["dropout_p"] and torch._C._is_tracing():
                 raise UnsupportedError(
                     "torch.jit.trace would record one draw of dropout with need_weights=True: "
                     "pass need_weights=False, or call eval() first"
                 )
             scale = 1.0 / math.sqrt(self.head_dim)
-            out, weights = attention_with_weights(q, k, v, scale=scale, **meaning)
+            out, weights = attention_with_weights(q, k, v, scale=scale, **options)
             if average_attn_weights:
                 weights = weights.mean(dim=1)
             weights = weights if batched else weights[0]
         else:
-            out = attention(q, k, v, **meaning)
+            out = attention(q, k, v, **options)
 
         # Adapters and torch itself change the projection's tensors and never call it.
         out = _linear(out.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
@@ -254,7 +254,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             x_NSE = torch.cat([x_NSE, bias.to(x_NSE.dtype).expand(N, 1, E)], dim=1)
         return F.pad(x_NSE, (0, 0, 0, 1)) if self.add_zero_attn else x_NSE
 
-    def _meaning(
+    def _options(
         self,
         q_NLE: Tensor,
         k_NSE: Tensor,
@@ -356,7 +356,7 @@ def replace(model: nn.Module, *, kernel: str = "auto") -> nn.Module:
     Raises:
         ValueError: There is nothing in the model to swap.
         UnsupportedError: A subclass of ``torch.nn.MultiheadAttention`` has a forward of its own,
-            whose meaning is not known. Nothing is swapped then.
+            which may compute something else. Nothing is swapped then.
     """
     swap: list[nn.MultiheadAttention] = []
     for name, module in model.named_modules():

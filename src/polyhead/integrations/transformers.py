@@ -176,7 +176,7 @@ def attention_forward(
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         mask = all_of(mask, _documents(cu_seq_lens_q, cu_seq_lens_k, query, key))
 
-    meaning: dict[str, Any] = {
+    options: dict[str, Any] = {
         "mask": mask,
         "bias": bias,
         "scale": 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling),
@@ -186,7 +186,7 @@ def attention_forward(
         "dropout_p": dropout if module.training else 0.0,
         "kernel": kernel,
     }
-    out, weights = _attend(module, query, key, value, meaning, bool(output_attentions))
+    out, weights = _attend(module, query, key, value, options, bool(output_attentions))
     if weights is not None and keys < S:
         weights = nn.functional.pad(weights, (0, S - keys))
     return out.transpose(1, 2).contiguous(), weights
@@ -206,23 +206,23 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    meaning: dict[str, Any],
+    options: dict[str, Any],
     with_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention ``[B, H, T, V]``, and its weights if asked for; explain and hooks see it."""
     watched = not torch.compiler.is_compiling()
     if watched and (recorder := _recorder.get()) is not None:
-        recorder.append((module, dispatch.explain(query, key, value, **meaning)))
+        recorder.append((module, dispatch.explain(query, key, value, **options)))
     hooks = foreign.hooks_of(module) if watched else ()
     if with_weights:
-        out, weights = attention_with_weights(query, key, value, **meaning)
+        out, weights = attention_with_weights(query, key, value, **options)
         if hooks:
             with torch.no_grad():
-                _shown(module, hooks, query, key, value, meaning | {"dropout_p": 0.0})
+                _shown(module, hooks, query, key, value, options | {"dropout_p": 0.0})
         return out, weights
     if hooks:
-        return _shown(module, hooks, query, key, value, meaning), None
-    return dispatch.attention(query, key, value, **meaning), None
+        return _shown(module, hooks, query, key, value, options), None
+    return dispatch.attention(query, key, value, **options), None
 
 
 def _shown(
@@ -231,12 +231,12 @@ def _shown(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    meaning: dict[str, Any],
+    options: dict[str, Any],
 ) -> Tensor:
     """The attention, shown to hooks."""
     # The keys of a static cache are the cache's own memory, which later tokens change.
     kept = key.clone() if key.shape[2] != query.shape[2] else key
-    return attention_with_hooks(module, hooks, query, DenseSource(kept, value), **meaning)
+    return attention_with_hooks(module, hooks, query, DenseSource(kept, value), **options)
 
 
 def _mask_of(

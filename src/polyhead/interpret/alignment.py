@@ -42,7 +42,7 @@ class Alignment:
 
 
 def alignment_score(model: nn.Module, text: Alignment) -> Tensor:
-    """``[layers, heads]`` the share of a text's queries whose largest weight lies on a right key.
+    """``[layers, heads]`` the fraction of queries whose largest weight lies on a right key.
 
     Args:
         model: What a probe can watch and that takes ids.

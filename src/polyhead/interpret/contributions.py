@@ -80,7 +80,7 @@ class Contributions:
         return torch.stack([self.residual(i).norm(dim=-1) for i in range(len(self._outputs))])
 
     def logit(self, token: int, position: int = -1) -> list[Tensor]:
-        """Each head's share of one logit, ``[B, H]`` per layer.
+        """Each head's contribution to one logit, ``[B, H]`` per layer.
 
         Args:
             token: The token whose logit it is (before a softcap).

@@ -2,7 +2,7 @@
 
 The tensors are the file's tensors; everything else (which mask, which scale, whose heads) is JSON
 in its header, in which a tensor stands as ``{"tensor": name}`` and a mask, a bias or another part
-of the meaning as ``{"kind": class, "of": [arguments]}``.
+of the specification as ``{"kind": class, "of": [arguments]}``.
 """
 
 from __future__ import annotations

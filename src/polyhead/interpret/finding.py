@@ -59,7 +59,7 @@ CRITERIA: Mapping[str, Criterion] = {
     ),
     "positional": Criterion(
         0.9,
-        "share of queries whose largest weight lies at the head's most frequent distance, sinks "
+        "fraction of queries whose largest weight lies at the head's most frequent distance, sinks "
         "on the first token aside",
         "Voita et al. 2019, §5.1",
     ),
@@ -67,11 +67,13 @@ CRITERIA: Mapping[str, Criterion] = {
         0.9, "1 − mean largest weight of a row", "Clark et al. 2019, §3.2: at most 10 % on one key"
     ),
     "pair": Criterion(
-        0.3, "weight from the query word to the key word", "as for sinks: a clear share of the row"
+        0.3,
+        "weight from the query word to the key word",
+        "as for sinks: a clear fraction of the row",
     ),
     "alignment": Criterion(
         0.9,
-        "share of the queries of an Alignment whose largest weight lies on a right key",
+        "fraction of the queries of an Alignment whose largest weight lies on a right key",
         "Schwaller et al. 2021; threshold as for positional heads",
     ),
 }
@@ -237,7 +239,7 @@ def _text_scores(seen: Probe) -> dict[str, Tensor]:
 
 
 def _at_one_distance(view: AttentionView) -> Tensor:
-    """``[H]`` the share of queries whose largest weight lies at the most frequent distance.
+    """``[H]`` the fraction of queries whose largest weight lies at the most frequent distance.
 
     The first two queries have few keys, and a weight on the first token is at no fixed distance.
     """

@@ -93,7 +93,7 @@ def align(
         target: Ids that the decoder read and wrote, ``[P + T]``: the prompt, then the new ones.
         prompt: P, tokens of the prompt, at least the start token.
         heads: (layer, head) of those to use; None: those that score best on this text.
-        above: Share of the best score that heads must have to be used, where none are given.
+        above: Fraction of the best score that heads must have to be used, where none are given.
 
     Raises:
         InputError: The model has no cross-attention, no new tokens, or a head that is not there.
@@ -125,7 +125,7 @@ def align(
 
 
 def _best(scores: Tensor, above: float) -> list[tuple[int, int]]:
-    """Heads with at least a share of the best score, the best first."""
+    """Heads with at least a fraction of the best score, the best first."""
     flat = scores.nan_to_num(nan=-1.0).flatten()
     order = flat.argsort(descending=True, stable=True).tolist()
     least = above * float(flat.max())

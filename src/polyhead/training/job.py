@@ -245,7 +245,7 @@ def _corpus(recipe: Recipe) -> Corpus:
 
 
 def scored(metric: str, written: Sequence[str], wanted: Sequence[str]) -> float:
-    """``"exact"``: the share of texts that are right; ``"bleu"``: sacrebleu's, of 100.
+    """``"exact"``: the fraction of texts that are right; ``"bleu"``: sacrebleu's, of 100.
 
     Raises:
         InputError: sacrebleu is not installed.

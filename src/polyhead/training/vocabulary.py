@@ -38,7 +38,7 @@ def make_tokenizer(texts: Iterable[str], kind: Kind = "bytes", size: int = 8_000
 
     one_of("kind", kind, KINDS)
     whole("size", size, least=4)
-    room = size - 1  # for padding
+    capacity = size - 1  # for padding
     backend: Any
     trainer: Any
     if kind == "bytes":
@@ -46,7 +46,7 @@ def make_tokenizer(texts: Iterable[str], kind: Kind = "bytes", size: int = 8_000
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=max(room, 257),
+            vocab_size=max(capacity, 257),
             special_tokens=[END],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -59,7 +59,7 @@ def make_tokenizer(texts: Iterable[str], kind: Kind = "bytes", size: int = 8_000
             backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
             backend.decoder = decoders.Fuse()
         trainer = trainers.WordLevelTrainer(
-            vocab_size=room, special_tokens=[END, UNKNOWN], show_progress=False
+            vocab_size=capacity, special_tokens=[END, UNKNOWN], show_progress=False
         )
     known = list(texts)
     if not any(text.strip() for text in known):

@@ -124,7 +124,7 @@ class Look:
 
         Args:
             pixels: P, where there are as many tokens.
-            first: Whether the first key is shown; without it rows are shares of the rest.
+            first: Whether the first key is shown; without it rows are fractions of the rest.
         """
         call = self.layers[layer].view.call
         queries, keys = call.q_tokens.length, call.k_tokens.length

@@ -14,8 +14,7 @@ Call = Callable[[], Any]
 Differs = Callable[[Tensor, Any], str | None]
 Gauge = Callable[[Call], float]
 
-# Greatest difference, as a share of the greatest number of the result. Peers round scores, weights
-# or partial sums to the dtype, some of them several times.
+# Largest difference relative to the largest element. Peers round scores, weights or partial sums.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 

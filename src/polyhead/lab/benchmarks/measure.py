@@ -62,7 +62,7 @@ class Result:
 
     @property
     def of_limit(self) -> float | None:
-        """The share of the machine's best that polyhead reaches."""
+        """The fraction of the machine's best that polyhead reaches."""
         return None if self.limit is None else self.limit.median / self.ours.median
 
     def rate(self, sample: Sample) -> float:

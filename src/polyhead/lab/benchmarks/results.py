@@ -134,6 +134,6 @@ def _rate(result: Result) -> str:
 
 
 def _spread(sample: Sample) -> str:
-    """Half the distance of the quartiles, as a share of the median."""
+    """Half the distance of the quartiles, as a fraction of the median."""
     low, high = sample.quartiles
     return f"{(high - low) / 2 / sample.median:.0%}"

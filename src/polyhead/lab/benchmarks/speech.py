@@ -164,7 +164,7 @@ def _as_many_tokens(ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _near(share: float) -> Differs:
-    """A test of the root of the mean square of the difference, as a share of that of our result."""
+    """A test of the root mean square of the difference, relative to that of our result."""
 
     def differs(ours: Tensor, theirs: Tensor) -> str | None:
         difference = ours.float() - theirs.float()

@@ -24,7 +24,7 @@ from polyhead.planning import plan
 PROMPT, STEPS = 128, 16
 UNCAPTURED = "polyhead, no graph"
 """Ordinary steps, beside those from a graph."""
-# Share of positions at which both must say the same likeliest token.
+# Fraction of positions at which both must say the same likeliest token.
 _AGREEMENT = {torch.float32: 0.999, torch.float16: 0.95, torch.bfloat16: 0.9}
 
 

@@ -25,7 +25,7 @@ from polyhead.errors import InputError
 
 _END = "<end>"
 _SHARE = 0.1
-"""Share of the bytes for validation."""
+"""Fraction of the bytes for validation."""
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def sentences(made: Mapping[str, Any]) -> list[str]:
         )
     if any("heads" in row for row in made["variants"]):
         said.append(
-            f"Idle heads: the share whose ablation costs less than {IDLE:g} nats a token. Half "
+            f"Idle heads: the fraction whose ablation costs less than {IDLE:g} nats a token. Half "
             "pruned: nats a token that the loss rises without the lesser half of each layer's "
             "heads."
         )

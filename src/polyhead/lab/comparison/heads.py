@@ -48,7 +48,7 @@ class Outcome:
 
     Attributes:
         seed: Seed of its initial values and its data.
-        all: Share of places where all four are right.
+        all: Fraction of places where all four are right.
     """
 
     heads: int
@@ -184,7 +184,7 @@ def redundancy(model: Transformer, blocks: Tensor) -> dict[str, Any]:
 
     Returns:
         ``rises``: for each layer and head, nats a token that the loss rises without it
-        (ablation). ``idle``: the share of heads below ``IDLE``. ``halved``: nats a token that it
+        (ablation). ``idle``: the fraction of heads below ``IDLE``. ``halved``: nats a token that it
         rises when the lesser half of each layer's heads is pruned, None with one head.
     """
     rises = head_importance(model, blocks[:_ABLATED_BLOCKS], method="leave-one-out")

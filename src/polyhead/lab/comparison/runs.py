@@ -29,7 +29,7 @@ from polyhead.training import loss
 from polyhead.training.batches import Batches
 
 MARKS = (0.25, 0.5, 1.0)
-"""Shares of the training after which the validation loss is measured."""
+"""Fractions of the training after which the validation loss is measured."""
 
 _VALIDATION_TOKENS = 32_768
 _INITIAL = 0.02
