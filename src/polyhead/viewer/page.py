@@ -130,9 +130,7 @@ def render(data: PageData, beside: PageData | None = None) -> str:
         beside: A second text or model shown beside the first; its language is ignored.
 
     Raises:
-        TypeError: The weights are not float32 or float16.
-        ValueError: Shapes, kv heads, statistics or focus do not fit the weights and tokens; a
-            weight is negative, NaN or infinite; or the text is too long for a page.
+        ValueError: A weight is negative, NaN or infinite; or the text is too long for a page.
     """
     looks: list[dict[str, object]] = []
     blocks: list[str] = []
@@ -166,7 +164,7 @@ def write(data: PageData, path: str | os.PathLike[str], beside: PageData | None 
 
     Raises:
         OSError: The folder is missing, may not be written or is full.
-        TypeError, ValueError: As ``render``.
+        ValueError: As ``render``.
     """
     write_file(path, render(data, beside))
     return Path(path)
@@ -201,64 +199,12 @@ def _block(name: str, text: str) -> str:
 
 
 def _checked_weights(data: PageData) -> list[Weights]:
-    """The weights of each layer, once everything in `data` is known to fit them."""
+    """The weights of each layer, which a page can only show if they are finite."""
     weights = [np.asarray(layer) for layer in data.weights]
-    tokens = len(data.tokens)
-    runs = _runs(data, len(weights))
-    if not weights:
-        raise ValueError("weights must have at least one layer: got none")
-    for layer, (values, ends) in enumerate(zip(weights, runs, strict=True)):
-        if values.dtype not in (np.float32, np.float16):
-            raise TypeError(f"weights must be float32 or float16: got {values.dtype}")
-        (q0, q1), (k0, k1) = ends
-        if not (0 <= q0 <= q1 <= tokens and 0 <= k0 <= k1 <= tokens):
-            raise ValueError(f"runs must lie in tokens={tokens}: got {ends} of layer {layer}")
-        if values.ndim != 3 or not len(values) or values.shape[1:] != (q1 - q0, k1 - k0):
-            raise ValueError(
-                f"weights must have shape [heads, queries, keys] for every layer, at least one "
-                f"head, and as many tokens as their runs of tokens={tokens}: layer {layer} has "
-                f"{list(values.shape)}"
-            )
+    for layer, values in enumerate(weights):
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ValueError(f"weights must be finite and not negative: layer {layer} holds others")
-    heads = [len(layer) for layer in weights]
-    for name, numbers in data.statistics.items():
-        got = [len(row) for row in numbers]
-        if got != heads:
-            raise ValueError(
-                f"statistics[{name!r}] must be a number for each head, layers of {heads}: got {got}"
-            )
-    for what, given in (("parts", data.parts), ("vectors", data.vectors)):
-        if given is not None and len(given) != len(weights):
-            raise ValueError(
-                f"{what} must be one for each of the {len(weights)} layers: got {len(given)}"
-            )
-    if data.focus is not None and not all(0 <= index < tokens for index in data.focus):
-        raise ValueError(
-            f"focus must be (query, key) with 0 <= index < {tokens} tokens: got {data.focus}"
-        )
     return weights
-
-
-def _runs(data: PageData, layers: int) -> list[tuple[TokenRange, TokenRange]]:
-    everything = (0, len(data.tokens))
-    runs = [(everything, everything)] * layers if data.runs is None else list(data.runs)
-    if len(runs) != layers:
-        raise ValueError(f"runs must be one pair for each of the {layers} layers: got {len(runs)}")
-    return runs
-
-
-def _kv_heads(data: PageData, heads: Sequence[int]) -> list[int]:
-    given = data.num_kv_heads
-    per_layer = [given] * len(heads) if isinstance(given, int) else list(given)
-    if len(per_layer) != len(heads) or any(
-        count < 1 or have % count for count, have in zip(per_layer, heads, strict=True)
-    ):
-        raise ValueError(
-            f"num_kv_heads must divide the {max(heads)} heads, one number or one for each of the "
-            f"{len(heads)} layers: got {given}"
-        )
-    return per_layer
 
 
 def _header(
@@ -266,10 +212,12 @@ def _header(
 ) -> dict[str, object]:
     """What the page's script reads before any weight; its blocks are numbered from ``first``."""
     count = len(weights)
-    kv_heads = _kv_heads(data, [len(layer) for layer in weights])
+    given = data.num_kv_heads
+    kv_heads = [given] * count if isinstance(given, int) else given
     parts = data.parts or [("layer", number) for number in range(count)]
+    everything = (0, len(data.tokens))
     layers = []
-    for i, (queries, keys) in enumerate(_runs(data, count)):
+    for i, (queries, keys) in enumerate(data.runs or [(everything, everything)] * count):
         part, number = parts[i]
         layer: dict[str, Any] = {
             "part": part,
