@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from polyhead.checkpoints import load_checkpoint
 from polyhead.config import TransformerConfig
 from polyhead.generation.decoding.options import GenerationOptions
 from polyhead.generation.decoding.rules import rules_of
@@ -18,7 +16,7 @@ from polyhead.generation.decoding.search import BeamSearch
 from polyhead.generation.decoding.steps import steps_of
 from polyhead.lab.benchmarks import model as of_models
 from polyhead.lab.benchmarks.case import Case, Contestant, Settings
-from polyhead.lab.benchmarks.peers import SMOLLM2, installed
+from polyhead.lab.benchmarks.peers import SMOLLM2, in_transformers, installed
 from polyhead.models import Transformer
 
 BEAMS, SOURCE, NEW = 4, 32, 32
@@ -35,7 +33,7 @@ def cases(settings: Settings) -> Iterator[Case]:
     for name, parameter in ours.named_parameters():
         if parameter.ndim > 1:  # texts that do not repeat one token
             torch.nn.init.normal_(parameter, std=0.02 if "embedding" in name else 0.08)
-    theirs = _saved_and_read(ours) if installed("transformers") else None
+    theirs = in_transformers(ours, "MarianMTModel") if installed("transformers") else None
     for count in (1,) if settings.quick else (1, 8):
         yield _case("translate, sources:", ours, theirs, count)
     if not settings.quick and installed(SMOLLM2):
@@ -78,14 +76,3 @@ def _case(group: str, ours: Transformer, theirs: Any, count: int) -> Case:
 def _differs(ours: Tensor, theirs: Tensor) -> str | None:
     same = (ours == theirs).all(dim=-1).float().mean().item()
     return None if same == 1.0 else f"{1 - same:.0%} of the texts are others"
-
-
-def _saved_and_read(ours: Transformer) -> Any:
-    """The same model in transformers."""
-    import transformers
-
-    library: Any = transformers
-    library.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Checkpoint(ours.config, ours, None, "drawn"), Path(folder))
-        return library.MarianMTModel.from_pretrained(folder).eval()

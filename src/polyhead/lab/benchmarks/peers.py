@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyhead.checkpoints import Checkpoint, save_checkpoint
 from polyhead.lab.benchmarks import gpu_peers
 from polyhead.lab.benchmarks.case import Call, Contestant, close
 from polyhead.lab.benchmarks.onnx_peer import group_query_attention
 from polyhead.lab.benchmarks.problem import Problem
+from polyhead.models import Transformer
 
 Prepare = Callable[[Problem, Tensor, Tensor, Tensor], Call | None]
 
@@ -79,6 +83,17 @@ def versions() -> dict[str, str]:
         for name, package in PACKAGES.items()
         if installed(name)
     }
+
+
+def in_transformers(model: Transformer, name: str, **options: Any) -> Any:
+    """Our model, saved and read by the class ``name`` of transformers."""
+    import transformers
+
+    library: Any = transformers
+    library.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(Checkpoint(model.config, model, None, "drawn"), Path(folder))
+        return getattr(library, name).from_pretrained(folder, **options).eval()
 
 
 def contestants(problem: Problem, tensors: Any, names: Iterable[str]) -> dict[str, Contestant]:

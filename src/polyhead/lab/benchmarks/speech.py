@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyhead.checkpoints import Checkpoint, find, save_checkpoint
+from polyhead.checkpoints import find
 from polyhead.generation import SpeechToText, load
 from polyhead.generation.pipelines.sound import RATE
 from polyhead.lab.benchmarks.case import Call, Case, Contestant, Differs, Settings, seconds
 from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
-from polyhead.lab.benchmarks.peers import WHISPER, installed
+from polyhead.lab.benchmarks.peers import WHISPER, in_transformers, installed
 
 MODEL, NEW = "whisper-tiny.en", 48
 CTRANSLATE2, INT8 = "CTranslate2", "CTranslate2, int8"
@@ -37,7 +35,11 @@ def cases(settings: Settings) -> Iterator[Case]:
         theirs = {name: _ctranslate2(kind) for name, kind in _KINDS.items()}
     for dtype in settings.dtypes:
         ours = load(MODEL, dtype=dtype, expect=SpeechToText)
-        peer = _saved_and_read(ours) if installed("transformers") else None
+        options = {"dtype": dtype, "attn_implementation": "sdpa"}
+        peer = None
+        if installed("transformers"):
+            name = "WhisperForConditionalGeneration"
+            peer = in_transformers(ours.transformer, name, **options)
         features = ours.features(_sound())[None]
         yield _encode(ours, theirs, peer, features, dtype)
         yield _decode(ours, theirs, peer, features, dtype)
@@ -192,17 +194,3 @@ def _tensor(view: Any) -> Tensor:
     import numpy as np
 
     return torch.from_numpy(np.array(view))
-
-
-def _saved_and_read(ours: SpeechToText) -> Any:
-    """The same model in transformers, in our dtype."""
-    import transformers
-
-    library: Any = transformers
-    library.utils.logging.disable_progress_bar()
-    model = ours.transformer
-    with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Checkpoint(model.config, model, None, "whisper"), Path(folder))
-        return library.WhisperForConditionalGeneration.from_pretrained(
-            folder, dtype=model.embedding.table.dtype, attn_implementation="sdpa"
-        ).eval()

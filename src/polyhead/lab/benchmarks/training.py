@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyhead.training as ours_in
-from polyhead.checkpoints import Checkpoint, save_checkpoint
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -27,7 +24,7 @@ from polyhead.kernels.dispatch import attention
 from polyhead.lab.benchmarks import memory
 from polyhead.lab.benchmarks.case import Case, Contestant, Settings, close
 from polyhead.lab.benchmarks.limits import matrix_rate
-from polyhead.lab.benchmarks.peers import installed
+from polyhead.lab.benchmarks.peers import in_transformers, installed
 from polyhead.lab.benchmarks.plain import PlainDecoder, TorchTransformer
 from polyhead.models import Transformer
 from polyhead.semantics import Causal
@@ -150,7 +147,8 @@ def _llama(settings: Settings, tokens: int, dtype: torch.dtype) -> dict[str, Tra
     plain = PlainDecoder(ours)
     models[PLAIN] = Training(plain, lambda: plain.loss(ids), dtype)
     if installed("transformers"):
-        theirs = _saved_and_read(ours)
+        options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        theirs = in_transformers(ours, "AutoModelForCausalLM", **options)
         models[TRANSFORMERS] = Training(theirs, lambda: theirs(ids, labels=ids).loss, dtype)
     return models
 
@@ -191,16 +189,3 @@ def _with_dropout(layer: LayerConfig) -> LayerConfig:
 
 def _ids(vocabulary: int, tokens: int) -> Tensor:
     return torch.randint(vocabulary, (_rows(tokens), tokens))
-
-
-def _saved_and_read(ours: Transformer) -> Any:
-    """The same model in transformers."""
-    import transformers
-
-    library: Any = transformers
-    library.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Checkpoint(ours.config, ours, None, "drawn"), Path(folder))
-        return library.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa"
-        )

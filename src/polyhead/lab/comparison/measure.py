@@ -9,10 +9,8 @@ Shape letters: B batch, T tokens.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,7 +20,8 @@ from torch import Tensor
 from polyhead.caches import ModelCache
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, DisagreementError
-from polyhead.lab.benchmarks.memory import taken
+from polyhead.lab.benchmarks.case import seconds
+from polyhead.lab.benchmarks.memory import MEASURED, taken
 from polyhead.lab.comparison import runs
 from polyhead.lab.comparison.runs import Schedule
 from polyhead.lab.comparison.variants import Sizes, Variant, decoder
@@ -34,7 +33,6 @@ LENGTHS = (1024, 8192)
 
 _DECODED = 16
 _MOST_STEPS = 256
-_CLEAR = Path("/proc/self/clear_refs")  # without it the peak memory is unknown
 
 
 class Contestant:
@@ -112,7 +110,7 @@ def speeds(
         name: {
             **_nested({what: median(rates) for what, rates in found[name].items()}),
             "cache": {str(n): cache_bytes(each.model, n) for n in lengths},
-            "step_bytes": taken(each.train) if _CLEAR.exists() else None,
+            "step_bytes": taken(each.train) if MEASURED else None,
         }
         for name, each in entrants.items()
     }
@@ -134,20 +132,14 @@ def cache_bytes(model: Transformer, tokens: int) -> int:
 
 def _turn(each: Contestant) -> dict[str, float]:
     """Every measurement once, in tokens a second."""
-    rates = {"train": each.schedule.batch * each.schedule.context / _seconds(each.train)}
+    rates = {"train": each.schedule.batch * each.schedule.context / seconds(each.train)}
     each.model.eval()
     for length in each.lengths:
-        rates[f"prefill {length}"] = length / _seconds(partial(each.prefill, length))
-        rates[f"decode {length}"] = _DECODED / _seconds(partial(each.decode, length))
+        rates[f"prefill {length}"] = length / seconds(partial(each.prefill, length))
+        rates[f"decode {length}"] = _DECODED / seconds(partial(each.decode, length))
     each.caches.clear()
     each.model.train()
     return rates
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def _nested(flat: Mapping[str, float]) -> dict[str, Any]:
