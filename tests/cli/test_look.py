@@ -42,7 +42,7 @@ def test_find_labels_heads_over_the_lines_of_a_file(run: Run, tiny: str, tmp_pat
 
 def test_texts_need_find_and_a_line(run: Run, tiny: str, tmp_path: Path) -> None:
     (tmp_path / "none.txt").write_text("\n \n\n")
-    run("look", DEMO, "--texts", "none.txt", "-m", tiny).refused(2, "--texts goes with --find")
+    run("look", DEMO, "--texts", "none.txt", "-m", tiny).refused(2, "--texts needs --find")
     (tmp_path / "none.txt").write_text("﻿\n")
     run("look", "--find", "--texts", "none.txt", "-m", tiny).refused(2, "none.txt")
 

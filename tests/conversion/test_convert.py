@@ -221,7 +221,7 @@ def test_what_cannot_be_converted_is_named():
         ({"cache": 1.0}, "cache must be"),
         ({"cache": 0.01}, "smallest latents"),
         ({"latent": (8, 8), "calibration": None}, "give calibration texts"),
-        ({"latent": (8, 8), "calibration": _texts(1, 1, 8)}, "shorter than the rank"),
+        ({"latent": (8, 8), "calibration": _texts(1, 1, 8)}, "fewer tokens than the rank"),
         ({"latent": (8, 8), "evaluation": {"a": _texts(1, 12)}}, "of calibration and of a overlap"),
     ):
         with pytest.raises(InputError, match=words):

@@ -150,7 +150,9 @@ def test_what_does_not_belong_together_is_said(tmp_path: Path) -> None:
     ids = torch.randint(4, 30, (2, 9))
     with pytest.raises(InputError, match=r"attention_mask must be \[2, 9\].*got \[2, 8\]"):
         ph.Trainable(decoder)(ids, attention_mask=torch.ones(2, 8))
-    with pytest.raises(InputError, match=r"labels must be \[2, 9\].*got \[2, 4\]"):
+    with pytest.raises(
+        InputError, match=r"labels must have the shape of the inputs, \[2, 9\].*got \[2, 4\]"
+    ):
         ph.Trainable(decoder)(ids, labels=ids[:, :4])
     with pytest.raises(InputError, match=r"decoder_input_ids .* belong to an encoder-decoder"):
         ph.Trainable(decoder)(ids, decoder_input_ids=ids)

@@ -61,7 +61,7 @@ def cheapest(lists: Mapping[int, Sequence[Offer]], budget: int) -> dict[int, Off
     if spent > budget:
         raise InputError(
             f"cache: the smallest latents of all layers hold {spent:,} numbers per token: got a "
-            f"budget of {budget:,}; ask for a greater share"
+            f"budget of {budget:,}; allow a larger fraction"
         )
     while True:
         best: tuple[float, int] | None = None

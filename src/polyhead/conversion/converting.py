@@ -241,7 +241,7 @@ def _calibration_rows(
 ) -> list[Tensor]:
     """Windows to calibrate on; some are kept for evaluation if no other texts were given."""
     if texts is None:
-        raise InputError("this target loses something: give calibration texts to choose what")
+        raise InputError("this target is lossy: give calibration texts")
     whole("calibration_tokens", tokens, least=2, error=InputError)
     ready = isinstance(texts, Calibration)
     rows = [*texts.rows] if isinstance(texts, Calibration) else windows_of(model, texts, tokens)
@@ -263,7 +263,7 @@ def _calibration_rows(
         rank = shape.elements // (shape.kv_heads if target.kv_heads else 1)
     if count < rank:
         raise InputError(
-            f"calibration is shorter than the rank it decides on: got {count:,} tokens for "
+            f"calibration has fewer tokens than the rank that it determines: got {count:,} tokens for "
             f"{rank:,} numbers"
         )
     return rows

@@ -174,7 +174,7 @@ def heal(
     old, new = source_of(teacher), source_of(model)
     refuse_quantized(new, "healing")
     if old.config.vocab_size != new.config.vocab_size or len(old.layers) != len(new.layers):
-        raise ValueError("teacher must be the model that was converted: its sizes are others")
+        raise ValueError("teacher must be the model that was converted: its sizes differ")
     rows = windows_of(model, texts, whole("tokens", tokens, least=1), window)
     rows = [row for row in rows if len(row) == min(window, len(rows[0]))]
     if len(rows) < 10:

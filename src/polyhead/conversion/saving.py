@@ -87,12 +87,12 @@ def normed_latents(model: Transformer) -> Transformer:
     if not any(isinstance(each, LatentAttentionConfig) and each.norm is None for each in found):
         return model
     if any(each != found[0] for each in found):
-        raise ConfigError("layers differ in their latents or frequencies, which no family's do")
+        raise ConfigError("layers differ in their latents or frequencies: no family supports that")
     draft = Draft.of(model)
     for layer in draft.layers:
         config = draft.latent(layer, "a family's form")
         if config.q_bias:
-            raise ConfigError("queries of latents have a bias, which no family's have")
+            raise ConfigError("queries of latent attention have a bias: no family supports that")
         R = config.kv_lora_rank
         for leaf in ("weight", "bias"):
             key = f"layers.{layer}.attention.kv_a_proj_with_mqa.{leaf}"
@@ -112,7 +112,7 @@ def normed_latents(model: Transformer) -> Transformer:
         network = draft.layer(layer).feed_forward
         if type(network) is not FeedForwardConfig:
             raise ConfigError(
-                "beside latents only plain feed-forward networks are written in a family's form"
+                "with latent attention only plain feed-forward networks can be written in a family's form"
             )
     like = next(model.parameters())
     return draft.build(like.dtype, like.device)

@@ -91,7 +91,7 @@ class Contributions:
         """
         model = self._model
         if model.head is None:
-            raise UnsupportedError("this model has no head: it has no logits")
+            raise UnsupportedError("this model has no output head, so it has no logits")
         weight = model.unembedding
         shares = []
         for layer in range(len(self._outputs)):

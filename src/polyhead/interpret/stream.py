@@ -105,7 +105,7 @@ class Stream:
             InputError: The model has no logits, or nothing is kept of this token.
         """
         if self._model.head is None:
-            raise InputError("this model has no head: it names no tokens")
+            raise InputError("this model has no output head, so it has no logits")
         last = self.first + len(self._states[0]) - 1
         place = whole("token", token, least=self.first, most=last) - self.first
         rows = torch.stack([state[place] for state in self._states])

@@ -304,7 +304,7 @@ class AttentionView(Statistics):
 def _run(name: str, wanted: slice, length: int) -> tuple[int, int]:
     start, stop, step = wanted.indices(length)
     if step != 1:
-        raise InputError(f"{name} must be one run of tokens, without a step: got {wanted}")
+        raise InputError(f"{name} must be a contiguous slice of tokens: got {wanted}")
     return start, max(start, stop)
 
 

@@ -91,7 +91,7 @@ def checked_mesh(mesh: object) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh or not {*mesh} <= {*DIMENSIONS}:
         got = ", ".join(map(str, mesh)) if isinstance(mesh, Mapping) else type(mesh).__name__
         raise ConfigError(
-            f"mesh must be sizes of dimensions, of {', '.join(DIMENSIONS)}: got {got or 'none'}"
+            f"mesh must map dimensions ({', '.join(DIMENSIONS)}) to sizes: got {got or 'none'}"
         )
     return {
         name: whole(f"mesh {name}", mesh[name], least=1, error=ConfigError)

@@ -29,7 +29,9 @@ def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[Para
     if scheme is None:
         raise ConfigError(f"dtype={FILE!r} needs a config.json with {KEY}: this one has none")
     if ranks != 1:
-        raise ConfigError(f"dtype={FILE!r} is of one rank: a mesh needs weights that are numbers")
+        raise ConfigError(
+            f"dtype={FILE!r} is of one rank: a mesh needs weights that are not quantized"
+        )
     coded = scheme.held_bits
 
     def bits(piece: ParameterGroup) -> float:

@@ -51,7 +51,7 @@ def unpack(
     """
     if torch.compiler.is_exporting() and gate.is_exported_to_onnx():
         raise UnsupportedError(
-            f"ONNX has no weights in blocks: got {kind.name}; load the model with dtype=, which "
+            f"ONNX cannot hold quantized blocks: got {kind.name}; load the model with dtype=, which "
             "unpacks them"
         )
     if torch.compiler.is_compiling() or torch._C._is_tracing() or gate.is_fake([blocks]):

@@ -173,7 +173,7 @@ def token_rows(model: nn.Module, texts: Texts) -> tuple[list[Tensor], int | None
     several: Sequence[str | Tensor] = [texts] if isinstance(texts, str) else texts
     if isinstance(several, Tensor) or not isinstance(several, Sequence):
         raise TypeError(
-            f"texts must be text, or a list of texts or of [T] tensors: got {type(texts).__name__}"
+            f"texts must be a string, or a list of strings or [T] tensors: got {type(texts).__name__}"
         )
     if not several:
         raise InputError("texts must hold at least one text: got none")
@@ -196,7 +196,7 @@ def token_rows(model: nn.Module, texts: Texts) -> tuple[list[Tensor], int | None
             rows.append(torch.tensor(tokens, dtype=torch.int64, device="cpu"))
             octets += len(text.encode()) - _first_bytes(tokenizer.spans(text), text)
         else:
-            raise TypeError(f"texts must be text or [T] tensors: got {type(text).__name__}")
+            raise TypeError(f"texts must be strings or [T] tensors: got {type(text).__name__}")
     return rows, octets if known else None
 
 

@@ -150,7 +150,7 @@ class Trainable(nn.Module):
     def _loss(self, hidden: Tensor, labels: Tensor, count: int | Tensor | None) -> Tensor:
         if labels.shape != hidden.shape[:2]:
             raise InputError(
-                f"labels must be {list(hidden.shape[:2])}, as what is read: got "
+                f"labels must have the shape of the inputs, {list(hidden.shape[:2])}: got "
                 f"{list(labels.shape)}"
             )
         if self.transformer.config.kind == "decoder":
@@ -218,7 +218,7 @@ def _mask_of(given: Tensor | None, ids: Tensor, name: str) -> Mask | None:
         return None
     if given.shape != ids.shape:
         raise InputError(
-            f"{name} must be {list(ids.shape)}, as its tokens: got {list(given.shape)}"
+            f"{name} must be {list(ids.shape)}, like its tokens: got {list(given.shape)}"
         )
     real = given.bool()
     if bool(real.all()):

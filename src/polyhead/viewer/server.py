@@ -298,7 +298,7 @@ async def _json_of(request: Request) -> dict[str, Any]:
 def _text_of(asked: dict[str, Any], name: str) -> str:
     text = asked.get(name, "")
     if not isinstance(text, str):
-        raise InputError(f"{name} must be a text: got {shortened(text)}")
+        raise InputError(f"{name} must be a string: got {shortened(text)}")
     return text
 
 

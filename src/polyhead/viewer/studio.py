@@ -130,7 +130,7 @@ class Studio:
         try:
             _, model = self._model(look.model)
             if look.kind != "decoder":
-                raise InputError(f"{look.model} is no decoder: it does not continue texts")
+                raise InputError(f"{look.model} is not a decoder: it cannot continue texts")
             pieces: list[str] = []
             with without(model, heads):
                 for piece in model.stream(look.text, **wanted):  # type: ignore[operator]
