@@ -263,8 +263,8 @@ def _calibration_rows(
         rank = shape.elements // (shape.kv_heads if target.kv_heads else 1)
     if count < rank:
         raise InputError(
-            f"calibration has fewer tokens than the rank that it determines: got {count:,} tokens for "
-            f"{rank:,} numbers"
+            f"calibration has fewer tokens than the rank that it determines: got {count:,} tokens "
+            f"for {rank:,} numbers"
         )
     return rows
 

@@ -112,7 +112,7 @@ def normed_latents(model: Transformer) -> Transformer:
         network = draft.layer(layer).feed_forward
         if type(network) is not FeedForwardConfig:
             raise ConfigError(
-                "with latent attention only plain feed-forward networks can be written in a family's form"
+                "latents: only plain feed-forward networks can be written in a family's form"
             )
     like = next(model.parameters())
     return draft.build(like.dtype, like.device)

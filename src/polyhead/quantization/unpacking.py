@@ -51,8 +51,8 @@ def unpack(
     """
     if torch.compiler.is_exporting() and gate.is_exported_to_onnx():
         raise UnsupportedError(
-            f"ONNX cannot hold quantized blocks: got {kind.name}; load the model with dtype=, which "
-            "unpacks them"
+            f"ONNX cannot hold quantized blocks: got {kind.name}; load the model with dtype=, "
+            "which unpacks them"
         )
     if torch.compiler.is_compiling() or torch._C._is_tracing() or gate.is_fake([blocks]):
         by = (None, None, 0, 0) if scales is None else scales

@@ -173,7 +173,8 @@ def token_rows(model: nn.Module, texts: Texts) -> tuple[list[Tensor], int | None
     several: Sequence[str | Tensor] = [texts] if isinstance(texts, str) else texts
     if isinstance(several, Tensor) or not isinstance(several, Sequence):
         raise TypeError(
-            f"texts must be a string, or a list of strings or [T] tensors: got {type(texts).__name__}"
+            "texts must be a string, or a list of strings or [T] tensors: got "
+            f"{type(texts).__name__}"
         )
     if not several:
         raise InputError("texts must hold at least one text: got none")
