@@ -92,18 +92,15 @@ def compare(
     from polyhead.errors import InputError
     from polyhead.lab.comparison.runs import Schedule
     from polyhead.lab.comparison.variants import Sizes
-    from polyhead.lab.comparison.variants import variants as named
 
     one_of("--stage", stage, ("all", "train", "measure", "report"), error=InputError)
     _check_seeds(seeds)
-    if resume or stage in ("measure", "report"):
-        experiment = _resumed(out, {"--tokens": tokens, "--budget": budget, "--data": data})
-        chosen = named(variants, experiment.sizes)
-    else:
-        sizes = Sizes(width, layers, heads, hidden, vocabulary)
-        chosen = named(variants, sizes)
-        schedule = Schedule(tokens or 1, block, batch, rate, dtype)
-        experiment = _begun(out, sizes, schedule, data or [], tokens, budget, len(chosen) * seeds)
+    sizes = Sizes(width, layers, heads, hidden, vocabulary)
+    schedule = Schedule(tokens or 1, block, batch, rate, dtype)
+    resumed = resume or stage in ("measure", "report")
+    experiment, chosen = _experiment(
+        out, variants, sizes, schedule, seeds, resumed, data, tokens, budget
+    )
     if stage in ("all", "train"):
         _train(experiment, chosen, seeds, show=not json)
     _report(experiment, chosen, seeds, stage, json=json)
@@ -148,18 +145,15 @@ def heads(
         return
     from polyhead.lab.comparison.heads import redundancy
     from polyhead.lab.comparison.runs import Schedule
-    from polyhead.lab.comparison.variants import Sizes, variants
+    from polyhead.lab.comparison.variants import Sizes
 
     usual = 8  # the number of heads of the reference, mha
     names = [f"heads:{count}" for count in counts if count != usual]
-    if resume:
-        experiment = _resumed(out, {"--tokens": tokens, "--budget": budget, "--data": data})
-        chosen = variants(names, experiment.sizes)
-    else:
-        sizes = Sizes(width, layers, usual, hidden, vocabulary)
-        chosen = variants(names, sizes)
-        schedule = Schedule(tokens or 1, context, batch, rate, dtype)
-        experiment = _begun(out, sizes, schedule, data or [], tokens, budget, len(chosen) * seeds)
+    sizes = Sizes(width, layers, usual, hidden, vocabulary)
+    schedule = Schedule(tokens or 1, context, batch, rate, dtype)
+    experiment, chosen = _experiment(
+        out, names, sizes, schedule, seeds, resume, data, tokens, budget
+    )
     _train(experiment, chosen, seeds, show=not json, finish=redundancy)
     _report(experiment, chosen, seeds, "train", json=json)
 
@@ -179,45 +173,43 @@ def _counts(text: str) -> list[int]:
     return list(dict.fromkeys(int(number) for number in text.split(",")))
 
 
-def _begun(
+def _experiment(
     out: Path,
+    names: str | list[str],
     sizes: Any,
     schedule: Any,
-    data: Sequence[Path],
+    seeds: int,
+    resumed: bool,
+    data: list[Path] | None,
     tokens: int | None,
     budget: str | None,
-    runs_to_do: int,
-) -> Experiment:
-    """A new comparison in ``out``; its tokens from the budget where none are given."""
+) -> tuple[Experiment, Sequence[Variant]]:
+    """The comparison in ``out``, loaded or new, and its variants."""
     from dataclasses import replace
 
     from polyhead.cli.terminal import progress
     from polyhead.errors import InputError
     from polyhead.lab.comparison import corpus, experiment
-    from polyhead.lab.comparison.variants import REFERENCE, variant
+    from polyhead.lab.comparison.variants import REFERENCE, variant, variants
 
+    if resumed:
+        for name, value in (("--tokens", tokens), ("--budget", budget), ("--data", data)):
+            if value:
+                raise InputError(f"{name} is fixed by the comparison in {out}: leave it out")
+        loaded = experiment.Experiment.load(out)
+        return loaded, variants(names, loaded.sizes)
+    chosen = variants(names, sizes)
     if (tokens is None) == (budget is None):
         raise InputError("give either --tokens or --budget: they are mutually exclusive")
     seconds = None if budget is None else duration("--budget", budget)
     experiment.check_new(out)
     with progress("reading and tokenizing the text"):
-        text = corpus.corpus(corpus.read(data), sizes.vocab_size)
+        text = corpus.corpus(corpus.read(data or []), sizes.vocab_size)
     if seconds is not None:
         speed = experiment.measured_rate(sizes, schedule, variant(REFERENCE))
-        count = experiment.tokens_for(seconds, runs_to_do, speed, schedule)
+        count = experiment.tokens_for(seconds, len(chosen) * seeds, speed, schedule)
         schedule = replace(schedule, tokens=count)
-    return experiment.Experiment.create(out, sizes, schedule, text)
-
-
-def _resumed(out: Path, fixed: dict[str, Any]) -> Experiment:
-    """The comparison in ``out``; options that it has fixed are refused."""
-    from polyhead.errors import InputError
-    from polyhead.lab.comparison.experiment import Experiment
-
-    given = [name for name, value in fixed.items() if value]
-    if given:
-        raise InputError(f"{given[0]} is fixed by the comparison in {out}: leave it out")
-    return Experiment.load(out)
+    return experiment.Experiment.create(out, sizes, schedule, text), chosen
 
 
 def _train(

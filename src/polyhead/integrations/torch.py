@@ -76,19 +76,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Called by ``torch.jit.script`` first."""
         raise UnsupportedError(_NO_SCRIPT)
 
-    def _reset_parameters(self) -> None:
-        for weight in (
-            self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        ):  # fmt: skip
-            if weight is not None:
-                nn.init.xavier_uniform_(weight)
-        if self.in_proj_bias is not None:
-            nn.init.zeros_(self.in_proj_bias)
-            nn.init.zeros_(self.out_proj.bias)
-        for extra in (self.bias_k, self.bias_v):
-            if extra is not None:
-                nn.init.xavier_normal_(extra)
-
     def forward(
         self,
         query: Tensor,
