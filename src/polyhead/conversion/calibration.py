@@ -98,8 +98,8 @@ def domains_of(
     """Windows of each domain, and whether it was calibrated on.
 
     Args:
-        unseen: Texts by domain, not calibrated on.
-        tokens: Tokens of each domain at most.
+        unseen: Texts by domain that were not calibrated on.
+        tokens: Largest number of tokens per domain.
 
     Raises:
         InputError: A name in both, or texts without two tokens.

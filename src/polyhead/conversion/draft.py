@@ -94,7 +94,7 @@ class Draft:
         """The attention of a layer, which must be MHA, GQA or MQA.
 
         Args:
-            what: Is being done, for the message.
+            what: Name of the operation, for the message.
 
         Raises:
             UnsupportedError: The layer's attention is not MHA, GQA or MQA.

@@ -40,7 +40,7 @@ def merge_kv_heads(
     """Fewer kv heads; the query heads of merged ones share what is left.
 
     Args:
-        kv_heads: Left; a divisor of those there are.
+        kv_heads: Number of kv heads afterwards, a divisor of the present number.
         pooled: Keys and values are averaged instead (Ainslie et al. 2023), for comparison.
 
     Returns:

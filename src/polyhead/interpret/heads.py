@@ -106,7 +106,7 @@ def find_pair(tokens: TokenizedText, query: str, key: str, *, causal: bool = Tru
     """The pair from word ``query`` to word ``key``.
 
     Args:
-        key: the word that is looked at.
+        key: The key word.
         causal: whether a token sees only itself and what is before it.
 
     Raises:

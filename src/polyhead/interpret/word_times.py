@@ -31,9 +31,9 @@ def with_words(model: SpeechToText, samples: Tensor, segment: Segment) -> Segmen
     In a text without spaces (Chinese, Japanese) every token of whole characters is a word.
 
     Args:
-        model: That transcribed it.
-        samples: ``[N]`` of the whole recording, 16,000 a second.
-        segment: Of its transcript.
+        model: The model that made the transcript.
+        samples: ``[N]`` samples of the whole recording at 16 kHz.
+        segment: A segment of its transcript.
     """
     pieces = _pieces(model, segment)
     if not pieces:

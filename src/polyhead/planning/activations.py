@@ -35,7 +35,7 @@ def activation_elements(
 
     Args:
         tokens: Tokens of each sequence's prompt; of an encoder-decoder, of both sides.
-        ranks: That share heads and hidden features.
+        ranks: Ranks of tensor parallelism.
         half: Whether numbers have 16 bits: without native code, norms then go through float32.
     """
     E, context = model.embed_dim, encoder_dim(model)

@@ -37,12 +37,12 @@ class Job:
     """What a recipe asks for.
 
     Args:
-        out: The folder; made when something is saved.
-        resume: Go on from the state in it.
+        out: Output folder, made when something is saved.
+        resume: Continue from the state in the folder.
 
     Attributes:
-        model: A ``TextToText`` or a ``LanguageModel``, which learns.
-        run: Iterate over it, or over ``steps``.
+        model: The ``TextToText`` or ``LanguageModel`` that is trained.
+        run: The training loop; iterate over it, or over ``steps``.
 
     Raises:
         InputError: Texts that cannot be used.

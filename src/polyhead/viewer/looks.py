@@ -79,12 +79,12 @@ class Look:
     """One model on one text.
 
     Attributes:
-        written: What an encoder-decoder made of it.
-        ids: All tokens, those of the source first.
+        written: Output of an encoder-decoder.
+        ids: All token ids, those of the source first.
         next_token: After the last token; None of an encoder.
         stream: The residual stream of the model's own layers.
         tokenizer: Tokenizer of the tokens that the model names.
-        alignment: The alignment that an encoder-decoder made.
+        alignment: Alignment of an encoder-decoder's output.
     """
 
     model: str

@@ -39,7 +39,6 @@ class Contestant:
     """Another way of doing the work.
 
     Attributes:
-        run: Does it once and returns the result.
         differs: Says how its result differs from ours, or None; None where it computes something
             else on purpose, such as our own attention without a feature.
     """
@@ -53,7 +52,6 @@ class Limit:
     """What the machine does at best: a plain operation that is measured beside the work.
 
     Attributes:
-        kind: What it takes: "operations" or "bytes".
         share: How much of it the work is: 2 if the work is twice as much.
     """
 

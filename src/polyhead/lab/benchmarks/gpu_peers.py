@@ -20,11 +20,7 @@ Prepare = Callable[[Problem, Tensor, Tensor, Tensor], Call | None]
 
 
 def backend_of_sdpa(backend: SDPBackend, prepare: Prepare) -> Prepare:
-    """Torch's attention by one of its backends, where that takes the call.
-
-    Args:
-        prepare: Makes the call, whichever backend runs it.
-    """
+    """Torch's attention by one of its backends, where that takes the call."""
 
     def prepared(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call | None:
         call = prepare(problem, q, k, v)

@@ -18,11 +18,7 @@ from polyhead.models import Transformer
 
 
 class PlainDecoder(nn.Module):
-    """Llama's decoder around ``scaled_dot_product_attention``; its parameters are named as ours.
-
-    Args:
-        ours: Whose sizes and weights it takes.
-    """
+    """Llama's decoder around ``scaled_dot_product_attention``; its parameters are named as ours."""
 
     def __init__(self, ours: Transformer) -> None:
         super().__init__()
@@ -108,11 +104,7 @@ class PlainDecoder(nn.Module):
 
 
 class TorchTransformer(nn.Module):
-    """``nn.Transformer`` with sinusoids and one embedding, as Vaswani et al. 2017.
-
-    Args:
-        ours: Whose sizes and weights it takes: ``TransformerConfig.vanilla``.
-    """
+    """``nn.Transformer`` with sinusoids and one embedding, as Vaswani et al. 2017."""
 
     def __init__(self, ours: Transformer, dropout: float) -> None:
         super().__init__()

@@ -20,11 +20,9 @@ class Problem:
     """One attention call; the last query lines up with the last key.
 
     Attributes:
-        dtype: Dtype of q, k and v.
         causal: Whether no query sees what comes after it.
         window: How many keys a query sees at most, itself included.
         documents: Lengths of documents that do not see each other.
-        softcap: c in c · tanh(score / c).
         sinks: Whether each head has a sink with score 0.
         latent: Values are the first so many columns of the keys (absorbed latent attention).
     """

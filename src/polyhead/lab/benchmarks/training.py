@@ -40,7 +40,6 @@ class Training:
 
     Attributes:
         model: The model, in float32.
-        loss: Loss of the model, a scalar.
         dtype: float32, or that of autocast.
     """
 

@@ -54,7 +54,6 @@ class Corpus:
     Attributes:
         train: ``[N]`` int32.
         validation: ``[M]`` int32.
-        validation_bytes: UTF-8 bytes of the validation text.
     """
 
     said: str

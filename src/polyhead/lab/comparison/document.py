@@ -30,8 +30,6 @@ def document(
     """Everything that is known, ready for JSON.
 
     Args:
-        variants: In the order of the report.
-        results: The finished runs, as ``Experiment.results`` gives them.
         speeds: As ``measure.speeds`` gives them; None: not measured.
     """
     configs = {each.name: decoder(each, experiment.sizes) for each in variants}

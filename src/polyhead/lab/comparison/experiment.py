@@ -70,7 +70,6 @@ class Experiment:
         """The comparison that a folder holds.
 
         Raises:
-            InputError: The folder holds no comparison.
             CheckpointError: Its files are damaged, or of another version.
         """
         if not (folder / "experiment.json").exists():

@@ -90,11 +90,7 @@ class Namer(nn.Module):
 
 
 def name_tokens(heads: int, seed: int, *, steps: int = _STEPS) -> Outcome:
-    """Trains one model on the task and examines it on tokens it has not seen.
-
-    Args:
-        seed: Seed of initial values and data.
-    """
+    """Trains one model on the task and examines it on tokens it has not seen."""
     with torch.random.fork_rng(devices=[]):
         model = _trained(heads, seed, steps)
         ids, wanted = _drawn(_EXAMINED)

@@ -25,7 +25,6 @@ class Difference:
     """The difference of two variants over pairs.
 
     Attributes:
-        half_width: The interval is ``mean ± half_width``.
         needed: Pairs that would tell a difference as large as ``mean`` from 0 with a power of 80 %;
             None: more than ``MOST_PAIRS``.
     """
@@ -43,11 +42,7 @@ class Difference:
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """The difference ``first − second`` of numbers that belong together.
-
-    Raises:
-        ValueError: Other lengths, or fewer than two pairs.
-    """
+    """The difference ``first − second`` of numbers that belong together."""
     if len(first) != len(second) or len(first) < 2:
         raise ValueError(
             "an interval needs two pairs or more, and as many of both: got "

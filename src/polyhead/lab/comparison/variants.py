@@ -106,12 +106,8 @@ def variant(name: str) -> Variant:
 def variants(names: str | Sequence[str], sizes: Sizes) -> tuple[Variant, ...]:
     """Several variants, ``mha`` first whether it was named or not, each checked for ``sizes``.
 
-    Args:
-        names: ``"mqa,gqa:4"``, or the names one by one.
-
     Raises:
         InputError: An unknown variant, one that is named twice, or only one.
-        ConfigError: One that this decoder cannot have.
     """
     given = names.split(",") if isinstance(names, str) else list(names)
     found = [variant(name.strip().lower()) for name in given]
