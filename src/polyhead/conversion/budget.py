@@ -63,21 +63,17 @@ def cheapest(lists: Mapping[int, Sequence[Offer]], budget: int) -> dict[int, Off
             f"cache: the smallest latents of all layers hold {spent:,} numbers per token: got a "
             f"budget of {budget:,}; allow a larger fraction"
         )
-    while True:
-        best: tuple[float, int] | None = None
-        for layer, hull in hulls.items():
-            if places[layer] + 1 < len(hull):
-                here, there = hull[places[layer]], hull[places[layer] + 1]
-                more = there.elements - here.elements
-                gain = (here.price - there.price) / more
-                if gain > 0 and spent + more <= budget and (best is None or gain > best[0]):
-                    best = gain, layer
-        if best is None:
-            return {layer: hull[places[layer]] for layer, hull in hulls.items()}
-        layer = best[1]
-        before = hulls[layer][places[layer]].elements
-        places[layer] += 1
-        spent += hulls[layer][places[layer]].elements - before
+    steps = sorted(
+        (_slope(hull[i], hull[i + 1]), layer, i)
+        for layer, hull in hulls.items()
+        for i in range(len(hull) - 1)
+    )
+    for _, layer, i in steps:  # slopes of one layer rise, so its steps come in order
+        more = hulls[layer][i + 1].elements - hulls[layer][i].elements
+        if places[layer] == i and spent + more <= budget:
+            places[layer] += 1
+            spent += more
+    return {layer: hull[places[layer]] for layer, hull in hulls.items()}
 
 
 def _hull(offered: Sequence[Offer]) -> list[Offer]:

@@ -108,31 +108,41 @@ def to_latent(draft: Draft, layer: int) -> None:
     made["kv_b_proj"] = up.flatten(0, 1)
     made["o_proj"] = draft.get(layer, "o_proj.weight")
     made |= _latent_biases(draft, layer, config, P)
-    rope = config.rope
-    if rope is not None:
-        frequencies, factor = inverse_frequencies(rope, P)
-        rope = RopeConfig(
-            type="explicit",
-            frequencies=tuple(frequencies.double().tolist()) * G,
-            attention_factor=None if factor == 1.0 else factor,
-        )
+    rope = explicit_rope(config, P, torch.arange(half, device="cpu").repeat(G))
     draft.clear(layer)
     draft.put(layer, **made)
-    draft.set_attention(
-        layer,
-        LatentAttentionConfig(
-            num_heads=H,
-            kv_lora_rank=R,
-            qk_nope_head_dim=N,
-            qk_rope_head_dim=2 * G * half,
-            v_head_dim=V,
-            bias=config.has_k_bias or config.qkv_bias or config.out_bias,
-            q_bias=config.qkv_bias,
-            norm=None,
-            rope=rope,
-            scale=D**-0.5 if config.scale is None else config.scale,
-            dropout=config.dropout,
-        ),
+    draft.set_attention(layer, latent_config(config, R, N, 2 * G * half, rope))
+
+
+def latent_config(
+    config: AttentionConfig, size: int, straight: int, rotated: int, rope: RopeConfig | None
+) -> LatentAttentionConfig:
+    """Latent attention with the heads of ``config``: a latent of ``size`` numbers, and keys of
+    ``straight`` features without rotation and ``rotated`` with."""
+    return LatentAttentionConfig(
+        num_heads=config.num_heads,
+        kv_lora_rank=size,
+        qk_nope_head_dim=straight,
+        qk_rope_head_dim=rotated,
+        v_head_dim=config.value_dim,
+        bias=config.has_k_bias or config.qkv_bias or config.out_bias,
+        q_bias=config.qkv_bias,
+        norm=None,
+        rope=rope,
+        scale=config.head_dim**-0.5 if config.scale is None else config.scale,
+        dropout=config.dropout,
+    )
+
+
+def explicit_rope(config: AttentionConfig, rotated: int, chosen: Tensor) -> RopeConfig | None:
+    """Rotary embedding with the frequencies of the chosen pairs of ``rotated`` features."""
+    if config.rope is None:
+        return None
+    frequencies, factor = inverse_frequencies(config.rope, rotated)
+    return RopeConfig(
+        type="explicit",
+        frequencies=tuple(frequencies.double()[chosen].tolist()),
+        attention_factor=None if factor == 1.0 else factor,
     )
 
 

@@ -25,13 +25,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polyhead.config import AttentionConfig, LatentAttentionConfig, RopeConfig
 from polyhead.conversion.algebra import LayerRows, ridged, roots_of
 from polyhead.conversion.calibration import Moments
 from polyhead.conversion.draft import Draft
+from polyhead.conversion.exact import explicit_rope, latent_config
 from polyhead.conversion.refusals import refuse_latent, refuse_linear
 from polyhead.errors import InputError
-from polyhead.layers.frequencies import inverse_frequencies
 
 
 def merge_kv_heads(
@@ -224,27 +223,12 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
     lifted = torch.cat(
         (up[: G * D].view(G, D, -1), up[G * D :].view(G, V, -1)), dim=1
     ).repeat_interleave(H // G, dim=0)
-    rope = _rope_of(config, places[:, 0], n)
+    rope = explicit_rope(config, 2 * n, places[:, 0])
     o_bias = draft.find(layer, "o_proj.bias")
     out = draft.get(layer, "o_proj.weight")
     biased = config.has_k_bias or config.qkv_bias or config.out_bias
     draft.clear(layer)
-    draft.set_attention(
-        layer,
-        LatentAttentionConfig(
-            num_heads=H,
-            kv_lora_rank=size,
-            qk_nope_head_dim=D,
-            qk_rope_head_dim=rotated,
-            v_head_dim=V,
-            bias=biased,
-            q_bias=config.qkv_bias,
-            norm=None,
-            rope=rope,
-            scale=D**-0.5 if config.scale is None else config.scale,
-            dropout=config.dropout,
-        ),
-    )
+    draft.set_attention(layer, latent_config(config, size, D, rotated, rope))
     E = draft.config.embed_dim
     draft.put(layer, q_proj=query.flatten(0, 1)[:, :E], kv_a_proj_with_mqa=made[:, :E])
     draft.put(layer, kv_b_proj=lifted.flatten(0, 1), o_proj=out)
@@ -255,18 +239,6 @@ def to_small_latent(draft: Draft, layer: int, latents: Latents, rotated: int, si
         draft.put(layer, kv_a_proj_with_mqa_bias=bias)
         draft.put(layer, o_proj_bias=out.new_zeros(E) if o_bias is None else o_bias)
     return float(0.5 * s[size:].sum() + latents.worth[~kept].sum())
-
-
-def _rope_of(config: AttentionConfig, chosen: Tensor, pairs: int) -> RopeConfig | None:
-    """The frequencies of the chosen pairs, given one by one."""
-    if config.rope is None:
-        return None
-    frequencies, factor = inverse_frequencies(config.rope, 2 * pairs)
-    return RopeConfig(
-        type="explicit",
-        frequencies=tuple(frequencies.double()[chosen].tolist()),
-        attention_factor=None if factor == 1.0 else factor,
-    )
 
 
 def _pooled(part: LayerRows) -> Tensor:
