@@ -7,8 +7,8 @@ import torch
 
 from polyhead.errors import InputError
 from polyhead.interpret.heads import (
-    Pair,
     TokenizedText,
+    WordPair,
     find_pair,
     rank_heads,
     strongest_pair,
@@ -62,12 +62,12 @@ def test_words_of_languages_without_spaces_are_found() -> None:
 
 
 def test_pair_goes_from_the_last_query_to_every_key_before_it() -> None:
-    assert find_pair(TOKENS, "it", "animal") == Pair(12, (2, 3, 9), "it", "animal")
+    assert find_pair(TOKENS, "it", "animal") == WordPair(12, (2, 3, 9), "it", "animal")
     assert find_pair(TOKENS, "animal", "animal").keys == (2, 3)
 
 
 def test_an_encoders_pair_may_look_ahead() -> None:
-    assert find_pair(TOKENS, "tired", "it", causal=False) == Pair(5, (12,), "tired", "it")
+    assert find_pair(TOKENS, "tired", "it", causal=False) == WordPair(5, (12,), "tired", "it")
     with pytest.raises(InputError, match="'it' does not occur before 'tired'"):
         find_pair(TOKENS, "tired", "it")
 

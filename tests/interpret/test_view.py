@@ -54,7 +54,7 @@ def test_tile_is_cut_out_of_the_rows(seen: Probe) -> None:
     tile = seen[1].tile(4, slice(7, 31), slice(3, -2))
     torch.testing.assert_close(tile, whole[:, 4, 7:31, 3:-2])
     assert seen[1].tile(0, slice(5, 5), slice(None)).shape == (2, 0, TOKENS)
-    with pytest.raises(InputError, match="k_range must be one run"):
+    with pytest.raises(InputError, match="k_range must be a contiguous slice"):
         seen[1].tile(0, slice(0, 4), slice(0, 8, 2))
 
 

@@ -103,7 +103,7 @@ def _longer(config: ph.TransformerConfig, tokens: int) -> ph.TransformerConfig:
 @pytest.mark.parametrize(
     ("mesh", "words"),
     [
-        ({"tp": 2}, "of data, shard, context, tensor, expert: got tp"),
+        ({"tp": 2}, r"map dimensions \(data, shard, context, tensor, expert\) to sizes: got tp"),
         ({"expert": 2}, r"must divide the number of experts \(none\): got 2"),
         ({"tensor": 0}, "mesh tensor must be a whole number of at least 1: got 0"),
         ({"tensor": 3}, "must divide num_heads=32: got 3"),
