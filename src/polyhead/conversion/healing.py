@@ -21,7 +21,7 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import number, whole
+from polyhead._utils.checks import needed, number, whole
 from polyhead.conversion.calibration import (
     EVALUATION_TOKENS,
     domains_of,
@@ -170,6 +170,7 @@ def heal(
         ValueError: A number out of its range, or models of different vocabularies.
     """
     number("minutes", minutes, above=0)
+    needed("accelerate", "polyhead[train]")
     window = whole("window", window, least=16)
     old, new = source_of(teacher), source_of(model)
     refuse_quantized(new, "healing")
