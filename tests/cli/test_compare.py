@@ -57,7 +57,12 @@ def test_compare_heads_shows_the_task_and_what_heads_are_worth(
         "--budget", "1s", *SMALL,
     )  # fmt: skip
     assert shown.code == 0
-    for words in ("heads:1", "idle heads", "half pruned", "Idle heads: the share whose ablation"):
+    for words in (
+        "heads:1",
+        "idle heads",
+        "half pruned",
+        "Idle heads: the fraction whose ablation",
+    ):
         assert words in shown.out
 
 
@@ -91,7 +96,7 @@ def test_a_comparison_that_is_stopped_says_how_it_goes_on(
         (("--tokens", "9", "--dtype", "int8"), "dtype must be one of 'float32', 'bfloat16'"),
         (("--stage", "sleep"), "--stage must be one of"),
         (("--resume",), "holds no comparison"),
-        (("--resume", "--tokens", "9"), "--tokens is settled"),
+        (("--resume", "--tokens", "9"), "--tokens is fixed"),
     ],
 )
 def test_compare_refuses_with_a_sentence(

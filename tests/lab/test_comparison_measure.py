@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from polyhead.errors import ConfigError, DisagreementError
-from polyhead.lab.comparison import measure, report
+from polyhead.lab.comparison import document as report
+from polyhead.lab.comparison import measure
 from polyhead.lab.comparison.measure import cache_bytes, speeds
 from polyhead.lab.comparison.page import page, plot
 from polyhead.lab.comparison.runs import Schedule, begin

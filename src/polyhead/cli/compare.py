@@ -282,7 +282,14 @@ def _task(counts: Sequence[int], seeds: int, steps: int, *, json: bool) -> None:
         print_json({"task": "name the tokens 1, 2, 3 and 4 places back", "heads": rows})
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("heads", "parameters", "seeds", "token accuracy", "all four", "min – max"):
+    for heading in (
+        "heads",
+        "parameters",
+        "seeds",
+        "token accuracy",
+        "all four right",
+        "from – to",
+    ):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyhead.generation.pipelines.sound import HOP, RATE, samples_of
 from polyhead.generation.pipelines.transcript import Segment, Transcript, Word
-from polyhead.interpret.reading import align
+from polyhead.interpret.source_alignment import align
 
 if TYPE_CHECKING:
     from polyhead.generation.pipelines.speech_to_text import SpeechToText
