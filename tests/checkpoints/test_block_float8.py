@@ -16,6 +16,7 @@ from torch import Tensor
 from polyhead.checkpoints import load_checkpoint
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import read_config
+from polyhead.families.common.quantization import read_scheme
 
 ROWS, COLUMNS = 16, 32
 SCHEME = {
@@ -40,6 +41,13 @@ def in_blocks(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             codes[block] = (weight[block] / scales[i, j]).to(codes.dtype)
             meant[block] = codes[block].float() * scales[i, j]
     return codes, scales, meant
+
+
+def test_a_plan_counts_the_bits_of_codes_and_scales() -> None:
+    codes, scales, _ = in_blocks(torch.randn(4 * ROWS, 2 * COLUMNS))
+    scheme = read_scheme({"quantization_config": SCHEME}, "config.json")
+    assert scheme is not None
+    assert scheme.held_bits * codes.numel() == 8 * (codes.nbytes + scales.nbytes)
 
 
 @pytest.fixture

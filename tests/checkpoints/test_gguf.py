@@ -17,6 +17,7 @@ from polyhead.checkpoints.formats.gguf_file import GGUFFile
 from polyhead.config import RopeConfig
 from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import find_gguf, read_settings
+from polyhead.families.common.config_json import read_config
 from polyhead.families.common.steps import At, RotaryPairs
 
 LLAMA = DECODERS["llama, GQA"]
@@ -101,6 +102,21 @@ def test_scaled_rotary_embedding_equals_transformers(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "linear.gguf", theirs, rope__scaling__factor=4.0)
     ours = load_checkpoint(path)
     assert (ours.model(linear.ids()) - theirs(linear.ids()).logits).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("setting", ["attn_factor", "yarn_ext_factor", "yarn_attn_factor"])
+def test_a_factor_of_yarn_that_is_not_read_may_be_1(setting: str, tmp_path: Path) -> None:
+    stated = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    theirs = LLAMA.build()
+    absent = load_checkpoint(write_gguf(tmp_path / "absent.gguf", theirs, **stated)).config
+    for value in (1.0, 0.0, 2.0):
+        stated[f"rope__scaling__{setting}"] = value
+        path = write_gguf(tmp_path / f"{value}.gguf", theirs, **stated)
+        if value == 1.0:
+            assert load_checkpoint(path).config == absent
+            continue
+        with pytest.raises(ConfigError, match=rf"{setting} is {value}; supported is 1\.0"):
+            load_checkpoint(path)
 
 
 @torch.no_grad()
@@ -230,6 +246,18 @@ def _write(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_what_a_scaling_lacks_is_named_as_in_the_file(tmp_path: Path) -> None:
+    stated = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA.build(), **stated)
+    file = GGUFFile(path)
+    family = find_gguf(file.metadata, path)
+    metadata = {**file.metadata, "llama.rope.scaling.original_context_length": -1}
+    found = read_settings(family.gguf, metadata, file.tensors, path, list)
+    words = r"llama\.rope\.scaling: original_max_position_embeddings is -1"
+    with pytest.raises(ConfigError, match=words):
+        found.read(lambda values: read_config(family, values, path, shown=found.shown))
 
 
 def test_a_vocabulary_that_is_no_list_is_refused_by_name(tmp_path: Path) -> None:
