@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import far
 import pytest
 import torch
 from small import small
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 from polyhead.conversion import convert
 from polyhead.conversion.budget import Offer, cheapest
-from polyhead.conversion.calibration import calibrate, refuse_overlap, windows_of
+from polyhead.conversion.calibration import _Sums, calibrate, refuse_overlap, windows_of
 from polyhead.conversion.draft import Draft
 from polyhead.conversion.exact import copy_kv_heads, rotate_keys
 from polyhead.conversion.lossy import Latents, merge_kv_heads, to_small_latent
@@ -102,6 +103,8 @@ def test_a_latent_of_the_whole_size_loses_nothing_and_prices_fall_with_size(fami
         prices.append(to_small_latent(draft, layer, latents, 2 * n * G, whole))
         assert draft.latent(layer, "a test").cache_shape.elements == latents.elements
     assert max(prices) < 1e-8
+    # None is a view that keeps a larger tensor.
+    assert all(each.is_contiguous() for each in draft.state.values())
     made = draft.build(torch.float32)
     assert _differ(model, made) < 1e-4
     copy = Transformer(type(made.config).from_json(made.config.to_json()))
@@ -185,6 +188,10 @@ def test_reports_say_what_was_measured():
     for words in ("exact steps", "unseen", "top-1", "adds up to KL", report.calibration_hash):
         assert words in str(report)
     assert {words[0] for words in told} >= {"calibration", "price list", "evaluation"}
+    for what in {words[0] for words in told}:
+        counted = [(done, total) for words, done, total in told if words == what]
+        assert counted == [(i + 1, len(counted)) for i in range(len(counted))], what
+    assert ("calibration", 12, 12) in told
     # The figures are those of the models.
     rows = _texts(3)
     with torch.no_grad():
@@ -261,3 +268,23 @@ def test_a_language_model_keeps_its_tokenizer():
     new, _ = convert(model, kv_heads=4)
     assert new.tokenizer is model.tokenizer
     assert new.generate("ab", max_new_tokens=4).ids == model.generate("ab", max_new_tokens=4).ids
+
+
+def test_moments_of_a_device_are_summed_in_float64_on_the_cpu():
+    model = small("llama", num_hidden_layers=1)
+    here, away = (_Sums(model.layers[0].attention) for _ in range(2))
+    drawn = torch.Generator().manual_seed(3)
+    with far.Away():
+        for sums, device in ((here, torch.device("cpu")), (away, far.DEVICE)):
+            drawn.manual_seed(3)
+            sums.x = torch.randn(1, 9, 32, generator=drawn).to(device)
+            for name in ("k", "v"):
+                made = torch.zeros(1, 9, 16).to(device)
+                made.grad = torch.randn(1, 9, 16, generator=drawn).to(device)
+                sums.made[name] = made
+            sums.add()
+    for found in (away.inputs, away.gradients):
+        assert found.device.type == "cpu"
+        assert found.dtype == torch.float64
+    assert torch.equal(away.inputs, here.inputs)
+    assert torch.equal(away.gradients, here.gradients)

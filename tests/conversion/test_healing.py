@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from small import small
 
 from polyhead.conversion import convert, heal
+from polyhead.conversion import healing as healing_module
 from polyhead.conversion.healing import RATES
 from polyhead.conversion.measure import Teacher, mean_kl
 from polyhead.errors import InputError
@@ -52,6 +55,35 @@ def test_healing_brings_a_model_nearer_to_its_teacher_and_touches_what_was_conve
     assert not healed.training
     assert f"KL {healing.before:.4f} → {healing.after:.4f}" in str(healing)
     assert {words[0][:11] for words in told} == {"healing, KL", "evaluation"}
+    assert str(healing).count(" s  step ") == len(healing.curve) > 0
+
+
+def test_the_rate_is_constant_while_it_is_sought_and_then_falls_to_a_tenth(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    ticks, seen = itertools.count(), []
+
+    class Watched(torch.optim.Adam):
+        def step(self, closure=None):
+            seen.append((self, self.param_groups[0]["lr"]))
+            return super().step(closure)
+
+    def watched(parameters, rate):
+        return Watched(parameters, lr=rate, betas=(0.9, 0.98))
+
+    monkeypatch.setattr(healing_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(healing_module, "_optimizer", watched)
+    model, new = _converted()
+    _, healing = heal(new, teacher=model, texts=_texts(2), minutes=5, window=64)
+    runs = [[lr for _, lr in run] for _, run in itertools.groupby(seen, lambda each: each[0])]
+    sought, trained = runs[: len(RATES)], runs[len(RATES) :]
+    assert [set(run) for run in sought] == [{rate} for rate in RATES]
+    halves = [healing.rate / 2**i for i in range(len(trained))]
+    assert all(run[0] <= rate for run, rate in zip(trained, halves, strict=True))
+    assert all(run == sorted(run, reverse=True) for run in trained)
+    assert trained[0][0] > 0.9 * healing.rate
+    assert trained[-1][-1] == pytest.approx(0.1 * halves[-1], rel=0.1)
+    assert sum(map(len, runs)) == healing.curve[-1].steps
 
 
 @pytest.mark.parametrize("again", [False, True])
