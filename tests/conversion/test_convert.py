@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import far
 import pytest
 import torch
 from small import small
 from torch.nn import functional as F
 
+import far
 from polyhead.conversion import convert
 from polyhead.conversion.budget import Offer, cheapest
 from polyhead.conversion.calibration import _Sums, calibrate, refuse_overlap, windows_of
