@@ -220,6 +220,7 @@ def turned_ring(k: Tensor) -> ph.KeyValueSource:
         (lambda q: q.double() @ q.double().mT, "float64"),
         (lambda q: nn.functional.conv1d(q[0], q[0, :, :1], groups=2), "convolution"),
         (lambda q: q.var(), "var"),
+        (lambda q: torch.linalg.vector_norm(q, 1), "linalg_vector_norm"),
         (lambda q: ph.attention(q, CODED()), "quantised ring"),
         (lambda q: ph.Transformer(TINY).new_cache(quantized=Quantized()), "quantised cache"),
         (lambda q: ph.attention(q, turned_ring(q), bias=torch.ones(3, 2)), "bias over the keys"),

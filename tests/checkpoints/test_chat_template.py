@@ -109,6 +109,15 @@ def test_a_template_can_do_only_so_much(template: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "written", ["{{ ns }}", "{{ '%s' % ns }}", "{{ ns ~ '' }}", "{{ ns|string }}"]
+)
+def test_a_namespace_is_written_as_its_name(written: str) -> None:
+    """What it holds has no price, since it may change: here 2¹² numbers in 12 lists."""
+    held = "{% set ns = namespace(s=0) %}{% for i in range(12) %}{% set ns.s = [ns.s, ns.s] %}"
+    assert render_chat(held + "{% endfor %}" + written, USER, {}) == "<Namespace>"
+
+
+@pytest.mark.parametrize(
     ("template", "words"),
     [
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "fails on these .*RecursionError"),

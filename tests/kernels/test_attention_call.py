@@ -1,5 +1,6 @@
 """The public function: what it refuses and how it says so, what it chooses, its shapes."""
 
+import itertools
 import re
 import sys
 
@@ -248,6 +249,25 @@ def test_explain_counts_bytes_names_the_layout_and_draws_no_number():
     assert found.bytes_written == 4 * Q.numel()
     assert found.call.startswith("GQA 4 query / 2 kv heads × 8;")
     assert ph.explain(Q, K[:, :1], V[:, :1]).call.startswith("MQA 4 query")
+
+
+def test_explain_names_each_part_of_a_call_that_is_there_and_no_other():
+    parts = {
+        "mask": (ph.Causal(), "mask Causal() (some visible)"),
+        "bias": (ph.ALiBi(4), f"bias {ph.ALiBi(4)!r}"),
+        "softcap": (3.0, "softcap 3.0"),
+        "dropout_p": (0.1, "dropout_p 0.1"),
+        "sinks": (torch.zeros(4), "sinks"),
+    }
+    for chosen in itertools.product((False, True), repeat=len(parts)):
+        given = dict(itertools.compress(parts.items(), chosen))
+        said = ph.explain(Q, K, V, **{name: value for name, (value, _) in given.items()}).call
+        assert said.split("; ")[3:] == [words for _, words in given.values()]
+        assert said.split("; ")[:3] == [
+            "GQA 4 query / 2 kv heads × 8",
+            "batch 2, 5 queries, 7 keys",
+            "float32 on cpu",
+        ]
 
 
 def test_sinks_take_their_share_of_every_row():

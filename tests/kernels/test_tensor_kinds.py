@@ -11,9 +11,11 @@ from torch.utils._pytree import tree_map_only
 
 import polyhead as ph
 from polyhead import native
+from polyhead.caches import PagedCache, QuantizedCache
 from polyhead.layers import linear as linear_layer
 from polyhead.layers.norms import RMSNorm, normalize
 from polyhead.layers.positions import RoPE
+from polyhead.semantics import DenseSource
 
 needs_native = pytest.mark.skipif(native.unavailable() is not None, reason="no native code here")
 
@@ -61,6 +63,29 @@ def test_fake_tensors_tell_the_shape_inside_and_outside_their_mode(name, kernel)
     for out in found:
         assert isinstance(out, FakeTensor)
         assert out.shape == q.shape
+
+
+CACHES = {
+    "dense": ph.DenseCache,
+    "ring": lambda: ph.RingCache(8),
+    "pages": lambda: PagedCache(4),
+    "quantised": lambda: QuantizedCache(sinks=0, recent=0, group=2),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_of_fake_tensors_tells_the_shape_without_native_code(name):
+    """Addresses of its runs would be those of nothing."""
+    with torch.no_grad(), FakeTensorMode():
+        held = CACHES[name]()
+        for _ in range(3):
+            source = held.append(torch.randn(1, 2, 4, 32), torch.randn(1, 2, 4, 32))
+        q = torch.randn(1, 4, 1, 32)
+        mask = ph.Causal() & ph.Window(8)
+        assert ph.attention(q, source, mask=mask).shape == q.shape
+        if type(source) is not DenseSource:
+            refusal = ph.explain(q, source, mask=mask).refusals["native"]
+            assert refusal.startswith("cannot do tensors of a cache without values")
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
