@@ -59,6 +59,7 @@ TESTS = {
     ],
     "families/common": ["families", "checkpoints"],
     "generation": ["generation"],
+    "interpret": ["interpret", "generation/test_speech_to_text.py"],
     "kernels": ["kernels", "semantics", "test_same_bits.py", "test_same_bits_gradients.py"],
     "layers": ["layers", "models", "checkpoints/test_parity_families.py"],
     "models": [
@@ -68,6 +69,12 @@ TESTS = {
     "planning": ["planning", "cli/test_plan.py", "checkpoints/test_coded.py"],
     "quantization": ["quantization", "layers/test_quantized_layers.py"],
     "semantics": ["semantics", "kernels", "caches", "test_notebook.py", "test_pages.py"],
+    "training": [
+        *("training", "test_evaluation.py"),
+        *("cli/test_train.py", "cli/test_perplexity.py", "lab/test_training.py"),
+    ],
+    "lab": ["lab", "cli/test_bench.py", "cli/test_compare.py"],
+    "viewer": ["viewer", "cli/test_look.py", "cli/test_learn.py"],
     TRITON: ["kernels/test_triton.py"],
 }
 """Tests of a package, its own first; another package has the folder of its name."""

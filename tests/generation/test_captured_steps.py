@@ -275,6 +275,28 @@ def test_hooks_and_new_weights_end_a_graph():
     assert found == ordinary(model, count=32)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: setattr(part.weight, "data", part.weight.data.clone()),
+        lambda part: setattr(part, "weight", torch.nn.Parameter(part.weight.data)),
+        lambda part: part.register_forward_hook(print),
+        lambda part: part.register_forward_pre_hook(print),
+        lambda part: part.train(),
+        lambda part: setattr(part, "forward", print),
+    ],
+    ids=["other memory", "another parameter", "hook", "hook before", "training", "forward"],
+)
+def test_what_a_graph_depends_on_makes_it_invalid(change):
+    model = FAMILIES["Llama, GQA"]()
+    recorded = graphs.Recorded(model)
+    part = model.layers[1].feed_forward.up_proj
+    part.weight.mul_(1.5)  # in place: the graph reads it
+    assert recorded.is_valid()
+    change(part)
+    assert not recorded.is_valid()
+
+
 def test_models_stream_from_a_graph_and_say_where_they_do_not(monkeypatch):
     model = LanguageModel(decoder(), byte_tokenizer(), "tiny").eval()
     plain = model.stream("Hello", max_new_tokens=30, graph=False)

@@ -94,6 +94,8 @@ def test_alignment_score_counts_the_queries_whose_largest_weight_is_right() -> N
         model(ids[None])
     for chosen in ((), among):
         found = alignment_score(model, ph.Alignment(ids, keys, chosen))
+        as_row = alignment_score(model, ph.Alignment(ids[None], keys, chosen))
+        assert torch.equal(found, as_row)
         for layer, view in enumerate(seen):
             for head, rows in enumerate(view.rows()[0]):
                 places = list(chosen) or list(range(12))

@@ -95,6 +95,14 @@ def test_share_of_a_logit_is_what_vanishes_with_the_last_layers_head(ids: Tensor
     torch.testing.assert_close(found.logit(65, 7)[1][:, 2], share[:, 7], atol=1e-3, rtol=1e-4)
 
 
+def test_contributions_know_the_bytes_that_they_keep(model: ph.Transformer, ids: Tensor) -> None:
+    B, T = ids.shape
+    config = model.config
+    # The heads of two layers, what the last norm read, and logits.
+    wanted = 4 * B * T * (2 * 4 * 8 + config.embed_dim + config.vocab_size)
+    assert Contributions(model, ids).nbytes == wanted
+
+
 def test_what_has_no_such_circuits_is_refused(model: ph.Transformer, ids: Tensor) -> None:
     with pytest.raises(InputError, match="counted from 0 to 1: got 2"):
         HeadCircuits(model, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tiny import byte_tokenizer, decoder
@@ -32,6 +34,12 @@ def _weights(model: ph.LanguageModel, ids: torch.Tensor) -> torch.Tensor:
     with probe(model) as seen, torch.no_grad():
         model(ids)
     return torch.stack([view.rows() for view in seen])
+
+
+def test_criteria_say_what_is_measured_and_who_set_the_threshold() -> None:
+    for label, criterion in CRITERIA.items():
+        assert re.search(r"\d{4}|^as for", criterion.source), label
+        assert re.search(r"^(1 − )?(mean|share|weight)", criterion.score), label
 
 
 def test_scores_of_texts_are_means_over_their_rows(model: ph.LanguageModel) -> None:

@@ -54,6 +54,8 @@ TOKENS = _split(
 )
 def test_words_are_found_with_all_their_tokens(word: str, found: list[tuple[int, ...]]) -> None:
     assert TOKENS.find(word) == found
+    whole = {"aite": [], "THE": []}
+    assert TOKENS.find(word, whole=True) == whole.get(word, found)
 
 
 def test_words_of_languages_without_spaces_are_found() -> None:

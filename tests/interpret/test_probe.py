@@ -326,3 +326,22 @@ def test_the_layers_of_an_encoder_are_measured_on_the_encoders_tokens():
     wanted = (encoders.rows() * copies).sum(-1)
     torch.testing.assert_close(encoders.duplicate, wanted, rtol=1e-5, atol=1e-6)
     assert encoders.duplicate[0, :, 4].gt(0).all()
+
+
+def test_tokens_of_another_model_are_whole_numbers_and_features_are_none() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack, self.table = Stack(1), nn.Embedding(7, EMBED)
+
+        def forward(self, given: Tensor) -> Tensor:
+            return self.stack(given[None] if given.is_floating_point() else self.table(given))
+
+    ids = torch.randint(7, (BATCH, TOKENS))
+    for given, wanted in ((ids, ids), (_input(EMBED)[0], None)):
+        model = Reads()
+        with probe(model) as seen, torch.no_grad():
+            model(given)
+        kept = seen[0].call.ids
+        assert (kept is None) == (wanted is None)
+        assert kept is None or torch.equal(kept.keys, wanted)

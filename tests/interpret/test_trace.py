@@ -208,6 +208,12 @@ def test_large_scores_do_not_overflow() -> None:
     torch.testing.assert_close(trace["head1.A"].values.sum(-1), torch.ones(2).double())
 
 
+def test_tokens_of_a_document_name_the_rows() -> None:
+    trace = trace_attention(parse_trace_input(_valid() | {"tokens": ["a", 5]}))
+    assert trace.tokens == ("a", "5")
+    assert trace_attention(parse_trace_input(_valid())).tokens == ("token 1", "token 2")
+
+
 def test_row_that_sees_nothing_has_weights_and_output_zero() -> None:
     data = _valid() | {"mask": [[False, False], [True, True]]}
     trace = trace_attention(parse_trace_input(data))
@@ -364,6 +370,13 @@ def test_steps_of_a_models_head_end_in_the_layers_own_output(
     (_, q), (_, k_transposed) = trace[f"head{head}.QK"].factors
     (_, v) = trace[f"head{head}.out"].factors[1]
     torch.testing.assert_close(trace[f"head{head}.V"].values, v, atol=1e-4, rtol=1e-4)
+    assert all(isinstance(step.formula, str) for step in trace.steps)
+    capped = f"head{head}.capped" in {step.key for step in trace.steps}
+    assert capped == ("softcap" in options)
+    if capped:
+        scaled, cap = trace[f"head{head}.scaled"].values, trace[f"head{head}.capped"]
+        torch.testing.assert_close(cap.values, 3 * torch.tanh(scaled / 3))
+        assert "3 · tanh(" in cap.formula
     if "rope" not in options:
         torch.testing.assert_close(trace[f"head{head}.Q"].values, q, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(

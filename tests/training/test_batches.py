@@ -103,16 +103,18 @@ def test_padded_pairs_and_batches_of_similar_length() -> None:
         Batches([], PaddedPairs(0), 64)
 
 
-def test_every_row_comes_once_in_an_epoch() -> None:
-    rows = [Row([number] * (1 + number % 7), [1]) for number in range(50)]
+@pytest.mark.parametrize("count", [50, 300])
+def test_every_row_comes_once_in_an_epoch(count: int) -> None:
+    """Of more rows than are sorted by length together (114 here), too."""
+    rows = [Row([number] * (1 + number % 7), [1]) for number in range(count)]
     batches = Batches(rows, PaddedPairs(99), 16, seed=3)
     seen: list[int] = []
     number = 0
-    while len(seen) < 100:
+    while len(seen) < 2 * count:
         seen += batches(number)["input_ids"][:, 0].tolist()
         number += 1
-    assert sorted(seen[:50]) == sorted(seen[50:]) == list(range(50))
-    assert seen[:50] != seen[50:]
+    assert sorted(seen[:count]) == sorted(seen[count:]) == list(range(count))
+    assert seen[:count] != seen[count:]
 
 
 def test_files_that_cannot_be_used_are_said_with_their_line(tmp_path: Path) -> None:

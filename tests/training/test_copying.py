@@ -45,6 +45,17 @@ def test_a_copier_writes_what_it_reads_from_the_first_step(scaled: bool) -> None
     assert right() > 0.9
 
 
+def test_a_copier_depends_on_no_default_device() -> None:
+    here, elsewhere = _model("pegasus"), _model("pegasus")
+    torch.manual_seed(1)
+    begin_with_copying(here)
+    torch.manual_seed(1)
+    with torch.device("meta"):
+        begin_with_copying(elsewhere)
+    for mine, theirs in zip(here.parameters(), elsewhere.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_models_that_cannot_copy_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"norms first, .* model_type pegasus has them"):
         begin_with_copying(_model("marian", decoder_vocab_size=V))

@@ -25,6 +25,7 @@ from polyhead.config import (
 from polyhead.errors import CheckpointError, ConfigError, DivergedError
 from polyhead.models import Transformer
 from polyhead.training import Batch, Run, Schedule, Step
+from polyhead.training.run import _adamw
 
 V, T = 31, 12
 LAYER = LayerConfig(
@@ -216,6 +217,22 @@ def test_learning_rates(shape: Any, wanted: list[float]) -> None:
     steps = [0, 1, 2, 7]
     found = [schedule.rate(n, share) / 3.0 for n, share in zip(steps, shares, strict=True)]
     assert found == pytest.approx(wanted, abs=1e-4)
+
+
+def test_matrices_decay_and_vectors_do_not_and_tables_have_their_own_rate() -> None:
+    model = Transformer(CONFIG)
+    schedule = Schedule(steps=1, lr=0.1, weight_decay=0.3, embedding_lr=0.5)
+    optimizer = _adamw(model, schedule)
+    shares = {id(p): g["share"] for g in optimizer.param_groups for p in g["params"]}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        kept = 1 - 0.1 * 0.3 if parameter.ndim > 1 else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name] * kept)
+        assert shares[id(parameter)] == (0.5 if name == "embedding.tokens.weight" else 1.0)
+    assert {p.ndim for p in model.parameters()} == {1, 2}
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:
