@@ -31,7 +31,11 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True)
 class Change:
-    """A file's text after one change; ``covered`` are lines whose tests may notice it."""
+    """A file's text after one change.
+
+    ``covered`` are lines whose tests may notice it, from line 0 if it runs at import: then any
+    other test may notice it, too.
+    """
 
     path: Path
     line: int
@@ -186,7 +190,7 @@ def covered(tree: ast.Module, function: ast.AST | None, statement: ast.stmt | No
     if isinstance(statement, FUNCTIONS):
         return range(statement.body[0].lineno, statement.end_lineno + 1)
     if function is None or statement is None:
-        return range(1, tree.body[-1].end_lineno + 1)
+        return range(tree.body[-1].end_lineno + 1)
     body = getattr(statement, "body", None)
     after = body[0].lineno if body else statement.end_lineno + 1
     return range(statement.lineno, max(after, statement.lineno + 1))

@@ -4,7 +4,8 @@
 
 Prints a line for each change and the rate; exit code 1 if less than ``--least`` percent are caught.
 A change is tried on the tests that run its line, fastest first, those of the package's own folder
-before others, until one fails or ``--seconds`` of tests have passed. ``csrc`` is compiled anew for
+before others, until one fails or ``--seconds`` of tests have passed; what runs at import, on those
+that run a line of its file and then on all of the own folder. ``csrc`` is compiled anew for
 each change, for this processor alone and without the test at first use, which would switch it off;
 ``kernels/triton`` is interpreted, which takes Triton. Survivors that change nothing
 observable are listed in equivalent.toml with the reason, and count as neither.
@@ -102,22 +103,26 @@ class Trial:
             if built is None:
                 return None
             base, changed = self.native.unchanged(), built
-        left, count = self.seconds, 0
-        for place in self.places:
+        left, tried = self.seconds, set[str]()
+        rounds: list[tuple[str, range | None]] = [(each, change.covered) for each in self.places]
+        if 0 in change.covered:
+            rounds.append((self.places[0], None))
+        for place, lines in rounds:
             chosen: dict[Path, list[str]] = {}
             spent = 0.0
             with self.measuring:
                 found = [self.tests.measured(file, base) for file in self.tests.files(place)]
-                covering = [(m, m.covering(change.path, change.covered)) for m in found]
+                covering = [(m, m.covering(change.path, lines)) for m in found]
             for m, names in sorted(covering, key=lambda c: sum(c[0].seconds[t] for t in c[1])):
-                fit = [t for t in names if (spent := spent + m.seconds[t]) <= left]
+                new = [t for t in names if t not in tried]
+                fit = [t for t in new if (spent := spent + m.seconds[t]) <= left]
                 if fit:
                     chosen[m.file] = fit
-            count += sum(map(len, chosen.values()))
+                    tried |= {*fit}
             left -= spent
             if chosen and (test := self.failure(chosen, changed, base)):
                 return "caught", test
-        return "SURVIVES", f"{count} tests" if count else "no test runs it"
+        return "SURVIVES", f"{len(tried)} tests" if tried else "no test runs it"
 
     def failure(self, chosen: dict, changed: dict, base: dict) -> str | None:
         """The first failure that the same test does not show without the change."""

@@ -30,12 +30,19 @@ def total(numbers: list[int]) -> int:
         found += number
     return found
 """,
+    "src/polyhead/toy/table.py": """
+SIZES = {"small": 3}
+""",
     "tests/toy/test_toy.py": """
+from polyhead.toy import table
 from polyhead.toy.judged import clipped
 from polyhead.toy.only_run import total
 
 def test_numbers_are_clipped():
     assert [clipped(x, 3) for x in range(-2, 6)] == [0, 0, 0, 1, 2, 3, 3, 3]
+
+def test_a_table_that_nothing_computes():
+    assert table.SIZES == {"small": 3}
 
 def test_a_total_is_found():
     assert total([1, 2, 3]) is not total
@@ -61,12 +68,14 @@ def test_changes_that_a_test_judges_are_caught_and_others_survive(tmp_path: Path
     done = subprocess.run(call, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     judged = [line.split()[0] for line in lines if "/judged.py:" in line]
+    table = [line.split()[0] for line in lines if "/table.py:" in line]
     only_run = [line.split()[0] for line in lines if "/only_run.py:" in line]
     assert judged.count("caught") > 2, done.stdout + done.stderr
     assert judged.count("SURVIVES") <= 2  # `x <= 0` and `x < 1`, which change nothing
     assert set(only_run) == {"SURVIVES"}
+    assert set(table) == {"caught"}
     assert any("test_that_fails_anyhow fails without any change" in line for line in lines)
-    assert lines[-1].startswith(f"toy, seed 1: {len(judged) + len(only_run)} drawn, ")
+    assert lines[-1].startswith(f"toy, seed 1: {len(judged + only_run + table)} drawn, ")
     assert done.returncode == 1
     assert contents(tmp_path) == before
 
