@@ -1,10 +1,13 @@
-"""Biases follow the device of a call."""
+"""Biases follow the device and the dtype of a call, and their rules say what their tiles do."""
 
 import pickle
 
+import pytest
 import torch
 
 import polyhead as ph
+from polyhead.semantics import TensorBias, Tokens
+from polyhead.semantics.pairs import OnePair, Tile
 
 
 def test_a_bias_of_the_host_is_sent_to_the_device_of_a_call_once():
@@ -22,3 +25,41 @@ def test_a_bias_of_the_host_is_sent_to_the_device_of_a_call_once():
     assert learned.on(there) is not learned.on(there)
     q = torch.empty(1, 4, 3, 8, device="meta")
     assert ph.attention(q, q, q, bias=learned).is_meta
+
+
+BIASES = {
+    "ALiBi": lambda: ph.ALiBi(4),
+    "T5": lambda: ph.RelativeBias(torch.randn(32, 4)),
+    "one-sided": lambda: ph.RelativeBias(torch.randn(12, 4), bidirectional=False, max_distance=9),
+    "a number for each pair": lambda: TensorBias(torch.randn(1, 4, 7, 9)),
+}
+TOKENS = Tokens.of(7, shift=2), Tokens.of(9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", BIASES)
+def test_the_rule_of_a_bias_says_its_tile_in_the_dtype_of_the_scores(name, dtype):
+    bias = BIASES[name]()
+    drawn = bias.tile(*TOKENS, torch.empty(0, dtype=dtype))
+    wanted = drawn.expand(1, 4, 7, 9)
+    by_tile = bias.rule(Tile(*TOKENS, torch.device("cpu"), dtype))(())
+    rule = bias.rule(OnePair(*TOKENS, torch.device("cpu"), dtype))
+    pairs = torch.cartesian_prod(*(torch.arange(n) for n in (1, 4, 7, 9)))
+    one_by_one = rule(pairs.unbind(-1)).view(1, 4, 7, 9)
+    for found in (by_tile.expand_as(wanted), one_by_one):
+        assert found.dtype == (torch.float32 if name.startswith("a number") else dtype)
+        torch.testing.assert_close(found.to(dtype), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [OnePair, Tile])
+def test_a_rule_reads_numbers_of_the_host_on_the_device_of_the_call(kind):
+    there = torch.device("meta")
+    of = kind(*TOKENS, there, torch.float32)
+    pair = (
+        ()
+        if kind is Tile
+        else tuple(torch.zeros(3, dtype=torch.int64, device=there) for _ in "BHTS")
+    )
+    for part in (ph.Keep(torch.ones(7, 9, dtype=torch.bool)), TensorBias(torch.randn(1, 4, 7, 9))):
+        assert part.rule(of)(pair).is_meta
+    assert ph.KeyLengths([5]).rule(of)(pair).is_meta
