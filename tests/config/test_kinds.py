@@ -66,6 +66,7 @@ def test_an_unknown_kind_and_a_wrong_one_are_refused() -> None:
 HEADS = AttentionConfig(4, 2, 8)
 LAYER = LayerConfig(HEADS, FeedForwardConfig(16))
 TWO_HEADS = LayerConfig(AttentionConfig(2, 2, 8), FeedForwardConfig(16))
+YARN = RopeConfig(type="yarn", factor=4.0, original_max_positions=32)
 EXPLICIT = RopeConfig(type="explicit", dim=4, frequencies=(1.0, 0.1))
 MODEL = TransformerConfig("decoder", 20, 32, 16, (LAYER,))
 
@@ -81,6 +82,9 @@ MODEL = TransformerConfig("decoder", 20, 32, 16, (LAYER,))
         (EmbeddingConfig(), {"dropout": -1.0}, "dropout must be a finite number, at least 0"),
         (NormConfig(), {"eps": -1e-6}, "eps must be a finite number, at least 0: got -1e-06"),
         (RopeConfig(), {"theta": "wide"}, "theta must be a finite number"),
+        (YARN, {"beta_fast": -1.0}, r"rope beta_fast must be at least 0: got -1\.0"),
+        (YARN, {"beta_slow": -0.5}, r"rope beta_slow must be at least 0: got -0\.5"),
+        (YARN, {"theta": 1.0}, "'yarn' needs another theta than 1"),
         (EXPLICIT, {"dim": 6}, "rope frequencies needs one number per rotated pair, 3: got 2"),
         (
             MODEL,

@@ -81,6 +81,11 @@ class RopeConfig(Data):
                 continue
             if value != field.default:
                 raise ConfigError(f"rope type {self.type!r} does not read {name}: got {value!r}")
+        for name in ("beta_fast", "beta_slow"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"rope {name} must be at least 0: got {getattr(self, name)!r}")
+        if self.type == "yarn" and self.theta == 1:
+            raise ConfigError("rope type 'yarn' needs another theta than 1")
         if self.type == "longrope" and self.factor is None and self.attention_factor is None:
             raise ConfigError("rope type 'longrope' needs factor or attention_factor: got neither")
         for name in ("short_factor", "long_factor", "frequencies"):
