@@ -5,7 +5,7 @@
 Prints a line for each change and the rate; exit code 1 if less than ``--least`` percent are caught.
 A change is tried on the tests that run its line, fastest first, those of the package's own folder
 before others, until one fails or ``--seconds`` of tests have passed; what runs at import, on those
-that run a line of its file and then on all of the own folder. ``csrc`` is compiled anew for
+that run a line of its file and then on all of the own folder; what no test runs itself, on all. ``csrc`` is compiled anew for
 each change, for this processor alone and without the test at first use, which would switch it off;
 ``kernels/triton`` is interpreted, which takes Triton. Survivors that change nothing
 observable are listed in equivalent.toml with the reason, and count as neither.
@@ -104,10 +104,7 @@ class Trial:
                 return None
             base, changed = self.native.unchanged(), built
         left, tried = self.seconds, set[str]()
-        rounds: list[tuple[str, range | None]] = [(each, change.covered) for each in self.places]
-        if 0 in change.covered:
-            rounds.append((self.places[0], None))
-        for place, lines in rounds:
+        for place, lines in self.rounds(change, tried):
             chosen: dict[Path, list[str]] = {}
             spent = 0.0
             with self.measuring:
@@ -123,6 +120,14 @@ class Trial:
             if chosen and (test := self.failure(chosen, changed, base)):
                 return "caught", test
         return "SURVIVES", f"{len(tried)} tests" if tried else "no test runs it"
+
+    def rounds(self, change: Change, tried: set[str]) -> Iterator[tuple[str, range | None]]:
+        """Places of tests, and the lines that those to try have to run; None: whatever they run."""
+        yield from ((place, change.covered) for place in self.places)
+        if 0 in change.covered:
+            yield self.places[0], None
+        elif not tried:  # perhaps a process that a test starts runs it
+            yield from ((place, None) for place in self.places)
 
     def failure(self, chosen: dict, changed: dict, base: dict) -> str | None:
         """The first failure that the same test does not show without the change."""
