@@ -219,6 +219,12 @@ def test_learning_rates(shape: Any, wanted: list[float]) -> None:
     assert found == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.parametrize(("every", "wanted"), [(0, [8]), (3, [3, 6, 8]), (1, [*range(1, 9)])])
+def test_a_run_validates_every_so_many_steps_and_at_its_end(every: int, wanted: list[int]) -> None:
+    run = _run(replace(SCHEDULE, validate_every=every))
+    assert [step.number for step in run if step.validation is not None] == wanted
+
+
 def test_matrices_decay_and_vectors_do_not_and_tables_have_their_own_rate() -> None:
     model = Transformer(CONFIG)
     schedule = Schedule(steps=1, lr=0.1, weight_decay=0.3, embedding_lr=0.5)
