@@ -75,6 +75,18 @@ def test_every_number_is_made_of_the_numbers_that_it_points_at() -> None:
     }  # fmt: skip
 
 
+def test_steps_have_the_names_of_the_formulas() -> None:
+    for step in example()["steps"]:
+        formula = step["formulas"]["en"].replace(" · ", "")
+        assert step["name"] and formula.startswith(step["name"]), step["key"]
+
+
+def test_the_lesson_shows_the_cache_of_every_model_that_has_one() -> None:
+    models = [preset for preset in presets().values() if preset.model.kind != "encoder"]
+    assert numbers()["caches"] == [caches(preset) for preset in models]
+    assert len(models) < len(presets())
+
+
 def test_titles_are_in_both_languages() -> None:
     for step in example()["steps"]:
         assert step["titles"]["en"] != step["titles"]["zh"]

@@ -139,6 +139,12 @@ def test_many_weights_are_rounded_to_float16_and_the_page_is_told(
     np.testing.assert_array_equal(unpacked(html), weights.astype(np.float16).astype(np.float32))
 
 
+def test_weights_of_24_million_bytes_are_kept_as_they_are() -> None:
+    for rows, half in ((2000, False), (2001, True)):
+        weights = np.broadcast_to(np.float32(0.5), (1, rows, 3000))
+        assert packing.Layout.of([weights]).half is half
+
+
 def test_float16_weights_are_kept_and_not_called_rounded() -> None:
     weights = softmax_weights(2, 4, 5).astype(np.float16)
     html = render(page_data(weights=weights))

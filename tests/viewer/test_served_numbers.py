@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,10 @@ def test_a_look_and_its_next_token_are_the_models(
         k: v for k, v in wanted.items() if k not in own
     }
     assert header["continuation"] == ""
-    (row,) = model.transformer(torch.tensor([look.ids]))[:, -1].float()
     for heads in ([], [[1, 2]]):
         said = json.loads(ask(f"next/{number}", {"heads": heads})[1])["next"]
         assert len(said["tokens"]) == LISTED
-        same = said == json.loads(json.dumps(NextToken.of(row).as_json(model.tokenizer.pieces)))
+        same = said == json.loads(json.dumps(look.next_json()))
         assert same == (not heads)
     written = json.loads(ask(f"write/{number}", {"max_new_tokens": 5})[1])["text"]
     assert written == model.generate(TEXT, max_new_tokens=5).text
@@ -139,6 +139,12 @@ def test_a_look_through_a_translation_reads_what_was_written(tmp_path: Path) -> 
     with torch.no_grad():
         logits = pair.transformer(torch.tensor([read]), encoder_ids=torch.tensor([source]))
     wanted = NextToken.of(logits[0, -1].float())
+    studio = Studio(lambda name: pair, ["pair"])
+    again = studio.look("ab ba", "pair")
+    said = studio.next_token(again.number, {})
+    assert said is not None
+    assert again.next_token is not None
+    assert said.tokens[0][0] == again.next_token.tokens[0][0]
     assert look.next_token is not None
     assert look.next_token.tokens[0][0] == wanted.tokens[0][0] == made.ids[-1]
     assert look.header()["continuation"] == (f" → {made.text}" if made.text else "")
@@ -146,11 +152,14 @@ def test_a_look_through_a_translation_reads_what_was_written(tmp_path: Path) -> 
 
 
 def test_an_alignment_is_drawn_of_as_many_tokens_as_it_has_weights() -> None:
-    weights = torch.eye(2, 3)
+    weights = torch.tensor([[1.0, 0.6, 0.0], [0.0, 1.0, 0.4]])
     image = draw_alignment(weights, ["a", "b", "c"], ["x", "y"], title="pairs")
     for word in ("pairs", *"abcxy"):
         assert f">{word}<" in image
-    assert image.count('fill-opacity="1.000"') == 1
+    # Shades are the nearest of 24 steps of the root.
+    shades = [float(shade) for shade in re.findall('fill-opacity="([^"]+)"', image)]
+    wanted = [round(24 * weight**0.5) / 24 for weight in (0.4, 0.6, 1.0)]
+    assert shades == pytest.approx(wanted, abs=1e-3)
     with pytest.raises(
         InputError, match=r"weights must be \[3, 2\] for these tokens: got \[2, 3\]"
     ):
