@@ -391,3 +391,40 @@ def test_install_makes_import_flash_attn_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", fake)
     with pytest.raises(RuntimeError, match="flash_attn is installed"):
         fa.install()
+
+
+_DEFAULTS = {
+    "dropout_p": 0.0, "softmax_scale": None, "causal": False, "window_size": (-1, -1),
+    "softcap": 0.0, "alibi_slopes": None, "deterministic": False, "return_attn_probs": False,
+}  # fmt: skip
+_OF_A_CACHE = {"rotary_interleaved": True, "num_splits": 0, "return_softmax_lse": False}
+_ARRAYS = [
+    "k",
+    "v",
+    "rotary_cos",
+    "rotary_sin",
+    "cache_seqlens",
+    "cache_batch_idx",
+    "cache_leftpad",
+    "block_table",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("flash_attn_func", _DEFAULTS),
+        ("flash_attn_varlen_func", _DEFAULTS | {"block_table": None}),
+        (
+            "flash_attn_with_kvcache",
+            dict.fromkeys(_ARRAYS)
+            | {name: _DEFAULTS[name] for name in list(_DEFAULTS)[1:6]}
+            | _OF_A_CACHE,
+        ),
+    ],
+)
+def test_defaults_are_those_of_flash_attn_2(name, wanted):
+    """As its interface has them, version 2.8."""
+    taken = inspect.signature(getattr(fa, name)).parameters
+    found = {key: p.default for key, p in taken.items() if p.default is not p.empty}
+    assert found == wanted

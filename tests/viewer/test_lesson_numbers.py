@@ -78,7 +78,8 @@ def test_every_number_is_made_of_the_numbers_that_it_points_at() -> None:
 def test_steps_have_the_names_of_the_formulas() -> None:
     for step in example()["steps"]:
         formula = step["formulas"]["en"].replace(" · ", "")
-        assert step["name"] and formula.startswith(step["name"]), step["key"]
+        assert step["name"], step["key"]
+        assert formula.startswith(step["name"]), step["key"]
 
 
 def test_the_lesson_shows_the_cache_of_every_model_that_has_one() -> None:
