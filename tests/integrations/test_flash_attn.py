@@ -399,14 +399,8 @@ _DEFAULTS = {
 }  # fmt: skip
 _OF_A_CACHE = {"rotary_interleaved": True, "num_splits": 0, "return_softmax_lse": False}
 _ARRAYS = [
-    "k",
-    "v",
-    "rotary_cos",
-    "rotary_sin",
-    "cache_seqlens",
-    "cache_batch_idx",
-    "cache_leftpad",
-    "block_table",
+    *("k", "v", "rotary_cos", "rotary_sin", "cache_seqlens"),
+    *("cache_batch_idx", "cache_leftpad", "block_table"),
 ]
 
 
