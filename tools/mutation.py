@@ -5,10 +5,10 @@
 Prints a line for each change and the rate; exit code 1 if less than ``--least`` percent are caught.
 A change is tried on the tests that run its line, fastest first, those of the package's own folder
 before others, until one fails or ``--seconds`` of tests have passed; what runs at import, on those
-that run a line of its file and then on all of the own folder; what no test runs itself, on all. ``csrc`` is compiled anew for
-each change, for this processor alone and without the test at first use, which would switch it off;
-``kernels/triton`` is interpreted, which takes Triton. Survivors that change nothing
-observable are listed in equivalent.toml with the reason, and count as neither.
+that run a line of its file and then on all of the own folder; what no test runs itself, on all.
+``csrc`` is compiled anew for each change, for this processor alone and without the test at first
+use, which would switch it off; ``kernels/triton`` is interpreted, which takes Triton. Survivors
+that change nothing observable are listed in equivalent.toml with the reason, and count as neither.
 
 The tree is not touched: each change is in a copy of links to it, in a temporary directory.
 """
