@@ -7,7 +7,7 @@ import torch
 
 import polyhead as ph
 from polyhead.semantics import TensorBias, Tokens
-from polyhead.semantics.pairs import OnePair, Tile
+from polyhead.semantics.pairs import ScalarPair, Tile
 
 
 def test_a_bias_of_the_host_is_sent_to_the_device_of_a_call_once():
@@ -43,7 +43,7 @@ def test_the_rule_of_a_bias_says_its_tile_in_the_dtype_of_the_scores(name, dtype
     drawn = bias.tile(*TOKENS, torch.empty(0, dtype=dtype))
     wanted = drawn.expand(1, 4, 7, 9)
     by_tile = bias.rule(Tile(*TOKENS, torch.device("cpu"), dtype))(())
-    rule = bias.rule(OnePair(*TOKENS, torch.device("cpu"), dtype))
+    rule = bias.rule(ScalarPair(*TOKENS, torch.device("cpu"), dtype))
     pairs = torch.cartesian_prod(*(torch.arange(n) for n in (1, 4, 7, 9)))
     one_by_one = rule(pairs.unbind(-1)).view(1, 4, 7, 9)
     for found in (by_tile.expand_as(wanted), one_by_one):
@@ -51,7 +51,7 @@ def test_the_rule_of_a_bias_says_its_tile_in_the_dtype_of_the_scores(name, dtype
         torch.testing.assert_close(found.to(dtype), wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", [OnePair, Tile])
+@pytest.mark.parametrize("kind", [ScalarPair, Tile])
 def test_a_rule_reads_numbers_of_the_host_on_the_device_of_the_call(kind):
     there = torch.device("meta")
     of = kind(*TOKENS, there, torch.float32)
