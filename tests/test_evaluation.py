@@ -38,7 +38,12 @@ def test_every_token_is_predicted_once_from_its_window(model, window, stride, ba
     ids = model.tokenizer.encode(TEXT)
     seen = []
     found = ph.perplexity(
-        model, [TEXT], window=window, stride=stride, batch=batch, progress=lambda *a: seen.append(a)
+        model,
+        [TEXT],
+        window=window,
+        stride=stride,
+        batch_size=batch,
+        progress=lambda *a: seen.append(a),
     )
     assert found.tokens == len(ids) - 1
     assert found.bytes == len(TEXT.encode()) - 1
@@ -86,7 +91,7 @@ def test_what_cannot_be_evaluated_is_refused(model):
         ph.perplexity(model, [])
     with pytest.raises(InputError, match="Transformer has no tokenizer"):
         ph.perplexity(model.transformer, TEXT)
-    with pytest.raises(TypeError, match="texts must be text"):
+    with pytest.raises(TypeError, match="texts must be a string, or a list of strings"):
         ph.perplexity(model, torch.tensor([1, 2, 3]))
     with pytest.raises(TypeError, match="whole numbers"):
         ph.perplexity(model, [torch.rand(4)])

@@ -150,7 +150,7 @@ def test_a_cache_of_another_shape_is_refused_by_name(tmp_path):
     filled(DenseCache()).save(tmp_path / "file")
     other = DenseCache()
     other.append(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8))
-    with pytest.raises(CheckpointError, match="kv_heads is 1 in the file, 2 here"):
+    with pytest.raises(CheckpointError, match="num_kv_heads is 1 in the file, 2 here"):
         other.load(tmp_path / "file")
     assert other.length == 3
 
@@ -242,7 +242,7 @@ def test_the_cache_of_another_model_is_refused_by_name(tmp_path):
         (lambda it: it["caches"][0].update(lengths=[1 << 62]), "lengths must be a whole number"),
         (lambda it: it["caches"][0].update(lengths=[10**30]), "lengths must be a whole number"),
         (lambda it: it["caches"][0].update(lengths=[40, 40]), "must be a list of 1 numbers"),
-        (lambda it: it["caches"][0].update(kv_heads=2), "tokens.k must be"),
+        (lambda it: it["caches"][0].update(num_kv_heads=2), "tokens.k must be"),
         (lambda it: it["caches"][0].update(stores={"x": 1}), "stores must be tokens"),
     ],
 )

@@ -39,7 +39,7 @@ PROMPTS = [5, 11, 1, 8]
 
 def layer(window):
     torch.manual_seed(1)
-    return ph.MultiHeadAttention(16, 4, 2, rope=ph.RoPE(), window=window).eval()
+    return ph.MultiHeadAttention(16, 4, 2, rope=ph.RoPE(), window=window, bias=False).eval()
 
 
 def padded(side, lengths, generator):

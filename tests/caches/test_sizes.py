@@ -44,8 +44,8 @@ def draw(seed):
         "layout": layout,
         "storage": storage,
         "tokens": rng.choice([0, 1, 63, 64, 65, 200, 333]),
-        "batch": rng.randint(1, 3),
-        "kv_heads": heads,
+        "batch_size": rng.randint(1, 3),
+        "num_kv_heads": heads,
         "key_dim": key,
         "value_dim": value,
         "dtype": rng.choice([torch.float32, torch.bfloat16, torch.float16]),
@@ -53,7 +53,7 @@ def draw(seed):
 
 
 def tensors_of(case, count):
-    shape = (case["batch"], case["kv_heads"], count)
+    shape = (case["batch_size"], case["num_kv_heads"], count)
     k = torch.randn(*shape, case["key_dim"]).to(case["dtype"])
     if isinstance(case["storage"], Latent) or getattr(case["storage"], "latent", None):
         return k, k[..., : case["value_dim"]]
@@ -111,8 +111,8 @@ def test_stored_positions_are_counted_too():
             Paged(8),
             storage,
             tokens=100,
-            batch=2,
-            kv_heads=3,
+            batch_size=2,
+            num_kv_heads=3,
             key_dim=16,
             value_dim=16,
             dtype=torch.float32,
@@ -167,23 +167,26 @@ def test_growth_reallocates_log2_times_peaks_at_half_more_and_gives_all_back(lay
 
 def test_the_arithmetic_of_known_models():
     bf16 = torch.bfloat16
-    gemma = {"kv_heads": 16, "key_dim": 128, "value_dim": 128, "dtype": bf16}
+    gemma = {"num_kv_heads": 16, "key_dim": 128, "value_dim": 128, "dtype": bf16}
     tokens = 131_072
-    full = cache_bytes(Dense(), Plain(), tokens=tokens, batch=1, **gemma)
-    local = cache_bytes(Ring(1024), Plain(), tokens=tokens, batch=1, **gemma)
+    full = cache_bytes(Dense(), Plain(), tokens=tokens, batch_size=1, **gemma)
+    local = cache_bytes(Ring(1024), Plain(), tokens=tokens, batch_size=1, **gemma)
     assert round((10 * full + 52 * local) / 2**30, 2) == 10.41
-    llama = {"kv_heads": 8, "key_dim": 128, "value_dim": 128, "dtype": bf16}
-    assert cache_bytes(Dense(), Plain(), tokens=64, batch=1, **llama) * 32 == 131_072 * 64
-    deepseek = {"kv_heads": 1, "key_dim": 576, "value_dim": 512, "dtype": bf16}
-    assert cache_bytes(Dense(), Latent(512, 64), tokens=64, batch=1, **deepseek) * 61 == 70_272 * 64
+    llama = {"num_kv_heads": 8, "key_dim": 128, "value_dim": 128, "dtype": bf16}
+    assert cache_bytes(Dense(), Plain(), tokens=64, batch_size=1, **llama) * 32 == 131_072 * 64
+    deepseek = {"num_kv_heads": 1, "key_dim": 576, "value_dim": 512, "dtype": bf16}
+    assert (
+        cache_bytes(Dense(), Latent(512, 64), tokens=64, batch_size=1, **deepseek) * 61
+        == 70_272 * 64
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"tokens": -1}, "tokens must be a whole number of at least 0: got -1"),
-        ({"batch": 0}, "batch must be a whole number of at least 1: got 0"),
-        ({"kv_heads": 0}, "kv_heads must be a whole number of at least 1: got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1: got 0"),
+        ({"num_kv_heads": 0}, "num_kv_heads must be a whole number of at least 1: got 0"),
         ({"key_dim": 2.0}, "key_dim must be a whole number of at least 1: got 2.0"),
         ({"storage": Latent(4, 4)}, "holds kv heads, key size and value size (1, 8, 4)"),
     ],
@@ -193,8 +196,8 @@ def test_impossible_sizes_are_refused_by_name(change, words):
         "layout": Dense(),
         "storage": Plain(),
         "tokens": 4,
-        "batch": 1,
-        "kv_heads": 2,
+        "batch_size": 1,
+        "num_kv_heads": 2,
         "key_dim": 8,
         "value_dim": 8,
         "dtype": torch.float32,

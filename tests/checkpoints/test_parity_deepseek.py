@@ -83,7 +83,7 @@ def test_plan_equals_what_is_allocated(tiny: Tiny, tmp_path: Path) -> None:
     model = load_checkpoint(tmp_path).model
     tensors = [*model.parameters(), *model.buffers()]
     for source in (tmp_path, model.config):
-        made = plan(source, tokens=40, batch=2, dtype="float32")
+        made = plan(source, tokens=40, batch_size=2, dtype="float32")
         assert made.parameters == model.parameter_counts()
         assert made.weight_bytes == sum(t.numel() * t.element_size() for t in tensors)
         cache = model.new_cache(capacity=40)

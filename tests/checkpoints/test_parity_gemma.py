@@ -59,7 +59,7 @@ def test_plan_equals_what_is_allocated(tiny: Tiny, tmp_path: Path) -> None:
     tiny.save(tmp_path)
     model = load_checkpoint(tmp_path).model
     for source in (tmp_path, model.config):
-        made = plan(source, tokens=40, batch=2, dtype="float32")
+        made = plan(source, tokens=40, batch_size=2, dtype="float32")
         cache = model.new_cache(capacity=40)
         with torch.no_grad():
             model(tiny.ids()[:, :40], cache=cache)

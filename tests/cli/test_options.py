@@ -32,9 +32,9 @@ def test_every_option_and_argument_of_every_verb_has_its_help() -> None:
 @pytest.mark.parametrize(
     ("verb", "function", "shared"),
     [
-        ("plan", ph.plan, {"tokens", "batch", "kv_dtype", "page", "tensor_parallel", "memory"}),
-        ("convert", ph.convert, {"kv_heads", "latent", "cache"}),
-        ("perplexity", ph.perplexity, {"window", "stride", "batch"}),
+        ("plan", ph.plan, {"tokens", "batch_size", "kv_dtype", "page_size", "memory"}),
+        ("convert", ph.convert, {"num_kv_heads", "latent", "cache"}),
+        ("perplexity", ph.perplexity, {"window", "stride", "batch_size"}),
     ],
 )
 def test_an_option_means_by_default_what_the_function_does(

@@ -66,7 +66,7 @@ def test_json_is_the_whole_plan(capsys: pytest.CaptureFixture[str]) -> None:
         "--tensor-parallel", "2", "--memory", "8GiB", "--json",
     )  # fmt: skip
     made = plan(
-        "llama-3-8b", tokens=8192, batch=2, dtype="int4", kv_dtype="int8", page=64,
+        "llama-3-8b", tokens=8192, batch_size=2, dtype="int4", kv_dtype="int8", page_size=64,
         tensor_parallel=2, memory="8GiB",
     )  # fmt: skip
     assert code == 0
@@ -144,7 +144,7 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("plan",), "no model: give a config.json or a preset"),
         (("plan", "llama-9"), "no configuration 'llama-9'"),
-        ((*LLAMA, "--page", "0"), "page must be a whole number of at least 1: got 0"),
+        ((*LLAMA, "--page", "0"), "page_size must be a whole number of at least 1: got 0"),
         ((*LLAMA, "--memory", "1GiB"), "memory must hold the weights"),
         ((*LLAMA, "--memory", "much"), "memory must be a number of B"),
         ((*LLAMA, "--kv-dtype", "int2"), "kv_dtype must be one of"),

@@ -209,7 +209,7 @@ def test_exact_targets_need_no_texts():
     assert report.calibration_tokens == 0
     assert report.steps[0].error < 1e-11
     assert _differ(model, same) < 1e-4
-    more, _ = convert(model, kv_heads=4)
+    more, _ = convert(model, num_kv_heads=4)
     assert more.config.layers[0].attention.layout == "MHA"
     assert _differ(model, more) < 1e-4
 
@@ -218,9 +218,9 @@ def test_what_cannot_be_converted_is_named():
     model, texts = small("llama"), _texts(1, 12)
     for options, words in (
         ({}, "give one target"),
-        ({"kv_heads": 1, "cache": 0.5}, "got kv_heads and cache"),
-        ({"kv_heads": 2}, "kv_heads must be a divisor of 2 below it"),
-        ({"kv_heads": 3}, "got 3"),
+        ({"num_kv_heads": 1, "cache": 0.5}, "got num_kv_heads and cache"),
+        ({"num_kv_heads": 2}, "num_kv_heads must be a divisor of 2 below it"),
+        ({"num_kv_heads": 3}, "got 3"),
         ({"latent": (16, 17)}, "latent must be smaller than what layer 0 holds"),
         ({"latent": (18, 2)}, "latent must be smaller"),
         ({"latent": (3, 4)}, "an even number: got 3"),
@@ -234,16 +234,16 @@ def test_what_cannot_be_converted_is_named():
         with pytest.raises(InputError, match=words):
             convert(model, **{"calibration": texts, **options})
     with pytest.raises(InputError, match="training mode"):
-        convert(small("llama").train(), kv_heads=1, calibration=texts)
+        convert(small("llama").train(), num_kv_heads=1, calibration=texts)
     with pytest.raises(UnsupportedError, match="normalizes queries and keys"):
-        convert(small("qwen3", head_dim=8), kv_heads=1, calibration=texts)
+        convert(small("qwen3", head_dim=8), num_kv_heads=1, calibration=texts)
     with pytest.raises(UnsupportedError, match="layer 0 is MLA"):
-        convert(small("deepseek_v3"), kv_heads=1, calibration=texts)
+        convert(small("deepseek_v3"), num_kv_heads=1, calibration=texts)
     window = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
     windows = small("qwen2", **window, layer_types=["full_attention", "sliding_attention"])
     with pytest.raises(UnsupportedError, match="layer 1 has a window"):
         convert(windows, latent=(8, 8), calibration=texts)
-    made, _ = convert(windows, kv_heads=1, calibration=texts, alone=False)
+    made, _ = convert(windows, num_kv_heads=1, calibration=texts, alone=False)
     assert made.config.layers[1].attention.window == 7
 
 
@@ -265,7 +265,7 @@ def test_a_language_model_keeps_its_tokenizer():
     from tiny import byte_tokenizer, decoder
 
     model = LanguageModel(decoder(), byte_tokenizer()).eval()
-    new, _ = convert(model, kv_heads=4)
+    new, _ = convert(model, num_kv_heads=4)
     assert new.tokenizer is model.tokenizer
     assert new.generate("ab", max_new_tokens=4).ids == model.generate("ab", max_new_tokens=4).ids
 

@@ -15,6 +15,7 @@ from polyhead.conversion import healing as healing_module
 from polyhead.conversion.healing import RATES
 from polyhead.conversion.measure import Teacher, mean_kl
 from polyhead.errors import InputError
+from polyhead.training import run as run_module
 
 
 def _texts(seed: int, count: int = 24) -> list[torch.Tensor]:
@@ -24,7 +25,7 @@ def _texts(seed: int, count: int = 24) -> list[torch.Tensor]:
 
 def _converted():
     model = small("llama")
-    return model, convert(model, kv_heads=1, calibration=_texts(1), alone=False)[0]
+    return model, convert(model, num_kv_heads=1, calibration=_texts(1), alone=False)[0]
 
 
 def test_healing_brings_a_model_nearer_to_its_teacher_and_touches_what_was_converted():
@@ -61,21 +62,22 @@ def test_healing_brings_a_model_nearer_to_its_teacher_and_touches_what_was_conve
 def test_the_rate_is_constant_while_it_is_sought_and_then_falls_to_a_tenth(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    ticks, seen = itertools.count(), []
+    ticks = itertools.count()
+    runs: list[list[float]] = []
 
-    class Watched(torch.optim.Adam):
-        def step(self, closure=None):
-            seen.append((self, self.param_groups[0]["lr"]))
-            return super().step(closure)
+    class Watched(healing_module.Run):
+        def __iter__(self):
+            runs.append([])
+            for step in super().__iter__():
+                runs[-1].append(step.lr)
+                yield step
 
-    def watched(parameters, rate):
-        return Watched(parameters, lr=rate, betas=(0.9, 0.98))
-
-    monkeypatch.setattr(healing_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    monkeypatch.setattr(healing_module, "_optimizer", watched)
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: next(ticks))
+    for module in (healing_module, run_module):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(healing_module, "Run", Watched)
     model, new = _converted()
     _, healing = heal(new, teacher=model, texts=_texts(2), minutes=5, window=64)
-    runs = [[lr for _, lr in run] for _, run in itertools.groupby(seen, lambda each: each[0])]
     sought, trained = runs[: len(RATES)], runs[len(RATES) :]
     assert [set(run) for run in sought] == [{rate} for rate in RATES]
     halves = [healing.rate / 2**i for i in range(len(trained))]

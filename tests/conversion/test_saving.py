@@ -29,7 +29,7 @@ def _texts() -> list[torch.Tensor]:
     return [torch.randint(61, (100,), generator=drawn) for _ in range(8)]
 
 
-@pytest.mark.parametrize("target", [{"latent": (16, 16)}, {"kv_heads": 1}, {"kv_heads": 4}])
+@pytest.mark.parametrize("target", [{"latent": (16, 16)}, {"num_kv_heads": 1}, {"num_kv_heads": 4}])
 def test_uniform_models_are_said_in_words_that_transformers_reads(tmp_path: Path, target):
     import transformers
 
@@ -61,7 +61,7 @@ def test_layers_that_differ_load_again_bit_for_bit(tmp_path: Path):
 def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import polyhead._utils.atomic_write
 
-    new, _ = convert(small("llama"), kv_heads=4)
+    new, _ = convert(small("llama"), num_kv_heads=4)
 
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")

@@ -39,7 +39,7 @@ def _weights(model: ph.LanguageModel, ids: torch.Tensor) -> torch.Tensor:
 def test_criteria_say_what_is_measured_and_who_set_the_threshold() -> None:
     for label, criterion in CRITERIA.items():
         assert re.search(r"\d{4}|^as for", criterion.source), label
-        assert re.search(r"^(1 − )?(mean|share|weight)", criterion.score), label
+        assert re.search(r"^(1 − )?(mean|fraction|weight)", criterion.score), label
 
 
 def test_scores_of_texts_are_means_over_their_rows(model: ph.LanguageModel) -> None:

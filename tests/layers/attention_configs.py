@@ -23,9 +23,9 @@ CONFIGS = {
 }
 
 
-def built(num_heads: int = 4, kv_heads: int = 2, **fields) -> MultiHeadAttention:
+def built(num_heads: int = 4, num_kv_heads: int = 2, **fields) -> MultiHeadAttention:
     """A layer of width 24 in evaluation, its norms and sinks at random."""
-    config = AttentionConfig(num_heads, kv_heads, 8, **fields)
+    config = AttentionConfig(num_heads, num_kv_heads, 8, **fields)
     layer = MultiHeadAttention.from_config(24, config).eval()
     with torch.no_grad():
         for name, parameter in layer.named_parameters():

@@ -65,14 +65,14 @@ def test_cross_attention_equals_torchs_module():
         torch.testing.assert_close(layer(x, for_k), want)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 3])
-def test_grouped_heads_equal_full_heads_with_copied_weights(kv_heads):
-    grouped = MultiHeadAttention(24, 6, kv_heads, rope=RoPE())
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3])
+def test_grouped_heads_equal_full_heads_with_copied_weights(num_kv_heads):
+    grouped = MultiHeadAttention(24, 6, num_kv_heads, rope=RoPE())
     full = MultiHeadAttention(24, 6, rope=RoPE())
     state = dict(grouped.state_dict())
     for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
-        heads = state[name].view(kv_heads, 4, -1)
-        state[name] = heads.repeat_interleave(6 // kv_heads, dim=0).reshape(
+        heads = state[name].view(num_kv_heads, 4, -1)
+        state[name] = heads.repeat_interleave(6 // num_kv_heads, dim=0).reshape(
             full.state_dict()[name].shape
         )
     full.load_state_dict(state)

@@ -288,11 +288,11 @@ def test_forward_does_what_explain_says(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(MultiHeadLatentAttention, "_expanded", watched)
     with torch.no_grad():
         layer(tokens(30), cache=cache)
-        assert bool(ran) == (layer.explain(30, 30, batch=2).computation == "expanded")
+        assert bool(ran) == (layer.explain(30, 30, batch_size=2).computation == "expanded")
         assert ran
         ran.clear()
         layer(tokens(1), cache=cache)
-        assert bool(ran) == (layer.explain(1, 31, batch=2).computation == "expanded")
+        assert bool(ran) == (layer.explain(1, 31, batch_size=2).computation == "expanded")
         assert not ran
         layer(tokens(1), cache=cache, computation="expanded")
         assert ran

@@ -128,6 +128,6 @@ def printed(names: list[str], size: int) -> str:
     mesh = mesh_of(*names, sizes=(size,))
     model = made("gpt-oss", torch.float32)
     before = {name: id(x) for name, x in model.named_parameters()}
-    said = str(parallel.plan(model, mesh, tokens=T, batch=2))
+    said = str(parallel.plan(model, mesh, tokens=T, batch_size=2))
     assert before == {name: id(x) for name, x in model.named_parameters()}
     return said

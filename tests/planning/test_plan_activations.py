@@ -138,7 +138,7 @@ def test_planned_activations_are_those_that_are_allocated(
         model(ids[:1, :1], last=1)  # tests the native code
         model(ids[:1], last=1)  # makes rotary tables
         allocated, _ = measured(lambda: model(ids, last=1))
-    planned = plan(config, tokens=case.tokens // 2, batch=2, dtype=dtype).activation_bytes
+    planned = plan(config, tokens=case.tokens // 2, batch_size=2, dtype=dtype).activation_bytes
     scratch = SCRATCH + (case.tiles if code == "torch" else 0)
     if dtype == "bfloat16" and TILES_OF_WEIGHTS:
         weights = [each.weight.nbytes for each in model.modules() if isinstance(each, nn.Linear)]
@@ -162,7 +162,7 @@ def test_activations_grow_with_tokens_and_are_shared_by_ranks() -> None:
 
 
 def test_logits_of_the_last_tokens_are_counted_where_they_are_most() -> None:
-    made = plan(TINY | {"vocab_size": 100_000}, tokens=2, batch=3, dtype="float32")
+    made = plan(TINY | {"vocab_size": 100_000}, tokens=2, batch_size=3, dtype="float32")
     assert made.activation_bytes == 3 * 4 * (2 * 2 * 32 + 100_000)
 
 

@@ -122,11 +122,11 @@ def test_linear_operations_equal_those_that_run(window: int | None, layer: str) 
     config = TransformerConfig("encoder", 50, 64, 32, (shape,), head=None)
     x = torch.randn(3, 12, 64)
     if shape.attention.window is None:
-        planned = flops(config, queries=12, cached=0, batch=3)
+        planned = flops(config, queries=12, cached=0, batch_size=3)
         ran = counted(lambda: module(x, kernel="reference"))
         assert planned.model == ran
     decoder = TransformerConfig("decoder", 50, 64, 32, (shape,), head=None)
-    step = flops(decoder, queries=1, cached=0, batch=3)
+    step = flops(decoder, queries=1, cached=0, batch_size=3)
     assert step.model == counted(lambda: module(x[:, :1], kernel="reference"))
 
 
@@ -146,14 +146,14 @@ def test_operations_of_whole_models_equal_those_that_run(kind: str, dim: int | N
     )  # fmt: skip
     token, source = torch.ones(3, 1, dtype=torch.int64), torch.ones(3, 7, dtype=torch.int64)
     more = {} if kind == "encoder" else {"encoder_ids": source}
-    planned = flops(config, queries=1, cached=0, batch=3, context=7 if more else 0)
+    planned = flops(config, queries=1, cached=0, batch_size=3, context=7 if more else 0)
     model = Transformer(config).eval()
     assert planned.model == counted(lambda: model(token, **more, kernel="reference"))
     if more:
         cache = model.new_cache()
         with torch.no_grad():
             model(token, **more, cache=cache)
-        step = flops(config, queries=1, cached=1, batch=3, context=7)
+        step = flops(config, queries=1, cached=1, batch_size=3, context=7)
         assert step.model == counted(lambda: model(token, cache=cache, kernel="reference"))
 
 
@@ -170,7 +170,7 @@ def test_operations_of_latent_attention_equal_those_that_run(
     )  # fmt: skip
     shape = LayerConfig(layer.config, FeedForwardConfig(1))
     model = TransformerConfig("decoder", 50, 64, 64, (shape,), head=None)
-    planned = flops(model, queries=queries, cached=cached, batch=2)
+    planned = flops(model, queries=queries, cached=cached, batch_size=2)
     cache = LatentCache(32, 8)
     with torch.no_grad():
         if cached:
@@ -181,7 +181,7 @@ def test_operations_of_latent_attention_equal_those_that_run(
     assert planned.scores == 2 * 2 * 4 * per_pair * visible_pairs(queries, cached)
     everything = planned.scores * queries * (cached + queries) // visible_pairs(queries, cached)
     assert planned.projections + everything == ran
-    assert layer.explain(queries, cached + queries, batch=2).computation == computation
+    assert layer.explain(queries, cached + queries, batch_size=2).computation == computation
 
 
 def test_a_window_bounds_the_cost_of_a_step() -> None:
@@ -202,7 +202,7 @@ def test_hardware_operations_are_whole_tiles() -> None:
 
 
 def test_prompt_and_step_of_a_llama_by_hand() -> None:
-    made = plan(TINY, tokens=100, batch=2)
+    made = plan(TINY, tokens=100, batch_size=2)
     assert made.decode is not None
     per_layer = 32 * (4 * 8 + 2 * 2 * 8) + 4 * 8 * 32
     assert made.prefill.projections == 2 * 2 * 100 * 3 * per_layer
@@ -269,9 +269,9 @@ def random_configs() -> list[Any]:
             page = draw.choice([None, 1, 7, 16])
         arguments = {
             "tokens": draw.choice([1, 5, 63, 64, 65, 130, 200]),
-            "batch": draw.randint(1, 3),
+            "batch_size": draw.randint(1, 3),
             "kv_dtype": kv_dtype,
-            "page": page,
+            "page_size": page,
             "tensor_parallel": draw.choice([1, 2, 4]),
         }
         config = TransformerConfig("decoder", 100, 32, 256, layers)
@@ -284,17 +284,17 @@ def test_planned_bytes_are_allocated_bytes(
     config: TransformerConfig, arguments: dict[str, Any]
 ) -> None:
     made = plan(config, **arguments)
-    ranks, batch, tokens = (arguments[name] for name in ("tensor_parallel", "batch", "tokens"))
+    ranks, batch, tokens = (arguments[name] for name in ("tensor_parallel", "batch_size", "tokens"))
     model = made.config
     allocated = 0
     for shape, cache in zip(
         model.layers,
-        caches(model, arguments["kv_dtype"], arguments["page"], ranks),
+        caches(model, arguments["kv_dtype"], arguments["page_size"], ranks),
         strict=True,
     ):
         real = StoredCache(cache.layout, cache.storage)
         held = shape.attention.cache_shape
-        heads = max(1, held.kv_heads // ranks)
+        heads = max(1, held.num_kv_heads // ranks)
         k = torch.zeros(batch, heads, tokens, held.key_dim, dtype=cache.dtype)
         v = k[..., : held.value_dim]
         real.append(k, v)
@@ -303,7 +303,7 @@ def test_planned_bytes_are_allocated_bytes(
         read = cache.read_units(tokens)
         seen = sum(count * parts[name].tokens for name, count in read.items())
         assert seen == real.source().tokens.length
-        if arguments["kv_dtype"].startswith("int") or arguments["page"] is not None:
+        if arguments["kv_dtype"].startswith("int") or arguments["page_size"] is not None:
             # Used is the whole of a page, and the room of the exact tail.
             assert cache.read_bytes(tokens, batch) <= real.used_bytes
         else:
@@ -313,7 +313,7 @@ def test_planned_bytes_are_allocated_bytes(
 
 
 def test_planned_bytes_are_those_of_a_latent_layer_that_ran() -> None:
-    made = plan(TINY_LATENT, tokens=70, batch=2, kv_dtype="float32")
+    made = plan(TINY_LATENT, tokens=70, batch_size=2, kv_dtype="float32")
     layer = MultiHeadLatentAttention.from_config(32, made.config.layers[0].attention)
     cache = LatentCache(16, 4)
     with torch.no_grad():
@@ -350,7 +350,7 @@ def test_latent_projections_are_on_every_rank() -> None:
 
 
 def test_a_step_reads_every_weight_but_the_embedding_and_the_visible_cache() -> None:
-    made = plan(TINY, tokens=100, batch=2, dtype="float32", kv_dtype="bfloat16")
+    made = plan(TINY, tokens=100, batch_size=2, dtype="float32", kv_dtype="bfloat16")
     total = made.parameters.total
     assert made.decode_weight_bytes == 4 * (total - 100 * 32 + 2 * 32)
     assert made.decode_cache_bytes == 2 * 100 * 3 * 2 * 2 * 8 * 2
@@ -360,7 +360,8 @@ def test_a_step_reads_every_weight_but_the_embedding_and_the_visible_cache() -> 
 
 def test_a_batch_reads_more_experts_than_a_token() -> None:
     one, many, all_ = (
-        plan(TINY_LATENT, tokens=8, batch=batch).decode_weight_bytes for batch in (1, 4, 10_000)
+        plan(TINY_LATENT, tokens=8, batch_size=batch).decode_weight_bytes
+        for batch in (1, 4, 10_000)
     )
     experts = 2 * 2 * 8 * 3 * 32 * 16  # bytes of two layers of eight experts
     assert many - one == round(experts * ((1 - 0.75**4) - 0.25)) + 2 * 3 * 32
@@ -395,10 +396,10 @@ def test_bound_is_the_slower_of_reading_and_computing() -> None:
 def test_longest_context_and_largest_batch_are_the_last_that_fit(
     kv_dtype: str, page: int | None
 ) -> None:
-    keywords: dict[str, Any] = {"kv_dtype": kv_dtype, "page": page}
+    keywords: dict[str, Any] = {"kv_dtype": kv_dtype, "page_size": page}
     config = TINY | {"max_position_embeddings": 1 << 20}
     memory = plan(config, tokens=1, **keywords).weight_bytes + 300_000
-    made = plan(config, tokens=100, batch=2, memory=memory, **keywords)
+    made = plan(config, tokens=100, batch_size=2, memory=memory, **keywords)
     fit = made.fit
     assert fit is not None
     assert fit.fits
@@ -407,9 +408,9 @@ def test_longest_context_and_largest_batch_are_the_last_that_fit(
     assert longest is not None
     assert largest is not None
     for tokens, batch in ((longest, 2), (100, largest)):
-        assert plan(config, tokens=tokens, batch=batch, **keywords).rank_bytes <= memory
+        assert plan(config, tokens=tokens, batch_size=batch, **keywords).rank_bytes <= memory
     for tokens, batch in ((longest + 1, 2), (100, largest + 1)):
-        again = plan(config, tokens=tokens, batch=batch, memory=memory, **keywords)
+        again = plan(config, tokens=tokens, batch_size=batch, memory=memory, **keywords)
         assert again.rank_bytes > memory
         assert again.fit is not None
         assert not again.fit.fits

@@ -50,9 +50,9 @@ def test_impossible_configurations_are_named(config: dict[str, Any], words: str)
     [
         ({"tokens": 0}, "tokens must be a whole number of at least 1: got 0"),
         ({"tokens": 8.0}, "tokens must be a whole number"),
-        ({"batch": -1}, "batch must be"),
-        ({"page": 0}, "page must be a whole number of at least 1: got 0"),
-        ({"page": 33, "kv_dtype": "int8"}, "page_size must be a multiple of group=32: got 33"),
+        ({"batch_size": -1}, "batch_size must be"),
+        ({"page_size": 0}, "page_size must be a whole number of at least 1: got 0"),
+        ({"page_size": 33, "kv_dtype": "int8"}, "page_size must be a multiple of group=32: got 33"),
         ({"tensor_parallel": 0}, "tensor_parallel must be"),
         ({"tensor_parallel": 3}, "tensor_parallel must divide num_heads=4: got 3"),
         ({"dtype": "fp4"}, "dtype must be one of float32, .*: got 'fp4'"),
@@ -187,6 +187,6 @@ def test_a_plan_has_the_model_s_own_context_and_a_short_repr() -> None:
     plan = ph.plan("llama-3-8b")
     assert plan.tokens == 8192
     assert repr(plan) == (
-        "Plan('LLaMA-3-8B', tokens=8192, batch=1, dtype='bfloat16', parameters=8030261248, "
+        "Plan('LLaMA-3-8B', tokens=8192, batch_size=1, dtype='bfloat16', parameters=8030261248, "
         "cache_bytes=1073741824)"
     )

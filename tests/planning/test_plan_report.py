@@ -37,10 +37,19 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "fits": ("llama-3-8b", {"tokens": 8192, "memory": "24GiB", "bandwidth": "1TB/s"}),
     "does-not-fit": (
         "mixtral-8x7b",
-        {"tokens": 32768, "batch": 3, "memory": "88GiB", "flops": "10TFLOP/s", "kv_dtype": "int8"},
+        {
+            "tokens": 32768,
+            "batch_size": 3,
+            "memory": "88GiB",
+            "flops": "10TFLOP/s",
+            "kv_dtype": "int8",
+        },
     ),
-    "pages": ("deepseek-v2", {"tokens": 1000, "page": 64, "tensor_parallel": 4, "dtype": "int4"}),
-    "encoder": ("bert-base", {"tokens": 512, "batch": 8, "memory": "1GiB"}),
+    "pages": (
+        "deepseek-v2",
+        {"tokens": 1000, "page_size": 64, "tensor_parallel": 4, "dtype": "int4"},
+    ),
+    "encoder": ("bert-base", {"tokens": 512, "batch_size": 8, "memory": "1GiB"}),
     "encoder-decoder": ("transformer-base", {"tokens": 100}),
     "layers-of-two-kinds": (MIXED, {"tokens": 512, "bandwidth": "1GB/s", "flops": "1TFLOP/s"}),
     "mesh": ("llama-3-8b", {"tokens": 8192} | MESH),

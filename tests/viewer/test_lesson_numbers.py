@@ -124,7 +124,7 @@ def test_caches_are_those_of_plan(name: str) -> None:
     for place, tokens in enumerate(found["tokens"]):
         (own,) = [row for row in found["rows"] if row["current"]]
         assert own["bytes"][place] == ph.plan(name, tokens=tokens).cache_bytes
-        assert own["bytes"][place] * 4 == ph.plan(name, tokens=tokens, batch=4).cache_bytes
+        assert own["bytes"][place] * 4 == ph.plan(name, tokens=tokens, batch_size=4).cache_bytes
 
 
 def test_every_decoder_that_is_known_has_its_cache() -> None:

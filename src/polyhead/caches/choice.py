@@ -21,7 +21,7 @@ class LayerCache(NamedTuple):
 
     layout: Layout
     storage: Storage
-    kv_heads: int
+    num_kv_heads: int
     key_dim: int
     value_dim: int
 
@@ -64,7 +64,7 @@ def layer_caches(
 def _check_shape(index: int, attention: HeadLayout) -> None:
     shape = attention.cache_shape
     if type(shape) is CacheShape:  # a subclass means something else by its sizes
-        sizes = shape.kv_heads, shape.key_dim, shape.value_dim
+        sizes = shape.num_kv_heads, shape.key_dim, shape.value_dim
         if all(type(size) is int and size > 0 for size in sizes):
             return
     raise ConfigError(
@@ -86,7 +86,7 @@ def _layer_cache(
     if kind == "auto" and window is not None:
         layout = Ring(window, spare)
     storage = storage_of(shape, layout, quantized)
-    return LayerCache(layout, storage, shape.kv_heads, shape.key_dim, shape.value_dim)
+    return LayerCache(layout, storage, shape.num_kv_heads, shape.key_dim, shape.value_dim)
 
 
 def storage_of(shape: CacheShape, layout: Layout, quantized: Quantized | None) -> Storage:

@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     """What the first append determines."""
 
     batch: int
-    kv_heads: int
+    num_kv_heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
         return sizes.stores(
             layout,
             storage,
-            kv_heads=self.kv_heads,
+            num_kv_heads=self.num_kv_heads,
             key_dim=self.key_dim,
             value_dim=self.value_dim,
             dtype=self.dtype,

@@ -44,7 +44,8 @@ def checked(
         ValueError: Facts that contradict each other, or that the tensors contradict.
     """
     B, G, D, V = (
-        whole(name, facts[name], least=1) for name in ("batch", "kv_heads", "key_dim", "value_dim")
+        whole(name, facts[name], least=1)
+        for name in ("batch", "num_kv_heads", "key_dim", "value_dim")
     )
     dtype = getattr(torch, one_of("dtype", facts["dtype"], _DTYPES))
     shape = Shape(B, G, D, V, dtype, device)

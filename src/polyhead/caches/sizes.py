@@ -186,7 +186,7 @@ def stores(
     layout: Layout,
     storage: Storage,
     *,
-    kv_heads: int,
+    num_kv_heads: int,
     key_dim: int,
     value_dim: int,
     dtype: torch.dtype,
@@ -197,7 +197,7 @@ def stores(
     Args:
         layout: Where tokens lie.
         storage: How they are encoded.
-        kv_heads: G; 1 for a latent.
+        num_kv_heads: G; 1 for a latent.
         key_dim: D; ``kv_lora_rank + qk_rope_head_dim`` for a latent.
         value_dim: V; ``kv_lora_rank`` for a latent.
         dtype: Dtype of keys and values as they come and go.
@@ -207,20 +207,24 @@ def stores(
     Raises:
         ConfigError: A layout and a storage that do not go together, or sizes below 1.
     """
-    for name, value in (("kv_heads", kv_heads), ("key_dim", key_dim), ("value_dim", value_dim)):
+    for name, value in (
+        ("num_kv_heads", num_kv_heads),
+        ("key_dim", key_dim),
+        ("value_dim", value_dim),
+    ):
         whole(name, value, least=1, error=ConfigError)
     latent = storage if isinstance(storage, Latent) else getattr(storage, "latent", None)
     if latent is not None:
         wanted = (1, latent.kv_lora_rank + latent.qk_rope_head_dim, latent.kv_lora_rank)
-        if (kv_heads, key_dim, value_dim) != wanted:
+        if (num_kv_heads, key_dim, value_dim) != wanted:
             raise ConfigError(
                 f"a latent cache of kv_lora_rank={latent.kv_lora_rank} and qk_rope_head_dim="
                 f"{latent.qk_rope_head_dim} holds kv heads, key size and value size "
-                f"{wanted}: got {(kv_heads, key_dim, value_dim)}"
+                f"{wanted}: got {(num_kv_heads, key_dim, value_dim)}"
             )
-    exact = [Field("k", kv_heads, key_dim, dtype)]
+    exact = [Field("k", num_kv_heads, key_dim, dtype)]
     if latent is None:
-        exact.append(Field("v", kv_heads, value_dim, dtype))
+        exact.append(Field("v", num_kv_heads, value_dim, dtype))
     if positions:
         exact.append(Field("positions", 1, 1, torch.int64))
     if not isinstance(storage, Quantized):
@@ -241,10 +245,10 @@ def stores(
                 f"sinks must be 0 in a ring, which forgets its first tokens: got {storage.sinks}"
             )
         limit = max(1, -(-(layout.window + layout.spare - storage.recent) // group))
-    fields = _codes("k", kv_heads, storage.k_bits, group, key_dim, key_dim)
+    fields = _codes("k", num_kv_heads, storage.k_bits, group, key_dim, key_dim)
     if latent is None:
         scales = group * (value_dim // value_group(value_dim, group))
-        fields += _codes("v", kv_heads, storage.v_bits, group, value_dim, scales)
+        fields += _codes("v", num_kv_heads, storage.v_bits, group, value_dim, scales)
     if positions:
         fields += (Field("positions", 1, group, torch.int64),)
     parts = [
@@ -274,8 +278,8 @@ def cache_bytes(
     storage: Storage,
     *,
     tokens: int,
-    batch: int,
-    kv_heads: int,
+    batch_size: int,
+    num_kv_heads: int,
     key_dim: int,
     value_dim: int,
     dtype: torch.dtype,
@@ -287,8 +291,8 @@ def cache_bytes(
         layout: ``Dense()``, ``Ring(window)`` or ``Paged(page_size)``.
         storage: ``Plain()``, ``Latent(rank, rope)`` or ``Quantized(...)``.
         tokens: Tokens of each row; a ring keeps its window of them.
-        batch: Rows.
-        kv_heads: G.
+        batch_size: Rows.
+        num_kv_heads: G.
         key_dim: D.
         value_dim: V.
         dtype: Dtype of keys and values as they come and go.
@@ -301,18 +305,18 @@ def cache_bytes(
         ConfigError: Numbers that do not go together, named.
     """
     whole("tokens", tokens, least=0, error=ConfigError)
-    whole("batch", batch, least=1, error=ConfigError)
+    whole("batch_size", batch_size, least=1, error=ConfigError)
     parts = stores(
         layout,
         storage,
-        kv_heads=kv_heads,
+        num_kv_heads=num_kv_heads,
         key_dim=key_dim,
         value_dim=value_dim,
         dtype=dtype,
         positions=positions,
     )
     needed = units(storage, tokens)
-    return sum(store.bytes(needed[store.name], batch) for store in parts)
+    return sum(store.bytes(needed[store.name], batch_size) for store in parts)
 
 
 def value_group(value_dim: int, group: int) -> int:

@@ -145,7 +145,7 @@ class SizesOf(Protocol):
     @property
     def batch(self) -> int: ...
     @property
-    def kv_heads(self) -> int: ...
+    def num_kv_heads(self) -> int: ...
     @property
     def key_dim(self) -> int: ...
     @property
@@ -188,7 +188,7 @@ class StoredSource(KeyValueSource):
     ) -> None:
         self.of_row = of_row
         self.spans = [span for span in spans if span.length]
-        self.batch, self.num_kv_heads = shape.batch, shape.kv_heads
+        self.batch, self.num_kv_heads = shape.batch, shape.num_kv_heads
         self.key_dim, self.value_dim = shape.key_dim, shape.value_dim
         self.dtype, self.device = shape.dtype, shape.device
         self._starts = [0, *accumulate(span.length for span in self.spans)]

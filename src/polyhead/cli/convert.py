@@ -13,7 +13,10 @@ from polyhead.cli import options
 _Out = Annotated[
     Path, typer.Option(metavar="DIR", help="Folder for the new model; must not exist.")
 ]
-_KvHeads = Annotated[int | None, typer.Option(help="Key/value heads of each layer; 1 is MQA.")]
+_KvHeads = Annotated[
+    int | None,
+    typer.Option("--num-kv-heads", "--kv-heads", help="Key/value heads of each layer; 1 is MQA."),
+]
 _Latent = Annotated[
     str | None,
     typer.Option(metavar="P,R", help="Latent attention: P rotated features, a latent of R."),
@@ -52,7 +55,7 @@ _Json = Annotated[bool, typer.Option("--json", help="The report as JSON.")]
 def convert(
     model: options.ModelArgument,
     out: _Out,
-    kv_heads: _KvHeads = None,
+    num_kv_heads: _KvHeads = None,
     latent: _Latent = None,
     cache: _Cache = None,
     calibration: _Calibration = None,
@@ -96,7 +99,7 @@ def convert(
     with progress("converting") as advance:
         new, report = convert_model(
             loaded,
-            kv_heads=kv_heads,
+            num_kv_heads=num_kv_heads,
             latent=size,
             cache=cache,
             calibration=texts or None,

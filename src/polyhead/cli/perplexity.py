@@ -24,7 +24,9 @@ def perplexity(
         int | None,
         typer.Option(help="Tokens between the starts of windows; default: half a window."),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Windows in a batch.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "--batch", help="Windows in a batch.")
+    ] = 1,
     dtype: options.Dtype = None,
     activations: Annotated[
         str | None,
@@ -46,7 +48,9 @@ def perplexity(
     texts = [read_text(None, file) for file in files]
     loaded = load_expecting(model, dtype, LanguageModel, activations=activations)
     with progress("perplexity") as advance:
-        found = evaluate(loaded, texts, window=window, stride=stride, batch=batch, progress=advance)
+        found = evaluate(
+            loaded, texts, window=window, stride=stride, batch_size=batch_size, progress=advance
+        )
     if json:
         figures = {"perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
         print_json(figures | asdict(found))

@@ -45,7 +45,7 @@ _Tokens = Annotated[
         "the model's maximum.",
     ),
 ]
-_Batch = Annotated[int, typer.Option(help="Number of sequences.")]
+_Batch = Annotated[int, typer.Option("--batch-size", "--batch", help="Number of sequences.")]
 _Dtype = Annotated[
     str,
     typer.Option(
@@ -59,7 +59,10 @@ _KvDtype = Annotated[
         help="Dtype of the cache: float32, bfloat16, float16, int8, int4; default: dtype."
     ),
 ]
-_Page = Annotated[int | None, typer.Option(help="Tokens per cache page; default: not paged.")]
+_Page = Annotated[
+    int | None,
+    typer.Option("--page-size", "--page", help="Tokens per cache page; default: not paged."),
+]
 _TensorParallel = Annotated[int, typer.Option(help="Ranks of tensor parallelism.")]
 _Memory = Annotated[
     str | None, typer.Option(help="Memory of one rank, such as 24GiB; shows what fits.")
@@ -87,10 +90,10 @@ _Presets = Annotated[
 def plan(
     config: _Config = "",
     tokens: _Tokens = None,
-    batch: _Batch = 1,
+    batch_size: _Batch = 1,
     dtype: _Dtype = "bfloat16",
     kv_dtype: _KvDtype = None,
-    page: _Page = None,
+    page_size: _Page = None,
     tensor_parallel: _TensorParallel = 1,
     memory: _Memory = None,
     bandwidth: _Bandwidth = None,
@@ -125,10 +128,10 @@ def plan(
     made = plan_model(
         config,
         tokens=None if tokens is None else token_count("--tokens", tokens),
-        batch=batch,
+        batch_size=batch_size,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        page=page,
+        page_size=page_size,
         tensor_parallel=tensor_parallel,
         memory=memory,
         bandwidth=bandwidth,

@@ -207,8 +207,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
         made, held = self.output_heads, self.cache_shape
         for units, size, features, bias in (
             (made, H // made * D, E, self.qkv_bias),
-            (held.kv_heads, held.key_dim, C, self.has_k_bias),
-            (held.kv_heads, held.value_dim, C, self.qkv_bias),
+            (held.num_kv_heads, held.key_dim, C, self.has_k_bias),
+            (held.num_kv_heads, held.value_dim, C, self.qkv_bias),
         ):
             yield ParameterGroup("attention", units, size * features)
             if bias:
@@ -224,11 +224,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
             for units in (H, G):
                 yield ParameterGroup("norms", units if each else 1, size, multiplied=False)
 
-    def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
+    def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * (self.head_dim + self.value_dim))
 
     def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
         H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
         Q, K, V = H * self.head_dim, G * self.head_dim, self.value_dim
@@ -247,8 +247,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
         first, second = (rotated, normed) if last else (normed, rotated)
         return max(first, 1 + second)
 
-    def with_kv_heads(self, kv_heads: int) -> AttentionConfig:
-        return replace(self, num_kv_heads=_divisor(self.num_heads, kv_heads))
+    def with_num_kv_heads(self, num_kv_heads: int) -> AttentionConfig:
+        return replace(self, num_kv_heads=_divisor(self.num_heads, num_kv_heads))
 
 
 def _divisor(number: int, most: int) -> int:

@@ -151,20 +151,22 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         return ParameterGroup("norms", 1, count, multiplied=False)
 
     def cost(
-        self, computation: Computation, batch: int, queries: int, keys: int
+        self, computation: Computation, batch_size: int, queries: int, keys: int
     ) -> ComputationCost:
         """The cost of one call; every query is counted with every key."""
         H = self.num_heads
         up = self.kv_lora_rank * H * (self.qk_nope_head_dim + self.v_head_dim)
-        pairs = batch * queries * keys * self._per_pair(computation)
+        pairs = batch_size * queries * keys * self._per_pair(computation)
         if computation == "expanded":
-            elements = batch * keys * H * (self.qk_head_dim + self.v_head_dim)
-            return ComputationCost(2 * (batch * keys * up + pairs), elements)
-        return ComputationCost(2 * (batch * queries * up + pairs), batch * keys * self.latent_dim)
+            elements = batch_size * keys * H * (self.qk_head_dim + self.v_head_dim)
+            return ComputationCost(2 * (batch_size * keys * up + pairs), elements)
+        return ComputationCost(
+            2 * (batch_size * queries * up + pairs), batch_size * keys * self.latent_dim
+        )
 
-    def choose(self, batch: int, queries: int, keys: int) -> Computation:
+    def choose(self, batch_size: int, queries: int, keys: int) -> Computation:
         """The computation with fewer operations; on a tie the one that makes fewer tensors."""
-        absorbed, expanded = (self.cost(way, batch, queries, keys) for way in COMPUTATIONS)
+        absorbed, expanded = (self.cost(way, batch_size, queries, keys) for way in COMPUTATIONS)
         return "expanded" if expanded.flops < absorbed.flops else "absorbed"
 
     @property
@@ -179,25 +181,25 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
             return self.num_heads * (self.qk_head_dim + self.v_head_dim)
         return self.num_heads * (self.latent_dim + self.kv_lora_rank)
 
-    def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
-        way = self.choose(batch, queries, cached + queries)
+    def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
+        way = self.choose(batch_size, queries, cached + queries)
         # Both counts include making keys and values of the new tokens.
-        remade = self.cost(way, batch, 0, cached).flops if way == "expanded" else 0
+        remade = self.cost(way, batch_size, 0, cached).flops if way == "expanded" else 0
         return CallCost(self._per_pair(way), remade)
 
     def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
         H, N = shared(self.num_heads, ranks), self.qk_nope_head_dim
         R, V = self.kv_lora_rank, self.v_head_dim
         projected = H * (self.qk_head_dim + self.qk_rope_head_dim) + self.latent_dim
         out = 2 * H * V + embed_dim
-        if self.choose(batch, tokens, tokens) == "absorbed":
+        if self.choose(batch_size, tokens, tokens) == "absorbed":
             # Both products with parts of Wkv_b copy their left side into another order.
             q = H * self.latent_dim
             return projected + max(H * R + max(H * N, q), q + max(2 * H * R + H * V, out))
         return projected + H * (N + V) + 2 * H * self.qk_head_dim + out
 
-    def with_kv_heads(self, kv_heads: int) -> AttentionConfig:
-        most = min(kv_heads, self.num_heads)
+    def with_num_kv_heads(self, num_kv_heads: int) -> AttentionConfig:
+        most = min(num_kv_heads, self.num_heads)
         return AttentionConfig(self.num_heads, most, self.v_head_dim, rope=self.rope)

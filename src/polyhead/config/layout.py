@@ -24,13 +24,13 @@ class CacheShape:
     """What a cache holds of one token.
 
     Attributes:
-        kv_heads: Keys, and values.
+        num_kv_heads: Keys, and values.
         key_dim: Features of a key.
         value_dim: Features of a value.
         latent: Whether the value is the first ``value_dim`` columns of the key: one memory.
     """
 
-    kv_heads: int
+    num_kv_heads: int
     key_dim: int
     value_dim: int
     latent: bool = False
@@ -38,7 +38,7 @@ class CacheShape:
     @property
     def elements(self) -> int:
         """Numbers per token."""
-        return self.kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
+        return self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,12 @@ class HeadLayout(OneOfSeveral, ABC):
         """All parameters, norms of queries, keys and latents included."""
 
     @abstractmethod
-    def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
+    def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         """The cost of a call with ``queries`` new tokens per row after ``cached`` ones."""
 
     @abstractmethod
     def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
         """Elements per token that a prefill without gradients holds at a time, at most.
 
@@ -151,14 +151,14 @@ class HeadLayout(OneOfSeveral, ABC):
         Args:
             embed_dim: E.
             tokens: T.
-            batch: B.
+            batch_size: B.
             ranks: That share the heads.
             half: Whether numbers have 16 bits: without native code, norms then go through float32.
         """
 
     @abstractmethod
-    def with_kv_heads(self, kv_heads: int) -> HeadLayout:
-        """The same query heads with keys and values of their own, ``kv_heads`` of them at most."""
+    def with_num_kv_heads(self, num_kv_heads: int) -> HeadLayout:
+        """The same query heads with at most ``num_kv_heads`` heads of keys and values."""
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,13 @@ class ParameterGroup:
         """Most parameters on one rank."""
         return -(-self.units // ranks) * self.size
 
-    def touched(self, ranks: int, batch: int) -> float:
-        """Parameters that a decode step of ``batch`` tokens reads on a rank.
+    def touched(self, ranks: int, batch_size: int) -> float:
+        """Parameters that a decode step of ``batch_size`` tokens reads on a rank.
 
         Tokens are assumed to choose experts evenly and independently: of n experts, b tokens that
         visit k each use n · (1 − (1 − k/n)^b) on average.
         """
         if self.looked_up:
-            return batch * self.on_rank(ranks) / self.units
-        unseen = (1 - self.visited / self.experts) ** batch
+            return batch_size * self.on_rank(ranks) / self.units
+        unseen = (1 - self.visited / self.experts) ** batch_size
         return self.on_rank(ranks) * (1 - unseen)

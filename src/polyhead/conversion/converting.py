@@ -41,7 +41,7 @@ _HELD_OUT = 4
 class _Target:
     """The requested target, checked against the model."""
 
-    kv_heads: int | None
+    num_kv_heads: int | None
     latent: tuple[int, int] | None
     cache: float | None
 
@@ -51,17 +51,17 @@ class _Target:
         for layer in draft.layers:
             config = draft.heads(layer, "converting")
             G, H = config.num_kv_heads, config.num_heads
-            if self.kv_heads is not None:
+            if self.num_kv_heads is not None:
                 if (
-                    self.kv_heads == G
-                    or (G % self.kv_heads and self.kv_heads % G)
-                    or (H % self.kv_heads)
+                    self.num_kv_heads == G
+                    or (G % self.num_kv_heads and self.num_kv_heads % G)
+                    or (H % self.num_kv_heads)
                 ):
                     raise InputError(
-                        f"kv_heads must be a divisor of {G} below it, or a multiple of {G} that "
-                        f"divides {H} query heads: got {self.kv_heads}"
+                        f"num_kv_heads must be a divisor of {G} below it, or a multiple of {G} "
+                        f"that divides {H} query heads: got {self.num_kv_heads}"
                     )
-                if self.kv_heads < G:
+                if self.num_kv_heads < G:
                     exact = False
                     refuse_linear(config, layer, "merging kv heads")
                 continue
@@ -85,7 +85,7 @@ class _Target:
 def convert(
     model: Model,
     *,
-    kv_heads: int | None = None,
+    num_kv_heads: int | None = None,
     latent: tuple[int, int] | None = None,
     cache: float | None = None,
     calibration: Texts | Calibration | None = None,
@@ -106,8 +106,8 @@ def convert(
     Args:
         model: What ``load`` makes of a decoder, or a ``Transformer`` with texts as tokens; in
             evaluation mode. It stays as it is.
-        kv_heads: Key/value heads of each layer: 1 is MQA; a multiple of the present number copies
-            heads.
+        num_kv_heads: Key/value heads of each layer: 1 is MQA; a multiple of the present number
+            copies heads.
         latent: Latent attention in each layer: (rotated features P, latent size R).
         cache: Latent attention of mixed sizes within this fraction of the cache, above 0 and below
             1.
@@ -132,7 +132,7 @@ def convert(
         UnsupportedError: A feature of the layers that the target cannot express, by name.
         DisagreementError: An exact step that is not exact on this model.
     """
-    target = _target(kv_heads, latent, cache)
+    target = _target(num_kv_heads, latent, cache)
     transformer = source_of(model)
     draft = Draft.of(model)
     exact = target.check(draft)
@@ -207,18 +207,20 @@ def _elements(model: Transformer) -> int:
     return sum(each.attention.cache_shape.elements for each in model.config.layers)
 
 
-def _target(kv_heads: int | None, latent: tuple[int, int] | None, cache: float | None) -> _Target:
+def _target(
+    num_kv_heads: int | None, latent: tuple[int, int] | None, cache: float | None
+) -> _Target:
     given = [
         name
-        for name, value in (("kv_heads", kv_heads), ("latent", latent), ("cache", cache))
+        for name, value in (("num_kv_heads", num_kv_heads), ("latent", latent), ("cache", cache))
         if value is not None
     ]
     if len(given) != 1:
         raise InputError(
-            "give one target, kv_heads, latent or cache: got " + (" and ".join(given) or "none")
+            "give one target, num_kv_heads, latent or cache: got " + (" and ".join(given) or "none")
         )
-    if kv_heads is not None:
-        whole("kv_heads", kv_heads, least=1, error=InputError)
+    if num_kv_heads is not None:
+        whole("num_kv_heads", num_kv_heads, least=1, error=InputError)
     if latent is not None:
         if not isinstance(latent, Sequence) or len(latent) != 2:
             raise InputError(f"latent must be (rotated features, latent size): got {latent!r}")
@@ -228,7 +230,7 @@ def _target(kv_heads: int | None, latent: tuple[int, int] | None, cache: float |
         latent = (rotated, whole("latent's size", latent[1], least=1, error=InputError))
     if cache is not None:
         number("cache", cache, above=0, below=1, error=InputError)
-    return _Target(kv_heads, latent, cache)
+    return _Target(num_kv_heads, latent, cache)
 
 
 def _calibration_rows(
@@ -260,7 +262,7 @@ def _calibration_rows(
         rank = sum(target.latent)
     else:
         shape = draft.layer(0).attention.cache_shape
-        rank = shape.elements // (shape.kv_heads if target.kv_heads else 1)
+        rank = shape.elements // (shape.num_kv_heads if target.num_kv_heads else 1)
     if count < rank:
         raise InputError(
             f"calibration has fewer tokens than the rank that it determines: got {count:,} tokens "
@@ -271,8 +273,8 @@ def _calibration_rows(
 
 def _exact(draft: Draft, target: _Target) -> tuple[ExactStep, ...]:
     proof = Proof(draft)
-    if target.kv_heads is not None:
-        count = target.kv_heads
+    if target.num_kv_heads is not None:
+        count = target.num_kv_heads
 
         def copied(changed: Draft) -> None:
             for layer in changed.layers:
@@ -302,7 +304,7 @@ def _proof_of_alignment(draft: Draft, target: _Target) -> tuple[ExactStep, ...]:
             rotate_keys(changed, layer, torch.polar(torch.ones_like(angles), angles))
 
     proof.step("keys and queries turned, pair by pair", turned)
-    if target.kv_heads is None:
+    if target.num_kv_heads is None:
         proof.step("latent attention of the same cache", _all_latent, turns=True)
     return tuple(proof.steps)
 
@@ -313,9 +315,9 @@ def _lossy(
     """Converts all layers; returns their prices."""
     prices, count = [], len(draft.layers)
     told = progress or (lambda what, done, total: None)
-    if target.kv_heads is not None:
+    if target.num_kv_heads is not None:
         for layer in draft.layers:
-            prices.append(merge_kv_heads(draft, layer, target.kv_heads, found.layers[layer]))
+            prices.append(merge_kv_heads(draft, layer, target.num_kv_heads, found.layers[layer]))
             told("merging kv heads", layer + 1, count)
         return prices
     latents, lists = [], dict[int, list[Offer]]()

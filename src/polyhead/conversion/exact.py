@@ -30,8 +30,8 @@ from polyhead.errors import InputError
 from polyhead.layers.frequencies import inverse_frequencies
 
 
-def copy_kv_heads(draft: Draft, layer: int, kv_heads: int) -> None:
-    """Gives ``kv_heads`` groups keys and values of their own, copies of those they shared.
+def copy_kv_heads(draft: Draft, layer: int, num_kv_heads: int) -> None:
+    """Gives ``num_kv_heads`` groups keys and values of their own, copies of those they shared.
 
     Raises:
         InputError: Fewer than there are, or a number that does not divide the query heads or is
@@ -40,17 +40,17 @@ def copy_kv_heads(draft: Draft, layer: int, kv_heads: int) -> None:
     """
     config = draft.heads(layer, "copying kv heads")
     G = config.num_kv_heads
-    if kv_heads % G or config.num_heads % kv_heads:
+    if num_kv_heads % G or config.num_heads % num_kv_heads:
         raise InputError(
             f"kv heads are copied to a multiple of {G} that divides {config.num_heads} query "
-            f"heads: got {kv_heads}"
+            f"heads: got {num_kv_heads}"
         )
     refuse_full_width(config, layer, "copying kv heads")
-    order = [g for g in range(G) for _ in range(kv_heads // G)]
+    order = [g for g in range(G) for _ in range(num_kv_heads // G)]
     for name, size in (("k_proj", config.head_dim), ("v_proj", config.value_dim)):
         _reorder(draft, layer, name, order, size)
     _reorder_norm(draft, layer, "k_norm", config, order)
-    draft.set_attention(layer, replace(config, num_kv_heads=kv_heads))
+    draft.set_attention(layer, replace(config, num_kv_heads=num_kv_heads))
 
 
 def rotate_keys(draft: Draft, layer: int, factors: Tensor) -> None:

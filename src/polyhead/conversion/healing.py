@@ -130,7 +130,7 @@ def heal(
     minutes: float = 10,
     tokens: int = 2_000_000,
     window: int = 256,
-    batch: int = 1,
+    batch_size: int = 1,
     seed: int = 0,
     evaluation: Mapping[str, Texts] | None = None,
     unseen: Mapping[str, Texts] | None = None,
@@ -151,8 +151,8 @@ def heal(
         tokens: Largest number of tokens taken from the texts; they are repeated while there is
             time.
         window: Tokens per window.
-        batch: Windows of a step. The teacher's distributions say so much of each token that one
-            window's gradient is good enough, and while there is little time steps matter more.
+        batch_size: Windows of a step. The teacher's distributions say so much of each token that
+            one window's gradient is good enough, and while there is little time steps matter more.
         seed: Seed of the order of windows.
         evaluation: Texts by domain, as given to ``convert``; measured when all is done, beyond
             ``minutes``. They may not overlap ``texts``.
@@ -191,7 +191,7 @@ def heal(
     student.load_state_dict(new.state_dict())
     student = student.float().eval()
     known, length = Teacher(old), len(rows[0])
-    batches = Batches(trained, _batch, whole("batch", batch, least=1) * length, seed)
+    batches = Batches(trained, _batch, whole("batch_size", batch_size, least=1) * length, seed)
     healer = _Healer(student, known, batches, validation, 60.0 * minutes, progress)
     healing = replace(healer.heal(), hash=tokens_hash(trained))
     student.to(next(new.parameters()).device).requires_grad_(True)

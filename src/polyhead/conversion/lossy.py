@@ -34,12 +34,12 @@ from polyhead.errors import InputError
 
 
 def merge_kv_heads(
-    draft: Draft, layer: int, kv_heads: int, moments: Moments, *, pooled: bool = False
+    draft: Draft, layer: int, num_kv_heads: int, moments: Moments, *, pooled: bool = False
 ) -> float:
     """Fewer kv heads; the query heads of merged ones share what is left.
 
     Args:
-        kv_heads: Number of kv heads afterwards, a divisor of the present number.
+        num_kv_heads: Number of kv heads afterwards, a divisor of the present number.
         pooled: Keys and values are averaged instead (Ainslie et al. 2023), for comparison.
 
     Returns:
@@ -52,17 +52,17 @@ def merge_kv_heads(
     config = draft.heads(layer, "merging kv heads")
     refuse_linear(config, layer, "merging kv heads")
     G, H, D, V = config.num_kv_heads, config.num_heads, config.head_dim, config.value_dim
-    if not 0 < kv_heads < G or G % kv_heads:
+    if not 0 < num_kv_heads < G or G % num_kv_heads:
         raise InputError(
-            f"kv heads are merged to a divisor of {G} below it: got kv_heads={kv_heads}"
+            f"kv heads are merged to a divisor of {G} below it: got num_kv_heads={num_kv_heads}"
         )
     whole = LayerRows.of(draft, layer, config, moments)
     if config.rope is None:
         whole = replace(whole, n=0)  # any mixture of features is allowed
-    r, rows, columns = G // kv_heads, [], []
+    r, rows, columns = G // num_kv_heads, [], []
     price = 0.0
     queries = torch.zeros(H, D, whole.q.shape[-1], dtype=torch.float64, device="cpu")
-    for new in range(kv_heads):
+    for new in range(num_kv_heads):
         part = whole.part(range(new * r, (new + 1) * r))
         up = _pooled(part) if pooled else part.merged()
         down = part.regressed(up)
@@ -86,7 +86,7 @@ def merge_kv_heads(
     _put(draft, layer, "k_proj", key)
     _put(draft, layer, "v_proj", value)
     draft.put(layer, o_proj=made.flatten(1))
-    draft.set_attention(layer, replace(config, num_kv_heads=kv_heads))
+    draft.set_attention(layer, replace(config, num_kv_heads=num_kv_heads))
     return price
 
 

@@ -132,7 +132,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "attn_config": {
-            "kv_n_heads": values.get(".kv_heads", 1),
+            "kv_n_heads": values.get(".num_kv_heads", 1),
             "clip_qkv": values.get(".clip"),
             "rope_theta": values.get(".theta", _THETA),
         },
@@ -201,7 +201,7 @@ FAMILIES = (
         gguf=Gguf(
             "dbrx",
             settings={
-                "attention.head_count_kv": ".kv_heads",
+                "attention.head_count_kv": ".num_kv_heads",
                 "attention.clamp_kqv": ".clip",
                 "attention.layer_norm_epsilon": None,
                 "rope.freq_base": ".theta",

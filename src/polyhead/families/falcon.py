@@ -36,8 +36,8 @@ _TWO = _ONE.extended(*_TWO_NORMS)
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys, own_head_dim=False, max_positions=2048), read_layer_norm(keys)
-    parallel, kv_heads = _read_form(keys, sizes.num_heads, sizes.num_kv_heads)
-    sizes = replace(sizes, num_kv_heads=kv_heads)
+    parallel, num_kv_heads = _read_form(keys, sizes.num_heads, sizes.num_kv_heads)
+    sizes = replace(sizes, num_kv_heads=num_kv_heads)
     rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
     # Scores and bias are scaled together, and the bias is rounded whatever the model's dtype.
     alibi = ALiBiConfig(scale=1 / math.sqrt(sizes.head_dim), rounded=True)
@@ -70,7 +70,7 @@ def read(keys: Keys) -> TransformerConfig:
 
 
 def _read_form(
-    keys: Keys, heads: int, kv_heads: int
+    keys: Keys, heads: int, num_kv_heads: int
 ) -> tuple[Literal["one norm", "two norms"] | None, int]:
     """Which norms there are, and how many heads of keys."""
     new, parallel = keys.flag("new_decoder_architecture"), keys.flag("parallel_attn")
@@ -81,22 +81,22 @@ def _read_form(
     if norms not in ((None, 1, 2) if new else (None, 1)):
         raise keys.refused("num_ln_in_parallel_attn", norms, "1, or 2 in the new architecture")
     if new:
-        return "one norm" if norms == 1 else "two norms", kv_heads
-    if not multi and kv_heads != heads:
-        raise keys.refused("num_key_value_heads", kv_heads, f"{heads} without multi_query")
+        return "one norm" if norms == 1 else "two norms", num_kv_heads
+    if not multi and num_kv_heads != heads:
+        raise keys.refused("num_key_value_heads", num_kv_heads, f"{heads} without multi_query")
     return "one norm" if parallel else None, 1 if multi else heads
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     layer = config.layers[0]
     attention: Any = layer.attention
-    heads, kv_heads = attention.num_heads, attention.num_kv_heads
-    new = layer.parallel == "two norms" or kv_heads not in (1, heads)
+    heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
+    new = layer.parallel == "two norms" or num_kv_heads not in (1, heads)
     return {
         "new_decoder_architecture": new,
         "num_ln_in_parallel_attn": (2 if layer.parallel == "two norms" else 1) if new else None,
         "parallel_attn": layer.parallel is not None,
-        "multi_query": not new and kv_heads == 1,
+        "multi_query": not new and num_kv_heads == 1,
         "alibi": attention.alibi is not None,
         "bias": attention.qkv_bias,
     }

@@ -92,21 +92,21 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
         yield from super().parameter_groups(embed_dim, context_dim)
         yield ParameterGroup("attention", 1, 4 * self.head_dim, multiplied=False)
 
-    def call_cost(self, batch: int, queries: int, cached: int) -> CallCost:
+    def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * 4 * self.head_dim)
 
-    def with_kv_heads(self, kv_heads: int) -> AttentionConfig:
+    def with_num_kv_heads(self, num_kv_heads: int) -> AttentionConfig:
         """As many kv heads at most, and two at least, which make a pair."""
-        most, H = max(2, min(kv_heads, self.num_heads)), self.num_heads
+        most, H = max(2, min(num_kv_heads, self.num_heads)), self.num_heads
         return replace(self, num_kv_heads=max(g for g in range(2, most + 1, 2) if not H % g))
 
     def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
-        given = {"tokens": tokens, "batch": batch, "ranks": ranks}
+        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         plain = super().peak_activation_elements(embed_dim, half=half, **given)
         Q = shared(self.output_heads, ranks) * self.value_dim
-        K = shared(self.cache_shape.kv_heads, ranks) * self.value_dim
+        K = shared(self.cache_shape.num_kv_heads, ranks) * self.value_dim
         # Projected q, k and v with their pairs, queries beside zeros twice (apart and stacked); or
         # pairs and both outputs with their difference, its norm and what is left of it.
         normed = NORMED_HALF + 1 if half else 3

@@ -42,9 +42,9 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
             yield ParameterGroup("attention", self.num_heads, self.value_dim, multiplied=False)
 
     def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch: int, ranks: int, half: bool
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
-        given = {"tokens": tokens, "batch": batch, "ranks": ranks}
+        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         plain = super().peak_activation_elements(embed_dim, half=half, **given)
         # Beside q, k and v the heads' outputs, the gate, and its source or what it makes of them.
         H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)

@@ -225,7 +225,7 @@ class MultiHeadLatentAttention(Hooked):
         queries: int,
         keys: int,
         *,
-        batch: int = 1,
+        batch_size: int = 1,
         computation: Literal["auto", "absorbed", "expanded"] = "auto",
     ) -> LatentExplanation:
         """Which computation ``forward`` takes for T queries and S keys in all, and what both cost.
@@ -233,18 +233,18 @@ class MultiHeadLatentAttention(Hooked):
         Args:
             queries: T, tokens of ``x``.
             keys: S, those of ``x`` and those in the cache.
-            batch: B.
+            batch_size: B.
             computation: As in ``forward``.
 
         Raises:
             ValueError: Fewer keys than queries, or an unknown computation.
         """
-        if batch < 1 or queries < 1 or keys < queries:
+        if batch_size < 1 or queries < 1 or keys < queries:
             raise ValueError(
-                f"keys are at least the queries, and both at least 1: got batch={batch}, "
+                f"keys are at least the queries, and both at least 1: got batch_size={batch_size}, "
                 f"queries={queries}, keys={keys}"
             )
-        return explain_choice(self.config, batch, queries, keys, _forced(computation))
+        return explain_choice(self.config, batch_size, queries, keys, _forced(computation))
 
     def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """n ``[B, H, T, N]``, p ``[B, H, T, P]`` rotated, and ``[c | r]`` ``[B, 1, T, R + P]``."""

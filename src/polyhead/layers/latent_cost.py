@@ -49,15 +49,15 @@ class LatentExplanation:
 
 def explain_choice(
     config: LatentAttentionConfig,
-    batch: int,
+    batch_size: int,
     queries: int,
     keys: int,
     forced: Computation | None = None,
 ) -> LatentExplanation:
     """Both costs, and which computation runs."""
     return LatentExplanation(
-        computation=forced or config.choose(batch, queries, keys),
+        computation=forced or config.choose(batch_size, queries, keys),
         forced=forced is not None,
-        costs={name: config.cost(name, batch, queries, keys) for name in COMPUTATIONS},
-        shapes=(f"{config.described} rotary; batch {batch}, {queries} queries, {keys} keys"),
+        costs={name: config.cost(name, batch_size, queries, keys) for name in COMPUTATIONS},
+        shapes=(f"{config.described} rotary; batch {batch_size}, {queries} queries, {keys} keys"),
     )

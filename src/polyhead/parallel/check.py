@@ -46,11 +46,11 @@ def checks(mesh: DeviceMesh) -> Iterator[tuple[str, str]]:
 def _checked(mesh: DeviceMesh, exchange: Exchange, order: Order, layout: str) -> str:
     ranks = mesh.size()
     heads = 2 * ranks
-    kv_heads = LAYOUTS[layout] or heads
+    num_kv_heads = LAYOUTS[layout] or heads
     tokens = 32 * ranks + 5
     generator = torch.Generator().manual_seed(0)
     device = mesh.device_type
-    shapes = (heads, kv_heads, kv_heads, heads)
+    shapes = (heads, num_kv_heads, num_kv_heads, heads)
     q, k, v, weight = (
         torch.randn(
             1, count, tokens, 16, generator=generator, dtype=torch.float32, device="cpu"

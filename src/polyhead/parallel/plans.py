@@ -60,7 +60,7 @@ def plan(
     mesh: DeviceMesh,
     *,
     tokens: int | None = None,
-    batch: int = 1,
+    batch_size: int = 1,
     dtype: str = "float32",
     **figures: Any,
 ) -> ParallelPlan:
@@ -70,7 +70,7 @@ def plan(
         model: As for ``parallelize``.
         mesh: As for ``parallelize``.
         tokens: Tokens of each sequence, on all ranks together; default: all that the model reads.
-        batch: Sequences of one rank.
+        batch_size: Sequences of one rank.
         dtype: Dtype of the weights.
         **figures: As of ``ph.plan``: ``link``, ``flops``, ``kv_dtype``, ``page``.
 
@@ -97,7 +97,7 @@ def plan(
         parts["experts"] = "some of each layer's by rank, tokens travel"
     sizes = {name: mesh[name].size() for name in names}
     made = plan_of_mesh(
-        model.config, tokens=tokens, batch=batch, dtype=dtype, mesh=sizes, **figures
+        model.config, tokens=tokens, batch_size=batch_size, dtype=dtype, mesh=sizes, **figures
     )
     assert made.mesh is not None
     layers = len(model.layers) + len(model.encoder_layers)

@@ -29,7 +29,7 @@ from polyhead.planning.weights import encoder_dim
 
 
 def activation_elements(
-    model: TransformerConfig, *, tokens: int, batch: int, ranks: int = 1, half: bool = True
+    model: TransformerConfig, *, tokens: int, batch_size: int, ranks: int = 1, half: bool = True
 ) -> int:
     """Elements alive at a time on one rank, at most.
 
@@ -41,14 +41,14 @@ def activation_elements(
     E, context = model.embed_dim, encoder_dim(model)
     stacks = [(E, shape) for shape in {*model.layers}]
     stacks += [(context, shape) for shape in {*model.encoder_layers}]
-    layers = [_layer(shape, dim, tokens, batch, ranks, half) for dim, shape in stacks]
+    layers = [_layer(shape, dim, tokens, batch_size, ranks, half) for dim, shape in stacks]
     stream = context if model.encoder_layers else 0  # the encoder's output waits for the decoder
     head = 0 if model.head is None else -(-model.vocab_size // ranks)
-    return batch * max(tokens * (max(layers) + stream), tokens * 2 * E + head)
+    return batch_size * max(tokens * (max(layers) + stream), tokens * 2 * E + head)
 
 
-def _layer(shape: LayerConfig, E: int, tokens: int, batch: int, ranks: int, half: bool) -> int:
-    given: Any = {"tokens": tokens, "batch": batch, "ranks": ranks, "half": half}
+def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int, half: bool) -> int:
+    given: Any = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks, "half": half}
     attention = shape.attention.peak_activation_elements(E, **given)
     if shape.cross_attention is not None:
         # One more residual is alive behind the self-attention.

@@ -20,7 +20,7 @@ class LayerCachePlan:
     Attributes:
         layers: Indices of the layers that have this cache.
         attention: ``"GQA-8"``, and the window where there is one.
-        kv_heads: Key/value heads on this rank.
+        num_kv_heads: Key/value heads on this rank.
         token_bytes: Bytes of one more token in one layer, while no window is full.
         bytes: Allocated bytes of one layer, for the plan's tokens and batch.
         cross: Whether it belongs to cross-attention.
@@ -28,7 +28,7 @@ class LayerCachePlan:
 
     layers: tuple[int, ...]
     attention: str
-    kv_heads: int
+    num_kv_heads: int
     token_bytes: float
     bytes: int
     cross: bool
@@ -61,10 +61,10 @@ class Figures:
         name: Display name of the model.
         config: Configuration of the model.
         tokens: Context length of each sequence.
-        batch: Number of sequences.
+        batch_size: Number of sequences.
         dtype: Dtype of the weights.
         kv_dtype: Dtype of the cache.
-        page: Tokens per page of the cache, or None.
+        page_size: Tokens per page of the cache, or None.
         tensor_parallel: Ranks that share heads and hidden features.
         parameters: Number of parameters by part of the model.
         active_parameters: Parameters active per token, embedding and head included.
@@ -90,10 +90,10 @@ class Figures:
     name: str
     config: TransformerConfig
     tokens: int
-    batch: int
+    batch_size: int
     dtype: str
     kv_dtype: str
-    page: int | None
+    page_size: int | None
     tensor_parallel: int
     parameters: ParameterCounts
     active_parameters: int

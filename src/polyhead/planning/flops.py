@@ -116,7 +116,7 @@ def tiled_pairs(
 
 
 def flops(
-    model: TransformerConfig, *, queries: int, cached: int, batch: int, context: int = 0
+    model: TransformerConfig, *, queries: int, cached: int, batch_size: int, context: int = 0
 ) -> Flops:
     """Operations of a pass over ``queries`` new tokens after ``cached`` ones.
 
@@ -128,13 +128,15 @@ def flops(
     E, C, causal = model.embed_dim, encoder_dim(model), model.kind != "encoder"
     sums: Counter[str] = Counter()
     for shape, times in Counter(model.layers).items():
-        _add_layer(sums, shape, E, times, queries, cached, batch, causal=causal)
+        _add_layer(sums, shape, E, times, queries, cached, batch_size, causal=causal)
         if shape.cross_attention is not None:
-            _add_cross(sums, shape.cross_attention, E, C, times, queries, cached, batch, context)
+            _add_cross(
+                sums, shape.cross_attention, E, C, times, queries, cached, batch_size, context
+            )
     if model.encoder_layers and not cached:
         for shape, times in Counter(model.encoder_layers).items():
-            _add_layer(sums, shape, C, times, context, 0, batch, causal=False)
-    head = 0 if model.head is None else 2 * batch * _logits(model)
+            _add_layer(sums, shape, C, times, context, 0, batch_size, causal=False)
+    head = 0 if model.head is None else 2 * batch_size * _logits(model)
     return Flops(
         projections=sums["projections"],
         scores=sums["scores"],
@@ -144,9 +146,9 @@ def flops(
     )
 
 
-def attention_flops(shape: HeadLayout, queries: int, cached: int, batch: int) -> int:
+def attention_flops(shape: HeadLayout, queries: int, cached: int, batch_size: int) -> int:
     """Operations of the scores and weighted values of one causal layer, over visible pairs."""
-    return _scores(shape, queries, cached, batch, causal=True)[0]
+    return _scores(shape, queries, cached, batch_size, causal=True)[0]
 
 
 def _add_layer(
@@ -156,17 +158,17 @@ def _add_layer(
     times: int,
     queries: int,
     cached: int,
-    batch: int,
+    batch_size: int,
     *,
     causal: bool,
 ) -> None:
-    model, hardware, extra = _scores(shape.attention, queries, cached, batch, causal=causal)
+    model, hardware, extra = _scores(shape.attention, queries, cached, batch_size, causal=causal)
     per_token = _multiplied(shape.attention.parameter_groups(E))
-    sums["projections"] += times * (2 * batch * queries * per_token + extra)
+    sums["projections"] += times * (2 * batch_size * queries * per_token + extra)
     sums["scores"] += times * model
     sums["hardware"] += times * hardware
     hidden = _multiplied(shape.feed_forward.parameter_groups(E))
-    sums["feed_forward"] += times * 2 * batch * queries * hidden
+    sums["feed_forward"] += times * 2 * batch_size * queries * hidden
 
 
 def _add_cross(
@@ -177,26 +179,26 @@ def _add_cross(
     times: int,
     queries: int,
     cached: int,
-    batch: int,
+    batch_size: int,
     context: int,
 ) -> None:
     H, G, D = shape.num_heads, shape.num_kv_heads, shape.head_dim
     V = shape.value_dim
     remembered = 0 if cached else context * G * (D + V) * C
     projected = queries * H * (D + V) * E + remembered
-    pairs = 2 * batch * queries * context * H * (D + V)
-    sums["projections"] += times * 2 * batch * projected
+    pairs = 2 * batch_size * queries * context * H * (D + V)
+    sums["projections"] += times * 2 * batch_size * projected
     sums["scores"] += times * pairs
     sums["hardware"] += times * pairs
 
 
 def _scores(
-    shape: HeadLayout, queries: int, cached: int, batch: int, *, causal: bool
+    shape: HeadLayout, queries: int, cached: int, batch_size: int, *, causal: bool
 ) -> tuple[int, int, int]:
     """Operations over visible pairs, over pairs of tiles, and for keys made of the past."""
-    cost, attention_span = shape.call_cost(batch, queries, cached), shape.attention_span
+    cost, attention_span = shape.call_cost(batch_size, queries, cached), shape.attention_span
     seen: Any = {"ahead": 0 if causal else attention_span.ahead, "chunk": attention_span.chunk}
-    each = 2 * batch * cost.per_pair
+    each = 2 * batch_size * cost.per_pair
     model = each * visible_pairs(queries, cached, attention_span.window, **seen)
     return model, each * tiled_pairs(queries, cached, attention_span.window, **seen), cost.remade
 

@@ -31,7 +31,7 @@ class LayoutRow:
         name: ``"MHA"``, ``"GQA-8"``, ``"MQA"``, ``"MLA"``.
         current: Whether the model has it.
         query_heads: H of the first layer.
-        kv_heads: G of the first layer; None for a latent.
+        num_kv_heads: G of the first layer; None for a latent.
         elements: Numbers remembered per token in the first layer.
         token_bytes: Bytes of one token in all layers, while no window is full.
         cache_bytes: At the plan's tokens and batch, on all ranks together without copies.
@@ -44,7 +44,7 @@ class LayoutRow:
     name: str
     current: bool
     query_heads: int
-    kv_heads: int | None
+    num_kv_heads: int | None
     elements: int
     token_bytes: float
     cache_bytes: int
@@ -55,7 +55,7 @@ class LayoutRow:
 
 
 def layouts(
-    model: TransformerConfig, *, tokens: int, batch: int, kv_dtype: str, page: int | None
+    model: TransformerConfig, *, tokens: int, batch_size: int, kv_dtype: str, page_size: int | None
 ) -> tuple[LayoutRow, ...]:
     """MHA, GQA, MQA and MLA in place of the self-attention of every layer of a decoder."""
     if model.kind == "encoder":
@@ -63,24 +63,24 @@ def layouts(
     first = model.layers[0].attention
     groups = _groups(first)
     variants: list[tuple[str, Callable[[HeadLayout], HeadLayout]]] = [
-        ("MHA", lambda shape: shape.with_kv_heads(shape.num_heads))
+        ("MHA", lambda shape: shape.with_num_kv_heads(shape.num_heads))
     ]
     if groups is not None:
-        variants.append((f"GQA-{groups}", lambda shape: shape.with_kv_heads(groups)))
-    variants += [("MQA", lambda shape: shape.with_kv_heads(1)), ("MLA", as_latent)]
+        variants.append((f"GQA-{groups}", lambda shape: shape.with_num_kv_heads(groups)))
+    variants += [("MQA", lambda shape: shape.with_num_kv_heads(1)), ("MLA", as_latent)]
     rows: list[LayoutRow] = []
     for name, change in variants:
         made = {own: change(own) for own in {layer.attention for layer in model.layers}}
         shapes = [made[layer.attention] for layer in model.layers]
         kinds = Counter(shapes)
-        memory = Counter(layer_cache(shape, kv_dtype, page) for shape in shapes)
-        held = total_bytes(memory, tokens, batch)
+        memory = Counter(layer_cache(shape, kv_dtype, page_size) for shape in shapes)
+        held = total_bytes(memory, tokens, batch_size)
         rows.append(
             LayoutRow(
                 name=name,
                 current=shapes[0].layout == first.layout,
                 query_heads=shapes[0].num_heads,
-                kv_heads=_kv_heads(shapes[0]),
+                num_kv_heads=_kv_heads(shapes[0]),
                 elements=shapes[0].cache_shape.elements,
                 token_bytes=sum(each.token_bytes * times for each, times in memory.items()),
                 cache_bytes=held,
@@ -90,7 +90,7 @@ def layouts(
                     for shape, times in kinds.items()
                 ),
                 decode_flops=sum(
-                    times * attention_flops(shape, 1, tokens - 1, batch)
+                    times * attention_flops(shape, 1, tokens - 1, batch_size)
                     for shape, times in kinds.items()
                 ),
                 examples=EXAMPLES[name.split("-")[0]],
@@ -148,7 +148,7 @@ def with_mha(model: TransformerConfig) -> TransformerConfig:
     return replace(
         model,
         layers=tuple(
-            replace(layer, attention=layer.attention.with_kv_heads(layer.attention.num_heads))
+            replace(layer, attention=layer.attention.with_num_kv_heads(layer.attention.num_heads))
             for layer in model.layers
         ),
     )
@@ -156,7 +156,7 @@ def with_mha(model: TransformerConfig) -> TransformerConfig:
 
 def _groups(shape: HeadLayout) -> int | None:
     """The model's own number of groups where it has some, or 8, or the nearest divisor."""
-    H, G = shape.num_heads, shape.cache_shape.kv_heads
+    H, G = shape.num_heads, shape.cache_shape.num_kv_heads
     if 1 < G < H:
         return G
     divisors = [g for g in range(2, min(H, 1024)) if H % g == 0]
@@ -165,4 +165,4 @@ def _groups(shape: HeadLayout) -> int | None:
 
 def _kv_heads(shape: HeadLayout) -> int | None:
     held = shape.cache_shape
-    return None if held.latent else held.kv_heads
+    return None if held.latent else held.num_kv_heads

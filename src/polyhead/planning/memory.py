@@ -46,28 +46,28 @@ class LayerCache:
 
     layout: Layout
     storage: Storage
-    kv_heads: int
+    num_kv_heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
 
-    def bytes(self, tokens: int, batch: int) -> int:
-        """Bytes allocated for ``tokens`` tokens in each of ``batch`` rows."""
+    def bytes(self, tokens: int, batch_size: int) -> int:
+        """Bytes allocated for ``tokens`` tokens in each of ``batch_size`` rows."""
         return cache_bytes(
             self.layout,
             self.storage,
             tokens=tokens,
-            batch=batch,
-            kv_heads=self.kv_heads,
+            batch_size=batch_size,
+            num_kv_heads=self.num_kv_heads,
             key_dim=self.key_dim,
             value_dim=self.value_dim,
             dtype=self.dtype,
         )
 
-    def read_bytes(self, tokens: int, batch: int) -> int:
+    def read_bytes(self, tokens: int, batch_size: int) -> int:
         """Bytes that a decode step at ``tokens`` tokens reads."""
         read = self.read_units(tokens)
-        return batch * sum(read[store.name] * store.unit_bytes for store in self._stores())
+        return batch_size * sum(read[store.name] * store.unit_bytes for store in self._stores())
 
     def read_units(self, tokens: int) -> dict[str, int]:
         """Units of each store that hold a row's ``tokens`` tokens, each token once.
@@ -96,7 +96,7 @@ class LayerCache:
         return stores(
             self.layout,
             self.storage,
-            kv_heads=self.kv_heads,
+            num_kv_heads=self.num_kv_heads,
             key_dim=self.key_dim,
             value_dim=self.value_dim,
             dtype=self.dtype,
@@ -104,7 +104,7 @@ class LayerCache:
 
 
 def layer_cache(
-    shape: HeadLayout, kv_dtype: str, page: int | None = None, ranks: int = 1
+    shape: HeadLayout, kv_dtype: str, page_size: int | None = None, ranks: int = 1
 ) -> LayerCache:
     """The cache that one attention needs on each rank.
 
@@ -119,30 +119,30 @@ def layer_cache(
     dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16
     bits = kind if isinstance(kind, int) else None
     held, window = shape.cache_shape, shape.visible_window
-    layout: Layout = Dense() if page is None else Paged(page)
+    layout: Layout = Dense() if page_size is None else Paged(page_size)
     if window is not None:
         layout = Ring(window)
     storage = storage_of(held, layout, None if bits is None else Quantized(bits, bits))
-    heads = -(-held.kv_heads // ranks)
+    heads = -(-held.num_kv_heads // ranks)
     made = LayerCache(layout, storage, heads, held.key_dim, held.value_dim, dtype)
     made._stores()  # refuses options that contradict each other
     return made
 
 
 def caches(
-    model: TransformerConfig, kv_dtype: str, page: int | None = None, ranks: int = 1
+    model: TransformerConfig, kv_dtype: str, page_size: int | None = None, ranks: int = 1
 ) -> tuple[LayerCache, ...]:
     """One cache per decoder layer, then one per cross-attention; an encoder has none."""
     if model.kind == "encoder":
         return ()
     shapes: list[HeadLayout] = [layer.attention for layer in model.layers]
     shapes += [layer.cross_attention for layer in model.layers if layer.cross_attention]
-    return tuple(layer_cache(shape, kv_dtype, page, ranks) for shape in shapes)
+    return tuple(layer_cache(shape, kv_dtype, page_size, ranks) for shape in shapes)
 
 
-def total_bytes(layers: Counter[LayerCache], tokens: int, batch: int) -> int:
+def total_bytes(layers: Counter[LayerCache], tokens: int, batch_size: int) -> int:
     """Cache bytes of all layers on one rank."""
-    return sum(times * layer.bytes(tokens, batch) for layer, times in layers.items())
+    return sum(times * layer.bytes(tokens, batch_size) for layer, times in layers.items())
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Fit:
 
 
 def fit(
-    layers: tuple[LayerCache, ...], *, memory: int, weights: int, tokens: int, batch: int
+    layers: tuple[LayerCache, ...], *, memory: int, weights: int, tokens: int, batch_size: int
 ) -> Fit:
     """The greatest context and batch whose caches fit beside the weights.
 
@@ -182,8 +182,8 @@ def fit(
     return Fit(
         memory=memory,
         free=free,
-        fits=total_bytes(kinds, tokens, batch) <= free,
-        longest_context=_greatest(lambda n: total_bytes(kinds, n, batch) <= free),
+        fits=total_bytes(kinds, tokens, batch_size) <= free,
+        longest_context=_greatest(lambda n: total_bytes(kinds, n, batch_size) <= free),
         largest_batch=_greatest(lambda n: n == 0 or total_bytes(kinds, tokens, n) <= free),
     )
 

@@ -105,10 +105,10 @@ def mesh_plan(
     mesh: Mapping[str, int],
     *,
     tokens: int,
-    batch: int,
+    batch_size: int,
     weight_bits: int,
     kv_dtype: str,
-    page: int | None = None,
+    page_size: int | None = None,
     link: float | None = None,
     flops: float | None = None,
 ) -> MeshPlan:
@@ -117,7 +117,7 @@ def mesh_plan(
     Args:
         tokens: Tokens of each sequence, on all ranks together.
         weight_bits: Bits of a weight; activations have 16 where weights have fewer.
-        page: Tokens of a page, or None.
+        page_size: Tokens of a page, or None.
         link: Bytes per second that a rank sends to the next.
         flops: Operations per second of a rank.
 
@@ -135,9 +135,11 @@ def mesh_plan(
     ]
     routed = sum(count for piece, count in found if piece.experts > 1) // expert
     whole_on_all = sum(count for piece, count in found if piece.experts == 1)
-    layers = caches(model, kv_dtype, page, tensor)
+    layers = caches(model, kv_dtype, page_size, tensor)
     size = max(16, weight_bits) // 8
-    elements = activation_elements(model, tokens=T, batch=batch, ranks=tensor, half=size == 2)
+    elements = activation_elements(
+        model, tokens=T, batch_size=batch_size, ranks=tensor, half=size == 2
+    )
     cut = shard * context if shard > 1 else 1
     kept = whole_on_all // (expert if shard > 1 else 1) + routed
     around = sum(piece.on_rank(tensor) * n for piece, n in pieces_around(model).items())
@@ -149,21 +151,21 @@ def mesh_plan(
     first = model.layers[0].attention
     seconds = hides = None
     if link is not None and flops is not None and context > 1:
-        block = _block(first, T, batch, tensor) * size
+        block = _block(first, T, batch_size, tensor) * size
         # A causal mask leaves half of the pairs, in an order that deals them out evenly.
-        work = attention_flops(first, tokens, 0, batch) / (tensor * context**2)
+        work = attention_flops(first, tokens, 0, batch_size) / (tensor * context**2)
         seconds = work / flops, block / link
         hides = -(-int(T * seconds[1] / seconds[0] * 1000) // 1000)
     return MeshPlan(
         mesh=tuple(mesh.items()),
         tokens=T,
         weight_bytes=-(-kept * weight_bits // (8 * cut)),
-        cache_bytes=sum(each.bytes(T, batch) for each in layers),
+        cache_bytes=sum(each.bytes(T, batch_size) for each in layers),
         activation_bytes=elements * size,
         sent=(
-            *_sent(model, T, batch, size, tensor, context),
+            *_sent(model, T, batch_size, size, tensor, context),
             *(_fetched(shared, size) if shard > 1 else ()),
-            *_to_experts(model, T * batch * size, expert),
+            *_to_experts(model, T * batch_size * size, expert),
             *_averaged(copies, size),
         ),
         step_seconds=seconds,
@@ -171,31 +173,31 @@ def mesh_plan(
     )
 
 
-def _block(shape: HeadLayout, T: int, batch: int, tensor: int) -> int:
+def _block(shape: HeadLayout, T: int, batch_size: int, tensor: int) -> int:
     """Numbers of the keys and values of a rank's tokens."""
     held = shape.cache_shape
-    heads = max(1, held.kv_heads // tensor)
-    return batch * T * heads * (held.key_dim + (0 if held.latent else held.value_dim))
+    heads = max(1, held.num_kv_heads // tensor)
+    return batch_size * T * heads * (held.key_dim + (0 if held.latent else held.value_dim))
 
 
 def _sent(
-    model: TransformerConfig, T: int, batch: int, size: int, tensor: int, context: int
+    model: TransformerConfig, T: int, batch_size: int, size: int, tensor: int, context: int
 ) -> list[Sent]:
     shapes = [layer.attention for layer in (*model.layers, *model.encoder_layers)]
     precise = max(4, size)
     found = []
     if context > 1:
         N, others = context, context - 1
-        block = sum(_block(shape, T, batch, tensor) for shape in shapes)
+        block = sum(_block(shape, T, batch_size, tensor) for shape in shapes)
         ring = others * block * size
         found.append(Sent("ring", ring, ring + N * block * precise))
         found.append(Sent("gather", ring, ring + others * block * precise))
         if all(_trades(shape, tensor, N) for shape in shapes):
-            traded = sum(_traded(shape, T, batch, tensor, N) for shape in shapes) * size
+            traded = sum(_traded(shape, T, batch_size, tensor, N) for shape in shapes) * size
             found.append(Sent("heads", traded, traded))
     if tensor > 1:
         share = Fraction(2 * (tensor - 1), tensor)
-        stream = batch * T * model.embed_dim * size
+        stream = batch_size * T * model.embed_dim * size
         crossings = sum(layer.cross_attention is not None for layer in model.layers)
         regions = 2 * len(shapes) + crossings
         # The embedding is one more sum forward; the head's input one more backward.
@@ -243,14 +245,14 @@ def _to_experts(model: TransformerConfig, number: int, expert: int) -> list[Sent
 
 
 def _trades(shape: HeadLayout, tensor: int, N: int) -> bool:
-    heads, held = shape.num_heads // tensor, max(1, shape.cache_shape.kv_heads // tensor)
+    heads, held = shape.num_heads // tensor, max(1, shape.cache_shape.num_kv_heads // tensor)
     return heads % N == 0 and (held % N == 0 or N % held == 0)
 
 
-def _traded(shape: HeadLayout, T: int, batch: int, tensor: int, N: int) -> int:
+def _traded(shape: HeadLayout, T: int, batch_size: int, tensor: int, N: int) -> int:
     """Numbers that a rank sends to the others when tokens become heads and back."""
     held = shape.cache_shape
-    heads, kv = shape.num_heads // tensor, max(1, held.kv_heads // tensor)
+    heads, kv = shape.num_heads // tensor, max(1, held.num_kv_heads // tensor)
     queries = heads * (held.key_dim + held.value_dim) // N
     keys = max(1, kv // N) * (held.key_dim + (0 if held.latent else held.value_dim))
-    return (N - 1) * batch * T * (queries + keys)
+    return (N - 1) * batch_size * T * (queries + keys)

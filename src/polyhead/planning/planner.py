@@ -49,7 +49,8 @@ class Plan(Figures):
 
     def __repr__(self) -> str:
         return (
-            f"Plan({self.name!r}, tokens={self.tokens}, batch={self.batch}, dtype={self.dtype!r}, "
+            f"Plan({self.name!r}, tokens={self.tokens}, batch_size={self.batch_size}, "
+            f"dtype={self.dtype!r}, "
             f"parameters={self.parameters.total}, cache_bytes={self.cache_bytes})"
         )
 
@@ -65,10 +66,10 @@ def plan(
     config: Any,
     *,
     tokens: int | None = None,
-    batch: int = 1,
+    batch_size: int = 1,
     dtype: str = "bfloat16",
     kv_dtype: str | None = None,
-    page: int | None = None,
+    page_size: int | None = None,
     tensor_parallel: int = 1,
     memory: float | str | None = None,
     bandwidth: float | str | None = None,
@@ -83,14 +84,14 @@ def plan(
             directory, the file's object, or a ``TransformerConfig``.
         tokens: Context length of each sequence, of an encoder-decoder on both sides; default:
             max_positions.
-        batch: Number of sequences.
+        batch_size: Number of sequences.
         dtype: Dtype of weights: float32, bfloat16, float16, float8, int8 or int4 (scales are not
             counted); ``"file"``: as ``load`` holds the codes of a config.json with
             quantization_config, with their scales, and float32 activations.
         kv_dtype: Dtype of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
             ``QuantizedCache`` keeps them, scales included); default: ``dtype`` where a cache can
             have it, bfloat16 otherwise.
-        page: Tokens per page of the cache; default: not paged.
+        page_size: Tokens per page of the cache; default: not paged.
         tensor_parallel: Ranks. Query and kv heads, hidden features and the vocabulary are shared;
             norms and the latents of MLA are on every rank, and a kv head on several where there
             are more ranks than kv heads.
@@ -112,10 +113,10 @@ def plan(
     model = found.config
     tokens = model.max_positions if tokens is None else tokens
     sizes, ranks = _ranks(mesh, tensor_parallel)
-    for name, value in (("tokens", tokens), ("batch", batch), ("tensor_parallel", ranks)):
+    for name, value in (("tokens", tokens), ("batch_size", batch_size), ("tensor_parallel", ranks)):
         whole(name, value, least=1, error=ConfigError)
-    if page is not None:
-        whole("page", page, least=1, error=ConfigError)
+    if page_size is not None:
+        whole("page_size", page_size, least=1, error=ConfigError)
     kv_dtype = _cache_dtype(kv_dtype, dtype)
     bits = weight_bits(dtype, found.scheme, ranks if sizes is None else 0)
     check_ranks(model, ranks)
@@ -124,41 +125,43 @@ def plan(
     weights = parameter_groups(model)
     parameters = counts(weights)
     rank_weights = _bytes(p.on_rank(ranks) * n * bits(p) for p, n in weights.items())
-    layers = caches(model, kv_dtype, page, ranks)
+    layers = caches(model, kv_dtype, page_size, ranks)
     step, bound, touched, read = None, None, 0, 0
     if model.kind != "encoder":
-        step = _flops(model, queries=1, cached=tokens - 1, batch=batch)
-        touched = _bytes(p.touched(ranks, batch) * n * bits(p) for p, n in weights.items())
-        read = sum(n * each.read_bytes(tokens, batch) for each, n in Counter(layers).items())
-        bound = _bound(touched + read, step.model / ranks, bandwidth, flops, batch)
+        step = _flops(model, queries=1, cached=tokens - 1, batch_size=batch_size)
+        touched = _bytes(p.touched(ranks, batch_size) * n * bits(p) for p, n in weights.items())
+        read = sum(n * each.read_bytes(tokens, batch_size) for each, n in Counter(layers).items())
+        bound = _bound(touched + read, step.model / ranks, bandwidth, flops, batch_size)
     room = None
     if memory is not None:
         held = int(quantity("memory", memory, unit="B"))
-        room = fit(layers, memory=held, weights=rank_weights, tokens=tokens, batch=batch)
+        room = fit(layers, memory=held, weights=rank_weights, tokens=tokens, batch_size=batch_size)
     return Plan(
         name=found.name,
         config=model,
         tokens=tokens,
-        batch=batch,
+        batch_size=batch_size,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        page=page,
+        page_size=page_size,
         tensor_parallel=ranks,
         parameters=parameters,
         active_parameters=sum(piece.active * n for piece, n in weights.items()),
         weight_bytes=_bytes(p.count * n * bits(p) for p, n in weights.items()),
         rank_weight_bytes=rank_weights,
         cache_token_bytes=sum(each.token_bytes for each in layers),
-        cache_bytes=sum(n * each.bytes(tokens, batch) for each, n in Counter(layers).items()),
-        cache_layers=_by_layer(model, layers, tokens, batch),
-        prefill=_flops(model, queries=tokens, cached=0, batch=batch),
-        activation_bytes=_activation_bytes(model, tokens, batch, dtype, ranks),
+        cache_bytes=sum(n * each.bytes(tokens, batch_size) for each, n in Counter(layers).items()),
+        cache_layers=_by_layer(model, layers, tokens, batch_size),
+        prefill=_flops(model, queries=tokens, cached=0, batch_size=batch_size),
+        activation_bytes=_activation_bytes(model, tokens, batch_size, dtype, ranks),
         decode=step,
         decode_weight_bytes=touched,
         decode_cache_bytes=read,
         bound=bound,
         fit=room,
-        layouts=layouts(model, tokens=tokens, batch=batch, kv_dtype=kv_dtype, page=page),
+        layouts=layouts(
+            model, tokens=tokens, batch_size=batch_size, kv_dtype=kv_dtype, page_size=page_size
+        ),
         savings=found.savings,
         notes=found.notes,
         mesh=None
@@ -167,10 +170,10 @@ def plan(
             model,
             sizes,
             tokens=tokens,
-            batch=batch,
+            batch_size=batch_size,
             weight_bits=WEIGHT_BITS[dtype],
             kv_dtype=kv_dtype,
-            page=page,
+            page_size=page_size,
             link=None if link is None else quantity("link", link, unit="B/s"),
             flops=None if flops is None else quantity("flops", flops, unit="FLOP/s"),
         ),
@@ -202,16 +205,20 @@ def _cache_dtype(kv_dtype: str | None, dtype: str) -> str:
     return kv_dtype
 
 
-def _flops(model: TransformerConfig, *, queries: int, cached: int, batch: int) -> Flops:
-    return count_flops(model, queries=queries, cached=cached, batch=batch, context=cached + queries)
+def _flops(model: TransformerConfig, *, queries: int, cached: int, batch_size: int) -> Flops:
+    return count_flops(
+        model, queries=queries, cached=cached, batch_size=batch_size, context=cached + queries
+    )
 
 
 def _activation_bytes(
-    model: TransformerConfig, tokens: int, batch: int, dtype: str, ranks: int
+    model: TransformerConfig, tokens: int, batch_size: int, dtype: str, ranks: int
 ) -> int:
     """Weights of fewer bits are multiplied with activations of 16."""
     half = dtype not in ("float32", FILE)
-    elements = activation_elements(model, tokens=tokens, batch=batch, ranks=ranks, half=half)
+    elements = activation_elements(
+        model, tokens=tokens, batch_size=batch_size, ranks=ranks, half=half
+    )
     return elements * (2 if half else 4)
 
 
@@ -224,7 +231,7 @@ def _bound(
     operations: float,
     bandwidth: float | str | None,
     flops: float | str | None,
-    batch: int,
+    batch_size: int,
 ) -> DecodeBound | None:
     """The time of a step on one rank; None where neither a bandwidth nor a rate was given."""
     memory = compute = None
@@ -240,12 +247,12 @@ def _bound(
         compute_seconds=compute,
         seconds=seconds,
         bound="memory" if seconds == memory else "compute",
-        tokens_per_second=batch / seconds,
+        tokens_per_second=batch_size / seconds,
     )
 
 
 def _by_layer(
-    model: TransformerConfig, layers: tuple[LayerCache, ...], tokens: int, batch: int
+    model: TransformerConfig, layers: tuple[LayerCache, ...], tokens: int, batch_size: int
 ) -> tuple[LayerCachePlan, ...]:
     shapes: list[tuple[int, HeadLayout, bool]] = []
     if model.kind != "encoder":
@@ -262,9 +269,9 @@ def _by_layer(
         LayerCachePlan(
             layers=tuple(numbers),
             attention=words,
-            kv_heads=cache.kv_heads,
+            num_kv_heads=cache.num_kv_heads,
             token_bytes=cache.token_bytes,
-            bytes=cache.bytes(tokens, batch),
+            bytes=cache.bytes(tokens, batch_size),
             cross=cross,
         )
         for (cache, words, cross), numbers in groups.items()

@@ -68,11 +68,11 @@ def shapes(model: TransformerConfig) -> str:
 
 
 def _setting(plan: Figures) -> str:
-    words = [f"{plan.tokens:,} tokens × batch {plan.batch:,}", f"weights {plan.dtype}"]
+    words = [f"{plan.tokens:,} tokens × batch {plan.batch_size:,}", f"weights {plan.dtype}"]
     if plan.cache_layers:
         words.append(f"cache {plan.kv_dtype}")
-    if plan.page is not None:
-        words.append(f"pages of {plan.page} tokens")
+    if plan.page_size is not None:
+        words.append(f"pages of {plan.page_size} tokens")
     if plan.tensor_parallel > 1:
         words.append(f"{plan.tensor_parallel} ranks")
     return ", ".join(words)
@@ -116,7 +116,7 @@ def _cache(plan: Figures) -> Table:
         attention = f"{len(row.layers)} × {row.attention}" + (" (cross)" if row.cross else "")
         table.add_row(
             attention,
-            "latent" if row.attention == "MLA" else str(row.kv_heads),
+            "latent" if row.attention == "MLA" else str(row.num_kv_heads),
             f"{row.token_bytes:,.0f} B",
             binary(row.bytes),
             binary(row.bytes * len(row.layers)),
@@ -160,7 +160,7 @@ def _memory(plan: Figures) -> Table:
         if plan.cache_layers:
             longest, largest = fit.longest_context, fit.largest_batch
             table.add_row(
-                f"longest context at batch {plan.batch:,}",
+                f"longest context at batch {plan.batch_size:,}",
                 "unlimited" if longest is None else f"{longest:,}",
                 "tokens",
             )
@@ -226,7 +226,7 @@ def _layouts(plan: Figures) -> Table:
     for row in plan.layouts:
         table.add_row(
             f"{row.name}{'←' if row.current else ''}",
-            "latent" if row.kv_heads is None else str(row.kv_heads),
+            "latent" if row.num_kv_heads is None else str(row.num_kv_heads),
             f"{row.elements:,}",
             binary(row.cache_bytes),
             f"{row.share:.1%}",

@@ -103,7 +103,7 @@ def check_ranks(config: TransformerConfig, ranks: int) -> None:
         for attention in (layer.attention, layer.cross_attention):
             if attention is None:
                 continue
-            H, G = attention.output_heads, attention.cache_shape.kv_heads
+            H, G = attention.output_heads, attention.cache_shape.num_kv_heads
             if H % ranks:
                 raise ConfigError(f"tensor_parallel must divide num_heads={H}: got {ranks}")
             if G % ranks and ranks % G:

@@ -101,7 +101,7 @@ def perplexity(
     *,
     window: int | None = None,
     stride: int | None = None,
-    batch: int = 1,
+    batch_size: int = 1,
     progress: Progress | None = None,
 ) -> Perplexity:
     """How well a decoder predicts texts.
@@ -114,7 +114,7 @@ def perplexity(
         window: Tokens per window; default: the model's context, at most 1,024.
         stride: Tokens between the beginnings of windows, less than ``window``; default half of it.
             Small strides give every token a long past and take long.
-        batch: Windows per batch.
+        batch_size: Windows per batch.
         progress: Called as ``progress("perplexity", windows read, windows in all)``.
 
     Raises:
@@ -128,7 +128,7 @@ def perplexity(
         "window", min(most, DEFAULT_WINDOW) if window is None else window, least=2, most=most
     )
     step = whole("stride", chosen // 2 if stride is None else stride, least=1, most=chosen - 1)
-    batch = whole("batch", batch, least=1)
+    batch_size = whole("batch_size", batch_size, least=1)
     rows, octets = token_rows(model, texts)
     work = [(row, span) for row in rows for span in spans(len(row), chosen, step)]
     if not work:
@@ -137,10 +137,10 @@ def perplexity(
     transformer.eval()
     try:
         with torch.no_grad():
-            for first in range(0, len(work), batch):
-                nats += _nats(transformer, work[first : first + batch])
+            for first in range(0, len(work), batch_size):
+                nats += _nats(transformer, work[first : first + batch_size])
                 if progress is not None:
-                    progress("perplexity", min(first + batch, len(work)), len(work))
+                    progress("perplexity", min(first + batch_size, len(work)), len(work))
     finally:
         transformer.train(was_training)
     counted = sum(span.stop - span.counted for _, span in work)

@@ -211,13 +211,13 @@ class Stack:
     def _attention(self, name: str, heads: int, *, crossed: bool) -> AttentionConfig:
         whole, side = self.keys.whole, self.side
         single = self._flag("multi_query_attention", False)
-        kv_heads = whole(f"{side}/{name}/num_heads_kv", 1 if single else heads)
+        num_kv_heads = whole(f"{side}/{name}/num_heads_kv", 1 if single else heads)
         rows = self.shape(f"{name}/linear_0/weight", 2)[0]
-        parts = heads if crossed else heads + 2 * kv_heads
-        if heads < 1 or kv_heads < 1 or rows % parts:
+        parts = heads if crossed else heads + 2 * num_kv_heads
+        if heads < 1 or num_kv_heads < 1 or rows % parts:
             raise CheckpointError(
                 f"{self.file.path}: the {rows} rows of '{side}/{name}/linear_0/weight' cannot be "
-                f"divided among {heads} query heads and {kv_heads} key and value heads"
+                f"divided among {heads} query heads and {num_kv_heads} key and value heads"
             )
         size = whole(f"{side}/{name}/head_dim", rows // parts)
         if size != rows // parts:
@@ -233,7 +233,7 @@ class Stack:
             alibi = ALiBiConfig(scale=size**-0.5 if self._flag("scale_alibi", False) else 1.0)
         return AttentionConfig(
             heads,
-            kv_heads,
+            num_kv_heads,
             size,
             scale=self.keys.number(f"{side}/{name}/queries_scale", None),
             qkv_bias=self.has(f"{name}/linear_0/bias"),

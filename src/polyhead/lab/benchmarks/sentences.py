@@ -46,7 +46,7 @@ def _case(ours: TextEncoder, peer: Any, ids: Tensor, dtype: torch.dtype) -> Case
         peers["transformers"] = Contestant(lambda: peer(ids).last_hidden_state, same)
         if installed(ONNX_MODELS):
             peers[ONNX_MODELS] = Contestant(_in_onnxruntime(ids), same)
-    operations = plan(model.config, tokens=TOKENS, batch=count).prefill.model
+    operations = plan(model.config, tokens=TOKENS, batch_size=count).prefill.model
     return Case(
         f"sentences of {TOKENS} tokens:", count, dtype, lambda: model.hidden_states(ids), peers,
         (matrix_rate(dtype, operations),), count, "sentences/s",

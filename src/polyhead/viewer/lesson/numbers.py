@@ -144,7 +144,8 @@ def caches(preset: Preset) -> dict[str, Any]:
     model = preset.model
     lengths = [n for n in _LENGTHS if n <= model.max_positions] or [model.max_positions]
     by_length = [
-        layouts(model, tokens=tokens, batch=1, kv_dtype="bfloat16", page=None) for tokens in lengths
+        layouts(model, tokens=tokens, batch_size=1, kv_dtype="bfloat16", page_size=None)
+        for tokens in lengths
     ]
     rows = [
         {
