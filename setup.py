@@ -56,11 +56,11 @@ Vec probe(Vec a, Vec b, Bytes c) {
 # Prints which codes this processor runs, the best first.
 RUNS = """
 #include <cstdio>
-#include "processors.h"
+#include "instruction_sets/processors.h"
 #define PRINT(name) if (polyhead::runs_##name()) std::puts(#name);
 int main() { PH_EVERY_CODE(PRINT) }
 """
-MODULE = "csrc/module.cpp"
+MODULE = "csrc/module/module.cpp"
 
 
 class BuildForEachProcessor(build_ext):
@@ -85,7 +85,12 @@ class BuildForEachProcessor(build_ext):
     def build_extension(self, extension: Extension) -> None:
         compiler = self.compiler.compiler_so_cxx
         names = chosen_codes(compiler, self.codes)
-        extension.sources = [MODULE, *(f"csrc/{name}.cpp" for name in names)]
+        # Of an inline function that several files have the linker keeps the first: that of the file which
+        # runs on every processor.
+        extension.sources = [
+            MODULE,
+            *(f"csrc/instruction_sets/{name}.cpp" for name in reversed(names)),
+        ]
         extension.define_macros = [("PH_CODES(X)", " ".join(f"X({name})" for name in names))]
         if not set(names) <= codes_in(Path(self.get_ext_fullpath(NAME))):
             self.force = True
@@ -200,7 +205,7 @@ setup(
         Extension(
             NAME,
             [MODULE],
-            depends=[str(path) for path in Path("csrc").glob("*.h")],
+            depends=[str(path) for path in Path("csrc").rglob("*.h")],
             extra_compile_args=FLAGS,
             extra_link_args=LIBRARIES,
             py_limited_api=True,

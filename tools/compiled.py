@@ -17,7 +17,7 @@ FLAGS = [
 LEVELS = {"portable": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
 LEVELS["avx512_bf16"] = ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"]
 LEVELS["avx512_amx"] = LEVELS["avx512_bf16"]
-ABSENT = """#include "native.h"
+ABSENT = """#include "instruction_sets/code.h"
 namespace polyhead {{ namespace {{ bool never() {{ return false; }} }} {codes} }}
 """
 CODE = 'extern const Code {name}_code{{"{name}", never}};'
@@ -50,11 +50,14 @@ class Compiled:
         """The files of the package that change; None if the compiler refuses, or sees no change."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for path in (self.root / "csrc").iterdir():
-                (folder / path.name).write_bytes(changed.get(path, path.read_bytes()))
+            for path in (path for path in (self.root / "csrc").rglob("*") if path.is_file()):
+                copy = folder / path.relative_to(self.root / "csrc")
+                copy.parent.mkdir(exist_ok=True)
+                copy.write_bytes(changed.get(path, path.read_bytes()))
             others = [CODE.format(name=n) for n in LEVELS if n != self.name]
             (folder / "absent.cpp").write_text(ABSENT.format(codes=" ".join(others)))
-            objects = [self._object(folder, file) for file in ("absent", self.name, "module")]
+            files = "absent", f"instruction_sets/{self.name}", "module/module"
+            objects = [self._object(folder, file) for file in files]
             if None in objects or (not same and objects == self._objects):
                 return None
             if same:
@@ -72,7 +75,7 @@ class Compiled:
     def _object(self, folder: Path, name: str) -> Path | None:
         """The object file, named by its content."""
         call = [
-            "g++", *FLAGS, *LEVELS.get(name, []), f"-I{sysconfig.get_path('include')}",
+            "g++", *FLAGS, *LEVELS.get(Path(name).name, []), f"-I{sysconfig.get_path('include')}",
             "-DPy_LIMITED_API=0x030B0000", "-E", "-P", f"{folder}/{name}.cpp",
         ]  # fmt: skip
         done = subprocess.run(call, capture_output=True)

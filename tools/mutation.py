@@ -146,7 +146,7 @@ class Trial:
 
 def sources(root: Path, package: str) -> list[Path]:
     if package == "csrc":
-        return sorted([*(root / "csrc").glob("*.h"), root / "csrc/module.cpp"])
+        return sorted([*(root / "csrc").rglob("*.h"), root / "csrc/module/module.cpp"])
     place = root / "src/polyhead" / package
     found = [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
     if not found or not found[0].exists():

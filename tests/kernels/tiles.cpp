@@ -17,9 +17,11 @@
 #define PH_WIDTH 16
 #define PH_TILES 1
 
+#define PH_NAMESPACE tiles
+#include "common/tile_products.h"
+
 namespace {
-#include "vector.h"
-#include "blocks.h"
+using namespace polyhead::tiles;
 
 float random_number() { return (float)std::rand() / (float)RAND_MAX * 2.0f - 1.0f; }
 

@@ -1,4 +1,4 @@
-"""polyhead's own C++ kernel for CPUs: csrc/attend.h and gradients.h tell how it works.
+"""polyhead's own C++ kernel for CPUs: csrc/attention/attend.h and gradients.h tell how it works.
 
 Keys and values are read where they lie, once for all query heads of a group; ``extras`` says what
 else the code is handed.

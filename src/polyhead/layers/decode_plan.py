@@ -5,7 +5,7 @@ they are one call, for all layers that follow each other, with the bits of the l
 ``DecodePlan`` exports each layer to native code once (``native_layer.py``). It lives as long as the
 cache that it decodes with, keeps neither modules nor weights alive, and is valid while nothing that
 it has read changes, which native code finds out in every call before it computes anything
-(``csrc/guards.h``). A layer that has changed is described again. Layers that native code does not
+(``csrc/module/guards.h``). A layer that has changed is described again. Layers that native code does not
 know run as modules, and so do all other cases (prompts, gradients, other masks, caches that must
 encode or move tokens); ``DecodePlan.explain`` says which and why.
 

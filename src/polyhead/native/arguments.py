@@ -1,6 +1,7 @@
 """Arguments of native code: tensors with their meaning.
 
-The tuples here are those of csrc/interface.h; ``interface.py`` compares them when the module loads.
+The tuples here are those of csrc/module/interface.h; ``interface.py`` compares them when the
+module loads.
 
 Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size, V value size.
 """

@@ -1,4 +1,4 @@
-"""Which weights dropout keeps: a hash that compiled code (csrc/scores.h) and torch both compute."""
+"""Which weights dropout keeps: a hash that csrc/attention/scores.h and torch both compute."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which tensors native code may be given: those whose memory is their value.
 
-The gate itself is csrc/gate.h: every tensor that native code is handed passes it, and one that is
-not plain raises ``NotPlainError``. These functions test tensors beforehand, so that callers can
+The gate itself is csrc/module/tensor_check.h: every tensor that native code is handed passes it,
+and one that is not plain raises ``NotPlainError``. These functions test tensors beforehand, so that callers can
 choose another way.
 """
 

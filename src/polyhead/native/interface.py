@@ -1,4 +1,4 @@
-"""Compares the arguments that Python passes to the compiled module with csrc/interface.h."""
+"""Compares the arguments that Python passes to the compiled module with csrc/module/interface.h."""
 
 from __future__ import annotations
 

@@ -1,0 +1,206 @@
+// Products of few rows: dots with keys where they lie, weighted sums of values where they lie. Additions are
+// of one instruction with their product, named so: of two products a compiler may join either one.
+#pragma once
+
+#include "plan.h"
+
+namespace polyhead::PH_NAMESPACE {
+
+// Sums of as many vectors as there are lanes: one product row each for M rows and W / M keys, or,
+// where M does not divide W, as many keys as fit.
+template <int M> constexpr int kKeysAtOnce = W / M > 8 ? 8 : W / M;
+
+// So few rows that memory limits the speed and registers suffice for twice the columns.
+template <int M> constexpr bool kWide = PH_WIDTH == 16 && M <= 2;
+
+// Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
+template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
+
+// A row to prefetch: one cache line for each line that is read now, so that memory and arithmetic overlap;
+// requested in bursts they would wait for each other.
+inline void ahead(const void* row) { __builtin_prefetch(row, 0, 2); }
+
+// Keys whose successors a pass prefetches, a bit for each: if several passes read the same block, each
+// prefetches its share of the next one.
+constexpr uint64_t kAskAll = ~(uint64_t)0;
+inline uint64_t share_to_ask(int64_t pass, int64_t passes) {
+    uint64_t asked = 0;
+    for (int64_t j = 8 * pass; j < kFewKeys; j += 8 * passes) asked |= (uint64_t)0xff << j;
+    return asked;
+}
+inline int64_t distance_to_ask(uint64_t asked, int64_t j, int64_t token) { return asked >> (j & 63) & 1 ? kFewKeys * token : 0; }
+
+// For one or two rows, where memory limits the speed, every key is read to its end before the next one:
+// several at once are several streams, which the processor prefetches less well. For more, the numbers of a
+// row are kept for several keys.
+template <int M, class T>
+inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
+                 float* s, int64_t s_stride, uint64_t asked) {
+    constexpr int N = kKeysAtOnce<M>;
+    const int64_t far = distance_to_ask(asked, first, k_token);
+    Vec acc[W] = {};
+    auto over_numbers = [&](int64_t step, auto&& add) {
+        auto visit = [&](int n, int64_t d) {
+            const T* key = k + (n < count ? n : 0) * k_token + d;
+            ahead(key + far);
+            add(n, d, key);
+        };
+        if constexpr (kWide<M>) {
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n)
+                for (int64_t d = 0; d < D; d += step) visit(n, d);
+        } else {
+            for (int64_t d = 0; d < D; d += step)
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) visit(n, d);
+        }
+    };
+    if constexpr (kPairs<T>) {
+        if (D % (2 * W) == 0)
+            over_numbers(2 * W, [&](int n, int64_t d, const T* key) {
+                const Vec y = load_any<Vec>(key);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m)
+                    acc[m * N + n] = multiply_add_pairs(acc[m * N + n], load_any<Vec>((const T*)q + m * D + d), y);
+            });
+    }
+    if (!kPairs<T> || D % (2 * W) != 0)
+        over_numbers(W, [&](int n, int64_t d, const T* key) {
+            const Vec y = load(key);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m)
+                acc[m * N + n] = multiply_add(acc[m * N + n], load((const float*)q + m * D + d), y);
+        });
+    float sums[W];
+    store_any(sums, fold<W / 2>(acc));
+    for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n)
+            if (n < count) s[m * s_stride + first + n] = sums[m * N + n];
+}
+
+template <int M, class T>
+void dots_of_block(const void* q, int64_t D, const T* k, int64_t k_token, int64_t count, float* s,
+                   int64_t s_stride, uint64_t asked = kAskAll) {
+    constexpr int N = kKeysAtOnce<M>;
+    for (int64_t j = 0; j < count; j += N)
+        dots<M, T>(q, D, k + j * k_token, k_token, j, count - j < N ? count - j : N, s, s_stride, asked);
+}
+
+// values[m] = factor[m] · values[m] + Σ_j s[m, j] v[j], for N vectors of columns.
+template <int M, int N, class T>
+inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
+                         float* values, int64_t width, const float* factors, uint64_t asked = kAskAll) {
+    Vec acc[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];
+    for (int64_t j = 0; j < count; ++j) {
+        Vec row[N];
+        const T* next = v + j * v_token + distance_to_ask(asked, j, v_token);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            row[n] = load(v + j * v_token + n * W);
+            ahead(next + n * W);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            const Vec weight = splat(s[m * s_stride + j]);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) acc[m][n] = multiply_add(acc[m][n], weight, row[n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) store_any(values + m * width + n * W, acc[m][n]);
+}
+
+template <int M, class T>
+void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
+                   float* values, int64_t width, const float* factors, uint64_t asked) {
+    constexpr int N = PH_WIDTH == 16 ? 4 : 2;
+    int64_t d = 0;
+    if constexpr (kWide<M>)
+        for (; d + 8 * W <= width; d += 8 * W)
+            weighted_sum<M, 8, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
+    for (; d + N * W <= width; d += N * W)
+        weighted_sum<M, N, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
+    for (; d < width; d += W)
+        weighted_sum<M, 1, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
+}
+
+#if PH_PAIRS
+// The same for weights in pairs of keys and N times 2 W columns of bfloat16 values. Two rows of values
+// are interleaved inside 128 bits, which leaves columns in another order until the end.
+template <int M, int N>
+inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
+                                  int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
+    Vec acc[M][2 * N] = {};
+    auto add = [&](int64_t j, const BFloat16* a, const BFloat16* b) {
+        const BFloat16* next = a + distance_to_ask(asked, j, v_token);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            const __m512i x = load_any<__m512i>(a + n * 2 * W);
+            const __m512i y = b ? load_any<__m512i>(b + n * 2 * W) : __m512i{};
+            ahead(next + n * 2 * W);
+            ahead(next + v_token + n * 2 * W);
+            const Vec low = (Vec)_mm512_unpacklo_epi16(x, y), high = (Vec)_mm512_unpackhi_epi16(x, y);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+                const Vec weight = broadcast(s + m * s_stride + j / 2);
+                acc[m][2 * n] = multiply_add_pairs(acc[m][2 * n], weight, low);
+                acc[m][2 * n + 1] = multiply_add_pairs(acc[m][2 * n + 1], weight, high);
+            }
+        }
+    };
+    int64_t j = 0;
+    for (; j + 2 <= count; j += 2) add(j, v + j * v_token, v + (j + 1) * v_token);
+    if (j < count) add(j, v + j * v_token, nullptr);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            float* to = values + m * width + n * 2 * W;
+            const Vec low = acc[m][2 * n], high = acc[m][2 * n + 1];
+            const Vec left = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+            const Vec right = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+            store_any(to, multiply_add(left, load(to), splat(factors[m])));
+            store_any(to + W, multiply_add(right, load(to + W), splat(factors[m])));
+        }
+}
+
+template <int M>
+void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
+                            int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
+    Pair weights[M * kFewKeys / 2];
+    for (int m = 0; m < M; ++m)
+        pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kFewKeys / 2);
+    int64_t d = 0;
+    if constexpr (kWide<M>)
+        for (; d + 8 * W <= width; d += 8 * W)
+            weighted_sum_of_pairs<M, 4>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+    for (; d + 4 * W <= width; d += 4 * W)
+        weighted_sum_of_pairs<M, 2>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+    for (; d < width; d += 2 * W)
+        weighted_sum_of_pairs<M, 1>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+}
+#endif
+
+// Calls `step` with the first of up to four rows and their number as a constant, until there are no more.
+// Runs are equally long: with four and one, the block would be read a second time for the one.
+template <class Step> inline void four_at_a_time(int64_t rows, Step&& step) {
+    int64_t i = 0;
+    for (int64_t runs = (rows + 3) / 4; runs; --runs) {
+        const int64_t count = (rows - i + runs - 1) / runs;
+        switch (count) {
+            case 4: step(i, std::integral_constant<int, 4>{}); break;
+            case 3: step(i, std::integral_constant<int, 3>{}); break;
+            case 2: step(i, std::integral_constant<int, 2>{}); break;
+            default: step(i, std::integral_constant<int, 1>{});
+        }
+        i += count;
+    }
+}
+
+}  // namespace polyhead::PH_NAMESPACE

@@ -1,0 +1,256 @@
+// How a call is cut into blocks of rows and blocks of keys, and what every block needs.
+#pragma once
+
+#include "quantized_kv.h"
+#include "../common/arena.h"
+#include "../common/team.h"
+
+namespace polyhead::PH_NAMESPACE {
+
+constexpr int64_t kFewRows = 16;
+constexpr int64_t kFewKeys = 64;       // keys of a block, few rows
+constexpr int64_t kManyKeys = 128;     // many rows
+constexpr int64_t kManyRows = 192;
+constexpr int64_t kBlocksUnwatched = 16;  // blocks of keys between two looks at whether to stop
+
+struct Plan {
+    bool few;
+    int64_t tokens, token_blocks;  // query tokens of a block; blocks of tokens
+    int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
+    int64_t blocks;                // in all
+    int64_t rows, width;           // of a block, most; values, padded to vectors
+    bool by_row;                   // what a row gives depends on the row and its keys alone
+    bool joined;                   // pieces are read as one, in blocks that begin at fixed places (contiguous.h)
+    int64_t origin, first_share;   // place of the first key, 0 unless joined; the fixed share that it is in
+    int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them, by row of the first
+    bool folded;                   // a thread computes the shares of a block one after another
+};
+
+// Shares of keys where neither the number of threads, nor other rows, nor keys that a row does not see may
+// change its bits: 16 of `keys` keys (many rows, which are packed anew for every share, have longer ones),
+// then eighths of powers of two.
+constexpr int64_t kEvenShares = 16, kShareOfFew = 256, kShareOfMany = 1024;
+
+inline int64_t fixed_share_at(int64_t i, int64_t keys) {
+    if (i <= kEvenShares) return i * keys;
+    const int64_t octave = (i - kEvenShares) / 8, eighth = (i - kEvenShares) % 8;
+    return (kEvenShares * keys / 8 << octave) * (8 + eighth);
+}
+
+// The first key of a share.
+inline int64_t share_at(const Attention& c, const Plan& p, int64_t i) {
+    const int64_t at = p.by_row ? fixed_share_at(p.first_share + i, p.share_keys) - p.origin : i * p.share_keys;
+    return at < 0 ? 0 : at < c.keys ? at : c.keys;
+}
+
+// Whether the pieces are keys at places that follow on, as in a ring, of which nothing but the place matters.
+inline bool follows_on(const Attention& c) {
+    int64_t next = c.pieces[0].position;
+    if (next < 0 || next > INT64_MAX / 4 || c.keep || c.bias || (c.count == 1 && !next)) return false;
+    for (int i = 0; i < c.count; next += c.pieces[i++].length)
+        if (c.pieces[i].position != next || c.pieces[i].pages || c.pieces[i].coding.group) return false;
+    return true;
+}
+
+inline Plan plan_of(const Attention& c, int threads) {
+    Plan p{};
+    const int64_t group = c.heads / c.kv_heads;
+    p.width = up_to(c.value_dim, W);
+    p.by_row = c.by_row || c.queries == 1 || group * c.queries <= kFewRows;
+    p.few = p.by_row && group <= kFewRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+    p.heads = group < kManyRows ? group : kManyRows;
+    p.tokens = (p.few ? kFewRows : kManyRows) / p.heads;
+    if (p.tokens > c.queries) p.tokens = c.queries;
+    if (p.tokens < 1) p.tokens = 1;
+    // Smaller blocks if there are too few for the threads.
+    while (!p.few && p.tokens * p.heads > 48 && p.tokens > 1 &&
+           c.batch * c.kv_heads * ((c.queries + p.tokens - 1) / p.tokens) < 4 * threads)
+        p.tokens = (p.tokens + 1) / 2;
+    p.head_blocks = (group + p.heads - 1) / p.heads;
+    p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
+    p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
+    p.rows = p.heads * p.tokens;
+    p.shares = 1, p.share_keys = c.keys;
+    const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
+    if (p.by_row) {
+        p.share_keys = p.few ? kShareOfFew : kShareOfMany;
+        p.joined = follows_on(c);
+        p.origin = p.joined ? c.pieces[0].position : 0;
+        while (fixed_share_at(p.first_share + 1, p.share_keys) <= p.origin) ++p.first_share;
+        while (fixed_share_at(p.first_share + p.shares, p.share_keys) < p.origin + c.keys) ++p.shares;
+        p.folded = p.shares > 1 && !spare;
+    } else if (spare) {
+        int64_t shares = (4 * threads + p.blocks - 1) / p.blocks;
+        if (shares > c.keys / (2 * kFewKeys)) shares = c.keys / (2 * kFewKeys);
+        if (shares < 1) shares = 1;
+        p.share_keys = up_to((c.keys + shares - 1) / shares, kFewKeys);
+        p.shares = c.keys ? (c.keys + p.share_keys - 1) / p.share_keys : 1;
+    }
+    return p;
+}
+
+inline Rows rows_of(const Attention& c, const Plan& p, int64_t block) {
+    // Later tokens see more keys under a causal mask: they come first.
+    const int64_t token_block = p.token_blocks - 1 - block / (p.blocks / p.token_blocks);
+    int64_t rest = block % (p.blocks / p.token_blocks);
+    const int64_t head_block = rest % p.head_blocks;
+    rest /= p.head_blocks;
+    const int64_t group = c.heads / c.kv_heads, g = rest % c.kv_heads;
+    Rows r;
+    r.batch = rest / c.kv_heads;
+    r.kv_head = g;
+    r.first_head = g * group + head_block * p.heads;
+    const int64_t heads = group - head_block * p.heads < p.heads ? group - head_block * p.heads : p.heads;
+    r.t0 = token_block * p.tokens;
+    r.t1 = r.t0 + p.tokens < c.queries ? r.t0 + p.tokens : c.queries;
+    r.count = heads * (r.t1 - r.t0);
+    return r;
+}
+
+template <class T> inline const T* query(const Attention& c, const Rows& r, int64_t i) {
+    return (const T*)c.q + r.batch * c.q_batch + r.head(i) * c.q_head + r.token(i) * c.q_token;
+}
+
+inline bool stopped(const Attention& c) { return c.watch && c.watch->stopped(omp_get_thread_num() == 0); }
+
+inline void start(State& state, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; ++i) {
+        state.peak[i] = kMinusInfinity;
+        state.total[i] = 0;
+        state.poisoned[i] = 0;
+    }
+    __builtin_memset(state.values, 0, rows * width * sizeof(float));
+}
+
+template <class T> inline bool is_finite(const T* x, int64_t n) {
+    Vec all{};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) all += load(x + i) * 0.0f;
+    float rest = sum(all);
+    for (; i < n; ++i) rest += to_float(x[i]) * 0.0f;
+    return rest == 0.0f;
+}
+
+inline bool is_finite(const BFloat16* x, int64_t n) {
+    constexpr uint16_t exponent = 0x7f80;
+    VecHalf bad{};
+    int64_t i = 0;
+    for (; i + W <= n; i += W) bad |= (VecHalf)((load_any<VecHalf>(x + i) & exponent) == exponent);
+    uint64_t parts[sizeof(VecHalf) / 8], found = 0;
+    store_any(parts, bad);
+    for (uint64_t part : parts) found |= part;
+    for (; i < n; ++i) found |= (x[i].bits & exponent) == exponent;
+    return !found;
+}
+
+// Keys and values of a block: rows of D and V numbers.
+template <class T> struct Content {
+    const T *k, *v;
+    int64_t k_token, v_token;
+};
+
+template <class T> inline void fetch(const T* row, int64_t n) {
+    for (int64_t d = 0; d < n; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+}
+
+// Addresses of the tokens [at, at + length) of a piece. Those in pages are put into `room`, which has
+// place for as many rows of D + V and stays in the cache, and those that are coded are decoded there.
+template <class T>
+Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, int64_t at, int64_t length, T* room) {
+    if (piece.coding.group) {
+        T *k = room, *v = room + length * c.key_dim;
+        expand(c, rows, piece, at, length, k, v);
+        return piece.coding.v_bits ? Content<T>{k, v, c.key_dim, c.value_dim} : Content<T>{k, k, c.key_dim, c.key_dim};
+    }
+    Content<T> found{(const T*)piece.k + rows.kv_head * piece.k_head,
+                     (const T*)piece.v + rows.kv_head * piece.v_head, piece.k_token, piece.v_token};
+    if (!piece.pages) {
+        found.k += rows.batch * piece.k_batch + at * piece.k_token;
+        found.v += rows.batch * piece.v_batch + at * piece.v_token;
+        return found;
+    }
+    const int64_t* pages = piece.pages + rows.batch * piece.pages_batch;
+    auto key = [&](int64_t slot) {
+        return found.k + pages[slot / piece.page_length] * piece.k_batch + slot % piece.page_length * piece.k_token;
+    };
+    auto value = [&](int64_t slot) {
+        return found.v + pages[slot / piece.page_length] * piece.v_batch + slot % piece.page_length * piece.v_token;
+    };
+    const int64_t first = at + piece.skipped, last = piece.skipped + piece.length - 1;
+    T *k = room, *v = room + length * c.key_dim;
+    for (int64_t j = 0; j < length; ++j) {
+        // Prefetches the next block, line by line: the processor cannot predict its address.
+        const int64_t next = first + j + length < last ? first + j + length : last;
+        fetch(key(next), c.key_dim);
+        fetch(value(next), c.value_dim);
+        __builtin_memcpy(k + j * c.key_dim, key(first + j), c.key_dim * sizeof(T));
+        __builtin_memcpy(v + j * c.value_dim, value(first + j), c.value_dim * sizeof(T));
+    }
+    return {k, v, c.key_dim, c.value_dim};
+}
+
+// Keys and values of a block as float32, 0 in place of numbers that are not finite; marks the rows that see them.
+template <class T>
+void quarantine(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
+                float* good_k, float* good_v, State& state) {
+    for (int64_t j = 0; j < keys.length; ++j) {
+        bool bad = false;
+        auto copy = [&](const T* x, int64_t n, float* to) {
+            for (int64_t d = 0; d < n; ++d) {
+                const float number = to_float(x[d]);
+                const bool finite = number - number == 0.0f;
+                bad |= !finite;
+                to[d] = finite ? number : 0.0f;
+            }
+        };
+        copy(from.k + j * from.k_token, c.key_dim, good_k + j * c.key_dim);
+        copy(from.v + j * from.v_token, c.value_dim, good_v + j * c.value_dim);
+        if (bad)
+            for (int64_t i = 0; i < rows.count; ++i)
+                if (sees(c, rows, i, keys, j)) state.poisoned[i] = 1;
+    }
+}
+
+// The same in their own type, in which what is finite is exact: the content to go on with.
+template <class T>
+Content<T> quarantined(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
+                       float* good_k, float* good_v, State& state) {
+    quarantine<T>(c, rows, keys, from, good_k, good_v, state);
+    T *k = (T*)good_k, *v = (T*)good_v;
+    for (int64_t n = 0; n < keys.length * c.key_dim; ++n) round_to(good_k[n], k + n);
+    for (int64_t n = 0; n < keys.length * c.value_dim; ++n) round_to(good_v[n], v + n);
+    return {k, v, c.key_dim, c.value_dim};
+}
+
+template <class T> inline bool all_finite(const Attention& c, const Keys& keys, const Content<T>& from) {
+    for (int64_t j = 0; j < keys.length; ++j)
+        if (!is_finite(from.k + j * from.k_token, c.key_dim) ||
+            !is_finite(from.v + j * from.v_token, c.value_dim))
+            return false;
+    return true;
+}
+
+// Visits the keys [from, to) of the call that any of the rows sees, `size` at a time; those of units
+// are cut between units where that can be.
+template <class Block>
+void over_blocks(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, Block&& block) {
+    int64_t first = 0, visited = 0;
+    for (int i = 0; i < c.count; ++i) {
+        const Piece& piece = c.pieces[i];
+        const int64_t begin = from > first ? from - first : 0;
+        const int64_t end = to - first < piece.length ? to - first : piece.length;
+        const int64_t unit = piece.coding.group ? piece.coding.group : 1;
+        for (int64_t at = begin, length; at < end; at += length) {
+            length = end - at < size ? end - at : size;
+            const int64_t beyond = (at + length) % unit;
+            if (beyond < length && at + length < end) length -= beyond;
+            if (++visited % kBlocksUnwatched == 0 && stopped(c)) return;
+            const Keys keys = keys_at(piece, rows.batch, at, length, first + at);
+            const Visible visible = visible_of(c, rows, keys);
+            if (visible != Visible::none) block(keys, visible);
+        }
+        first += piece.length;
+    }
+}
+
+}  // namespace polyhead::PH_NAMESPACE

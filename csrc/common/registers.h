@@ -1,0 +1,76 @@
+// Sums across lanes, pairs of bfloat16 and transposes, in registers.
+#pragma once
+
+#include "vector.h"
+
+namespace polyhead::PH_NAMESPACE {
+
+// Sums across lanes of W vectors at once: lane i of the result is the sum of vector i. Halves are
+// exchanged and added log2 W times, one addition and two shuffles for each vector that goes away.
+template <int H, int Upper> constexpr int lane_of(int i) {
+    const int inside = i % (2 * H), block = i - inside;
+    return (inside < H ? block + inside : W + block + inside - H) + (Upper ? H : 0);
+}
+template <int H, int Upper, int... I>
+inline Vec halves(Vec a, Vec b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, lane_of<H, Upper>(I)...);
+}
+template <int H> inline Vec added_halves(Vec a, Vec b) {
+    using Lanes = std::make_integer_sequence<int, W>;
+    return halves<H, 0>(a, b, Lanes{}) + halves<H, 1>(a, b, Lanes{});
+}
+template <int H> inline Vec fold(const Vec* v) {
+    if constexpr (H == 0) {
+        return v[0];
+    } else {
+        Vec next[H];
+#pragma GCC unroll 8
+        for (int i = 0; i < H; ++i) next[i] = added_halves<H>(v[i], v[i + H]);
+        return fold<H / 2>(next);
+    }
+}
+
+// Two neighbouring bfloat16 columns as one 32-bit element; their products are added in float32.
+struct Pair { uint32_t bits; };
+
+#if defined(__AVX512BF16__) && PH_WIDTH == 16
+#define PH_PAIRS 1
+inline Vec multiply_add_pairs(Vec sum, Vec a, Vec b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+// 2 W numbers as pairs, rounded to nearest even.
+inline Vec pairs_of(const float* s) { return (Vec)_mm512_cvtne2ps_pbh((__m512)load(s + W), (__m512)load(s)); }
+// Weights of one row as pairs of keys.
+inline void pack_weights(const float* s, int64_t count, Pair* to) {
+    for (int64_t j = 0; j < count; j += 2 * W) store_any(to + j / 2, pairs_of(s + j));
+}
+#else
+#define PH_PAIRS 0
+inline Vec multiply_add_pairs(Vec sum, Vec, Vec) { return sum; }
+#endif
+
+template <class E> inline Vec multiply_add_of(Vec sum, Vec a, Vec b) {
+    if constexpr (sizeof(E) == 4 && !__is_same(E, float)) return multiply_add_pairs(sum, a, b);
+    else return multiply_add(sum, a, b);
+}
+
+inline Vec broadcast(const float* p) { return splat(*p); }
+inline Vec broadcast(const Pair* p) { return (Vec)splat_int((int32_t)p->bits); }
+inline Vec load_elements(const float* p) { return load_any<Vec>(p); }
+inline Vec load_elements(const Pair* p) { return load_any<Vec>(p); }
+
+// Rows become columns.
+template <int H> inline void transpose_step(Vec* rows) {
+    using Lanes = std::make_integer_sequence<int, W>;
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+        if ((i & H) == 0) {
+            const Vec a = rows[i], b = rows[i + H];
+            rows[i] = halves<H, 0>(a, b, Lanes{});
+            rows[i + H] = halves<H, 1>(a, b, Lanes{});
+        }
+    if constexpr (H > 1) transpose_step<H / 2>(rows);
+}
+inline void transpose_in_registers(Vec* rows) { transpose_step<W / 2>(rows); }
+
+}  // namespace polyhead::PH_NAMESPACE

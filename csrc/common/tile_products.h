@@ -1,0 +1,125 @@
+// Small dense products on vectors: the parts that scores and weighted sums are made of.
+#pragma once
+
+#include "registers.h"
+#if PH_TILES
+#include "amx.h"
+#endif
+
+namespace polyhead::PH_NAMESPACE {
+
+// Prefetches rows for the next block, one cache line at every step of the current block's products, so that
+// memory and arithmetic overlap; requested in bursts they would wait for each other. Prefetching behind the
+// last row is harmless.
+class NextBlock {
+  public:
+    // `rows` of `bytes` each, `stride` bytes apart.
+    NextBlock(const void* first, int64_t stride, int64_t rows, int64_t bytes)
+        : first_((const char*)first), stride_(stride), rows_(rows), lines_((bytes + 63) / 64) {}
+    struct Lines {
+        const char* first;
+        int64_t stride;
+        void ask(int64_t step) const { __builtin_prefetch(first + step * stride, 0, 2); }
+    };
+    // The lines for the next `steps` steps: the same column of so many rows.
+    Lines next(int64_t steps) {
+        const int64_t column = asked_ / rows_, row = asked_ - column * rows_;
+        if (column >= lines_ || row + steps > rows_) return {(const char*)this, 0};  // none: one at hand
+        asked_ += steps;
+        return {first_ + row * stride_ + column * 64, stride_};
+    }
+
+  private:
+    const char* first_;
+    int64_t stride_, rows_, lines_, asked_ = 0;
+};
+
+// For products whose next block is in the cache already.
+struct Nothing {
+    struct Lines { void ask(int64_t) const {} };
+    Lines next(int64_t) const { return {}; }
+};
+
+// c[M, N·W] = factor[m] · c + a[M, K] · b[K, N·W]; without factors c is overwritten. Transposed: a is
+// given as [K, M].
+template <int M, int N, bool Transposed, class E, class Next>
+inline void tile_product(Next& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+                         float* c, int64_t c_stride, const float* factors) {
+    Vec acc[M][N];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n)
+            acc[m][n] = factors ? load(c + m * c_stride + n * W) * factors[m] : Vec{};
+    const auto lines = next.next(K);
+    for (int64_t k = 0; k < K; ++k) {
+        lines.ask(k);
+        Vec row[N];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) row[n] = load_elements(b + k * b_stride + n * W);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            const Vec x = broadcast(Transposed ? a + k * a_stride + m : a + m * a_stride + k);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) acc[m][n] = multiply_add_of<E>(acc[m][n], x, row[n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) store_any(c + m * c_stride + n * W, acc[m][n]);
+}
+
+// Rows of a left factor that a product takes at a time, and vectors of columns that it holds.
+template <class E> constexpr int kTileRows = 6;
+constexpr int kTileVectors = PH_WIDTH == 16 ? 4 : 2;
+
+// The same for any number of rows up to kTileRows and any number of vectors of columns.
+template <int M, bool Transposed, class E, class Next>
+inline void product_rows(Next& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
+                         float* c, int64_t c_stride, int64_t vectors, const float* factors) {
+    int64_t n = 0;
+    for (; n + kTileVectors <= vectors; n += kTileVectors)
+        tile_product<M, kTileVectors, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+    if (kTileVectors > 2 && n + 2 <= vectors) {
+        tile_product<M, 2, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+        n += 2;
+    }
+    if (n < vectors)
+        tile_product<M, 1, Transposed>(next, a, a_stride, b + n * W, b_stride, K, c + n * W, c_stride, factors);
+}
+
+#if PH_TILES
+template <> inline constexpr int kTileRows<Pair> = 32;
+#else
+struct TilesInUse {};
+#endif
+
+template <class E, bool Transposed = false, class Next>
+inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
+                          int64_t K, float* c, int64_t c_stride, int64_t vectors,
+                          const float* factors, Next& next) {
+#if PH_TILES
+    if constexpr (__is_same(E, Pair))
+        return tiled_product<Transposed>(next, rows, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+    else
+#endif
+    switch (rows) {
+        case 6: return product_rows<6, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 5: return product_rows<5, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 4: return product_rows<4, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 3: return product_rows<3, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        case 2: return product_rows<2, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+        default: return product_rows<1, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+    }
+}
+
+template <class E, bool Transposed = false>
+inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b, int64_t b_stride,
+                          int64_t K, float* c, int64_t c_stride, int64_t vectors,
+                          const float* factors) {
+    Nothing nothing;
+    block_product<E, Transposed>(rows, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors, nothing);
+}
+
+}  // namespace polyhead::PH_NAMESPACE

@@ -1,0 +1,151 @@
+// Products with weights, weights unpacked, norms and rotations.
+#pragma once
+
+#include "weights.h"
+
+namespace polyhead {
+
+// Calls of(rows, x, y) for up to kMostRows rows at a time.
+template <class Of> void few_at_a_time(const ManyProduct& p, const Of& of) {
+    const int64_t size = p.dtype == kFloat32 ? 4 : 2;
+    for (int64_t m = 0; m < p.rows; m += kMostRows)
+        of(p.rows - m < kMostRows ? p.rows - m : kMostRows, (const char*)p.x + m * p.x_stride * size, (char*)p.y + m * p.y_stride * size);
+}
+
+// Whether rows get the bits that they have alone only among few: bfloat16 that meets blocks beside numbers, of which few
+// rows multiply blocks in float32 and numbers in pairs. Otherwise many rows multiply all as few do, or all in pairs.
+inline bool chooses_few(ManyProduct& p, const Kinds& kinds, bool by_row) {
+    p.pairs = !by_row || !kinds.blocks;
+    return by_row && kinds.blocks && kinds.numbers && p.dtype == kBFloat16;
+}
+
+// A product of few rows at a time, with room for them in float32.
+inline void few_product(const Code& code, const ManyProduct& p, int threads) {
+    float* wide = p.room.at;
+    few_at_a_time(p, [&](int64_t rows, const char* x, char* y) {
+        code.widen(p.dtype, x, p.x_stride, rows, p.in_features, wide);
+        Product few{p.dtype, wide, rows, p.in_features, {}, p.count, y, p.y_stride};
+        for (int i = 0; i < p.count; ++i) few.factors[i] = p.factors[i];
+        code.product(few, threads);
+    });
+}
+
+inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_product;
+    const Arguments<A> a("product", args, count);
+    View x;
+    if (!a.code || !rows_of(a[A::x], x)) return nullptr;
+    PyObject* weights = a[A::weights];
+    const Py_ssize_t number = PySequence_Size(weights);
+    if (x.size[0] < 1 || number < 1 || number > kMostFactors) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "product takes 1 to %d weights, and rows", kMostFactors);
+        return nullptr;
+    }
+    ManyProduct p{};
+    p.dtype = (Dtype)x.kind, p.x = x.at, p.x_stride = x.stride[0], p.rows = x.size[0], p.in_features = x.size[1];
+    for (; p.count < number; ++p.count) {
+        PyObject* pair = PySequence_GetItem(weights, p.count);
+        const bool good = factor_from(pair, "a weight", x.kind, p.in_features, p.factors[p.count]);
+        Py_XDECREF(pair);  // the caller's sequence holds it
+        if (!good) return nullptr;
+        p.y_stride += p.factors[p.count].out_features;
+    }
+    p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    bool few = p.rows <= kMostRows;
+    Kinds kinds;
+    for (int i = 0; i < p.count; ++i) few = few || p.factors[i].eights, kinds.add(p.factors[i]);
+    few = chooses_few(p, kinds, a[A::by_row] == Py_True) || few;
+    p.room = room_of(p);
+    const int64_t numbers = few ? kMostRows * p.in_features : p.room.numbers(a.threads);
+    const Scratch scratch(numbers * sizeof(float));
+    if (!scratch) return PyErr_NoMemory();
+    p.room.at = scratch.arena().take<float>(numbers);
+    const Unlocked unlocked;
+    if (few) few_product(*a.code, p, a.threads);
+    else a.code->many_product(p, a.threads);
+    Py_RETURN_NONE;
+}
+
+// The numbers of rows of blocks, in the dtype of y.
+inline PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_unpack;
+    const Arguments<A> a("unpack", args, count);
+    View y;
+    if (!a.code || !view_of(a[A::y], "y", y)) return nullptr;
+    if (y.dims != 2 || y.kind > kOfFloat16 || !y.is_dense_from(0)) return wrong("y must be floating-point [rows, numbers], without gaps");
+    Unpacked u{(Dtype)y.kind, {}, y.size[1], y.at};
+    if (!blocks_from(a[A::blocks], y.size[0], u.numbers, u.from)) return nullptr;
+    const Unlocked unlocked;
+    a.code->unpack(u, a.threads);
+    Py_RETURN_NONE;
+}
+
+inline PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_norm;
+    const Arguments<A> a("norm", args, count);
+    View x;
+    NormWeight n{};
+    if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::norm], "norm", x.kind, x.size[1], n)) return nullptr;
+    void* y = made_for(a[A::y], "y", x.size[0] * x.size[1], x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const Unlocked unlocked;
+    a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y, n.bias, n.centred, n.heads}, a.threads);
+    Py_RETURN_NONE;
+}
+
+inline PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_rotate;
+    const Arguments<A> a("rotate", args, count);
+    View x, cos, sin;
+    if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::cos], "cos", cos) || !view_of(a[A::sin], "sin", sin))
+        return nullptr;
+    auto is_table = [&](const View& v) {
+        int64_t numbers = 1;
+        for (int d = 0; d < v.dims; ++d) numbers *= v.size[d];
+        return v.kind == x.kind && v.is_dense_from(0) && numbers == x.size[1] * x.size[3];
+    };
+    if (x.dims != 4 || x.kind > kOfFloat16 || !x.is_dense_from(3) || !is_table(cos) || !is_table(sin))
+        return wrong("x must be [B, T, N, D], its last dimension without gaps, and cos and sin T · D numbers of its dtype");
+    Rotation r{};
+    r.dtype = (Dtype)x.kind, r.x = x.at;
+    r.batch = x.size[0], r.tokens = x.size[1], r.heads = x.size[2], r.dim = x.size[3];
+    r.x_batch = x.stride[0], r.x_token = x.stride[1], r.x_head = x.stride[2];
+    r.cos = cos.at, r.sin = sin.at;
+    r.y = made_for(a[A::y], "y", r.batch * r.tokens * r.heads * r.dim, x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const Unlocked unlocked;
+    a.code->rotate(r, a.threads);
+    Py_RETURN_NONE;
+}
+
+// Products for each head of x [rows, H, in] with weights [H, in, out] (summed) or [H, out, in].
+inline PyObject* head_product(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_head_product;
+    const Arguments<A> a("head_product", args, count);
+    View x, weight;
+    if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::weight], "weight", weight)) return nullptr;
+    HeadProduct p{};
+    p.summed = a.whole(A::summed) != 0;
+    if (PyErr_Occurred()) return nullptr;
+    if (x.dims != 3 || x.kind > kOfFloat16 || !x.is_dense_from(2) || x.size[0] < 1 || x.size[0] > kMostRows || weight.dims != 3 ||
+        weight.kind != x.kind || !weight.is_dense_from(1) || !weight.is(0, x.size[1]) || !weight.is(p.summed ? 1 : 2, x.size[2])) {
+        PyErr_Format(PyExc_ValueError, "x must be [rows, H, in] of up to %d rows and weight [H, in, out] or [H, out, in] of its dtype", kMostRows);
+        return nullptr;
+    }
+    p.dtype = (Dtype)x.kind, p.rows = x.size[0], p.heads = x.size[1], p.in_features = x.size[2];
+    p.out_features = weight.size[p.summed ? 2 : 1];
+    p.x = x.at, p.x_row = x.stride[0], p.x_head = x.stride[1], p.weight = weight.at, p.weight_head = weight.stride[0];
+    p.y = made_for(a[A::y], "y", p.rows * p.heads * p.out_features, x.kind);
+    p.y_row = p.heads * p.out_features, p.y_head = p.out_features;
+    if (PyErr_Occurred()) return nullptr;
+    const int64_t numbers = p.rows * p.heads * p.in_features;
+    const Scratch scratch(numbers * sizeof(float));
+    if (!scratch) return PyErr_NoMemory();
+    p.wide = scratch.arena().take<float>(numbers);
+    const Unlocked unlocked;
+    a.code->head_product(p, a.threads);
+    Py_RETURN_NONE;
+}
+
+}  // namespace polyhead

@@ -1,0 +1,259 @@
+// The calls of decode/step.h: what changes from step to step.
+#pragma once
+
+#include "attention.h"
+#include "layer.h"
+
+namespace polyhead {
+
+// A piece of what a cache holds, from its unit `first` on, of so many rows; `width` and `values` are those of
+// numbers that are not coded.
+inline bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, Piece& p,
+                     Known* known = nullptr) {
+    using F = Group_Held;
+    const Fields<F> f(tuple, "held");
+    View k, v, pages;
+    if (!f || !optional_view_of(f[F::pages], "pages", pages)) return false;
+    if (known ? !view_again(known[0], f[F::k], "held", k) || (f[F::v] != Py_None && !view_again(known[1], f[F::v], "held", v))
+              : !view_of(f[F::k], "held", k) || !optional_view_of(f[F::v], "held", v))
+        return false;
+    const int64_t first = f.whole(F::first), length = f.whole(F::length);
+    const bool coded = f[F::coding] != Py_None;
+    if (PyErr_Occurred()) return false;
+    if (k.dims != 4 || (v && v.dims != 4) || (coded && !v)) return wrong("held: sizes that do not go together");
+    int64_t unit = 1;
+    if (coded) {
+        Attention c{};
+        c.key_dim = width;
+        if (!coding_from(f[F::coding], k, v, c, p)) return false;
+        if (c.value_dim != values) return wrong("held: codes of another size");
+        unit = p.coding.group;
+    } else if (k.kind != (int)s.dtype || !k.is(3, width) || !k.is_dense_from(3) ||
+               (v ? v.kind != k.kind || !v.is(3, values) || !v.is_dense_from(3) : values > width)) {
+        return wrong("held: sizes that do not go together");
+    }
+    auto fits = [&](const View& held) {
+        bool good = held.is(1, heads) && length >= 1 && first >= 0 && length < INT64_MAX / 4 / unit && first < INT64_MAX / 4 / unit;
+        for (int d = 0; d < 3; ++d) good = good && held.is(d, k.size[d]);
+        return good && (pages || (held.is(0, batch) && first <= held.size[2] - length));
+    };
+    if (!fits(k) || (v && !fits(v))) return wrong("held: sizes that do not go together");
+    const int64_t size = kItemSize[k.kind], skipped = pages ? 0 : first;
+    p.k = k.at + skipped * k.stride[2] * size, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
+    p.v = p.k, p.v_batch = p.k_batch, p.v_head = p.k_head, p.v_token = p.k_token;  // the first columns of a latent
+    if (v) p.v = v.at + skipped * v.stride[2] * size, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
+    if (coded) {
+        Coding& g = p.coding;
+        g.k_scale += skipped * g.k_unit, g.k_zero += skipped * g.k_unit;
+        if (g.v_bits) g.v_scale += skipped * g.v_unit, g.v_zero += skipped * g.v_unit;
+    }
+    p.length = length * unit;
+    if (!pages) return true;
+    const int64_t each = k.size[2], used = each < 1 ? 0 : (first + length + each - 1) / each;
+    if (pages.kind != kOfInt64 || pages.dims != 2 || !pages.is_dense_from(1) || !pages.is(0, batch) || each < 1 || used > pages.size[1])
+        return wrong("pages must be [B, m] int64, enough for the tokens");
+    p.pages = (const int64_t*)pages.at, p.pages_batch = pages.step(0), p.page_length = each * unit, p.skipped = first * unit;
+    return pages_are_held(pages, batch, used, k.size[0]);
+}
+
+// The keys and values that a cache holds, the last T tokens of them still to be written.
+inline bool held_from(PyObject* list, Step& s, Known* known) {
+    const int64_t pieces = PyList_Check(list) ? PyList_Size(list) : 0;
+    if (pieces < 1 || pieces > kMostHeld) return wrong("held must be a list of one to six tuples");
+    for (; s.pieces < pieces; ++s.pieces)
+        if (!held_piece_from(PyList_GetItem(list, s.pieces), s, s.batch, s.kv_heads, s.key_dim, s.value_dim, s.cache[s.pieces], s.pieces ? nullptr : known))
+            return false;
+    int64_t lacking = s.tokens;  // of the tokens that are written, which are not coded
+    for (int i = s.pieces; lacking > 0 && i > 0 && !s.cache[i - 1].coding.group; --i) lacking -= s.cache[i - 1].length;
+    return lacking <= 0 || wrong("held: fewer exact tokens than are written");
+}
+
+// Where the first token of every row goes: one place for all, or a list.
+inline bool starts_from(PyObject* starts, Step& s) {
+    if (!PyList_Check(starts)) {
+        s.position = PyLong_AsLongLong(starts);
+        return !PyErr_Occurred();
+    }
+    s.uneven = true;
+    const Piece& only = s.cache[0];
+    if (PyList_Size(starts) != s.batch || s.pieces != 1 || only.skipped || only.coding.group)
+        return wrong("starts must be one for every row, in a single piece");
+    for (int64_t b = 0; b < s.batch; ++b) {
+        s.starts[b] = PyLong_AsLongLong(PyList_GetItem(starts, b));
+        if (PyErr_Occurred()) return false;
+        if (s.starts[b] < 0 || s.starts[b] > only.length - s.tokens) return wrong("starts must leave room for the tokens");
+    }
+    return true;
+}
+
+// The keys and values of the context, whose rows may each serve several rows of x. Without them the step
+// ends before the attention to them.
+inline bool memory_from(PyObject* tuple, Step& s) {
+    CrossHeads& c = s.cross;
+    if (tuple == Py_None) {
+        if (c.q.weight) s.network = Network{}, s.experts = nullptr;
+        return true;
+    }
+    PyObject* k = PyTuple_Check(tuple) && PyTuple_Size(tuple) ? PyTuple_GetItem(tuple, 0) : Py_None;
+    View view;
+    if (!view_of(k, "memory", view)) return false;
+    const int64_t rows = view.dims == 4 ? view.size[0] : 0;
+    if (!c.q.weight || rows < 1 || s.batch % rows) return wrong("memory: sizes that do not go together");
+    c.shared = s.batch / rows;
+    if (!held_piece_from(tuple, s, rows, c.kv_heads, c.key_dim, c.value_dim, c.memory)) return false;
+    return (!c.memory.pages && !c.memory.coding.group && c.memory.v != c.memory.k) || wrong("memory: keys and values in rows");
+}
+
+inline bool distances_from(PyObject* tensor, Step& s) {
+    if (tensor == Py_None) return true;
+    View view;
+    if (!view_of(tensor, "by_distance", view)) return false;
+    if (view.kind != kOfFloat32 || view.dims != 2 || !view.is(0, s.heads) || view.size[1] % 2 == 0 || !view.is_dense_from(0) || s.slopes)
+        return wrong("by_distance: sizes that do not go together");
+    s.by_distance = (const float*)view.at, s.farthest = view.size[1] / 2;
+    return true;
+}
+
+// Looks at the chosen experts, and at no others.
+class Asking : public AskExperts {
+  public:
+    Asking(const LayerData& data, Unlocked& unlocked) : AskExperts{ask}, data_(data), unlocked_(unlocked) {}
+
+  private:
+    static bool ask(AskExperts& asked, const int64_t* chosen, int64_t count) {
+        const Asking& self = static_cast<Asking&>(asked);
+        return self.unlocked_.locked([&] {
+            for (int64_t i = 0; i < count; ++i)
+                if (!is_unchanged(self.data_.guards[chosen[i]])) return false;
+            return true;
+        });
+    }
+    const LayerData& data_;
+    Unlocked& unlocked_;
+};
+
+// The layers of a run, one behind the other, and what each computes.
+class Run {
+  public:
+    // False: an exception is set.
+    bool take(PyObject* list) {
+        count_ = PyList_Check(list) ? PyList_Size(list) : 0;
+        if (count_ < 1) return wrong("calls must be a list of one or more layers");
+        steps_ = new (std::nothrow) Step[count_];
+        layers_ = new (std::nothrow) const LayerData*[count_];
+        if (!steps_ || !layers_) return PyErr_NoMemory(), false;
+        for (int64_t i = 0; i < count_; ++i) {
+            const Fields<Group_LayerCall> f(PyList_GetItem(list, i), "call");
+            if (!f) return false;
+            PyObject* layer = f[Group_LayerCall::layer];
+            if (Py_TYPE(layer) != layer_type) return PyErr_SetString(PyExc_TypeError, "layer must be what layer() returned"), false;
+            layers_[i] = ((const Owner<LayerData>*)layer)->data;
+        }
+        return true;
+    }
+
+    // Leaves the layers in front of the first that is no longer as it was described; how many.
+    int64_t keep_valid() {
+        for (int64_t i = 0; i < count_; ++i) {
+            if (i + 1 < count_ && layers_[i + 1]) prefetch(layers_[i + 1]->guard);
+            if (!layers_[i] || !is_unchanged(layers_[i]->guard)) count_ = i;
+        }
+        return count_;
+    }
+
+    // Reads what a layer is given, and the memory that it works in; false: an exception is set.
+    bool read(int64_t i, PyObject* tuple, const View& x, PyObject* starts) {
+        using F = Group_LayerCall;
+        const Fields<F> f(tuple, "call");
+        Step& s = steps_[i] = layers_[i]->step;
+        if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMostRows ||
+            x.size[1] > kMostRows || x.size[0] * x.size[1] > kMostRows || !x.is(2, s.embed_dim)) {
+            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMostRows);
+            return false;
+        }
+        s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
+        if (!held_from(f[F::held], s, layers_[i]->held) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
+            !turn_from(f[F::rotation], x.kind, s))
+            return false;
+        for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
+            const int64_t at = position_of(s, m);
+            if (at < 0 || at > INT64_MAX / 2 || (at + s.offset) / s.every >= s.periods) return wrong("starts: positions that have no temperature");
+        }
+        bytes_ = larger_of(bytes_, step_bytes(s));
+        return true;
+    }
+
+    // The parts that were computed of all layers; less than 0: an exception is set.
+    long compute(const Code& code, const char* x, char* y, int threads) {
+        const Scratch scratch(bytes_);
+        if (!scratch) return PyErr_NoMemory(), -1;
+        long done = 0;
+        Outcome outcome = Outcome::done;
+        {
+            Unlocked unlocked;
+            for (int64_t i = 0; i < count_ && done == kParts * i && outcome == Outcome::done; ++i) {
+                Step& s = steps_[i];
+                Asking asking(*layers_[i], unlocked);
+                s.x = i ? y : x, s.y = y, s.arena = scratch.arena(), s.ask = &asking;
+                outcome = code.step(s, threads);
+                const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
+                if (outcome != Outcome::no_memory) done += whole ? kParts : s.cross.memory.length ? 2 : 1;
+            }
+        }
+        return outcome == Outcome::no_memory ? PyErr_NoMemory(), -1 : done;
+    }
+
+    Run() = default;
+    Run(const Run&) = delete;
+    ~Run() { delete[] steps_, delete[] layers_; }
+
+  private:
+    static constexpr int kParts = 3;  // of a layer: NETWORK of layers/described.py
+
+    // Layers that turn by the same angles share them.
+    bool turn_from(PyObject* pair, int kind, Step& s) {
+        if (pair != turned_by_) {
+            cos_ = sin_ = View{}, turned_by_ = nullptr;
+            if (!pair_of(pair, "rotation", cos_, sin_)) return false;
+            turned_by_ = pair;
+        }
+        auto is_table = [&](const View& table) {
+            int64_t numbers = 1;
+            for (int d = 0; d < table.dims; ++d) numbers *= table.size[d];
+            return table.kind == kind && numbers == s.rotary * (s.uneven ? s.rows : s.tokens) && table.is_dense_from(0);
+        };
+        if (s.rotary ? !is_table(cos_) || !is_table(sin_) : (bool)cos_) return wrong("rotation: sizes that do not go together");
+        s.cos = cos_.at, s.sin = sin_.at;
+        return true;
+    }
+
+    int64_t count_ = 0, bytes_ = 0;
+    Step* steps_ = nullptr;
+    const LayerData** layers_ = nullptr;
+    PyObject* turned_by_ = nullptr;
+    View cos_, sin_;
+};
+
+// step(...) -> the parts that were computed, of layers/described.py: three of every layer, fewer of the last where
+// it ends before its network or an expert is not as it was described. Layers from the first on that is not as it
+// was described are left out, and nothing is computed before all have been looked at.
+inline PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = Call_step;
+    const Arguments<A> a("step", args, count);
+    Run run;
+    const Guard* classes = a.code ? guard_from(a[A::guard]) : nullptr;
+    if (!classes) return PyErr_Occurred() ? nullptr : PyLong_FromLong(0);
+    if (!run.take(a[A::calls])) return nullptr;
+    const int64_t layers = is_unchanged(*classes) ? run.keep_valid() : 0;
+    if (!layers) return PyLong_FromLong(0);
+    View x;
+    if (!view_of(a[A::x], "x", x)) return nullptr;
+    for (int64_t i = 0; i < layers; ++i)
+        if (!run.read(i, PyList_GetItem(a[A::calls], i), x, a[A::starts])) return nullptr;
+    char* y = made_for(a[A::y], "y", x.size[0] * x.size[1] * x.size[2], x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const long done = run.compute(*a.code, x.at, y, a.threads);
+    return done < 0 ? nullptr : PyLong_FromLong(done);
+}
+
+}  // namespace polyhead

@@ -1,0 +1,60 @@
+// Feed-forward networks of a few rows.
+#pragma once
+
+#include "activations.h"
+#include "gemv.h"
+
+namespace polyhead::PH_NAMESPACE {
+
+// Hidden features [first, last). What they are summed up in stays float32 until the last product.
+template <class T> void hidden_rows(const FeedForward& f, int64_t first, int64_t last) {
+    const Network& n = f.network;
+    const int64_t F = n.up.out_features, K = f.in_features;
+    const bool gate = n.gate.weight;
+    const Bend bend = bend_of<T>(n);
+    auto activate_all = [&] {
+        for (int64_t m = 0; m < f.rows; ++m) activate(n, bend, f.hidden + m * F + first, last - first);
+    };
+    if (gate) {
+        factor_rows<T>(f.x, f.rows, K, n.gate, first, last, f.hidden, F);
+        activate_all();
+    }
+    const T* up_bias = (const T*)n.up.bias;
+    over_rows<T>(f.x, f.rows, K, n.up, first, last, [&](int64_t i, const float* found) {
+        for (int64_t m = 0; m < f.rows; ++m) {
+            float value = found[m] + (up_bias ? to_float(up_bias[i]) : 0.0f);
+            float& hidden = f.hidden[m * F + i];
+            if (!gate) {
+                hidden = value;
+                continue;
+            }
+            value = value > n.clamp ? n.clamp : value < -n.clamp ? -n.clamp : value;
+            hidden *= n.offset != 0.0f ? value + n.offset : value;
+        }
+    });
+    if (!gate) activate_all();
+}
+
+template <class T> void hidden_of(const FeedForward& f, int thread, int threads) {
+    const int64_t F = f.network.up.out_features;
+    hidden_rows<T>(f, F * thread / threads, F * (thread + 1) / threads);
+}
+
+template <class T> void output_of(const FeedForward& f, int thread, int threads) {
+    const Factor& down = f.network.down;
+    const int64_t N = down.out_features;
+    factor_rows<T>(f.hidden, f.rows, f.network.up.out_features, down, N * thread / threads,
+                   N * (thread + 1) / threads, (T*)f.y, N);
+}
+
+inline void feed_forward(const FeedForward& f, int threads) {
+    in_team(threads, [&](int thread, int team) {
+        with_dtype(f.dtype, [&](auto number) {
+            hidden_of<decltype(number)>(f, thread, team);
+            wait_for_team();
+            output_of<decltype(number)>(f, thread, team);
+        });
+    });
+}
+
+}  // namespace polyhead::PH_NAMESPACE

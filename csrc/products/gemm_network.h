@@ -1,0 +1,97 @@
+// Feed-forward networks of many rows: the hidden features of a tile of rows are activated where they are found, and
+// packed for the last product. Each row has the bits that it has among few, unless blocks are multiplied in pairs.
+#pragma once
+
+#include "activations.h"
+#include "gemm.h"
+
+namespace polyhead::PH_NAMESPACE {
+
+inline Vec gated_hidden(const Network& by, Bend bend, Vec gate, Vec value) {
+    const Vec most = splat(by.clamp);
+    value = larger(-most, smaller(most, value));
+    if (by.offset != 0.0f) value += by.offset;
+    return acted(smaller(most, gate), by.activation, bend) * value;
+}
+
+// Hidden features of rows kPanel apart from dots that lie likewise, in the place of `values`.
+template <class T>
+void activate_panel(const Network& by, Bend bend, const float* gates, float* values, int64_t rows, int64_t n, int64_t count) {
+    float gate_bias[kPanel] = {}, up_bias[kPanel] = {};
+    for (int64_t i = 0; by.gate.bias && i < count; ++i) gate_bias[i] = to_float(((const T*)by.gate.bias)[n + i]);
+    for (int64_t i = 0; by.up.bias && i < count; ++i) up_bias[i] = to_float(((const T*)by.up.bias)[n + i]);
+    for (int64_t r = 0; r < rows; ++r, gates += kPanel, values += kPanel)
+        for (int64_t i = 0; i < kPanel; i += W) {
+            const Vec value = load(values + i) + load(up_bias + i);
+            store(by.gate.weight ? gated_hidden(by, bend, load(gates + i) + load(gate_bias + i), value)
+                                 : acted(smaller(splat(by.clamp), value), by.activation, bend), values + i);
+        }
+}
+
+// Columns from n on of packed rows, of which `elements` are whole vectors.
+inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, float* to) {
+    for (int64_t i = 0; i < kPanel && n + i < elements; i += W)
+        for (int64_t r = 0; r < rows; ++r) store(load(hidden + r * kPanel + i), to + (n + i) * rows + r * W);
+}
+#if PH_PAIRS
+inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Pair* to) {
+    for (int64_t i = 0; i < kPanel && (n + i) / 2 < elements; i += 2 * W)
+        for (int64_t r = 0; r < rows; ++r) pack_weights(hidden + r * kPanel + i, 2 * W, to + (n + i) / 2 * rows + r * W);
+}
+#endif
+
+static_assert(kPanel % (2 * W) == 0, "panels of hidden features are whole vectors");
+
+template <class T, class E>
+void hidden_panels(const ManyNetwork& f, TilesOfRows tiles, int thread, int threads) {
+    const ManyProduct& p = f.in;
+    const Network& by = f.network;
+    const int64_t K = p.in_features, F = by.up.out_features, elements = elements_of<E>(K), width = whole_vectors(elements);
+    const int64_t hidden_width = whole_vectors(elements_of<E>(F));
+    const Share share(tiles.count, F, kPanel, thread, threads);
+    if (share.first_tile == share.last_tile) return;
+    const Bend bend = bend_of<T>(by);
+    for (int64_t n = share.first_column, count; n < share.last_column; n += count) {
+        count = share.last_column - n < kPanel ? share.last_column - n : kPanel;
+        const WeightRows<E> up = weight_rows<T>(by.up, n, count, K, (E*)p.room.panel(thread));
+        WeightRows<E> gate{};
+        if (by.gate.weight) gate = weight_rows<T>(by.gate, n, count, K, (E*)(p.room.panel(thread) + panel_numbers(K)));
+        float gates[kDotRows * kPanel] = {}, values[kDotRows * kPanel] = {};
+        for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
+            const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
+            const E* x = (const E*)p.room.x() + row * width;
+            if (count < kPanel) __builtin_memset(values, 0, sizeof values);  // of the last tile
+            if (by.gate.weight) dots_of_tile(rows, x, gate, count, elements, (Vec*)p.room.sums(thread), gates);
+            dots_of_tile(rows, x, up, count, elements, (Vec*)p.room.sums(thread), values);
+            activate_panel<T>(by, bend, gates, values, rows, n, count);
+            pack_panel(values, rows, n, hidden_width, (E*)p.room.hidden() + row * hidden_width);
+        }
+    }
+}
+
+template <class T, class E> void many_network_of(const ManyNetwork& f, int thread, int threads) {
+    const ManyProduct& p = f.in;
+    const Factor& down = f.network.down;
+    for_blocks(p.rows, [&](int64_t block, TilesOfRows tiles) {
+        pack_block<T>(p, block, tiles, thread, threads, (E*)p.room.x());
+        wait_for_team();
+        hidden_panels<T, E>(f, tiles, thread, threads);
+        wait_for_team();
+        const Share share(tiles.count, down.out_features, kColumnUnit, thread, threads);
+        over_panels<T>((const E*)p.room.hidden(), f.network.up.out_features, down, share.first_column, share.last_column, tiles,
+                       share, p.room, thread, [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
+            write_dots(dots, rows, down.bias ? (const T*)down.bias + n : nullptr, count,
+                       (T*)p.y + (block + row) * p.y_stride + n, p.y_stride);
+        });
+    });
+}
+
+inline void many_network(const ManyNetwork& f, int threads) {
+    in_team(threads, [&](int thread, int team) {
+        with_elements(f.in, [&](auto number, auto element) {
+            many_network_of<decltype(number), decltype(element)>(f, thread, team);
+        });
+    });
+}
+
+}  // namespace polyhead::PH_NAMESPACE
