@@ -85,8 +85,7 @@ class BuildForEachProcessor(build_ext):
     def build_extension(self, extension: Extension) -> None:
         compiler = self.compiler.compiler_so_cxx
         names = chosen_codes(compiler, self.codes)
-        # Of an inline function that several files have the linker keeps the first: that of the file which
-        # runs on every processor.
+        # Of equal inline functions the linker keeps the first, which runs on every processor.
         extension.sources = [
             MODULE,
             *(f"csrc/instruction_sets/{name}.cpp" for name in reversed(names)),

@@ -21,7 +21,7 @@ from torch import Tensor
 import polyhead as ph
 from polyhead import native
 from polyhead.kernels import KERNELS
-from polyhead.native.arguments import Piece
+from polyhead.native.arguments import KVSegment
 
 
 def timed(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -79,7 +79,7 @@ def overhead() -> dict[str, float]:
     }
     if (code := native.code()) is not None:
         calls |= {
-            "native, bare": lambda: code.attend(q, [Piece(k, v)], 0.25),
+            "native, bare": lambda: code.attend(q, [KVSegment(k, v)], 0.25),
             "native": lambda: ph.attention(q, k, v, kernel="native"),
         }
     times = timed(calls, 3000)

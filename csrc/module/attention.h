@@ -18,17 +18,15 @@ inline bool is_table(const View& v, int64_t batch, int64_t length) {
 inline int64_t table_stride(const View& v) { return v.dims == 2 ? v.step(0) : 0; }
 
 // Scales and zeros [.., G, units, width] beside codes.
-inline bool scales_from(const Fields<Group_Coding>& fields, int scale_field, int zero_field, const View& codes, int64_t width,
+inline bool scales_from(PyObject* scales, const char* name, PyObject* zeros, const char* zero_name, const View& codes, int64_t width,
                  const uint16_t*& scale_at, const uint16_t*& zero_at, int64_t* strides) {
     View scale, zero;
-    if (!view_of(fields[scale_field], k_Coding[scale_field].name, scale) ||
-        !view_of(fields[zero_field], k_Coding[zero_field].name, zero))
-        return false;
+    if (!view_of(scales, name, scale) || !view_of(zeros, zero_name, zero)) return false;
     for (const View* v : {&scale, &zero}) {
         bool good = v->kind == kOfBFloat16 && v->dims == 4 && v->is(3, width) && v->is_dense_from(3);
         for (int d = 0; d < 3; ++d) good = good && v->is(d, codes.size[d]) && v->stride[d] == scale.stride[d];
         if (!good) {
-            PyErr_Format(PyExc_ValueError, "%s must be bfloat16, as many as there are codes, and alike", k_Coding[scale_field].name);
+            PyErr_Format(PyExc_ValueError, "%s must be bfloat16, as many as there are codes, and alike", name);
             return false;
         }
     }
@@ -38,7 +36,7 @@ inline bool scales_from(const Fields<Group_Coding>& fields, int scale_field, int
 }
 
 inline bool coding_from(PyObject* tuple, const View& k, const View& v, Attention& c, Piece& p) {
-    using F = Group_Coding;
+    using F = tuples::Coding;
     const Fields<F> f(tuple, "coding");
     if (!f) return false;
     Coding& g = p.coding;
@@ -55,10 +53,10 @@ inline bool coding_from(PyObject* tuple, const View& k, const View& v, Attention
         return wrong("codes that are not of the sizes that their coding says");
     c.value_dim = V;
     int64_t strides[3];
-    if (!scales_from(f, F::k_scale, F::k_zero, k, D, g.k_scale, g.k_zero, strides)) return false;
+    if (!scales_from(f[F::k_scale], "k_scale", f[F::k_zero], "k_zero", k, D, g.k_scale, g.k_zero, strides)) return false;
     g.k_batch = strides[0], g.k_head = strides[1], g.k_unit = strides[2];
     if (!g.v_bits) return true;
-    if (!scales_from(f, F::v_scale, F::v_zero, v, g.group * (V / g.v_share), g.v_scale, g.v_zero, strides)) return false;
+    if (!scales_from(f[F::v_scale], "v_scale", f[F::v_zero], "v_zero", v, g.group * (V / g.v_share), g.v_scale, g.v_zero, strides)) return false;
     g.v_batch = strides[0], g.v_head = strides[1], g.v_unit = strides[2];
     return true;
 }
@@ -77,7 +75,7 @@ inline bool pages_are_held(const View& pages, int64_t batch, int64_t used, int64
 }
 
 inline bool piece_from(PyObject* tuple, Attention& c, Piece& p, bool is_first) {
-    using F = Group_Piece;
+    using F = tuples::KVSegment;
     const Fields<F> f(tuple, "a piece");
     View k, v, positions, pages;
     if (!f || !view_of(f[F::k], "k", k) || !view_of(f[F::v], "v", v) ||
@@ -124,7 +122,7 @@ inline bool piece_from(PyObject* tuple, Attention& c, Piece& p, bool is_first) {
 }
 
 inline bool dropout_from(PyObject* tuple, Dropout& d) {
-    using F = Group_Dropout;
+    using F = tuples::Dropout;
     const Fields<F> f(tuple, "dropout");
     View seed;
     if (!f || !view_of(f[F::seed], "seed", seed)) return false;
@@ -140,10 +138,10 @@ inline bool dropout_from(PyObject* tuple, Dropout& d) {
 }
 
 inline bool extras_from(PyObject* tuple, Attention& c) {
-    using F = Group_Extras;
+    using F = tuples::Extras;
     const Fields<F> f(tuple, "extras");
     if (!f) return false;
-    c.softcap = f.real(F::softcap), c.by_row = f[F::by_row] == Py_True, c.rounded = f.real(F::rounded);
+    c.softcap = f.real(F::softcap), c.by_row = f[F::batch_invariant] == Py_True, c.rounded = f.real(F::rounded);
     View low, high, keep, q_positions, slopes, by_distance, bias;
     if (!pair_of(f[F::bounds], "bounds", low, high) || !optional_view_of(f[F::keep], "keep", keep) ||
         !optional_view_of(f[F::q_positions], "q_positions", q_positions) ||
@@ -224,10 +222,10 @@ inline bool results_into(PyObject* out, PyObject* lse, Attention& c) {
 }
 
 inline PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_attend;
+    using A = arguments::attend;
     const Arguments<A> a("attend", args, count);
     Attention c{};
-    if (!a.code || !attention_from(a[A::q], a[A::pieces], a[A::extras], c) || !results_into(a[A::out], a[A::lse], c))
+    if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::extras], c) || !results_into(a[A::out], a[A::lse], c))
         return nullptr;
     c.scale = a.real(A::scale);
     if (PyErr_Occurred()) return nullptr;
@@ -264,12 +262,12 @@ inline bool bias_gradient_into(PyObject* tensor, Gradients& g) {
 }
 
 inline PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_gradients;
+    using A = arguments::gradients;
     const Arguments<A> a("gradients", args, count);
     Gradients g{};
     Attention& c = g.call;
     View out, lse, grad_out, grad_lse;
-    if (!a.code || !attention_from(a[A::q], a[A::pieces], a[A::extras], c) || !view_of(a[A::out], "out", out) ||
+    if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::extras], c) || !view_of(a[A::out], "out", out) ||
         !view_of(a[A::lse], "lse", lse) || !view_of(a[A::grad_out], "grad_out", grad_out) ||
         !view_of(a[A::grad_lse], "grad_lse", grad_lse))
         return nullptr;
@@ -314,8 +312,8 @@ inline bool sums_from(const View& v, const char* name, int kind, const Tile& t, 
 }
 
 inline PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_tile_sums;
-    using F = Group_TileSums;
+    using A = arguments::tile_sums;
+    using F = tuples::TileSums;
     const Arguments<A> a("tile_sums", args, count);
     View logs, entropy, squares, most, most_keys, top, top_keys, received;
     if (!a.code || !view_of(a[A::logs], "logs", logs)) return nullptr;
@@ -358,7 +356,7 @@ inline PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 // sink(...): x [B, H, T, V] in place.
 inline PyObject* sink(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_sink;
+    using A = arguments::sink;
     const Arguments<A> a("sink", args, count);
     View x, lse, sinks;
     if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::lse], "lse", lse) || !view_of(a[A::sinks], "sinks", sinks)) return nullptr;

@@ -23,7 +23,7 @@ inline PyTypeObject* layer_type;
 constexpr int64_t kMostFeatures = 1 << 24;
 
 inline bool heads_from(PyObject* tuple, Step& s) {
-    using H = Group_Heads;
+    using H = tuples::Heads;
     const Fields<H> heads(tuple, "heads");
     if (!heads) return false;
     s.heads = heads.whole(H::heads), s.kv_heads = heads.whole(H::kv_heads);
@@ -41,37 +41,35 @@ inline bool heads_from(PyObject* tuple, Step& s) {
 // Reads the tuples of a layer into its data; each method is false where an exception is set.
 class LayerReader {
   public:
-    LayerReader(LayerData& data, const Fields<Group_LayerWeights>& weights) : data_(data), weights_(weights) {}
+    LayerReader(LayerData& data, const Fields<tuples::LayerWeights>& weights) : data_(data), weights_(weights) {}
 
     bool norm(PyObject* tuple, const char* name, int64_t features, NormWeight& to) {
         if (tuple == Py_None) return true;
-        return norm_from(tuple, name, kind(), features, to) && watch_tensor(PyTuple_GetItem(tuple, Group_NormWeight::weight), name) &&
-               watch_tensor(PyTuple_GetItem(tuple, Group_NormWeight::bias), name);
+        return norm_from(tuple, name, kind(), features, to) && watch_tensor(PyTuple_GetItem(tuple, tuples::NormWeight::weight), name) &&
+               watch_tensor(PyTuple_GetItem(tuple, tuples::NormWeight::bias), name);
     }
-    bool norm(int field, int64_t features, NormWeight& to) { return norm(weights_[field], k_LayerWeights[field].name, features, to); }
 
     bool factor(PyObject* tuple, const char* name, int64_t inputs, int64_t outputs, Factor& to) {
         if (!factor_from(tuple, name, kind(), inputs, to)) return false;
         if (outputs && to.out_features != outputs) return wrong("a projection of another size");
         return watch_all(tuple, name, data_.guard);
     }
-    bool factor(int field, int64_t inputs, int64_t outputs, Factor& to) {
-        return factor(weights_[field], k_LayerWeights[field].name, inputs, outputs, to);
-    }
-
     bool heads() {
-        using L = Group_LayerWeights;
+        using L = tuples::LayerWeights;
         Step& s = data_.step;
         const int64_t E = s.embed_dim, D = s.key_dim, V = s.value_dim;
         const bool whole = s.norm_place == kFullWidth;
-        return factor(L::q, E, s.heads * D, s.qkv[0]) && factor(L::k, E, s.kv_heads * D, s.qkv[1]) &&
-               factor(L::v, E, s.kv_heads * V, s.qkv[2]) && norm(L::q_norm, whole ? s.heads * D : D, s.q_norm) &&
-               norm(L::k_norm, whole ? s.kv_heads * D : D, s.k_norm) && factor(L::out, s.heads * V, E, s.out);
+        return factor(weights_[L::q], "q", E, s.heads * D, s.qkv[0]) &&
+               factor(weights_[L::k], "k", E, s.kv_heads * D, s.qkv[1]) &&
+               factor(weights_[L::v], "v", E, s.kv_heads * V, s.qkv[2]) &&
+               norm(weights_[L::q_norm], "q_norm", whole ? s.heads * D : D, s.q_norm) &&
+               norm(weights_[L::k_norm], "k_norm", whole ? s.kv_heads * D : D, s.k_norm) &&
+               factor(weights_[L::out], "out", s.heads * V, E, s.out);
     }
 
     bool latent(PyObject* tuple) {
-        using L = Group_LayerWeights;
-        using F = Group_Latent;
+        using L = tuples::LayerWeights;
+        using F = tuples::Latent;
         const Fields<F> f(tuple, "latent");
         if (!f) return false;
         Step& s = data_.step;
@@ -86,20 +84,22 @@ class LayerReader {
             !up.is(0, s.heads * (l.plain + l.value)) || !up.is(1, l.rank))
             return wrong("latent: sizes that do not go together");
         l.up = up.at;
-        if (!watch_tensor(f[F::up], "up") || !factor(L::q, s.embed_dim, f[F::q] == Py_None ? queries : 0, s.qkv[0]) ||
-            !factor(L::k, s.embed_dim, s.key_dim, s.qkv[1]))
+        if (!watch_tensor(f[F::up], "up") || !factor(weights_[L::q], "q", s.embed_dim, f[F::q] == Py_None ? queries : 0, s.qkv[0]) ||
+            !factor(weights_[L::k], "k", s.embed_dim, s.key_dim, s.qkv[1]))
             return false;
         return (f[F::q] == Py_None || factor(f[F::q], "q", s.qkv[0].out_features, queries, l.q)) &&
                norm(f[F::q_norm], "q_norm", s.qkv[0].out_features, l.q_norm) && norm(f[F::norm], "norm", l.rank, l.norm) &&
-               factor(L::out, s.heads * l.value, s.embed_dim, s.out);
+               factor(weights_[L::out], "out", s.heads * l.value, s.embed_dim, s.out);
     }
 
     bool rest() {
-        using L = Group_LayerWeights;
+        using L = tuples::LayerWeights;
         Step& s = data_.step;
         const int64_t E = s.embed_dim;
-        return norm(L::attention_norm, E, s.attention_norm) && norm(L::attention_out_norm, E, s.attention_out_norm) &&
-               norm(L::feed_forward_norm, E, s.feed_forward_norm) && norm(L::feed_forward_out_norm, E, s.feed_forward_out_norm) &&
+        return norm(weights_[L::attention_norm], "attention_norm", E, s.attention_norm) &&
+               norm(weights_[L::attention_out_norm], "attention_out_norm", E, s.attention_out_norm) &&
+               norm(weights_[L::feed_forward_norm], "feed_forward_norm", E, s.feed_forward_norm) &&
+               norm(weights_[L::feed_forward_out_norm], "feed_forward_out_norm", E, s.feed_forward_out_norm) &&
                network() && slopes() && sinks() && temperatures() && cross(weights_[L::cross]);
     }
 
@@ -109,15 +109,15 @@ class LayerReader {
     // The tensors of a projection: the weight, its bias and its scales.
     static bool watch_all(PyObject* tuple, const char* name, Guard& guard) {
         if (tuple == Py_None) return true;
-        PyObject* scales = PyTuple_GetItem(tuple, Group_Weight::scales);
-        return watch_weight(guard, PyTuple_GetItem(tuple, Group_Weight::weight), name) &&
-               watch_weight(guard, PyTuple_GetItem(tuple, Group_Weight::bias), name) &&
-               (scales == Py_None || (watch_weight(guard, PyTuple_GetItem(scales, Group_Scales::scales), name) &&
-                                      watch_weight(guard, PyTuple_GetItem(scales, Group_Scales::zeros), name)));
+        PyObject* scales = PyTuple_GetItem(tuple, tuples::Weight::scales);
+        return watch_weight(guard, PyTuple_GetItem(tuple, tuples::Weight::weight), name) &&
+               watch_weight(guard, PyTuple_GetItem(tuple, tuples::Weight::bias), name) &&
+               (scales == Py_None || (watch_weight(guard, PyTuple_GetItem(scales, tuples::Scales::scales), name) &&
+                                      watch_weight(guard, PyTuple_GetItem(scales, tuples::Scales::zeros), name)));
     }
 
     bool network(PyObject* tuple, const char* name, Network& to, Guard& guard) {
-        using F = Group_Network;
+        using F = tuples::Network;
         const int64_t E = data_.step.embed_dim;
         if (!network_from(tuple, name, kind(), E, to)) return false;
         if (to.down.out_features != E) return wrong("a network of another size");
@@ -129,7 +129,7 @@ class LayerReader {
     }
 
     bool network() {
-        using L = Group_LayerWeights;
+        using L = tuples::LayerWeights;
         Step& s = data_.step;
         PyObject *plain = weights_[L::network], *mixed = weights_[L::experts];
         if (s.parallel && plain == Py_None) return wrong("a parallel layer without its network");
@@ -138,8 +138,8 @@ class LayerReader {
     }
 
     bool experts(PyObject* tuple) {
-        using F = Group_Experts;
-        using R = Group_Routing;
+        using F = tuples::Experts;
+        using R = tuples::Routing;
         const Fields<F> f(tuple, "experts");
         Experts& e = data_.experts;
         if (!f || !routing_from(f[F::routing], kind(), data_.step.embed_dim, e.routing)) return false;
@@ -166,7 +166,7 @@ class LayerReader {
     }
 
     bool slopes() {
-        PyObject* tensor = weights_[Group_LayerWeights::slopes];
+        PyObject* tensor = weights_[tuples::LayerWeights::slopes];
         if (tensor == Py_None) return true;
         View view;
         if (!view_of(tensor, "slopes", view)) return false;
@@ -177,7 +177,7 @@ class LayerReader {
     }
 
     bool sinks() {
-        PyObject* tensor = weights_[Group_LayerWeights::sinks];
+        PyObject* tensor = weights_[tuples::LayerWeights::sinks];
         if (tensor == Py_None) return true;
         View view;
         if (!view_of(tensor, "sinks", view)) return false;
@@ -191,7 +191,7 @@ class LayerReader {
 
     // Constants, which nobody changes.
     bool temperatures() {
-        PyObject* tensor = weights_[Group_LayerWeights::temperatures];
+        PyObject* tensor = weights_[tuples::LayerWeights::temperatures];
         if (tensor == Py_None) return true;
         View view;
         if (!view_of(tensor, "temperatures", view)) return false;
@@ -204,7 +204,7 @@ class LayerReader {
     }
 
     bool cross(PyObject* tuple) {
-        using F = Group_Cross;
+        using F = tuples::Cross;
         if (tuple == Py_None) return true;
         const Fields<F> f(tuple, "cross");
         Step form{};
@@ -222,11 +222,11 @@ class LayerReader {
 
     int kind() const { return (int)data_.step.dtype; }
     LayerData& data_;
-    const Fields<Group_LayerWeights>& weights_;
+    const Fields<tuples::LayerWeights>& weights_;
 };
 
 inline bool form_from(PyObject* tuple, Step& s) {
-    using F = Group_LayerForm;
+    using F = tuples::LayerForm;
     const Fields<F> form(tuple, "form");
     if (!form || !heads_from(form[F::heads], s)) return false;
     s.embed_dim = form.whole(F::embed_dim), s.dtype = (Dtype)form.whole(F::dtype);
@@ -244,8 +244,8 @@ inline bool form_from(PyObject* tuple, Step& s) {
 
 // layer(weights, form, watched) -> what step takes.
 inline PyObject* layer(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_layer;
-    using L = Group_LayerWeights;
+    using A = arguments::layer;
+    using L = tuples::LayerWeights;
     if (count != A::size) return PyErr_Format(PyExc_TypeError, "layer takes %d arguments: got %zd", (int)A::size, count), nullptr;
     const Fields<L> weights(args[A::weights], "weights");
     Owner<LayerData>* made = weights ? Owner<LayerData>::make(layer_type) : nullptr;

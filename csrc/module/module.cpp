@@ -40,8 +40,8 @@ PyObject* best(PyObject*, PyObject*) {
     Py_RETURN_NONE;
 }
 
-// stranger(*tensors) -> what kind of tensor among these has no memory that is its value, or None.
-PyObject* stranger(PyObject*, PyObject* const* args, Py_ssize_t count) {
+// unsupported_tensor_kind(*tensors) -> of the first whose memory is not its value, or None.
+PyObject* unsupported_tensor_kind(PyObject*, PyObject* const* args, Py_ssize_t count) {
     char words[128];
     for (Py_ssize_t i = 0; i < count; ++i) {
         const char* why = strangeness(args[i], words, sizeof words);
@@ -55,13 +55,6 @@ bool put(PyObject* into, const char* key, PyObject* value) {
     const bool good = value && PyDict_SetItemString(into, key, value) == 0;
     Py_XDECREF(value);
     return good;
-}
-
-PyObject* table_of(const FieldName* fields, int count) {
-    PyObject* found = PyDict_New();
-    for (int i = 0; found && i < count; ++i)
-        if (!put(found, fields[i].name, PyUnicode_FromString(fields[i].type))) Py_CLEAR(found);
-    return found;
 }
 
 template <int N> PyObject* names_of(const char* const (&names)[N]) {
@@ -101,49 +94,30 @@ PyObject* take_grids(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// interface() -> what crosses: groups and functions with their fields, dtypes, activations,
-// types of blocks and limits.
+// interface() -> what crosses: fields of tuples, arguments of functions, dtypes, activations, types of blocks, limits.
 PyObject* interface(PyObject*, PyObject*) {
     PyObject* found = PyDict_New();
     bool good = found;
-#define PH_PUT_GROUP(group, fields) good = good && put(found, #group, table_of(k_##group, Group_##group::size));
-#define PH_PUT_FUNCTION(function, fields) \
-    good = good && put(found, #function, table_of(kCall_##function, Call_##function::size));
-    PH_GROUPS(PH_PUT_GROUP)
-    PH_FUNCTIONS(PH_PUT_FUNCTION)
+#define PH_PUT(name, ...) good = good && put(found, #name, PyUnicode_FromString(#__VA_ARGS__));
+    PH_TUPLES(PH_PUT)
+    PH_FUNCTIONS(PH_PUT)
     good = good && put(found, "dtypes", names_of(kDtypes)) && put(found, "activations", names_of(kActivations)) &&
            put(found, "blocks", block_sizes()) &&
-           put(found, "limits", Py_BuildValue("{s:i,s:i,s:i}", "rows", kMostRows, "weights", kMostFactors, "pieces", kMostPieces));
+           put(found, "limits", Py_BuildValue("{s:i,s:i,s:i}", "rows", kMostRows, "weights", kMostFactors, "segments", kMostPieces));
     if (!good) Py_CLEAR(found);
     return found;
 }
 
-#define PH_METHOD(name, words) {#name, (PyCFunction)(void (*)())name, METH_FASTCALL, words}
+#define PH_METHOD(name, ...) {#name, (PyCFunction)(void (*)())name, METH_FASTCALL, #__VA_ARGS__},
 PyMethodDef kMethods[] = {
     {"codes", codes, METH_NOARGS, "[(name, runs here)] in the order of preference."},
     {"best", best, METH_NOARGS, "The name of the best code for this processor, compiled or not."},
-    {"interface", interface, METH_NOARGS, "What crosses: groups and functions, dtypes, activations, limits."},
-    PH_METHOD(stranger, "What kind of tensor among these has no memory that is its value, or None."),
-    {"grids", (PyCFunction)(void (*)())take_grids, METH_FASTCALL, "Takes the grids of the IQ types."},
-    PH_METHOD(guard, "What must be unchanged for a description to be valid."),
-    PH_METHOD(holds, "Whether everything that a guard watches is unchanged."),
-    PH_METHOD(layer, "A layer as data, for step."),
-    PH_METHOD(product, "Few rows of x times weights."),
-    PH_METHOD(unpack, "Rows of blocks as numbers."),
-    PH_METHOD(feed_forward, "A feed-forward network of few rows."),
-    PH_METHOD(route, "Which experts a few rows visit."),
-    PH_METHOD(sink, "What sinks leave of heads."),
-    PH_METHOD(norm, "RMS norm of rows."),
-    PH_METHOD(rotate, "Rotary positions."),
-    PH_METHOD(head_product, "Few rows times weights, head by head."),
-    PH_METHOD(attend, "Attention, forward."),
-    PH_METHOD(gradients, "Attention, backward."),
-    PH_METHOD(tile_sums, "Statistics of attention weights."),
-    PH_METHOD(step, "One token of every batch row through a layer."),
-    PH_METHOD(gated, "An activation times what it gates."),
-    PH_METHOD(gated_gradients, "The gradients of both."),
-    PH_METHOD(dropped, "Dropout of single numbers, and a residual path."),
-    PH_METHOD(norm_gradients, "The gradients of an RMS norm."),
+    {"interface", interface, METH_NOARGS, "What crosses: tuples and functions, dtypes, activations, limits."},
+    PH_METHOD(unsupported_tensor_kind, tensors)
+    {"grids", (PyCFunction)(void (*)())take_grids, METH_FASTCALL, "grids"},
+    PH_METHOD(guard, watched)
+    PH_METHOD(holds, guard)
+    PH_FUNCTIONS(PH_METHOD)
     {nullptr, nullptr, 0, nullptr},
 };
 

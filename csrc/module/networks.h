@@ -14,7 +14,7 @@ inline Activation activation_from(int64_t number) {
 
 // A network of rows of `inputs` numbers; of its output only that `down` gives it.
 inline bool network_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Network& n) {
-    using F = Group_Network;
+    using F = tuples::Network;
     const Fields<F> f(tuple, name);
     if (!f) return false;
     n.activation = activation_from(f.whole(F::activation));
@@ -34,7 +34,7 @@ inline bool network_from(PyObject* tuple, const char* name, int kind, int64_t in
 }
 
 inline bool routing_from(PyObject* tuple, int kind, int64_t inputs, Routing& r) {
-    using F = Group_Routing;
+    using F = tuples::Routing;
     const Fields<F> f(tuple, "routing");
     View bias;
     if (!f || !factor_from(f[F::router], "router", kind, inputs, r.router) ||
@@ -56,7 +56,7 @@ inline bool routing_from(PyObject* tuple, int kind, int64_t inputs, Routing& r) 
 }
 
 inline PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_feed_forward;
+    using A = arguments::feed_forward;
     const Arguments<A> a("feed_forward", args, count);
     View x;
     if (!a.code || !rows_of(a[A::x], x)) return nullptr;
@@ -71,7 +71,7 @@ inline PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count
     const Network& n = f.network;
     Kinds kinds;
     for (const Factor* each : {&n.gate, &n.up, &n.down}) kinds.add(*each);
-    const bool few = chooses_few(p, kinds, a[A::by_row] == Py_True) || p.rows <= kMostRows || n.gate.eights || n.up.eights || n.down.eights;
+    const bool few = chooses_few(p, kinds, a[A::batch_invariant] == Py_True) || p.rows <= kMostRows || n.gate.eights || n.up.eights || n.down.eights;
     p.room = room_of(f);
     const int64_t numbers = few ? kMostRows * (p.in_features + n.up.out_features) : p.room.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));
@@ -92,7 +92,7 @@ inline PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count
 
 // Which experts rows of x visit, and how much each counts.
 inline PyObject* route(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_route;
+    using A = arguments::route;
     const Arguments<A> a("route", args, count);
     View x;
     if (!a.code || !rows_of(a[A::x], x)) return nullptr;

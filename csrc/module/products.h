@@ -31,7 +31,7 @@ inline void few_product(const Code& code, const ManyProduct& p, int threads) {
 }
 
 inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_product;
+    using A = arguments::product;
     const Arguments<A> a("product", args, count);
     View x;
     if (!a.code || !rows_of(a[A::x], x)) return nullptr;
@@ -55,7 +55,7 @@ inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     bool few = p.rows <= kMostRows;
     Kinds kinds;
     for (int i = 0; i < p.count; ++i) few = few || p.factors[i].eights, kinds.add(p.factors[i]);
-    few = chooses_few(p, kinds, a[A::by_row] == Py_True) || few;
+    few = chooses_few(p, kinds, a[A::batch_invariant] == Py_True) || few;
     p.room = room_of(p);
     const int64_t numbers = few ? kMostRows * p.in_features : p.room.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));
@@ -69,7 +69,7 @@ inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 // The numbers of rows of blocks, in the dtype of y.
 inline PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_unpack;
+    using A = arguments::unpack;
     const Arguments<A> a("unpack", args, count);
     View y;
     if (!a.code || !view_of(a[A::y], "y", y)) return nullptr;
@@ -82,11 +82,11 @@ inline PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 inline PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_norm;
+    using A = arguments::norm;
     const Arguments<A> a("norm", args, count);
     View x;
     NormWeight n{};
-    if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::norm], "norm", x.kind, x.size[1], n)) return nullptr;
+    if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::weight], "norm", x.kind, x.size[1], n)) return nullptr;
     void* y = made_for(a[A::y], "y", x.size[0] * x.size[1], x.kind);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
@@ -95,7 +95,7 @@ inline PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 inline PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_rotate;
+    using A = arguments::rotate;
     const Arguments<A> a("rotate", args, count);
     View x, cos, sin;
     if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::cos], "cos", cos) || !view_of(a[A::sin], "sin", sin))
@@ -121,7 +121,7 @@ inline PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 // Products for each head of x [rows, H, in] with weights [H, in, out] (summed) or [H, out, in].
 inline PyObject* head_product(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_head_product;
+    using A = arguments::head_product;
     const Arguments<A> a("head_product", args, count);
     View x, weight;
     if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::weight], "weight", weight)) return nullptr;

@@ -10,7 +10,7 @@ namespace polyhead {
 // numbers that are not coded.
 inline bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, Piece& p,
                      Known* known = nullptr) {
-    using F = Group_Held;
+    using F = tuples::CacheSegment;
     const Fields<F> f(tuple, "held");
     View k, v, pages;
     if (!f || !optional_view_of(f[F::pages], "pages", pages)) return false;
@@ -143,9 +143,9 @@ class Run {
         layers_ = new (std::nothrow) const LayerData*[count_];
         if (!steps_ || !layers_) return PyErr_NoMemory(), false;
         for (int64_t i = 0; i < count_; ++i) {
-            const Fields<Group_LayerCall> f(PyList_GetItem(list, i), "call");
+            const Fields<tuples::LayerCall> f(PyList_GetItem(list, i), "call");
             if (!f) return false;
-            PyObject* layer = f[Group_LayerCall::layer];
+            PyObject* layer = f[tuples::LayerCall::layer];
             if (Py_TYPE(layer) != layer_type) return PyErr_SetString(PyExc_TypeError, "layer must be what layer() returned"), false;
             layers_[i] = ((const Owner<LayerData>*)layer)->data;
         }
@@ -163,7 +163,7 @@ class Run {
 
     // Reads what a layer is given, and the memory that it works in; false: an exception is set.
     bool read(int64_t i, PyObject* tuple, const View& x, PyObject* starts) {
-        using F = Group_LayerCall;
+        using F = tuples::LayerCall;
         const Fields<F> f(tuple, "call");
         Step& s = steps_[i] = layers_[i]->step;
         if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMostRows ||
@@ -172,7 +172,7 @@ class Run {
             return false;
         }
         s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
-        if (!held_from(f[F::held], s, layers_[i]->held) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
+        if (!held_from(f[F::segments], s, layers_[i]->held) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
             !turn_from(f[F::rotation], x.kind, s))
             return false;
         for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
@@ -238,7 +238,7 @@ class Run {
 // it ends before its network or an expert is not as it was described. Layers from the first on that is not as it
 // was described are left out, and nothing is computed before all have been looked at.
 inline PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_step;
+    using A = arguments::step;
     const Arguments<A> a("step", args, count);
     Run run;
     const Guard* classes = a.code ? guard_from(a[A::guard]) : nullptr;

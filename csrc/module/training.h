@@ -38,7 +38,7 @@ inline Gated gated_from(PyObject* gate, PyObject* up, int64_t activation) {
 }
 
 inline PyObject* gated(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_gated;
+    using A = arguments::gated;
     const Arguments<A> a("gated", args, count);
     if (!a.code) return nullptr;
     Gated g = gated_from(a[A::gate], a[A::up], a.whole(A::activation));
@@ -51,7 +51,7 @@ inline PyObject* gated(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 inline PyObject* gated_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_gated_gradients;
+    using A = arguments::gated_gradients;
     const Arguments<A> a("gated_gradients", args, count);
     if (!a.code) return nullptr;
     Gated g = gated_from(a[A::gate], a[A::up], a.whole(A::activation));
@@ -69,7 +69,7 @@ inline PyObject* gated_gradients(PyObject*, PyObject* const* args, Py_ssize_t co
 }
 
 inline PyObject* dropped(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_dropped;
+    using A = arguments::dropped;
     const Arguments<A> a("dropped", args, count);
     View x, plus;
     Elements e{};
@@ -90,7 +90,7 @@ inline PyObject* dropped(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 inline PyObject* norm_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    using A = Call_norm_gradients;
+    using A = arguments::norm_gradients;
     const Arguments<A> a("norm_gradients", args, count);
     View x;
     NormWeight n{};

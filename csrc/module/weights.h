@@ -10,7 +10,7 @@ namespace polyhead {
 inline bool scales_from(PyObject* tuple, int64_t type, int64_t outputs, int64_t inputs, Scales& s) {
     if ((tuple == Py_None) != (type < kFirstScaled)) return wrong("scales must be given for the types that have them in another tensor");
     if (tuple == Py_None) return true;
-    using F = Group_Scales;
+    using F = tuples::Scales;
     const Fields<F> fields(tuple, "scales");
     View scales, zeros;
     if (!fields || !view_of(fields[F::scales], "scales", scales) || !optional_view_of(fields[F::zeros], "zeros", zeros)) return false;
@@ -32,12 +32,12 @@ inline bool scales_from(PyObject* tuple, int64_t type, int64_t outputs, int64_t 
 
 // A weight [out, in] in the dtype of x, or in blocks as bytes [out, n], and its bias [out], without gaps.
 inline bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Factor& f) {
-    const Fields<Group_Weight> fields(tuple, name);
+    const Fields<tuples::Weight> fields(tuple, name);
     View weight, bias;
-    if (!fields || !view_of(fields[Group_Weight::weight], name, weight) ||
-        !optional_view_of(fields[Group_Weight::bias], name, bias))
+    if (!fields || !view_of(fields[tuples::Weight::weight], name, weight) ||
+        !optional_view_of(fields[tuples::Weight::bias], name, bias))
         return false;
-    const int64_t told = fields.whole(Group_Weight::type);
+    const int64_t told = fields.whole(tuples::Weight::type);
     if (PyErr_Occurred()) return false;
     const bool eights = told & kInEights;
     const int64_t type = told & ~(int64_t)kInEights, row_bytes = type ? bytes_of_row(type, inputs) : 0;
@@ -52,28 +52,28 @@ inline bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inp
         return false;
     }
     f = Factor{weight.at, bias.at, weight.size[0], (int)type, row_bytes, eights, {}};
-    return scales_from(fields[Group_Weight::scales], type, f.out_features, inputs, f.scales);
+    return scales_from(fields[tuples::Weight::scales], type, f.out_features, inputs, f.scales);
 }
 
 // Blocks that are no factor: rows may have gaps between them.
 inline bool blocks_from(PyObject* tuple, int64_t rows, int64_t numbers, Factor& f) {
-    const Fields<Group_Weight> fields(tuple, "blocks");
+    const Fields<tuples::Weight> fields(tuple, "blocks");
     View blocks;
-    if (!fields || !view_of(fields[Group_Weight::weight], "blocks", blocks)) return false;
-    const int64_t type = fields.whole(Group_Weight::type);
+    if (!fields || !view_of(fields[tuples::Weight::weight], "blocks", blocks)) return false;
+    const int64_t type = fields.whole(tuples::Weight::type);
     if (PyErr_Occurred()) return false;
     if (blocks.dims != 2 || blocks.kind != kOfUint8 || !blocks.is_dense_from(1) || !blocks.is(0, rows) ||
         !blocks.is(1, bytes_of_row(type, numbers)))
         return wrong("blocks must be bytes [rows, n] of whole blocks of a known type, and y [rows, their numbers]");
     f = Factor{blocks.at, nullptr, rows, (int)type, blocks.stride[0], false, {}};
-    return scales_from(fields[Group_Weight::scales], type, rows, numbers, f.scales);
+    return scales_from(fields[tuples::Weight::scales], type, rows, numbers, f.scales);
 }
 
 inline bool norm_from(PyObject* tuple, const char* name, int kind, int64_t features, NormWeight& n) {
-    const Fields<Group_NormWeight> fields(tuple, name);
+    const Fields<tuples::NormWeight> fields(tuple, name);
     View weight, bias;
-    if (!fields || !optional_view_of(fields[Group_NormWeight::weight], name, weight) ||
-        !optional_view_of(fields[Group_NormWeight::bias], name, bias))
+    if (!fields || !optional_view_of(fields[tuples::NormWeight::weight], name, weight) ||
+        !optional_view_of(fields[tuples::NormWeight::bias], name, bias))
         return false;
     const View& any = weight ? weight : bias;
     const int64_t heads = any.dims == 2 ? any.size[0] : 1;
@@ -86,8 +86,8 @@ inline bool norm_from(PyObject* tuple, const char* name, int kind, int64_t featu
                      name, (long long)features, (long long)features);
         return false;
     }
-    n = NormWeight{weight.at, fields.real(Group_NormWeight::eps), fields.real(Group_NormWeight::offset), bias.at,
-                   fields[Group_NormWeight::centred] == Py_True, true, heads};
+    n = NormWeight{weight.at, fields.real(tuples::NormWeight::eps), fields.real(tuples::NormWeight::offset), bias.at,
+                   fields[tuples::NormWeight::centred] == Py_True, true, heads};
     return !PyErr_Occurred();
 }
 

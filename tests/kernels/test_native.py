@@ -17,8 +17,8 @@ from polyhead.caches import DenseCache, PagedCache, RingCache
 from polyhead.cli import main
 from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS
-from polyhead.native import gate
-from polyhead.native.arguments import Extras, Piece
+from polyhead.native import tensor_check
+from polyhead.native.arguments import Extras, KVSegment
 from polyhead.semantics import RoundedALiBi
 
 pytestmark = pytest.mark.skipif(
@@ -179,8 +179,8 @@ def test_by_row_a_prompt_has_the_bits_of_decoding(code, H, G, D, V, dtype, windo
 
     def attend(rows: slice, first: int, last: int) -> tuple[Tensor, Tensor | None]:
         bounds = low[:, first:last].contiguous(), high[:, first:last].contiguous()
-        keys = Piece(k[rows, :, :last], v[rows, :, :last])
-        extras = Extras(bounds=bounds, by_row=True)
+        keys = KVSegment(k[rows, :, :last], v[rows, :, :last])
+        extras = Extras(bounds=bounds, batch_invariant=True)
         return code.attend(q[rows, :, first:last], [keys], 0.3, extras, lse=True)
 
     try:
@@ -194,7 +194,7 @@ def test_by_row_a_prompt_has_the_bits_of_decoding(code, H, G, D, V, dtype, windo
             for found, known in zip(attend(rows, first, last), wanted, strict=True):
                 assert torch.equal(found, known[rows, :, first:last]), (threads, rows, first)
         if window is None:  # decoding sees all, and asks for nothing
-            keys = Piece(k[:, :, :512], v[:, :, :512])
+            keys = KVSegment(k[:, :, :512], v[:, :, :512])
             alone, _ = code.attend(q[:, :, 511:512], [keys], 0.3)
             assert torch.equal(alone, wanted[0][:, :, 511:512])
     finally:
@@ -424,11 +424,11 @@ def test_the_test_at_first_use_finds_a_wrong_result():
 
 def test_without_native_code_everything_else_works(monkeypatch):
     monkeypatch.setattr(module, "_chosen", lambda: None)
-    monkeypatch.setattr(gate, "MODULE", None)
-    monkeypatch.setattr(gate, "DIFFERENCES", ["stranger: there is none"])
-    said = "compiled from other sources (stranger: there is none); build again"
+    monkeypatch.setattr(tensor_check, "MODULE", None)
+    monkeypatch.setattr(tensor_check, "DIFFERENCES", ["unsupported_tensor_kind: there is none"])
+    said = "compiled from other sources (unsupported_tensor_kind: there is none); build again"
     assert said in KERNELS["native"].unavailable()
-    monkeypatch.setattr(gate, "DIFFERENCES", [])
+    monkeypatch.setattr(tensor_check, "DIFFERENCES", [])
     assert "install g++ 12 or newer" in KERNELS["native"].unavailable()
     q = torch.randn(1, 2, 1, 8)
     assert ph.explain(q, q, q).kernel == "sdpa"

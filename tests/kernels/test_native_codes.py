@@ -15,7 +15,7 @@ import polyhead as ph
 from polyhead import native
 from polyhead.caches import Dense, Latent, Paged, Ring
 from polyhead.caches.codecs import Codes
-from polyhead.native.arguments import Piece
+from polyhead.native.arguments import KVSegment
 from polyhead.native.samples import samples
 
 pytestmark = pytest.mark.skipif(
@@ -306,10 +306,10 @@ def test_sizes_of_codes_are_checked_before_they_are_read(change, message):
     sample = next(iter(samples(torch.float32)))
     if change == {"k_zero": None}:
         change = {"k_zero": sample.coding.k_zero[:, :, 1:]}
-    piece = Piece(sample.k, sample.v, coding=sample.coding._replace(**change))
+    piece = KVSegment(sample.k, sample.v, coding=sample.coding._replace(**change))
     with pytest.raises(ValueError, match=message):
         CODES[0].attend(sample.q, [piece], 1.0)
-    short = Piece(sample.k, sample.v[:, :, 1:], coding=sample.coding)
+    short = KVSegment(sample.k, sample.v[:, :, 1:], coding=sample.coding)
     with pytest.raises(ValueError, match="scale and zero of v"):
         CODES[0].attend(sample.q, [short], 1.0)
     scales = {f"v_{name}": getattr(sample.coding, f"v_{name}")[:, :, 1:] for name in PAIR}
@@ -319,6 +319,6 @@ def test_sizes_of_codes_are_checked_before_they_are_read(change, message):
     for name in PAIR:
         scale = getattr(sample.coding, f"k_{name}")
         scattered[f"k_{name}"] = scale.repeat_interleave(2, dim=3)[..., ::2]
-    apart = Piece(sample.k, sample.v, coding=sample.coding._replace(**scattered))
+    apart = KVSegment(sample.k, sample.v, coding=sample.coding._replace(**scattered))
     with pytest.raises(ValueError, match="dense and alike"):
         CODES[0].attend(sample.q, [apart], 1.0)

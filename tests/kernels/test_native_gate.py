@@ -14,8 +14,8 @@ import polyhead as ph
 from polyhead import native
 from polyhead.errors import NotPlainError
 from polyhead.layers import TransformerLayer
-from polyhead.native import gate, interface
-from polyhead.native.arguments import NO_EXTRAS, Network, NormWeight, Piece, TileSums, Weight
+from polyhead.native import interface, tensor_check
+from polyhead.native.arguments import NO_EXTRAS, KVSegment, Network, NormWeight, TileSums, Weight
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -63,7 +63,7 @@ def test_every_tensor_of_a_call_passes_the_gate():
     code, at = native.code(), torch.arange(3)[None]
 
     def attend(**extras):
-        code.attend(q, [Piece(k, v)], 1.0, NO_EXTRAS._replace(**extras))
+        code.attend(q, [KVSegment(k, v)], 1.0, NO_EXTRAS._replace(**extras))
 
     with pytest.raises(ValueError, match="storage of bias"):
         attend(bias=cut_short(draw(1, 2, 3, 5)))
@@ -110,13 +110,13 @@ class Strange(torch.Tensor):
 def test_what_does_not_go_together_is_refused(extras, words):
     q, k, v = draw(1, 2, 3, 8), draw(1, 2, 5, 8), draw(1, 2, 5, 8)
     with pytest.raises((ValueError, TypeError), match=words):
-        native.code().attend(q, [Piece(k, v)], 1.0, NO_EXTRAS._replace(**extras))
+        native.code().attend(q, [KVSegment(k, v)], 1.0, NO_EXTRAS._replace(**extras))
 
 
 @pytest.mark.parametrize("page", [-1, 4, 1 << 40])
 def test_a_page_that_is_not_there_is_an_error(page):
     q, k, v = draw(1, 2, 1, 16), draw(4, 2, 8, 16), draw(4, 2, 8, 16)
-    piece = Piece(k, v, pages=torch.tensor([[0, page]]), skipped=3, paged=10)
+    piece = KVSegment(k, v, pages=torch.tensor([[0, page]]), skipped=3, paged=10)
     with pytest.raises(ValueError, match=f"page {page} of 4"):
         native.code().attend(q, [piece], 1.0)
     few = piece._replace(pages=torch.tensor([[0]]))
@@ -186,15 +186,15 @@ def test_gradients_of_biases_know_far_positions(far):
 
 
 def test_the_compiled_table_of_the_interface_is_that_of_the_tuples():
-    assert gate.MODULE is not None
-    assert interface.differences(gate.MODULE) == []
-    table = gate.MODULE.interface()
+    assert tensor_check.MODULE is not None
+    assert interface.differences(tensor_check.MODULE) == []
+    table = tensor_check.MODULE.interface()
     table["Heads"] = dict(reversed(table["Heads"].items()))
     table["limits"]["rows"] = 9
     table["step"].pop("calls")
 
     def module(**instead):
-        functions = dict.fromkeys(dir(gate.MODULE), print)
+        functions = dict.fromkeys(dir(tensor_check.MODULE), print)
         return SimpleNamespace(**functions | {"interface": lambda: table} | instead)
 
     found = [words.split(":")[0] for words in interface.differences(module())]
@@ -206,7 +206,7 @@ def test_the_compiled_table_of_the_interface_is_that_of_the_tuples():
 
 
 def test_functions_take_the_arguments_that_the_table_lists():
-    table = gate.MODULE.interface()
+    table = tensor_check.MODULE.interface()
     for name in (
         "product",
         "feed_forward",
@@ -218,9 +218,9 @@ def test_functions_take_the_arguments_that_the_table_lists():
         "step",
     ):
         with pytest.raises(TypeError, match=f"{name} takes {len(table[name])} arguments: got 0"):
-            getattr(gate.MODULE, name)()
+            getattr(tensor_check.MODULE, name)()
         with pytest.raises(ValueError, match="no code 99"):
-            getattr(gate.MODULE, name)(99, *[None] * (len(table[name]) - 1))
+            getattr(tensor_check.MODULE, name)(99, *[None] * (len(table[name]) - 1))
 
 
 def test_no_other_python_code_asks_for_an_address():

@@ -13,7 +13,7 @@ import matrix
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache, PagedCache, RingCache
-from polyhead.native.arguments import Extras, Piece
+from polyhead.native.arguments import Extras, KVSegment
 from polyhead.semantics import TensorBias, Tokens
 
 pytestmark = pytest.mark.skipif(
@@ -202,7 +202,7 @@ def test_what_is_masked_gives_and_takes_nothing(content):
 
 
 def assert_same_bits_for_any_number_of_threads(q, k, v, extras):
-    piece, (B, H, T, _) = Piece(k, v), q.shape
+    piece, (B, H, T, _) = KVSegment(k, v), q.shape
     result = native.code().attend(q, [piece], 0.125, extras, lse=True)
     grads = torch.randn(B, H, T, v.shape[3]), torch.randn(B, H, T)
     before = torch.get_num_threads()

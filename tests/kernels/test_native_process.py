@@ -30,7 +30,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
         """
         import resource, torch, polyhead as ph
         from polyhead import native
-        from polyhead.native.arguments import NO_EXTRAS, Piece, Weight
+        from polyhead.native.arguments import NO_EXTRAS, KVSegment, Weight
         torch.set_num_threads(1)
         code = native.code()
 
@@ -40,14 +40,14 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
         # The memory to work in grows with the head sizes, the tensors of one key hardly do.
         q, k = torch.randn(1, 1, 1, 1 << 16), torch.randn(1, 1, 1, 1 << 16)
         many = torch.randn(1, 1, 64, 1 << 16)
-        out, lse = code.attend(many, [Piece(k, k)], 1.0, lse=True)
+        out, lse = code.attend(many, [KVSegment(k, k)], 1.0, lse=True)
         grads = torch.zeros_like(out), torch.zeros_like(lse)
         x, wide = torch.randn(8, 1 << 22), torch.randn(1, 1 << 22)
 
         calls = [
-            lambda: code.attend(q, [Piece(k, k)], 1.0),
-            lambda: code.attend(many, [Piece(k, k)], 1.0),
-            lambda: code.gradients(many, Piece(k, k), 1.0, NO_EXTRAS, (out, lse), grads),
+            lambda: code.attend(q, [KVSegment(k, k)], 1.0),
+            lambda: code.attend(many, [KVSegment(k, k)], 1.0),
+            lambda: code.gradients(many, KVSegment(k, k), 1.0, NO_EXTRAS, (out, lse), grads),
             lambda: code.product(x, [Weight(wide, None)]),
         ]
         for number, call in enumerate(calls):
@@ -82,7 +82,7 @@ def test_an_interrupt_ends_a_long_call():
         """
         import signal, threading, time, os, torch, polyhead as ph
         from polyhead import native
-        from polyhead.native.arguments import NO_EXTRAS, Piece, Weight
+        from polyhead.native.arguments import NO_EXTRAS, KVSegment, Weight
         signal.signal(signal.SIGINT, signal.default_int_handler)  # where a shell ignores it
         torch.set_num_threads(2)
         code = native.code()
@@ -90,8 +90,8 @@ def test_an_interrupt_ends_a_long_call():
         q, k, v = (torch.randn(1, 8, n, 64) for _ in range(3))
         lse = torch.zeros(1, 8, n)
         calls = [
-            lambda: code.attend(q, [Piece(k, v)], 0.1),
-            lambda: code.gradients(q, Piece(k, v), 0.1, NO_EXTRAS, (q, lse), (q, lse)),
+            lambda: code.attend(q, [KVSegment(k, v)], 0.1),
+            lambda: code.gradients(q, KVSegment(k, v), 0.1, NO_EXTRAS, (q, lse), (q, lse)),
             lambda: ph.attention(q.requires_grad_(), k, v),
         ]
         ph.attention(*(torch.randn(1, 8, 200, 64, requires_grad=True) for _ in range(3)))
@@ -127,18 +127,18 @@ def test_a_forked_child_computes_on_one_thread_and_says_so():
     out, err = run(
         """
         import multiprocessing, torch, polyhead as ph
-        from polyhead.native.arguments import Piece
+        from polyhead.native.arguments import KVSegment
         from polyhead import native
         torch.set_num_threads(2)
         q = torch.randn(2, 8, 200, 32)
         code = native.code()
-        expected, _ = code.attend(q, [Piece(q, q)], 0.2)
+        expected, _ = code.attend(q, [KVSegment(q, q)], 0.2)
 
         def child(quiet):
             if quiet:
                 torch.set_num_threads(1)
             for _ in range(2):
-                found, _ = code.attend(q, [Piece(q, q)], 0.2)
+                found, _ = code.attend(q, [KVSegment(q, q)], 0.2)
             same = bytes(found.numpy()) == bytes(expected.numpy())  # torch.equal hangs here
             print("same" if same else "different", flush=True)
 

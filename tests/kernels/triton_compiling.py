@@ -26,7 +26,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from polyhead.kernels.triton import blocks, launch
 from polyhead.kernels.triton.device import backward, forward, merge
-from polyhead.native.arguments import Extras, Piece
+from polyhead.native.arguments import Extras, KVSegment
 from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout
 
@@ -94,10 +94,10 @@ def extras_of(names: tuple[str, ...], B: int, H: int, T: int, S: int) -> Extras:
     return Extras(**made)
 
 
-def piece_of(k: torch.Tensor, v: torch.Tensor, bits: int) -> Piece:
+def piece_of(k: torch.Tensor, v: torch.Tensor, bits: int) -> KVSegment:
     """Keys and values, or codes of so many bits in their place; a latent's value is in its key."""
     if not bits:
-        return Piece(k, v)
+        return KVSegment(k, v)
     (B, G, S, D), V, latent = k.shape, v.shape[3], v.shape[3] < k.shape[3]
 
     def codes(width: int, scales: int) -> tuple[torch.Tensor, ...]:
@@ -106,7 +106,7 @@ def piece_of(k: torch.Tensor, v: torch.Tensor, bits: int) -> Piece:
 
     k, *of_keys = codes(D, D)
     v, *of_values = (k, None, None) if latent else codes(V, V)
-    return Piece(
+    return KVSegment(
         k, v, coding=Coding(32, D, V, bits, 0 if latent else bits, 32, *of_keys, *of_values)
     )
 
@@ -169,7 +169,9 @@ def main(capabilities: list[int], only: str) -> None:
             if learns:
                 grads = torch.zeros_like(out), torch.zeros_like(lse)
                 of_bias = extras.learned is not None
-                launch.gradients(q, Piece(k, v), 1.0, extras, (out, lse), grads, of_bias=of_bias)
+                launch.gradients(
+                    q, KVSegment(k, v), 1.0, extras, (out, lse), grads, of_bias=of_bias
+                )
             for each in found:
                 print(json.dumps({"case": case, "fits": fits} | each), flush=True)
 

@@ -15,7 +15,7 @@ from polyhead.layers.decode_plan import plan_for
 from polyhead.layers.linear import feed_forward, fused_linear
 from polyhead.layers.quantized import QuantizedLinear, int8_activations
 from polyhead.models.int8_activations import TYPES, round_activations
-from polyhead.native.arguments import IN_EIGHTS, Weight
+from polyhead.native.arguments import INT8_ACTIVATIONS, Weight
 from polyhead.native.code import Code
 from polyhead.quantization import block_type
 from random_blocks import by_package, random_blocks
@@ -56,13 +56,13 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
         numbers = by_package(blocks, kind)
         for rows in (1, 2, 3, 7, 8, 19):
             x = rows_of_codes(rows, 768)
-            y = code.product(x, [Weight(blocks, None, kind.number + IN_EIGHTS)])
+            y = code.product(x, [Weight(blocks, None, kind.number + INT8_ACTIVATIONS)])
             expected = exact(x, numbers)
             size = (x.abs().double() @ numbers.double().abs().T).clamp(min=1e-30)
             assert ((y - expected).abs() / size).max() < 1e-6
             alone = torch.cat(
                 [
-                    code.product(r, [Weight(blocks, None, kind.number + IN_EIGHTS)])
+                    code.product(r, [Weight(blocks, None, kind.number + INT8_ACTIVATIONS)])
                     for r in x[:, None]
                 ]
             )
@@ -71,7 +71,7 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
         x = torch.randint(-126, 127, (3, 24, 32)) + 0.8 * torch.rand(3, 24, 32) - 0.4
         x[..., 5] = 127.0
         x = 0.01 * x.flatten(1)
-        y = code.product(x, [Weight(blocks, None, kind.number + IN_EIGHTS)])
+        y = code.product(x, [Weight(blocks, None, kind.number + INT8_ACTIVATIONS)])
         size = x.abs().double() @ numbers.double().abs().T
         assert ((y - int8_activations(x).double() @ numbers.double().T).abs() / size).max() < 1e-5
         assert not torch.equal(y, code.product(x, [Weight(blocks, None, kind.number)]))
@@ -151,7 +151,7 @@ def test_what_cannot_round_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     code = native.code()
     assert code is not None
     with pytest.raises(ValueError, match="does not take x in 8 bits"):
-        code.product(torch.randn(1, 256), [Weight(other[0].blocks, None, 23 + IN_EIGHTS)])
+        code.product(torch.randn(1, 256), [Weight(other[0].blocks, None, 23 + INT8_ACTIVATIONS)])
     monkeypatch.setattr(native, "code", lambda: None)
     with pytest.raises(ph.UnsupportedError, match="needs native code"):
         round_activations(module)

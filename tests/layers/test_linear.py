@@ -98,7 +98,7 @@ def test_bfloat16_has_one_order_and_is_within_rounding(code, inputs):
     weight = torch.randn(113, inputs).bfloat16()  # of which sums of nearly nothing show their order
     cancelled = Weight(torch.cat((weight, -weight), dim=-1), None)
     weights = [cancelled, Weight(torch.randn(7, 2 * inputs).bfloat16(), None)]
-    y = code.product(x, weights, by_row=False)
+    y = code.product(x, weights, batch_invariant=False)
     assert torch.equal(y, code.product(x, weights))
     assert torch.equal(y, few_at_a_time(code, x, weights))
     exact = x.double() @ torch.cat([each.weight for each in weights]).double().mT
@@ -123,7 +123,7 @@ def test_networks_of_many_rows_have_the_bits_of_few(code, dtype, gated):
             y = code.feed_forward(x, network)
             few = torch.cat([code.feed_forward(rows, network) for rows in x.split(8)])
             assert torch.equal(y, few), (activation, hidden)
-            assert torch.equal(code.feed_forward(x, network, by_row=False), y)
+            assert torch.equal(code.feed_forward(x, network, batch_invariant=False), y)
     torch.set_num_threads(3)
     long = torch.randn(780, 50).to(dtype)
     y = code.feed_forward(long, network)

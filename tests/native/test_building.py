@@ -19,7 +19,7 @@ from rich.console import Console
 
 from polyhead import native
 from polyhead.cli import doctor
-from polyhead.native import gate, selection
+from polyhead.native import selection, tensor_check
 
 ROOT = Path(__file__).parents[2]
 OLD = """#!/bin/sh
@@ -124,17 +124,17 @@ def test_a_code_that_there_is_not_is_named(tmp_path, old_compiler):
 def test_a_module_built_earlier_names_its_codes(monkeypatch):
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
     codes_in = runpy.run_path(str(ROOT / "setup.py"))["codes_in"]
-    names = {name for name, _ in gate.MODULE.codes()}
-    assert codes_in(Path(gate.MODULE.__file__)) == names
+    names = {name for name, _ in tensor_check.MODULE.codes()}
+    assert codes_in(Path(tensor_check.MODULE.__file__)) == names
     assert codes_in(Path(__file__).with_name("none.so")) == set()
 
 
 @pytest.mark.skipif(native.code() is None, reason="no native code was compiled here")
 def test_doctor_names_the_best_code_that_was_left_out(monkeypatch):
-    names = [name for name, runs_here in gate.MODULE.codes() if runs_here]
-    assert (native.left_out() is None) == (gate.MODULE.best() == names[0])
+    names = [name for name, runs_here in tensor_check.MODULE.codes() if runs_here]
+    assert (native.left_out() is None) == (tensor_check.MODULE.best() == names[0])
     native.all_codes()
-    monkeypatch.setattr(gate, "MODULE", types.SimpleNamespace(best=lambda: "avx1024"))
+    monkeypatch.setattr(tensor_check, "MODULE", types.SimpleNamespace(best=lambda: "avx1024"))
     report = doctor.machine()
     assert report["native_code_left_out"] == "avx1024"
     doctor._show(doctor.examine() | {"machine": report}, Console(file=(screen := StringIO())))
@@ -150,8 +150,8 @@ def test_the_compiler_is_tried_with_what_the_code_needs(tmp_path):
 
 def test_the_reason_is_what_the_kernel_and_doctor_say(tmp_path, monkeypatch):
     monkeypatch.setattr(selection, "__file__", str(tmp_path / "selection.py"))
-    monkeypatch.setattr(gate, "MODULE", None)
-    monkeypatch.setattr(gate, "DIFFERENCES", [])
+    monkeypatch.setattr(tensor_check, "MODULE", None)
+    monkeypatch.setattr(tensor_check, "DIFFERENCES", [])
     monkeypatch.setattr(selection, "code", lambda: None)
     assert native.unavailable() == (
         "not compiled: install g++ 12 or newer, or clang 14 or newer, then install polyhead again"
@@ -186,7 +186,7 @@ def doctor_without(lacking):
     sys.argv = ["polyhead", "doctor"]
     return main()
 
-for lacking in ("stranger", None):
+for lacking in ("unsupported_tensor_kind", None):
     child = os.fork()
     if not child:
         sys.exit(doctor_without(lacking))
@@ -194,6 +194,6 @@ for lacking in ("stranger", None):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for lacking in ("stranger", "codes"):
+    for lacking in ("unsupported_tensor_kind", "codes"):
         why = f"compiled from other sources ({lacking}: there is none); build again"
         assert why in done.stdout

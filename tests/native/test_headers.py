@@ -1,4 +1,4 @@
-"""Every header of csrc/ compiles alone: it includes what it uses, so that an editor understands it."""
+"""Every header of csrc/ includes what it uses: compilers and editors understand it alone."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_native_code_reads_what_the_package_unpacks(code: Code, name: str) -> No
             fitting = [Weight(blocks, bias.to(many.dtype), kind.number)]
             y = code.product(many, fitting)
             assert torch.equal(y[:8], code.product(many[:8], fitting)), (count, many.dtype)
-            y = code.product(many, fitting, by_row=False).double()
+            y = code.product(many, fitting, batch_invariant=False).double()
             exact = many.double() @ wanted.to(many.dtype).double().mT
             exact += bias.to(many.dtype).double()  # of which y is a rounding
             close = 1e-5 if many.dtype is torch.float32 else 0.02

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel, Refusal, SwitchedOffError
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
 from polyhead.semantics.arguments import call_of, dropout_seed
 from polyhead.semantics.foreign import refuse
@@ -300,7 +300,7 @@ def _in_order(call: Call) -> Iterable[Kernel[Any]]:
 
 def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
     """The kernel named, or the first that can do all of the call, with its plan."""
-    if by_row.is_asked():
+    if batch_invariant.is_enabled():
         if name not in ("auto", "native"):
             raise UnsupportedError(
                 f"batch_invariant() needs kernel='native' or 'auto': got {name!r}"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyhead.kernels.base import Refusal
-from polyhead.native.arguments import NO_EXTRAS, Extras, Piece
+from polyhead.native.arguments import NO_EXTRAS, Extras, KVSegment
 from polyhead.semantics import Call
 from polyhead.semantics.biases import Bias, Numbers
 from polyhead.semantics.masks import Mask, Range
@@ -27,7 +27,7 @@ _NOWHERE = torch.iinfo(torch.int64)
 """The range of positions; a bound at either end hides nothing but the very last one."""
 
 
-def pieces_of(call: Call) -> list[Piece]:
+def pieces_of(call: Call) -> list[KVSegment]:
     """The keys and values of a call where they lie."""
     found = []
     for tokens, k, v, table, coding in call.source.segments():
@@ -36,7 +36,7 @@ def pieces_of(call: Call) -> list[Piece]:
             positions = dense(tokens.position_tensor(k.device).long()).contiguous()
         pages, skipped, paged = table or (None, 0, 0)
         first = tokens.places.low
-        found.append(Piece(k, v, first, positions, pages, skipped, paged, coding))
+        found.append(KVSegment(k, v, first, positions, pages, skipped, paged, coding))
     return found
 
 

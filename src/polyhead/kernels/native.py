@@ -17,10 +17,10 @@ from polyhead.errors import NotPlainError, UnsupportedError
 from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.extras import dense, extras_of, pieces_of
 from polyhead.kernels.operators import differentiable, operators
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras
 from polyhead.native.code import Code
-from polyhead.native.gate import is_exported_to_onnx, is_fake, stranger
+from polyhead.native.tensor_check import is_exported_to_onnx, is_fake, unsupported_tensor_kind
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
 from polyhead.semantics.call import simplify_mask
 from polyhead.semantics.tokens import Tokens, is_differentiated, is_traced, is_transformed
@@ -37,16 +37,16 @@ class NativeKernel(Kernel[Extras]):
     def plan(self, call: Call) -> Extras | Refusal:
         if (feature := self._refused(call)) is not None:
             return Refusal(feature)
-        if by_row.is_asked() and _is_empty(call):
-            return NO_EXTRAS._replace(by_row=True)
+        if batch_invariant.is_enabled() and _is_empty(call):
+            return NO_EXTRAS._replace(batch_invariant=True)
         plainly = not (call.requires_grad or torch.compiler.is_compiling() or _is_fake(call))
         found = extras_of(call, rounds=plainly)
-        if isinstance(found, Refusal) or not by_row.is_asked():
+        if isinstance(found, Refusal) or not batch_invariant.is_enabled():
             return found
         turned = call.source.of_row is not None or call.source.tokens.places.low
         if turned and (found.keep is not None or found.bias is not None):
             return Refusal("an explicit mask or bias over the keys of a ring")
-        return found._replace(by_row=True)
+        return found._replace(batch_invariant=True)
 
     def _refused(self, call: Call) -> str | None:
         """What refuses a call whatever its mask."""
@@ -65,15 +65,15 @@ class NativeKernel(Kernel[Extras]):
         if compiling:
             if is_differentiated():
                 return "torch.func"
-        elif (strange := stranger(call.tensors().values())) is not None:
+        elif (strange := unsupported_tensor_kind(call.tensors().values())) is not None:
             return strange
         elif is_traced(q) and not is_fake((q,)):
             return "torch.func"
         if not source.in_place:
             return "keys and values that would be copied to be read"
-        if by_row.is_asked() and _is_coded_ring(source):
+        if batch_invariant.is_enabled() and _is_coded_ring(source):
             return "a quantized ring within batch_invariant(): its codes begin at any place"
-        if _is_empty(call) and not by_row.is_asked():
+        if _is_empty(call) and not batch_invariant.is_enabled():
             return "no batch rows, no queries or no keys"
         if call.spec.dropout_p:
             if call.q_tokens.stride != 1 or source.tokens.stride != 1:
@@ -90,9 +90,9 @@ class NativeKernel(Kernel[Extras]):
         return None
 
     def run(self, call: Call, plan: Extras) -> State:
-        if plan.by_row and _is_empty(call):
+        if plan.batch_invariant and _is_empty(call):
             return _of_nothing(call)
-        if plan.by_row and call.source.of_row is not None:
+        if plan.batch_invariant and call.source.of_row is not None:
             return self._row_after_row(call)
         spec, pieces = call.spec, pieces_of(call)
         if call.requires_grad or torch.compiler.is_compiling() or _is_fake(call):

@@ -1,6 +1,6 @@
 """Compiled code as operators of torch: differentiable, and known to compile and export.
 
-One piece of keys and values; a mask is its bounds, so all arguments are tensors and numbers.
+One segment of keys and values; a mask is its bounds, so all arguments are tensors and numbers.
 Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size, V value size.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyhead.kernels.extras import dense
-from polyhead.native.arguments import Extras, Piece
+from polyhead.native.arguments import Extras, KVSegment
 from polyhead.native.dropout import Dropout
 from polyhead.semantics import State
 
@@ -25,13 +25,13 @@ class Code(Protocol):
     """Compiled code: ``native.code.Code`` says what the arguments are."""
 
     def attend(
-        self, q: Tensor, pieces: Sequence[Piece], scale: float, extras: Extras, *, lse: bool
+        self, q: Tensor, segments: Sequence[KVSegment], scale: float, extras: Extras, *, lse: bool
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def gradients(
         self,
         q: Tensor,
-        piece: Piece,
+        segment: KVSegment,
         scale: float,
         extras: Extras,
         result: tuple[Tensor, Tensor],
@@ -49,18 +49,18 @@ class Operators(NamedTuple):
 
 
 def differentiable(
-    known: Operators, piece: Piece, q: Tensor, scale: float, extras: Extras
+    known: Operators, segment: KVSegment, q: Tensor, scale: float, extras: Extras
 ) -> State:
-    """What ``Code.attend`` computes, with gradients of q, of the piece and of the bias."""
+    """What ``Code.attend`` computes, with gradients of q, of the segment and of the bias."""
     dropout = extras.dropout
     numbers = scale, extras.softcap, 0.0 if dropout is None else dropout.p
-    places = [piece.first, int(extras.by_row)]
+    places = [segment.first, int(extras.batch_invariant)]
     places += [] if dropout is None else [dropout.query, dropout.key]
     tensors = [
-        piece.positions, *(extras.bounds or (None, None)), extras.keep, extras.q_positions,
+        segment.positions, *(extras.bounds or (None, None)), extras.keep, extras.q_positions,
         None if dropout is None else dropout.seed,
     ]  # fmt: skip
-    given = q, piece.k, piece.v, extras.learned
+    given = q, segment.k, segment.v, extras.learned
     return State(*known.attention(*given, *numbers, places, tensors))
 
 
@@ -87,8 +87,8 @@ def operators(name: str, code: Callable[[], Code], device_types: str | None = No
         extras: Sequence[Tensor | None],
     ) -> tuple[Tensor, Tensor]:
         """out ``[B, H, T, V]`` and lse ``[B, H, T]``; the lists are those of ``differentiable``."""
-        piece, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
-        out, lse = code().attend(dense(q), [piece], scale, parts, lse=True)
+        segment, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
+        out, lse = code().attend(dense(q), [segment], scale, parts, lse=True)
         assert lse is not None
         return out, lse
 
@@ -108,11 +108,11 @@ def operators(name: str, code: Callable[[], Code], device_types: str | None = No
         of_bias: bool,
     ) -> list[Tensor]:
         """Gradients of q, k, v and, if asked for, the bias, given out and lse and theirs."""
-        piece, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
+        segment, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
         out, lse = result
         grad_out, grad_lse = grads
         both = dense(grad_out), grad_lse.contiguous()
-        return code().gradients(dense(q), piece, scale, parts, (out, lse), both, of_bias=of_bias)
+        return code().gradients(dense(q), segment, scale, parts, (out, lse), both, of_bias=of_bias)
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         q, k, v, bias, *ctx.numbers, extras = inputs
@@ -170,12 +170,12 @@ def _as_given(
     dropout_p: float,
     places: Sequence[int],
     extras: Sequence[Tensor | None],
-) -> tuple[Piece, Extras]:
+) -> tuple[KVSegment, Extras]:
     positions, low, high, keep, q_positions, seed = extras
-    first, by_row, *of_dropout = places
+    first, batch_invariant, *of_dropout = places
     bounds = None if low is None or high is None else (low, high)
     learned: dict[str, Any] = {} if bias is None else {_KINDS[bias.ndim]: bias}
-    piece = Piece(dense(k), dense(v), first, positions)
+    segment = KVSegment(dense(k), dense(v), first, positions)
     dropout = None if seed is None else Dropout(dropout_p, seed, *of_dropout)
-    parts = {"dropout": dropout, "by_row": bool(by_row), **learned}
-    return piece, Extras(softcap, bounds, keep, q_positions, **parts)
+    parts = {"dropout": dropout, "batch_invariant": bool(batch_invariant), **learned}
+    return segment, Extras(softcap, bounds, keep, q_positions, **parts)

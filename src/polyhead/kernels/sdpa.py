@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.kernels.base import Kernel, Refusal
-from polyhead.native.gate import is_exported_to_onnx
+from polyhead.native.tensor_check import is_exported_to_onnx
 from polyhead.semantics import Call, Causal, DenseSource, State, Visibility
 from polyhead.semantics.scores import is_distributed, zero_nonfinite
 

@@ -5,9 +5,9 @@ they are one call, for all layers that follow each other, with the bits of the l
 ``DecodePlan`` exports each layer to native code once (``native_layer.py``). It lives as long as the
 cache that it decodes with, keeps neither modules nor weights alive, and is valid while nothing that
 it has read changes, which native code finds out in every call before it computes anything
-(``csrc/module/guards.h``). A layer that has changed is described again. Layers that native code does not
-know run as modules, and so do all other cases (prompts, gradients, other masks, caches that must
-encode or move tokens); ``DecodePlan.explain`` says which and why.
+(``csrc/module/guards.h``). A layer that has changed is described again. Layers that native code
+does not know run as modules, and so do all other cases (prompts, gradients, other masks, caches
+that must encode or move tokens); ``DecodePlan.explain`` says which and why.
 
 Shape letters: B batch, E embed size.
 """
@@ -37,8 +37,8 @@ from polyhead.layers.exact import ExactType, changed_classes, guarded_attributes
 from polyhead.layers.gemm import code_for_gemv
 from polyhead.layers.native_export import NotExportableError
 from polyhead.layers.native_layer import NETWORK, ROPE, NativeLayer, export_layer, has_hooks, phrase
-from polyhead.native import Code, by_row, is_plain
-from polyhead.native.arguments import MOST_ROWS, Guard
+from polyhead.native import Code, batch_invariant, is_plain
+from polyhead.native.arguments import MAX_GEMV_ROWS, Guard
 from polyhead.native.code import LayerCall
 from polyhead.semantics import Bias, Causal, Mask, RelativeBias
 
@@ -321,7 +321,7 @@ def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
     if (
         code is None
         or len(shape) != 3
-        or shape[0] * shape[1] > MOST_ROWS
+        or shape[0] * shape[1] > MAX_GEMV_ROWS
         or not (mask is None or type(mask) is Causal)
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys
@@ -447,7 +447,7 @@ class _FusedLayers:
         starts = self._starts
         if type(self._mask) is not Causal or count > known.max_tokens:
             return False
-        if count > 1 and by_row.is_asked():
+        if count > 1 and batch_invariant.is_enabled():
             return False
         if known.latent is not None:
             keys = count + (starts if isinstance(starts, int) else max(starts))

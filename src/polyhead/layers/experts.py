@@ -24,7 +24,7 @@ from polyhead.layers.fixed import Fixed
 from polyhead.layers.gemm import as_rows, code_for_gemv
 from polyhead.layers.linear import weight_of
 from polyhead.layers.registry import register_builder
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 from polyhead.native.arguments import SCORINGS, Routing
 
 
@@ -67,7 +67,7 @@ class Experts(Fixed):
         weights, chosen, share = self._routed(flat)
         if self.config.capacity is not None:
             in_time = self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
-            if by_row.is_asked() and not in_time.all():
+            if batch_invariant.is_enabled() and not in_time.all():
                 raise UnsupportedError(
                     "batch_invariant() cannot keep the bits of full experts "
                     f"(capacity={self.config.capacity}): who finds room depends on the call"

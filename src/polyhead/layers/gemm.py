@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.modules import module as torch_module
 
 from polyhead import native
-from polyhead.native import by_row
-from polyhead.native.arguments import MOST_ROWS
+from polyhead.native import batch_invariant
+from polyhead.native.arguments import MAX_GEMV_ROWS
 from polyhead.native.code import Code
 
 
@@ -47,7 +47,7 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def _is_gemv(x: Tensor) -> bool:
-    return by_row.is_asked() or x.numel() <= MOST_ROWS * x.shape[-1]
+    return batch_invariant.is_enabled() or x.numel() <= MAX_GEMV_ROWS * x.shape[-1]
 
 
 def _code_for(x: Tensor) -> Code | None:

@@ -35,7 +35,7 @@ from polyhead.layers.linear import fused_linear, linear, linear_per_head
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
 from polyhead.semantics.foreign import other_names, refuse
 
@@ -199,7 +199,7 @@ class MultiHeadLatentAttention(Hooked):
             source = cache.append(latent, latent[..., :R], positions)
         B, T, _ = x.shape
         way = forced or self.preferred or self.config.choose(B, T, source.tokens.length)
-        if by_row.is_asked():
+        if batch_invariant.is_enabled():
             way = forced or "absorbed"  # what decoding takes, for every number of tokens
         if way == "absorbed":
             q = torch.cat((self._to_latent(n), p), dim=-1)

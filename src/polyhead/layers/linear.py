@@ -18,8 +18,8 @@ from polyhead.layers.exact import ExactType
 from polyhead.layers.gemm import as_rows, code_for_gemm
 from polyhead.layers.lora import LoraLinear
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
-from polyhead.native import by_row, gate
-from polyhead.native.arguments import MOST_ROWS, MOST_WEIGHTS, Network, Weight
+from polyhead.native import batch_invariant, tensor_check
+from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_WEIGHTS, Network, Weight
 
 PLAIN_LINEAR = ExactType(nn.Linear)
 _LORA = ExactType(LoraLinear)
@@ -40,9 +40,9 @@ def fused_linear(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         with hooks.
     """
     code = code_for_gemm(x)
-    if code is None or len(linears) > MOST_WEIGHTS:
+    if code is None or len(linears) > MAX_WEIGHTS:
         return None
-    if len(linears) > 1 and x.numel() > MOST_ROWS * x.shape[-1]:
+    if len(linears) > 1 and x.numel() > MAX_GEMV_ROWS * x.shape[-1]:
         return None  # of many rows each output is let go of when it is no longer needed
     weights = []
     for linear in linears:
@@ -50,7 +50,9 @@ def fused_linear(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         if weight is None:
             return None
         weights.append(weight)
-    return code.product(as_rows(x), weights, by_row=by_row.is_asked()).view(*x.shape[:-1], -1)
+    return code.product(as_rows(x), weights, batch_invariant=batch_invariant.is_enabled()).view(
+        *x.shape[:-1], -1
+    )
 
 
 def linear(x: Tensor, module: nn.Module | None) -> Tensor:
@@ -71,7 +73,9 @@ def product(x: Tensor, weight: Tensor | QuantizedMatrix, bias: Tensor | None) ->
     code = code_for_gemm(x)
     if code is None or not _fits(Weight(weight, bias), x):
         return nn.functional.linear(x, weight, bias)
-    y = code.product(as_rows(x), [Weight(weight, bias)], by_row=by_row.is_asked())
+    y = code.product(
+        as_rows(x), [Weight(weight, bias)], batch_invariant=batch_invariant.is_enabled()
+    )
     return y.view(*x.shape[:-1], -1)
 
 
@@ -91,10 +95,10 @@ def linear_per_head(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor | 
     if (
         code is None
         or not B * T > 0
-        or (B * T > MOST_ROWS and not by_row.is_asked())
+        or (B * T > MAX_GEMV_ROWS and not batch_invariant.is_enabled())
         or not x.numel()
         or weight.dtype is not x.dtype
-        or not gate.is_plain(weight)
+        or not tensor_check.is_plain(weight)
     ):
         return None
     return code.head_product(x.reshape(B * T, H, -1), weight, summed=transposed).view(B, T, H, -1)
@@ -130,7 +134,9 @@ def feed_forward(
     if down_weight is None:
         return None
     y = code.feed_forward(
-        as_rows(x), Network(gate_weight, up_weight, down_weight, *form), by_row=by_row.is_asked()
+        as_rows(x),
+        Network(gate_weight, up_weight, down_weight, *form),
+        batch_invariant=batch_invariant.is_enabled(),
     )
     return y.view(*x.shape[:-1], -1)
 

@@ -25,7 +25,7 @@ from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.frequencies import inverse_frequencies, regime
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 from polyhead.semantics.tokens import GraphCapture, active_capture, is_traced, is_tracing
 
 
@@ -167,7 +167,7 @@ class RoPE:
         """
         last = self._last  # all layers of a model ask for the same tokens one after another
         first = starts if isinstance(starts, int) else tuple(starts)
-        key = first, count, 2, head_dim, x.dtype, x.device, by_row.is_asked()
+        key = first, count, 2, head_dim, x.dtype, x.device, batch_invariant.is_enabled()
         if last is not None and last[0] == key:
             return last[1]
         if isinstance(starts, int):
@@ -190,7 +190,7 @@ class RoPE:
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
             return rotation.with_heads(head_axis - 1)
         # All layers of a model ask for the same tokens one after another.
-        key = (positions, length, head_axis, dim, x.dtype, x.device, by_row.is_asked())
+        key = (positions, length, head_axis, dim, x.dtype, x.device, batch_invariant.is_enabled())
         last = self._last
         if last is None or last[0] != key:
             rotation = self._looked_up(positions, length, dim, x.dtype, x.device)
@@ -237,7 +237,7 @@ class RoPE:
 
     def _table(self, length: int, dim: int, dtype: torch.dtype, device: torch.device) -> _Rotation:
         """Of positions from 0 on, ``length`` of them or more; kept."""
-        key = (regime(self.config, length), dim, dtype, device, by_row.is_asked())
+        key = (regime(self.config, length), dim, dtype, device, batch_invariant.is_enabled())
         table = self._tables.get(key)
         if table is None or table.cos.shape[0] < length:
             capacity = max(length, 256, 2 * table.cos.shape[0] if table is not None else 0)
@@ -260,7 +260,7 @@ class RoPE:
     def _angles(
         self, positions: Tensor, dim: int, length: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        if by_row.is_asked() and regime(self.config, length) != regime(self.config, 1):
+        if batch_invariant.is_enabled() and regime(self.config, length) != regime(self.config, 1):
             raise UnsupportedError(
                 f"batch_invariant() cannot keep the bits of rope type {self.config.type!r} beyond "
                 f"original_max_positions={self.config.original_max_positions}: every token's "

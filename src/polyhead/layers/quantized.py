@@ -25,8 +25,8 @@ from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.layers.exact import ExactType
 from polyhead.layers.gemm import as_rows, code_for_int8_gemm, code_for_quantized_gemm
-from polyhead.native import by_row, gate
-from polyhead.native.arguments import IN_EIGHTS, Scales, Weight
+from polyhead.native import batch_invariant, tensor_check
+from polyhead.native.arguments import INT8_ACTIVATIONS, Scales, Weight
 from polyhead.quantization import BlockType, of_rows, readable, unpack
 
 _PANEL = 1 << 20  # numbers that are unpacked at a time: what a large cache holds
@@ -142,7 +142,9 @@ class QuantizedMatrix(nn.Module):
         weight = native_weight(self, x, bias)
         if weight is None:
             return None
-        return code.product(as_rows(x), [weight], by_row=by_row.is_asked()).view(*x.shape[:-1], -1)
+        return code.product(
+            as_rows(x), [weight], batch_invariant=batch_invariant.is_enabled()
+        ).view(*x.shape[:-1], -1)
 
     def extra_repr(self) -> str:
         return f"{self.out_features}, {self.in_features}, type={self.kind}"
@@ -222,12 +224,12 @@ def native_weight(matrix: QuantizedMatrix, x: Tensor, bias: Tensor | None) -> We
         or (bias is not None and not native.is_plain(bias, x))
     ):
         return None
-    number = matrix.kind.number + (IN_EIGHTS if matrix.int8_activations else 0)
+    number = matrix.kind.number + (INT8_ACTIVATIONS if matrix.int8_activations else 0)
     return Weight(blocks, bias, number, scales)
 
 
 def _is_read(x: Tensor | None) -> bool:
-    return x is None or (x.is_contiguous() and gate.is_plain(x))
+    return x is None or (x.is_contiguous() and tensor_check.is_plain(x))
 
 
 def refuse_quantized(model: nn.Module, what: str) -> None:

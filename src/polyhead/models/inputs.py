@@ -8,7 +8,7 @@ from torch import Tensor
 from polyhead.caches import ModelCache, Quantized
 from polyhead.config import TransformerConfig
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 from polyhead.semantics.tokens import active_capture, is_of, is_traced
 
 
@@ -54,7 +54,7 @@ def check_caching(config: TransformerConfig, quantized: Quantized | None) -> Non
     """
     if config.kind == "encoder":
         raise ValueError(NO_CACHE)
-    if by_row.is_asked() and quantized is not None:
+    if batch_invariant.is_enabled() and quantized is not None:
         raise UnsupportedError(
             "batch_invariant() cannot keep the bits of a quantized cache: whether a key is exact "
             "when it is read depends on how the prompt is cut into chunks"

@@ -14,7 +14,7 @@ from torch import nn
 from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedMatrix
-from polyhead.native.arguments import MOST_EIGHTS
+from polyhead.native.arguments import MAX_INT8_INPUTS
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """Types of blocks whose products take x in 8 bits."""
@@ -43,11 +43,11 @@ def round_activations(model: nn.Module) -> None:
         raise UnsupportedError("activations='int8' needs native code, which is not here")
     multiplied = []
     for name, part in found.items():
-        carried = part.kind.name in TYPES and part.in_features <= MOST_EIGHTS
+        carried = part.kind.name in TYPES and part.in_features <= MAX_INT8_INPUTS
         if not carried and not isinstance(part, QuantizedEmbedding):
             raise UnsupportedError(
                 f"activations='int8' takes blocks of type {', '.join(TYPES)} that read at most "
-                f"{MOST_EIGHTS:,} features: {name} is {part.kind.name} and reads "
+                f"{MAX_INT8_INPUTS:,} features: {name} is {part.kind.name} and reads "
                 f"{part.in_features:,}"
             )
         if carried:

@@ -1,4 +1,4 @@
-"""The C++ code in csrc/: products of few rows, and attention on a CPU.
+"""The C++ code in csrc/: GEMV, GEMM, attention and decoding on a CPU.
 
 ``code()`` is the compiled code for this processor, chosen at first use among those compiled: the
 first whose instruction set is here and whose results agree with float64. One that disagrees is

@@ -18,16 +18,16 @@ from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MOST_ROWS = 8
-"""Rows of x that ``Code.product`` takes."""
-IN_EIGHTS = 256
-"""Beside the number of a type of blocks: x is rounded to 8 bits."""
-MOST_EIGHTS = 1 << 15
-"""Inputs of such a weight."""
-MOST_WEIGHTS = 4
-"""Weights of one ``Code.product``."""
-MOST_PIECES = 16
-"""Pieces of keys and values of one attention."""
+MAX_GEMV_ROWS = 8
+"""Rows of x that are multiplied as GEMV; more are GEMM."""
+INT8_ACTIVATIONS = 256
+"""Added to the number of a type of blocks: x is rounded to 8 bits."""
+MAX_INT8_INPUTS = 1 << 15
+"""Most inputs of such a weight."""
+MAX_WEIGHTS = 4
+"""Most weights of one ``Code.product``."""
+MAX_SEGMENTS = 16
+"""Most segments of keys and values of one attention."""
 ACTIVATIONS = {
     "relu": 0, "silu": 1, "gelu_tanh": 2, "relu2": 3, "gelu": 4, "quick_gelu": 5, "xielu": 6,
 }  # fmt: skip
@@ -59,8 +59,8 @@ class Weight(NamedTuple):
     Attributes:
         weight: In the dtype of what it multiplies; or blocks as a file has them, bytes
             ``[out, bytes of a row]``.
-        type: Number of the blocks' type, with ``IN_EIGHTS`` where x is rounded to 8 bits; 0: there
-            are no blocks.
+        type: Number of the blocks' type, plus ``INT8_ACTIVATIONS`` where x is rounded to 8 bits; 0:
+            there are no blocks.
         scales: Of blocks that have none of their own.
     """
 
@@ -70,7 +70,7 @@ class Weight(NamedTuple):
     scales: Scales | None = None
 
 
-class Piece(NamedTuple):
+class KVSegment(NamedTuple):
     """Keys ``[B, G, n, D]`` and values ``[B, G, n, V]``, last dimensions dense, other strides any.
 
     Attributes:
@@ -114,15 +114,15 @@ class Extras(NamedTuple):
     Attributes:
         softcap: c of c · tanh(score / c); 0 is none.
         bounds: ``[1 or B, T]`` int64 low and high: a query sees positions low ≤ p < high.
-        keep: ``[1 or B, 1 or H, T, S]`` bool, keys dense, columns in the order of the pieces.
+        keep: ``[1 or B, 1 or H, T, S]`` bool, keys dense, columns in the order of the segments.
         q_positions: ``[1 or B, T]`` int64 of the queries, beside ``slopes`` and ``by_distance``.
         slopes: ``[H]`` float32 of ALiBi, dense, or None.
         by_distance: ``[H, 2 n + 1]`` float32, dense: what is added for keys n and more places
             behind the query, …, n and more ahead of it; or None.
         bias: ``[1 or B, 1 or H, 1 or T, 1 or S]`` float32, any strides, or None.
         dropout: Dropout of the weights, or None.
-        by_row: Whether every row gets the bits that it has as the only query of its sequence,
-            behind the keys that it sees, whatever the number of threads.
+        batch_invariant: A row's bits do not depend on the batch, on chunks of the prompt or on the
+            number of threads: they are those of the row as the only query.
         rounded: Not 0: slopes add bfloat16(slope · key position) times this (``RoundedALiBi``).
     """
 
@@ -134,7 +134,7 @@ class Extras(NamedTuple):
     by_distance: Tensor | None = None
     bias: Tensor | None = None
     dropout: Dropout | None = None
-    by_row: bool = False
+    batch_invariant: bool = False
     rounded: float = 0.0
 
     @property
@@ -349,14 +349,14 @@ class LayerForm(NamedTuple):
     offset: int = 0
 
 
-class Held(NamedTuple):
-    """Units ``first`` to ``first + length`` of a cache's tensors; a unit is a token, or coded.
+class CacheSegment(NamedTuple):
+    """Slots ``first`` to ``first + length`` of a cache; a slot is a token, or a unit of codes.
 
     Attributes:
         k: ``[B, G, n, D]``, the last dimension dense; in pages ``[pages, G, P, D]``.
         v: ``[B, G, n, V]``; None: the first columns of k.
-        pages: ``[B, m]`` int64, as in ``Piece``; ``first`` then counts from the first of them.
-        coding: As in ``Piece``.
+        pages: ``[B, m]`` int64, as in ``KVSegment``; ``first`` then counts from the first of them.
+        coding: As in ``KVSegment``.
     """
 
     k: Tensor
@@ -380,8 +380,8 @@ class LayerCall(NamedTuple):
         layer: What ``Code.layer`` returned.
         rotation: cos and sin of the tokens' positions, as ``Code.rotate`` takes them; of rows of
             different lengths for all of them.
-        held: One to six, of the cache, in order; keys and values of the last T tokens are written
-            there.
+        segments: One to six, of the cache, in order; keys and values of the last T tokens are
+            written there.
         by_distance: As in ``Extras``.
         memory: Of the context, for a layer with ``cross``; its rows divide B. None: such a layer
             ends behind its self-attention.
@@ -389,9 +389,9 @@ class LayerCall(NamedTuple):
 
     layer: Layer
     rotation: tuple[Tensor, Tensor] | None
-    held: list[Held]
+    segments: list[CacheSegment]
     by_distance: Tensor | None = None
-    memory: Held | None = None
+    memory: CacheSegment | None = None
 
 
 class TileSums(NamedTuple):

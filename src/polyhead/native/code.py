@@ -15,16 +15,16 @@ from torch import Tensor
 from polyhead.native.arguments import (
     ACTIVATIONS,
     DTYPES,
-    MOST_ROWS,
+    MAX_GEMV_ROWS,
     NO_EXTRAS,
     Extras,
     Guard,
+    KVSegment,
     Layer,
     LayerForm,
     LayerWeights,
     Network,
     NormWeight,
-    Piece,
     Routing,
     TileSums,
     Weight,
@@ -39,7 +39,7 @@ LayerCall = tuple[
     Tensor | None,
     tuple[Any, ...] | None,
 ]
-"""The fields of ``arguments.LayerCall``, with those of ``Held``: made for every layer and token."""
+"""The fields of ``arguments.LayerCall`` and ``CacheSegment``: made for every layer and token."""
 
 _DTYPES = {
     "avx512_amx": frozenset({torch.float32, torch.float16}),
@@ -58,7 +58,7 @@ class Code:
 
     Attributes:
         block_sizes: Numbers and bytes of a block, by the number of its type, for all that it reads.
-        dtypes: In which products of more than ``MOST_ROWS`` rows are as fast as torch's.
+        dtypes: In which products of more than ``MAX_GEMV_ROWS`` rows are as fast as torch's.
         block_dtypes: The same for weights in blocks.
     """
 
@@ -80,19 +80,21 @@ class Code:
         self._gated, self._gated_gradients = module.gated, module.gated_gradients
         self._dropped, self._norm_gradients = module.dropped, module.norm_gradients
 
-    def product(self, x: Tensor, weights: Sequence[Weight], *, by_row: bool = True) -> Tensor:
+    def product(
+        self, x: Tensor, weights: Sequence[Weight], *, batch_invariant: bool = True
+    ) -> Tensor:
         """``[x W0ᵀ + b0 | x W1ᵀ + b1 | …]``, added up in float32.
 
         Args:
             x: ``[rows, in]``, the last dimension dense.
-            weights: At most ``MOST_WEIGHTS``, dense, in the dtype of x or in blocks.
-            by_row: A row has the same bits whatever rows are beside it, and however many.
-                Otherwise blocks that more than ``MOST_ROWS`` rows of bfloat16 meet are rounded to
-                bfloat16 and multiplied by the processor's instruction for that, if it has one:
+            weights: At most ``MAX_WEIGHTS``, dense, in the dtype of x or in blocks.
+            batch_invariant: A row has the same bits whatever rows are beside it, and however many.
+                Otherwise blocks that meet more than ``MAX_GEMV_ROWS`` rows of bfloat16 are rounded
+                to bfloat16 and multiplied by the processor's instruction for that, if it has one:
                 twice as fast, in another order.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
-        self._product(self._index, threads(), x, weights, by_row, y)
+        self._product(self._index, threads(), x, weights, batch_invariant, y)
         return y
 
     def take_grids(self, grids: Tensor) -> None:
@@ -118,23 +120,23 @@ class Code:
         self._unpack(self._index, threads(), blocks, y)
         return y
 
-    def feed_forward(self, x: Tensor, network: Network, *, by_row: bool = True) -> Tensor:
+    def feed_forward(self, x: Tensor, network: Network, *, batch_invariant: bool = True) -> Tensor:
         """What a network makes of rows; its hidden features stay float32 until the last product.
 
         Args:
             x: ``[rows, E]``, the last dimension dense.
             network: Its weights dense, in the dtype of x or in blocks.
-            by_row: As in ``product``.
+            batch_invariant: As in ``product``.
         """
         y = x.new_empty(x.shape[0], network.down.weight.shape[0])
-        self._feed_forward(self._index, threads(), x, network, by_row, y)
+        self._feed_forward(self._index, threads(), x, network, batch_invariant, y)
         return y
 
     def route(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         """Which experts a few rows visit, and how much each counts.
 
         Args:
-            x: ``[rows, E]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            x: ``[rows, E]``, at most ``MAX_GEMV_ROWS`` rows, the last dimension dense.
             routing: Its weights dense, in the dtype of x or in blocks.
 
         Returns:
@@ -144,8 +146,8 @@ class Code:
         more = 0 if routing.shared_gate is None else 1
         weights = torch.empty(len(x), routing.visited + more, dtype=torch.float32, device="cpu")
         chosen = torch.empty(len(x), routing.visited, dtype=torch.int64, device="cpu")
-        for first in range(0, len(x), MOST_ROWS):
-            rows = slice(first, first + MOST_ROWS)
+        for first in range(0, len(x), MAX_GEMV_ROWS):
+            rows = slice(first, first + MAX_GEMV_ROWS)
             self._route(self._index, threads(), x[rows], routing, weights[rows], chosen[rows])
         return weights, chosen
 
@@ -230,34 +232,34 @@ class Code:
     def attend(
         self,
         q: Tensor,
-        pieces: Sequence[Piece],
+        segments: Sequence[KVSegment],
         scale: float,
         extras: Extras = NO_EXTRAS,
         *,
         lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of ``q [B, H, T, D]`` over all pieces: out and, if asked for, lse.
+        """Attention of ``q [B, H, T, D]`` over all segments: out and, if asked for, lse.
 
         Args:
             q: The last dimension dense, other strides any.
-            pieces: One to ``MOST_PIECES``.
+            segments: One to ``MAX_SEGMENTS``.
             scale: Factor of the scores.
             extras: Mask, bias, softcap.
             lse: Whether to return ``[B, H, T]`` float32.
         """
-        for piece in pieces:
-            if piece.coding is not None:
-                piece.coding.check(piece.k, piece.v)
+        for segment in segments:
+            if segment.coding is not None:
+                segment.coding.check(segment.k, segment.v)
         B, H, T, _ = q.shape
-        out = q.new_empty(B, H, T, pieces[0].value_dim)
+        out = q.new_empty(B, H, T, segments[0].value_dim)
         found = q.new_empty((B, H, T), dtype=torch.float32) if lse else None
-        self._attend(self._index, threads(), q, pieces, scale, extras, out, found)
+        self._attend(self._index, threads(), q, segments, scale, extras, out, found)
         return out, found
 
     def gradients(
         self,
         q: Tensor,
-        piece: Piece,
+        segment: KVSegment,
         scale: float,
         extras: Extras,
         result: tuple[Tensor, Tensor],
@@ -269,19 +271,19 @@ class Code:
 
         Args:
             q: As ``attend`` got it, and so the next three.
-            piece: The keys and values, in one piece.
+            segment: The keys and values, in one segment.
             scale: Factor of the scores.
             extras: Mask, bias, softcap.
             result: out and lse, as ``attend`` gave them.
             grads: Gradients of out, the last dimension dense, and of lse ``[B, H, T]`` float32.
             of_bias: Whether to return the gradient of ``extras.learned`` too.
         """
-        found = [q.new_empty(x.shape) for x in (q, piece.k, piece.v)]
+        found = [q.new_empty(x.shape) for x in (q, segment.k, segment.v)]
         of_extras = None
         if of_bias and extras.learned is not None:
             of_extras = torch.zeros(extras.learned.shape, dtype=torch.float32, device="cpu")
         self._gradients(
-            self._index, threads(), q, (piece,), scale, extras, *result, *grads, *found, of_extras
+            self._index, threads(), q, (segment,), scale, extras, *result, *grads, *found, of_extras
         )
         return found if of_extras is None else [*found, of_extras]
 
@@ -289,7 +291,7 @@ class Code:
         """``x[m, h] · W[h]`` (summed) or ``W[h] · x[m, h]``, added up in float32.
 
         Args:
-            x: ``[rows, H, in]``, at most ``MOST_ROWS`` rows, the last dimension dense.
+            x: ``[rows, H, in]``, at most ``MAX_GEMV_ROWS`` rows, the last dimension dense.
             weight: ``[H, in, out]`` where summed, else ``[H, out, in]``; the last two dense.
             summed: Which of the two.
 
@@ -297,8 +299,8 @@ class Code:
             ``[rows, H, out]``.
         """
         y = x.new_empty(x.shape[0], x.shape[1], weight.shape[2 if summed else 1])
-        for first in range(0, len(x), MOST_ROWS):
-            rows = slice(first, first + MOST_ROWS)
+        for first in range(0, len(x), MAX_GEMV_ROWS):
+            rows = slice(first, first + MAX_GEMV_ROWS)
             self._head_product(self._index, threads(), x[rows], weight, int(summed), y[rows])
         return y
 
@@ -333,18 +335,18 @@ class Code:
         """A few tokens of every batch row through layers, one behind the other.
 
         Args:
-            x: ``[B, T, E]``, at most ``MOST_ROWS`` tokens in all, dense. More than one of a row see
+            x: ``[B, T, E]``, at most ``MAX_GEMV_ROWS`` tokens in all, dense. Tokens of a row see
                 themselves and those before them.
             guard: What must be unchanged beside the layers' own.
             calls: The layers, and what each is given.
             starts: Position of the first token; or of each row's, where they differ in length and
-                all that a layer holds is one piece, which begins with position 0.
+                all that a layer holds is one segment, which begins with position 0.
 
         Returns:
             ``[B, T, E]`` and how many parts were computed, three of each layer: its self-attention,
-            the attention to the context (also where there is none), the network. Layers from the
-            first on that is not what was described are left out: 0 means that nothing was computed.
-            A layer also ends before a mixture of which a chosen expert is not what was described.
+            the attention to the context (also where there is none), the network. Stops
+            before the first layer whose guards fail (0: nothing was computed), and within a layer
+            before a mixture if a routed expert's guards fail.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
         return y, self._step(self._index, threads(), x, guard, calls, starts, y)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyhead.native import by_row, gate
+from polyhead.native import batch_invariant, tensor_check
 from polyhead.native.arguments import DTYPES
 from polyhead.native.code import Code
 from polyhead.native.self_test import disagreement
@@ -21,7 +21,7 @@ from polyhead.native.self_test import disagreement
 @cache
 def all_codes() -> tuple[Code, ...]:
     """The codes that this processor can run, best first, tested or not."""
-    module = gate.MODULE
+    module = tensor_check.MODULE
     if module is None:
         return ()
     return tuple(
@@ -57,7 +57,7 @@ def code() -> Code | None:
 def left_out() -> str | None:
     """The name of the best code for this processor, if it was not compiled."""
     codes = all_codes()
-    best: str | None = gate.MODULE.best() if gate.MODULE is not None else None
+    best: str | None = tensor_check.MODULE.best() if tensor_check.MODULE is not None else None
     return best if codes and codes[0].name != best else None
 
 
@@ -80,10 +80,10 @@ def code_for(x: Tensor) -> Code | None:
         or x.dtype not in DTYPES
         or torch.compiler.is_compiling()
         or torch._C._is_tracing()
-        or by_row.is_watched()
+        or batch_invariant.is_watched()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.is_autocast_enabled("cpu")
-        or not gate.is_plain(x)
+        or not tensor_check.is_plain(x)
     ):
         return None
     return code()
@@ -98,11 +98,11 @@ def code_with_autograd(*tensors: Tensor) -> Code | None:
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
         or any(x.dtype not in DTYPES for x in tensors)
-        or by_row.is_watched()
+        or batch_invariant.is_watched()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or gate.MODULE is None
-        or gate.stranger(tensors) is not None
+        or tensor_check.MODULE is None
+        or tensor_check.unsupported_tensor_kind(tensors) is not None
     ):
         return None
     return code()
@@ -110,7 +110,11 @@ def code_with_autograd(*tensors: Tensor) -> Code | None:
 
 def is_plain(parameter: Tensor, x: Tensor) -> bool:
     """Whether a parameter can be read beside x as it lies in memory."""
-    return parameter.dtype is x.dtype and parameter.is_contiguous() and gate.is_plain(parameter)
+    return (
+        parameter.dtype is x.dtype
+        and parameter.is_contiguous()
+        and tensor_check.is_plain(parameter)
+    )
 
 
 @contextmanager
@@ -135,12 +139,12 @@ def unavailable() -> str | None:
     """Why there is no native code here and how to get it, or None."""
     if code() is not None:
         return None
-    if gate.DIFFERENCES:
+    if tensor_check.DIFFERENCES:
         return (
-            f"compiled from other sources ({gate.DIFFERENCES[0]}); build again "
+            f"compiled from other sources ({tensor_check.DIFFERENCES[0]}); build again "
             "(python setup.py build_ext --inplace)"
         )
-    if gate.MODULE is None:
+    if tensor_check.MODULE is None:
         return f"not compiled: {_why_not_compiled()}, then install polyhead again"
     return "no code compiled for this processor gave right results"
 

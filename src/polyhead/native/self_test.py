@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyhead.native.arguments import DTYPES, Extras, Piece, Weight
+from polyhead.native.arguments import DTYPES, Extras, KVSegment, Weight
 from polyhead.native.code import Code
 from polyhead.native.dropout import Dropout, kept
 from polyhead.native.samples import samples
@@ -36,7 +36,7 @@ def disagreement(candidate: Code) -> str | None:
             share = kept(0.25, seed, (1, 4), at[150 - queries :], at).double() / 0.75
             bounds = torch.full_like(high, 3), high
             extras = Extras(bounds=bounds, bias=added, dropout=dropout)
-            out, _ = candidate.attend(q, [Piece(k, v)], 0.2, extras)
+            out, _ = candidate.attend(q, [KVSegment(k, v)], 0.2, extras)
             wide_k, wide_v = (t.double().repeat_interleave(2, dim=1) for t in (k, v))
             hidden = (at < 3) | (at >= high[0][:, None])
             scores = (q.double() @ wide_k.mT * 0.2 + added).masked_fill(hidden, -torch.inf)
@@ -44,10 +44,16 @@ def disagreement(candidate: Code) -> str | None:
             if not torch.allclose(out.double(), exact, atol=close, rtol=close):
                 return f"attention in {dtype} differs from float64"
             grad = random(1, 4, queries, 48)
-            out, lse = candidate.attend(q, [Piece(k, v)], 0.2, extras, lse=True)
+            out, lse = candidate.attend(q, [KVSegment(k, v)], 0.2, extras, lse=True)
             assert lse is not None
             found = candidate.gradients(
-                q, Piece(k, v), 0.2, extras, (out, lse), (grad, torch.zeros_like(lse)), of_bias=True
+                q,
+                KVSegment(k, v),
+                0.2,
+                extras,
+                (out, lse),
+                (grad, torch.zeros_like(lse)),
+                of_bias=True,
             )
             weights, wide_grad = scores.softmax(dim=-1), grad.double()
             changes = wide_grad @ wide_v.mT * share - (wide_grad * exact).sum(dim=-1, keepdim=True)
@@ -65,7 +71,9 @@ def disagreement(candidate: Code) -> str | None:
                 if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=close):
                     return f"a gradient in {dtype} differs from float64"
         for coded in samples(dtype):
-            out, _ = candidate.attend(coded.q, [Piece(coded.k, coded.v, coding=coded.coding)], 0.2)
+            out, _ = candidate.attend(
+                coded.q, [KVSegment(coded.k, coded.v, coding=coded.coding)], 0.2
+            )
             if not torch.allclose(out.double(), coded.exact(0.2), atol=close, rtol=close):
                 return f"attention over codes in {dtype} differs from float64"
     return None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.errors import UnsupportedError
-from polyhead.native import gate
+from polyhead.native import tensor_check
 from polyhead.native.arguments import DTYPES, Scales, Weight
 from polyhead.native.code import Code
 from polyhead.quantization import scaled
@@ -49,12 +49,12 @@ def unpack(
         NotImplementedError: A type whose meaning the ``gguf`` package does not know.
         UnsupportedError: Called in ``torch.onnx.export``.
     """
-    if torch.compiler.is_exporting() and gate.is_exported_to_onnx():
+    if torch.compiler.is_exporting() and tensor_check.is_exported_to_onnx():
         raise UnsupportedError(
             f"ONNX cannot hold quantized blocks: got {kind.name}; load the model with dtype=, "
             "which unpacks them"
         )
-    if torch.compiler.is_compiling() or torch._C._is_tracing() or gate.is_fake([blocks]):
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or tensor_check.is_fake([blocks]):
         by = (None, None, 0, 0) if scales is None else scales
         made: Tensor = _operator(blocks, kind.name, dtype, *by)
         return made
@@ -73,7 +73,9 @@ def _unpacked(blocks: Tensor, kind: BlockType, dtype: torch.dtype, scales: Scale
 
 def _is_plain(blocks: Tensor, scales: Scales | None) -> bool:
     beside = () if scales is None else [x for x in scales[:2] if x is not None]
-    return gate.is_plain(blocks) and all(gate.is_plain(x) and x.is_contiguous() for x in beside)
+    return tensor_check.is_plain(blocks) and all(
+        tensor_check.is_plain(x) and x.is_contiguous() for x in beside
+    )
 
 
 def _meant(blocks: Tensor, kind: BlockType, scales: Scales | None) -> Tensor:

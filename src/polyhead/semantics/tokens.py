@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 
 
 class Span(NamedTuple):
@@ -176,7 +176,7 @@ def active_capture() -> GraphCapture | None:
 
 def is_tracing() -> bool:
     """Whether a compiler, tracer or mode records operations, so that tensors must not be cached."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing() or by_row.is_watched()
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or batch_invariant.is_watched()
 
 
 def is_transformed() -> bool:

@@ -27,7 +27,7 @@ from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, HeadTransform
 from polyhead.models.transformer import Transformer
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 
 if TYPE_CHECKING:
     from polyhead.caches import ModelCache
@@ -179,7 +179,7 @@ def unsupported_reason(model: Transformer, cache: ModelCache | None) -> str | No
         return f"the model is of kind {model.config.kind!r}, and graphs are of decoders"
     if model.head is None:
         return "the model has no head"
-    if by_row.is_asked():
+    if batch_invariant.is_enabled():
         return "batch_invariant() is asked for, which native code computes"
     if torch.is_autocast_enabled(like.device.type):
         return "autocast is on"

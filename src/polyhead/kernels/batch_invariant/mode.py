@@ -12,7 +12,7 @@ from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.kernels.batch_invariant import additions, products, reductions
 from polyhead.kernels.batch_invariant.elements import Way, as_it_is, by_element, only_whole_numbers
-from polyhead.native import by_row
+from polyhead.native.batch_invariant import enabled
 
 _EXACT_NAMES = """
     abs alias all amax amin any arange argmax argmin argsort as_strided bitwise_and bitwise_not
@@ -67,7 +67,7 @@ def batch_invariant() -> Iterator[None]:
     """
     if (why := native.unavailable()) is not None:
         raise UnsupportedError(f"batch_invariant() needs polyhead's native code: {why}")
-    with by_row.asked(), _OneOrder():  # type: ignore[no-untyped-call]
+    with enabled(), _OneOrder():  # type: ignore[no-untyped-call]
         yield
 
 

@@ -13,7 +13,7 @@ from polyhead.kernels.operators import Code, differentiable, operators
 from polyhead.kernels.triton import blocks, self_test
 from polyhead.kernels.triton.interpreting import interpreting
 from polyhead.native.arguments import Extras
-from polyhead.native.gate import is_exported_to_onnx, is_fake
+from polyhead.native.tensor_check import is_exported_to_onnx, is_fake
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
 from polyhead.semantics.scores import is_distributed
 from polyhead.semantics.tokens import is_differentiated, is_traced, is_transformed

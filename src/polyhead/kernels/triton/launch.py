@@ -19,7 +19,7 @@ from polyhead.kernels.triton.device import backward, forward
 from polyhead.kernels.triton.device import merge as merging
 from polyhead.kernels.triton.interpreting import interpreting
 from polyhead.kernels.triton.waiting import waiting
-from polyhead.native.arguments import Extras, Piece
+from polyhead.native.arguments import Extras, KVSegment
 from polyhead.semantics.sources import are_first_features
 
 _LOG2E = 1.4426950408889634
@@ -27,21 +27,21 @@ _launched: set[tuple[Any, ...]] = set()
 
 
 def attend(
-    q: Tensor, pieces: Sequence[Piece], scale: float, extras: Extras, *, lse: bool
+    q: Tensor, segments: Sequence[KVSegment], scale: float, extras: Extras, *, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention over all pieces: out ``[B, H, T, V]`` in q's dtype, lse ``[B, H, T]`` float32."""
+    """Attention over all segments: out ``[B, H, T, V]`` in q's dtype, lse ``[B, H, T]`` float32."""
     B, H, T, D = q.shape
-    G, V = pieces[0].k.shape[1], pieces[0].value_dim
+    G, V = segments[0].k.shape[1], segments[0].value_dim
     parts = blocks.parts_of(D, V)
-    coded = any(piece.coding is not None for piece in pieces)
+    coded = any(segment.coding is not None for segment in segments)
     rows, kept = T * (H // G), extras.keep is not None
     tiles = blocks.forward_tiles(
         _table(q.device), parts, q.itemsize, rows, busy=_busy(extras), kept=kept, coded=coded
     )
     programs = -(-T * (H // G) // tiles.rows) * B * G
     cuts = [
-        blocks.splits_of(programs, piece.length, tiles.keys, _processors(q.device))
-        for piece in pieces
+        blocks.splits_of(programs, segment.length, tiles.keys, _processors(q.device))
+        for segment in segments
     ]
     slots = sum(splits for splits, _ in cuts)
     out = q.new_empty(B, H, T, V)
@@ -52,23 +52,24 @@ def attend(
         lses = q.new_empty((slots, B, H, T), dtype=torch.float32)
     slot = column = 0
     with _on(q.device):
-        for piece, (splits, share) in zip(pieces, cuts, strict=True):
-            names = _arguments(q, piece, extras, column, parts, scale)
+        for segment, (splits, share) in zip(segments, cuts, strict=True):
+            names = _arguments(q, segment, extras, column, parts, scale)
             names |= {
-                "q": _rows(q), **_keys_and_values(piece),
-                "pages": None if piece.pages is None
-                else (piece.pages, piece.pages.stride(0), piece.k.shape[2]),
+                "q": _rows(q), **_keys_and_values(segment),
+                "pages": None if segment.pages is None
+                else (segment.pages, segment.pages.stride(0), segment.k.shape[2]),
                 "out": (outs[slot:], *outs.stride()[:4]),
                 "lse": (lses[slot:], *lses.stride()),
-                "split_keys": share, "skipped": piece.skipped * piece.unit,
-                "PAGED": piece.pages is not None,
-                "SHARED": parts.head == parts.value == V and are_first_features(piece.v, piece.k),
+                "split_keys": share, "skipped": segment.skipped * segment.unit,
+                "PAGED": segment.pages is not None,
+                "SHARED": parts.head == parts.value == V
+                and are_first_features(segment.v, segment.k),
             }  # fmt: skip
             _launch(
                 forward.attend, (programs, splits), q, **names, ROWS=tiles.rows, KEYS=tiles.keys,
                 num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
-            slot, column = slot + splits, column + piece.length
+            slot, column = slot + splits, column + segment.length
         if slots > 1:
             _launch(
                 merging.merge, (B * H * T,), q,
@@ -81,7 +82,7 @@ def attend(
 
 def gradients(
     q: Tensor,
-    piece: Piece,
+    segment: KVSegment,
     scale: float,
     extras: Extras,
     result: tuple[Tensor, Tensor],
@@ -91,7 +92,7 @@ def gradients(
 ) -> list[Tensor]:
     """Gradients of q, k and v, and of the bias in float32 if asked for."""
     B, H, T, D = q.shape
-    G, S, V = piece.k.shape[1], piece.k.shape[2], piece.value_dim
+    G, S, V = segment.k.shape[1], segment.k.shape[2], segment.value_dim
     (out, lse), (grad_out, grad_lse) = result, grads
     # A row has no gradients if it saw nothing, or saw content that is not finite.
     no_grad_rows = lse.isneginf()
@@ -101,15 +102,15 @@ def gradients(
     delta = delta.masked_fill(no_grad_rows, 0.0).contiguous()
     lse = (lse * _LOG2E).masked_fill(no_grad_rows, torch.inf).contiguous()
     d_q, d_k, d_v = (
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, piece.k, piece.v)
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, segment.k, segment.v)
     )
     table = _table(q.device)
     parts = blocks.gradient_parts(table, blocks.parts_of(D, V))
     tiles, for_queries = blocks.gradient_tiles(table, parts, q.itemsize, busy=_busy(extras))
-    names = _arguments(q, piece, extras, 0, parts, scale)
+    names = _arguments(q, segment, extras, 0, parts, scale)
     masked = names["KEEP"] or names["BOUNDS"] != ""
     names |= {
-        "q": _rows(q), "k": _rows(piece.k), "v": _rows(piece.v), "grad": _rows(grad_out),
+        "q": _rows(q), "k": _rows(segment.k), "v": _rows(segment.v), "grad": _rows(grad_out),
         "lse": lse, "delta": delta, "heads": H, "MASKED": masked,
     }  # fmt: skip
     spans = None
@@ -152,19 +153,19 @@ def _launch(
 
 
 def _arguments(
-    q: Tensor, piece: Piece, extras: Extras, column: int, parts: blocks.Parts, scale: float
+    q: Tensor, segment: KVSegment, extras: Extras, column: int, parts: blocks.Parts, scale: float
 ) -> dict[str, Any]:
     """Arguments that forward and backward passes share, by name.
 
     Args:
         q: The queries.
-        piece: The keys and values.
+        segment: The keys and values.
         extras: What joins the softmax.
-        column: Index of the piece's first key in the call.
+        column: Index of the segment's first key in the call.
         parts: The powers of two that hold a key and a value.
         scale: Factor of the scores.
     """
-    H, G, S = q.shape[1], piece.k.shape[1], piece.length
+    H, G, S = q.shape[1], segment.k.shape[1], segment.length
     columns = slice(column, column + S)
     bias: Any = None
     kind = ""
@@ -174,54 +175,54 @@ def _arguments(
         bias, kind = (extras.by_distance, extras.by_distance.shape[1] // 2), "by_distance"
     elif extras.bias is not None:
         bias, kind = _pairs(extras.bias, columns), "tensor"
-    bounds, bounded = _bounds(extras, piece)
+    bounds, bounded = _bounds(extras, segment)
     dropout = extras.dropout
     return {
-        "tokens": q.shape[2], "keys": S, "kv_heads": G, "first": piece.first,
+        "tokens": q.shape[2], "keys": S, "kv_heads": G, "first": segment.first,
         "scale": scale, "cap": extras.softcap or 1.0,
         "factor": 1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
         "bounds": bounds,
         "keep": None if extras.keep is None else _pairs(extras.keep.view(torch.uint8), columns),
         "q_positions": None if extras.q_positions is None else _per_row(extras.q_positions),
-        "k_positions": None if piece.positions is None else _per_row(piece.positions),
+        "k_positions": None if segment.positions is None else _per_row(segment.positions),
         "bias": bias,
         "dropout": None if dropout is None
         else (dropout.seed, _least(dropout.p), H, dropout.query, dropout.key + column),
         "HEAD": parts.head, "TAIL": parts.tail, "VALUE": parts.value, "DIM": q.shape[3],
-        "VALUE_DIM": piece.value_dim, "GROUP": H // G, "BOUNDS": bounded,
+        "VALUE_DIM": segment.value_dim, "GROUP": H // G, "BOUNDS": bounded,
         "KEEP": extras.keep is not None, "BIAS": kind, "CAP": bool(extras.softcap),
-        "DROPOUT": dropout is not None, "POSITIONS": piece.positions is not None,
+        "DROPOUT": dropout is not None, "POSITIONS": segment.positions is not None,
         "WIDE": interpreting() and q.dtype == torch.bfloat16,
     }  # fmt: skip
 
 
-def _keys_and_values(piece: Piece) -> dict[str, Any]:
-    """Keys and values of a piece by name, and what their codes stand for, if they are codes."""
-    coding = piece.coding
+def _keys_and_values(segment: KVSegment) -> dict[str, Any]:
+    """Keys and values of a segment by name, and what their codes stand for, if they are codes."""
+    coding = segment.coding
     if coding is None:
-        plain = {"k": _rows(piece.k), "v": _rows(piece.v)}
+        plain = {"k": _rows(segment.k), "v": _rows(segment.v)}
         return plain | {"K_CODES": None, "V_CODES": None}
-    coding.check(piece.k, piece.v)
+    coding.check(segment.k, segment.v)
     of_keys = coding.k_bits, coding.group, 0, coding.key_dim
-    k = *_rows(piece.k), coding.k_scale, *_rows(coding.k_zero)
+    k = *_rows(segment.k), coding.k_scale, *_rows(coding.k_zero)
     if coding.v_scale is None or coding.v_zero is None:
         return {"k": k, "v": k, "K_CODES": of_keys, "V_CODES": of_keys}
-    v = *_rows(piece.v), coding.v_scale, *_rows(coding.v_zero)
+    v = *_rows(segment.v), coding.v_scale, *_rows(coding.v_zero)
     of_values = coding.v_bits, coding.group, coding.value_group, coding.value_dim
     return {"k": k, "v": v, "K_CODES": of_keys, "V_CODES": of_values}
 
 
-def _bounds(extras: Extras, piece: Piece) -> tuple[tuple[Tensor, Tensor, int] | None, str]:
+def _bounds(extras: Extras, segment: KVSegment) -> tuple[tuple[Tensor, Tensor, int] | None, str]:
     """Low and high of the keys that each query sees, and of what: indexes or positions."""
     if extras.bounds is None:
         return None, ""
     low, high = extras.bounds
     rows = low.stride(0) if len(low) > 1 else 0
-    if piece.positions is not None:
+    if segment.positions is not None:
         return (low, high, rows), "positions"
     # Clamped before they are moved: the ends of int64 would overflow.
-    ends = piece.first, piece.first + piece.length
-    low, high = ((bound.clamp(*ends) - piece.first).int() for bound in (low, high))
+    ends = segment.first, segment.first + segment.length
+    low, high = ((bound.clamp(*ends) - segment.first).int() for bound in (low, high))
     return (low, high, rows), "indexes"
 
 

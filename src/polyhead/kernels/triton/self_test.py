@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead.kernels.triton import blocks
 from polyhead.kernels.triton.waiting import waiting
-from polyhead.native.arguments import Extras, Piece
+from polyhead.native.arguments import Extras, KVSegment
 from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout, kept
 
@@ -131,7 +131,7 @@ def disagreement(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) 
 
     for queries in (1, 40):
         q, k, v = random(1, 4, queries, D), random(1, 2, S, D), random(1, 2, S, V)
-        piece, scale, at = Piece(k, v), D**-0.5, torch.arange(S, device=device)
+        piece, scale, at = KVSegment(k, v), D**-0.5, torch.arange(S, device=device)
         added, seed = random(1, 4, 1, S).float(), torch.tensor([7], device=device)
         high = at[None, S - queries :] + 1
         bounds = torch.full_like(high, 3), high
@@ -193,7 +193,7 @@ def disagreement_of_codes(
     tensors = [None if x is None else x.to(device) for x in scales]
     coding = Coding(group, D, V, k_bits, v_bits, share, *tensors)  # type: ignore[arg-type]
     k_codes = k_codes.to(device)
-    piece = Piece(k_codes, v_codes.to(device) if v_bits else k_codes, coding=coding)
+    piece = KVSegment(k_codes, v_codes.to(device) if v_bits else k_codes, coding=coding)
     k, v = (_heads(x.to(device, dtype)) for x in (k, v))
     for queries in (1, 40):
         q = torch.randn(1, 4, queries, D, generator=generator).to(device, dtype)

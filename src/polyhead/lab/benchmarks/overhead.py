@@ -10,7 +10,7 @@ from polyhead import native
 from polyhead.lab.benchmarks.case import Call, Case, Contestant, Settings, close
 from polyhead.lab.benchmarks.peers import torch_sdpa
 from polyhead.lab.benchmarks.problem import Problem
-from polyhead.native.arguments import Piece
+from polyhead.native.arguments import KVSegment
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -34,7 +34,7 @@ def _case(problem: Problem, calls: int = 200) -> Case:
     if (code := native.code()) is not None:
         scale = problem.head_dim**-0.5
         peers["the compiled code alone"] = Contestant(
-            lambda: many(lambda: code.attend(q, [Piece(k, v)], scale)[0]), close(problem.dtype)
+            lambda: many(lambda: code.attend(q, [KVSegment(k, v)], scale)[0]), close(problem.dtype)
         )
     return Case(
         f"{calls} calls, 9/3 × 64, keys:", problem.keys, problem.dtype,

@@ -1,4 +1,4 @@
-"""The flag of ``polyhead.batch_invariant``: rows must have the bits that each has alone.
+"""Batch-invariant mode flag, which ``polyhead.batch_invariant`` sets.
 
 It holds for the thread that entered it, as modes of torch's dispatcher do, of which it is one.
 """
@@ -20,7 +20,7 @@ class _State(threading.local):
 _state = _State()
 
 
-def is_asked() -> bool:
+def is_enabled() -> bool:
     """Whether this thread is inside ``polyhead.batch_invariant()``."""
     return _state.modes > 0
 
@@ -37,8 +37,8 @@ def is_watched() -> bool:
 
 
 @contextmanager
-def asked() -> Iterator[None]:
-    """Within the block, which enters one dispatch mode, rows have the bits that they have alone."""
+def enabled() -> Iterator[None]:
+    """Sets the flag for a block, which enters one dispatch mode."""
     _state.modes += 1
     try:
         yield

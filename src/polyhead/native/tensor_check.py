@@ -1,8 +1,8 @@
 """Which tensors native code may be given: those whose memory is their value.
 
-The gate itself is csrc/module/tensor_check.h: every tensor that native code is handed passes it,
-and one that is not plain raises ``NotPlainError``. These functions test tensors beforehand, so that callers can
-choose another way.
+csrc/module/tensor_check.h checks every tensor that native code is given, and raises
+``NotPlainError`` for one that is not plain. These functions test tensors beforehand, so that
+callers can choose another way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from polyhead.native import by_row
+from polyhead.native import batch_invariant
 from polyhead.native.interface import differences
 
 try:
@@ -31,22 +31,22 @@ PLAIN = (Tensor, torch.nn.Parameter)
 """Exact types of tensors whose memory may be their value."""
 
 
-def stranger(tensors: Iterable[Tensor]) -> str | None:
-    """What kind of tensor among these native code cannot be given, or None.
+def unsupported_tensor_kind(tensors: Iterable[Tensor]) -> str | None:
+    """Name of the first unsupported tensor type, or None.
 
-    A FakeTensor is none: torch's operators, of which native code is one, take those.
+    FakeTensors are allowed: torch's operators, of which native code is one, take those.
     """
     if MODULE is None:
         return None
-    why: str | None = MODULE.stranger(*tensors)
+    why: str | None = MODULE.unsupported_tensor_kind(*tensors)
     if why is not None and any(type(x) is FakeTensor for x in tensors):
-        why = MODULE.stranger(*(x for x in tensors if type(x) is not FakeTensor))
+        why = MODULE.unsupported_tensor_kind(*(x for x in tensors if type(x) is not FakeTensor))
     return why
 
 
 def is_plain(x: Tensor) -> bool:
     """Whether the memory of x is its value."""
-    return MODULE is not None and MODULE.stranger(x) is None
+    return MODULE is not None and MODULE.unsupported_tensor_kind(x) is None
 
 
 def is_exported_to_onnx() -> bool:
@@ -61,4 +61,4 @@ is_exported_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def is_fake(tensors: Iterable[Tensor]) -> bool:
     """Whether operators would see no numbers: fake tensors, or a mode that watches operators."""
-    return by_row.is_watched() or any(type(x) is FakeTensor for x in tensors)
+    return batch_invariant.is_watched() or any(type(x) is FakeTensor for x in tensors)
