@@ -10,7 +10,7 @@ namespace polyhead {
 // a token. Rows of codes follow on from each other; in 4 bits a row holds those of a token of the first
 // half of the unit in the low bits of its bytes, and of the token half a unit later in the high ones.
 struct Coding {
-    int64_t group;                          // even; 0: the piece holds numbers as they are
+    int64_t group;                          // even; 0: the segment holds numbers as they are
     int64_t k_bits, v_bits;                 // v_bits 0: a value is the first columns of its key
     int64_t v_share;
     const uint16_t *k_scale, *k_zero;       // bfloat16, [B, G, units, D]
@@ -22,13 +22,13 @@ struct Coding {
 // Keys and values of `length` tokens: strided, [B, G, length, D] and [B, G, length, V]; or in pages,
 // [pages, G, page_length, D] and V, of which `pages` tells the number for every batch row. Where they
 // are coded, k and v are bytes, and k_token and v_token go from unit to unit.
-struct Piece {
+struct KVSegment {
     const char *k, *v;
     int64_t k_batch, k_head, k_token;  // strides in elements; the last dimension is dense
     int64_t v_batch, v_head, v_token;  // batch: from page to page
     const int64_t* pages;              // [B or 1, n], or null
     int64_t pages_batch, page_length;
-    int64_t skipped;                   // tokens of the first page that come before the piece
+    int64_t skipped;                   // tokens of the first page that come before the segment
     int64_t length;
     int64_t position;                  // of the first token; they count on from there, unless
     const int64_t* positions;          // [B or 1, length]
@@ -36,7 +36,7 @@ struct Piece {
     Coding coding;
 };
 
-constexpr int kMostPieces = 16;
+constexpr int kMaxSegments = 16;
 
 // Dropout sets weights to 0 if their hash of (seed, batch row and head, query place, key place) is
 // less than `least`, of 24 bits. The others are multiplied with `factor`.
@@ -51,7 +51,7 @@ struct Attention {
     int64_t batch, heads, kv_heads, queries, keys, key_dim, value_dim;
     const char* q;
     int64_t q_batch, q_head, q_token;
-    Piece pieces[kMostPieces];
+    KVSegment segments[kMaxSegments];
     int count;
     float scale, softcap;               // softcap 0: none
     const int64_t *low, *high;          // [B or 1, T] positions that a query sees: low ≤ p < high; null: all
@@ -67,14 +67,14 @@ struct Attention {
     const float* bias;                  // float32, strides in elements, or null
     int64_t bias_batch, bias_head, bias_query, bias_key;
     Dropout dropout;
-    bool by_row;                        // the bits of a row: those that it has alone, in decoding
+    bool batch_invariant;                        // the bits of a row: those that it has alone, in decoding
     char* out;                          // [B, H, T, V]
     int64_t out_batch, out_head, out_query;
     float* lse;                         // [B, H, T] without gaps, or null
-    Watch* watch;                       // or null: never stopped
+    InterruptCheck* interrupt;                       // or null: never stopped
 };
 
-// What `out` and `lse` of a call that was computed say about its q, k and v (one piece), and its bias.
+// What `out` and `lse` of a call that was computed say about its q, k and v (one segment), and its bias.
 struct Gradients {
     Attention call;
     const char* grad_out;               // [B, H, T, V], the last dimension dense
@@ -101,7 +101,7 @@ struct Tile {
     int64_t top_count;
     float* received;                    // of columns: Σ p
     int64_t received_batch;
-    float* room;                        // zeros: [batch, ⌈rows / kTileRun⌉, columns], with received
+    float* scratch;                        // zeros: [batch, ⌈rows / kTileRun⌉, columns], with received
 };
 
 // x[b, h, t] · sigmoid(lse[b, h, t] − sink[h]): heads whose scores a sink joins.
@@ -112,7 +112,7 @@ struct Sinks {
     int64_t x_batch, x_head, x_query;   // strides in elements
     const float* lse;                   // [B, H, T] without gaps
     const void* sinks;                  // [H]
-    bool wide;                          // they are float32, else in the dtype of x
+    bool fp32;                          // they are float32, else in the dtype of x
 };
 
 }  // namespace polyhead

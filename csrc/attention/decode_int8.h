@@ -127,34 +127,34 @@ inline void integer_dots(const Factors<M>& factors, int64_t D, const E* k, int64
                 for (int n = 0; n < N; ++n) {
                     const E* row = k + (n < here ? n : 0) * D + d;
                     const __m512i codes = chunk_of(row, D - d);
-                    if (!digit) ahead(later.k + (row - k) + j * D);
+                    if (!digit) prefetch(later.k + (row - k) + j * D);
 #pragma GCC unroll 8
                     for (int m = 0; m < M; ++m) acc[m * N + n] = add_products(acc[m * N + n], codes, x[m]);
                 }
             }
         }
-        for (int64_t b = 0; b < here * later.v_bytes; b += 64) ahead(later.v + j * later.v_bytes + b);
+        for (int64_t b = 0; b < here * later.v_bytes; b += 64) prefetch(later.v + j * later.v_bytes + b);
         Vec wide[W] = {};
 #pragma GCC unroll 16
         for (int i = 0; i < M * N; ++i) wide[i] = __builtin_convertvector(acc[i], Vec);
         float sums[W];
         store_any(sums, fold<W / 2>(wide) * factors.step + factors.start);
         if (here == N)
-            for (int m = 0; m < M; ++m) __builtin_memcpy(s + m * kFewKeys + j, sums + m * N, N * sizeof(float));
+            for (int m = 0; m < M; ++m) __builtin_memcpy(s + m * kDecodeKeys + j, sums + m * N, N * sizeof(float));
         else
-            for (int m = 0; m < M; ++m) __builtin_memcpy(s + m * kFewKeys + j, sums + m * N, here * sizeof(float));
+            for (int m = 0; m < M; ++m) __builtin_memcpy(s + m * kDecodeKeys + j, sums + m * N, here * sizeof(float));
     }
 }
 
 template <int M>
 void integer_dots_of_block(const Attention& c, const Coding& g, const CodedBlock& block, const float* q,
-                           const CodedRoom& room, float* s) {
+                           const CodedScratch& scratch, float* s) {
     const int64_t D = c.key_dim;
     Factors<M> factors;
-    factors.digits = room.digits, factors.row = up_to(D, kChunk);
+    factors.digits = scratch.digits, factors.row = up_to(D, kChunk);
     for (int n = 0; n < block.count; ++n) {
         const Span& span = block.spans[n];
-        factors_of<M>(span.unit, q, D, room.scaled, factors);
+        factors_of<M>(span.unit, q, D, scratch.scaled, factors);
         over_rows(span.unit.k, g.k_bits, g.group, D, span.first, span.count,
                   [&](const auto* codes, int64_t count, int64_t offset) {
             const int64_t v_bytes = c.value_dim * g.v_bits / 8, from = span.first + offset;
@@ -183,10 +183,10 @@ inline void beside_each_other(const E* row, int64_t V, uint8_t* to, int64_t stri
 
 // Values of a block to [V / kColumns, tokens / 4, kColumns, 4]: codes of four tokens beside each other.
 inline void interleave(const Attention& c, const Coding& g, const CodedBlock& block, int64_t length,
-                       const CodedRoom& room) {
+                       const CodedScratch& scratch) {
     const int64_t V = c.value_dim, stride = (length + 3) / 4 * kColumns * 4;
     auto put = [&](const auto* row, int64_t j) {
-        beside_each_other(row, V, room.codes + j / 4 * kColumns * 4, stride);
+        beside_each_other(row, V, scratch.codes + j / 4 * kColumns * 4, stride);
     };
     for (int n = 0; n < block.count; ++n) {
         const Span& span = block.spans[n];
@@ -201,8 +201,8 @@ inline void interleave(const Attention& c, const Coding& g, const CodedBlock& bl
                 }
                 // Four tokens that are not adjacent: missing ones have weight 0.
                 for (int64_t d = 0; d < V; d += kColumns)
-                    store_any(room.loose + (at + j) % 4 * V + d, columns_of(codes + j * V + d));
-                put((const Byte*)room.loose, at + j++);
+                    store_any(scratch.loose + (at + j) % 4 * V + d, columns_of(codes + j * V + d));
+                put((const Byte*)scratch.loose, at + j++);
             }
         });
     }
@@ -215,15 +215,15 @@ inline void in_order(Vec a, Vec b, Vec& left, Vec& right) {
 
 // Weights of M rows times the scales of a share, in digits.
 template <int M> struct Weights {
-    alignas(64) int8_t digits[M][2][kFewKeys];
+    alignas(64) int8_t digits[M][2][kDecodeKeys];
     float step[M], start[M];
 };
 
 template <int M>
 inline void weights_of(const float* s, const float* scale, const float* zero, int64_t padded, Weights<M>& to) {
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m, s += kFewKeys) {
-        Vec start{}, most{}, factors[kFewKeys / W] = {};
+    for (int m = 0; m < M; ++m, s += kDecodeKeys) {
+        Vec start{}, most{}, factors[kDecodeKeys / W] = {};
         for (int64_t j = 0; j < padded; j += W) {
             const Vec weight = load(s + j);
             start += weight * load(zero + j);
@@ -241,14 +241,14 @@ inline void weights_of(const float* s, const float* scale, const float* zero, in
 
 // values[m] = factor[m] · values[m] + Σ_j s[m, j] (zero[j] + scale[j] code_j).
 template <int M>
-void integer_sums(const Attention& c, const Coding& g, int64_t length, const CodedRoom& room,
+void integer_sums(const Attention& c, const Coding& g, int64_t length, const CodedScratch& scratch,
                   const float* s, float* values, const float* factors) {
     const int64_t fours = (length + 3) / 4, padded = up_to(length, W);
     Weights<M> weights;
-    const uint8_t* codes = room.codes;
+    const uint8_t* codes = scratch.codes;
     for (int64_t d = 0; d < c.value_dim; d += kColumns) {
-        const int64_t share = d / g.v_share * kFewKeys;
-        if (d % g.v_share == 0) weights_of<M>(s, room.scale + share, room.zero + share, padded, weights);
+        const int64_t share = d / g.v_share * kDecodeKeys;
+        if (d % g.v_share == 0) weights_of<M>(s, scratch.scale + share, scratch.zero + share, padded, weights);
         VecInt acc[M][2][2] = {};
         for (int64_t a = 0; a < fours; ++a, codes += 4 * kColumns) {
             const __m512i x = load_any<__m512i>(codes), y = load_any<__m512i>(codes + 64);

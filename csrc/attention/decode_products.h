@@ -18,17 +18,17 @@ template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 
 // A row to prefetch: one cache line for each line that is read now, so that memory and arithmetic overlap;
 // requested in bursts they would wait for each other.
-inline void ahead(const void* row) { __builtin_prefetch(row, 0, 2); }
+inline void prefetch(const void* row) { __builtin_prefetch(row, 0, 2); }
 
 // Keys whose successors a pass prefetches, a bit for each: if several passes read the same block, each
 // prefetches its share of the next one.
 constexpr uint64_t kAskAll = ~(uint64_t)0;
 inline uint64_t share_to_ask(int64_t pass, int64_t passes) {
     uint64_t asked = 0;
-    for (int64_t j = 8 * pass; j < kFewKeys; j += 8 * passes) asked |= (uint64_t)0xff << j;
+    for (int64_t j = 8 * pass; j < kDecodeKeys; j += 8 * passes) asked |= (uint64_t)0xff << j;
     return asked;
 }
-inline int64_t distance_to_ask(uint64_t asked, int64_t j, int64_t token) { return asked >> (j & 63) & 1 ? kFewKeys * token : 0; }
+inline int64_t distance_to_ask(uint64_t asked, int64_t j, int64_t token) { return asked >> (j & 63) & 1 ? kDecodeKeys * token : 0; }
 
 // For one or two rows, where memory limits the speed, every key is read to its end before the next one:
 // several at once are several streams, which the processor prefetches less well. For more, the numbers of a
@@ -42,7 +42,7 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
     auto over_numbers = [&](int64_t step, auto&& add) {
         auto visit = [&](int n, int64_t d) {
             const T* key = k + (n < count ? n : 0) * k_token + d;
-            ahead(key + far);
+            prefetch(key + far);
             add(n, d, key);
         };
         if constexpr (kWide<M>) {
@@ -101,7 +101,7 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
             row[n] = load(v + j * v_token + n * W);
-            ahead(next + n * W);
+            prefetch(next + n * W);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
@@ -143,8 +143,8 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
         for (int n = 0; n < N; ++n) {
             const __m512i x = load_any<__m512i>(a + n * 2 * W);
             const __m512i y = b ? load_any<__m512i>(b + n * 2 * W) : __m512i{};
-            ahead(next + n * 2 * W);
-            ahead(next + v_token + n * 2 * W);
+            prefetch(next + n * 2 * W);
+            prefetch(next + v_token + n * 2 * W);
             const Vec low = (Vec)_mm512_unpacklo_epi16(x, y), high = (Vec)_mm512_unpackhi_epi16(x, y);
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
@@ -173,17 +173,17 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
 template <int M>
 void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
                             int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
-    Pair weights[M * kFewKeys / 2];
+    Pair weights[M * kDecodeKeys / 2];
     for (int m = 0; m < M; ++m)
-        pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kFewKeys / 2);
+        pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kDecodeKeys / 2);
     int64_t d = 0;
     if constexpr (kWide<M>)
         for (; d + 8 * W <= width; d += 8 * W)
-            weighted_sum_of_pairs<M, 4>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+            weighted_sum_of_pairs<M, 4>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
     for (; d + 4 * W <= width; d += 4 * W)
-        weighted_sum_of_pairs<M, 2>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+        weighted_sum_of_pairs<M, 2>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
     for (; d < width; d += 2 * W)
-        weighted_sum_of_pairs<M, 1>(weights, kFewKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+        weighted_sum_of_pairs<M, 1>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
 }
 #endif
 

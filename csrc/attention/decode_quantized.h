@@ -10,36 +10,36 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-constexpr int kMostSpans = kFewKeys / 2 + 1;
+constexpr int kMostSpans = kDecodeKeys / 2 + 1;
 constexpr int64_t kChunk = 64;      // codes of a key that are multiplied at once, in whole numbers
 
 // Memory for one block of keys.
-struct CodedRoom {
-    float *scale, *zero;      // [V / v_share, kFewKeys] of the values
+struct CodedScratch {
+    float *scale, *zero;      // [V / v_share, kDecodeKeys] of the values
     float* scaled;            // [4, D] queries times the scales of a unit
-    float* weights;           // [4, V / v_share, kFewKeys]
+    float* weights;           // [4, V / v_share, kDecodeKeys]
     int8_t* digits;           // [4, 2, D] of the same, in whole numbers
-    uint8_t *codes, *loose;   // [kFewKeys, V], [4, V]
+    uint8_t *codes, *loose;   // [kDecodeKeys, V], [4, V]
 };
 
 inline int64_t coded_bytes(const Attention& c) {
-    return 4 * (6 * kFewKeys * (c.value_dim / W) + 4 * up_to(c.key_dim, kChunk)) + 8 * up_to(c.key_dim, kChunk) +
-           (kFewKeys + 4) * c.value_dim + 7 * 64;
+    return 4 * (6 * kDecodeKeys * (c.value_dim / W) + 4 * up_to(c.key_dim, kChunk)) + 8 * up_to(c.key_dim, kChunk) +
+           (kDecodeKeys + 4) * c.value_dim + 7 * 64;
 }
 
-inline CodedRoom coded_room_of(const Attention& c, Arena& arena) {
+inline CodedScratch coded_scratch_of(const Attention& c, Arena& arena) {
     const int64_t shares = c.value_dim / W;  // at most
-    CodedRoom room;
-    room.scale = arena.take<float>(shares * kFewKeys);
-    room.zero = arena.take<float>(shares * kFewKeys);
-    room.scaled = arena.take<float>(4 * up_to(c.key_dim, kChunk));
-    room.weights = arena.take<float>(4 * shares * kFewKeys);
-    room.digits = arena.take<int8_t>(8 * up_to(c.key_dim, kChunk));
-    room.codes = arena.take<uint8_t>(kFewKeys * c.value_dim);
-    room.loose = arena.take<uint8_t>(4 * c.value_dim);
-    __builtin_memset(room.scaled, 0, 4 * up_to(c.key_dim, kChunk) * sizeof(float));
-    __builtin_memset(room.loose, 0, 4 * c.value_dim);
-    return room;
+    CodedScratch scratch;
+    scratch.scale = arena.take<float>(shares * kDecodeKeys);
+    scratch.zero = arena.take<float>(shares * kDecodeKeys);
+    scratch.scaled = arena.take<float>(4 * up_to(c.key_dim, kChunk));
+    scratch.weights = arena.take<float>(4 * shares * kDecodeKeys);
+    scratch.digits = arena.take<int8_t>(8 * up_to(c.key_dim, kChunk));
+    scratch.codes = arena.take<uint8_t>(kDecodeKeys * c.value_dim);
+    scratch.loose = arena.take<uint8_t>(4 * c.value_dim);
+    __builtin_memset(scratch.scaled, 0, 4 * up_to(c.key_dim, kChunk) * sizeof(float));
+    __builtin_memset(scratch.loose, 0, 4 * c.value_dim);
+    return scratch;
 }
 
 template <int Odd, int... I> inline Vec every_other(Vec a, Vec b, std::integer_sequence<int, I...>) {
@@ -61,28 +61,28 @@ template <int N> inline void take_apart(Vec* x) {
     }
 }
 
-// [count, shares] to [shares, kFewKeys].
-template <int Shares> inline int64_t by_share(const BFloat16* from, int64_t count, float* to) {
+// [count, shares] to [shares, kDecodeKeys].
+template <int Shares> inline int64_t by_scale(const BFloat16* from, int64_t count, float* to) {
     int64_t j = 0;
     for (; j + W <= count; j += W) {
         Vec x[Shares];
         for (int i = 0; i < Shares; ++i) x[i] = load(from + j * Shares + i * W);
         take_apart<Shares>(x);
-        for (int i = 0; i < Shares; ++i) store_any(to + i * kFewKeys + j, x[i]);
+        for (int i = 0; i < Shares; ++i) store_any(to + i * kDecodeKeys + j, x[i]);
     }
     return j;
 }
-inline void by_share(const BFloat16* from, int64_t shares, int64_t count, float* to) {
+inline void by_scale(const BFloat16* from, int64_t shares, int64_t count, float* to) {
     int64_t j = 0;
-    if (shares == 1) j = by_share<1>(from, count, to);
-    if (shares == 2) j = by_share<2>(from, count, to);
-    if (shares == 4) j = by_share<4>(from, count, to);
-    if (shares == 8) j = by_share<8>(from, count, to);
+    if (shares == 1) j = by_scale<1>(from, count, to);
+    if (shares == 2) j = by_scale<2>(from, count, to);
+    if (shares == 4) j = by_scale<4>(from, count, to);
+    if (shares == 8) j = by_scale<8>(from, count, to);
     for (; j < count; ++j)
-        for (int64_t i = 0; i < shares; ++i) to[i * kFewKeys + j] = to_float(from[j * shares + i]);
+        for (int64_t i = 0; i < shares; ++i) to[i * kDecodeKeys + j] = to_float(from[j * shares + i]);
 }
 
-// A block of keys of a coded piece: its spans, and the scales of its values by share.
+// A block of keys of a coded segment: its spans, and the scales of its values by share.
 struct CodedBlock {
     Span spans[kMostSpans];
     Unit next[kMostSpans];    // where what comes a block later lies
@@ -91,25 +91,25 @@ struct CodedBlock {
     bool finite;              // all scales and zeros
 };
 
-inline CodedBlock coded_block_of(const Attention& c, const Rows& rows, const Keys& keys, const CodedRoom& room) {
-    const Coding& g = keys.piece->coding;
+inline CodedBlock coded_block_of(const Attention& c, const Rows& rows, const Keys& keys, const CodedScratch& scratch) {
+    const Coding& g = keys.segment->coding;
     CodedBlock block;
     block.count = 0;
     block.shares = c.value_dim / g.v_share;
     block.finite = true;
-    over_units(rows, *keys.piece, keys.start, keys.length, [&](const Span& span) {
-        const int64_t later = keys.start + span.at + kFewKeys, last = keys.piece->length - 1;
-        block.next[block.count] = unit_of(rows, *keys.piece, later < last ? later : last);
+    over_units(rows, *keys.segment, keys.start, keys.length, [&](const Span& span) {
+        const int64_t later = keys.start + span.at + kDecodeKeys, last = keys.segment->length - 1;
+        block.next[block.count] = unit_of(rows, *keys.segment, later < last ? later : last);
         block.spans[block.count++] = span;
         const int64_t of = span.first * block.shares, n = span.count * block.shares;
         block.finite &= is_finite(span.unit.k_scale, c.key_dim) && is_finite(span.unit.k_zero, c.key_dim) &&
                         is_finite(span.unit.v_scale + of, n) && is_finite(span.unit.v_zero + of, n);
-        by_share(span.unit.v_scale + of, block.shares, span.count, room.scale + span.at);
-        by_share(span.unit.v_zero + of, block.shares, span.count, room.zero + span.at);
+        by_scale(span.unit.v_scale + of, block.shares, span.count, scratch.scale + span.at);
+        by_scale(span.unit.v_zero + of, block.shares, span.count, scratch.zero + span.at);
     });
     for (int64_t i = 0; i < block.shares; ++i)
         for (int64_t j = keys.length; j < up_to(keys.length, W); ++j)
-            room.scale[i * kFewKeys + j] = room.zero[i * kFewKeys + j] = 0.0f;
+            scratch.scale[i * kDecodeKeys + j] = scratch.zero[i * kDecodeKeys + j] = 0.0f;
     return block;
 }
 
@@ -132,27 +132,27 @@ void coded_dots(const Attention& c, const Coding& g, const CodedBlock& block, co
         }
         over_rows(span.unit.k, g.k_bits, g.group, D, span.first, span.count,
                   [&](const auto* codes, int64_t count, int64_t offset) {
-            dots_of_block<M>(scaled, D, codes, D, count, s + span.at + offset, kFewKeys);
+            dots_of_block<M>(scaled, D, codes, D, count, s + span.at + offset, kDecodeKeys);
         });
         for (int m = 0; m < M; ++m) {
             const float start = sum(starts[m]);
-            for (int64_t j = span.at; j < span.at + span.count; ++j) s[m * kFewKeys + j] += start;
+            for (int64_t j = span.at; j < span.at + span.count; ++j) s[m * kDecodeKeys + j] += start;
         }
     }
 }
 
 // values[m] = factor[m] · values[m] + Σ_j s[m, j] zero[j], and weights[m] = s[m] · scale.
 template <int M>
-void coded_weights(const Attention& c, const CodedBlock& block, int64_t v_share, const CodedRoom& room,
+void coded_weights(const Attention& c, const CodedBlock& block, int64_t v_share, const CodedScratch& scratch,
                    const float* s, int64_t padded, float* values, const float* factors) {
     for (int m = 0; m < M; ++m)
         for (int64_t i = 0; i < block.shares; ++i) {
             Vec all{};
             for (int64_t j = 0; j < padded; j += W) {
-                const Vec weight = load(s + m * kFewKeys + j);
-                all += weight * load(room.zero + i * kFewKeys + j);
-                store_any(room.weights + (m * block.shares + i) * kFewKeys + j,
-                          weight * load(room.scale + i * kFewKeys + j));
+                const Vec weight = load(s + m * kDecodeKeys + j);
+                all += weight * load(scratch.zero + i * kDecodeKeys + j);
+                store_any(scratch.weights + (m * block.shares + i) * kDecodeKeys + j,
+                          weight * load(scratch.scale + i * kDecodeKeys + j));
             }
             const float start = sum(all);
             float* to = values + m * c.value_dim + i * v_share;
@@ -164,13 +164,13 @@ void coded_weights(const Attention& c, const CodedBlock& block, int64_t v_share,
 template <int M>
 void coded_sums(const Attention& c, const Coding& g, const CodedBlock& block, const float* weights, float* values) {
     constexpr float ones[4] = {1, 1, 1, 1};
-    const int64_t V = c.value_dim, stride = block.shares * kFewKeys;
+    const int64_t V = c.value_dim, stride = block.shares * kDecodeKeys;
     for (int n = 0; n < block.count; ++n) {
         const Span& span = block.spans[n];
         over_rows(span.unit.v, g.v_bits, g.group, V, span.first, span.count,
                   [&](const auto* codes, int64_t count, int64_t offset) {
             const float* s = weights + span.at + offset;
-            for (int64_t begin = 0; begin < V; begin += g.v_share, s += kFewKeys) {
+            for (int64_t begin = 0; begin < V; begin += g.v_share, s += kDecodeKeys) {
                 int64_t d = begin;
                 for (; d + 2 * W <= begin + g.v_share; d += 2 * W)
                     weighted_sum<M, 2>(s, stride, codes + d, V, count, values + d, V, ones);

@@ -27,7 +27,7 @@ template <class E> struct Packed {
 };
 
 // Where rows are put to be packed: as they are, and in the other forms where these differ.
-template <class T, class E> struct PackingRoom {
+template <class T, class E> struct PackingScratch {
     T *q, *grad;
     E *q_left, *grad_left, *q_right, *grad_right;
     float *delta, *lse;
@@ -62,29 +62,29 @@ inline GradientPlan gradient_plan_of(const Gradients& g) {
     p.rows = p.heads * p.tokens;
     p.key_width = up_to(c.key_dim, W);
     p.value_width = up_to(c.value_dim, W);
-    p.key_blocks = (c.keys + kManyKeys - 1) / kManyKeys;
+    p.key_blocks = (c.keys + kPrefillKeys - 1) / kPrefillKeys;
     p.bias = bias_plan_of(g);
     p.batch_turns = p.bias.in_place && !g.bias_batch ? c.batch : 1;
     p.head_turns = p.bias.in_place && !g.bias_head ? c.kv_heads : 1;
-    p.splits = splits_of((c.by_row ? 1 : c.batch / p.batch_turns) * (c.kv_heads / p.head_turns), p.key_blocks);
+    p.splits = splits_of((c.batch_invariant ? 1 : c.batch / p.batch_turns) * (c.kv_heads / p.head_turns), p.key_blocks);
     p.sum = group * c.queries * p.key_width;
     p.straight = c.dtype == kFloat32 && c.key_dim == p.key_width;
     return p;
 }
 
 // Rows of D numbers as left factors: those of bfloat16 are pairs as they lie, if they are even.
-template <class T, class E> const E* as_left(const T* x, int64_t rows, int64_t D, E* room) {
+template <class T, class E> const E* as_left(const T* x, int64_t rows, int64_t D, E* scratch) {
     constexpr bool pairs = !__is_same(E, float);
     if (__is_same(T, E) || (pairs && D % 2 == 0)) return (const E*)x;
-    for (int64_t i = 0; i < rows; ++i) pack_query(x + i * D, D, room + i * steps_of(D, pairs));
-    return room;
+    for (int64_t i = 0; i < rows; ++i) pack_query(x + i * D, D, scratch + i * steps_of(D, pairs));
+    return scratch;
 }
 
-template <class T, class E> const E* as_right(const T* x, int64_t rows, int64_t D, E* room) {
+template <class T, class E> const E* as_right(const T* x, int64_t rows, int64_t D, E* scratch) {
     const int64_t width = up_to(D, W);
     if (__is_same(T, E) && D == width) return (const E*)x;
-    pack_values(x, D, rows, D, width, room);
-    return room;
+    pack_values(x, D, rows, D, width, scratch);
+    return scratch;
 }
 
 template <class T> inline float dot(const T* a, const T* b, int64_t n) {
@@ -105,7 +105,7 @@ template <class T> inline bool has_nan(const T* x, int64_t n) {
 // The rows of a block, packed both ways; a row that saw nothing, or content that is not finite (its out
 // is NaN, but its lse, of what was put in place of such content, is not), is 0.
 template <class T, class E>
-Packed<E> pack_rows(const Gradients& g, const Rows& rows, const PackingRoom<T, E>& room) {
+Packed<E> pack_rows(const Gradients& g, const Rows& rows, const PackingScratch<T, E>& scratch) {
     const Attention& c = g.call;
     const int64_t D = c.key_dim, V = c.value_dim;
     for (int64_t i = 0; i < rows.count; ++i) {
@@ -114,31 +114,31 @@ Packed<E> pack_rows(const Gradients& g, const Rows& rows, const PackingRoom<T, E
         const T* grad = (const T*)g.grad_out + rows.batch * g.grad_batch + h * g.grad_head + t * g.grad_query;
         const float lse = c.lse[at], delta = dot(grad, out, V);
         const bool strange = delta != delta && lse - lse == 0.0f && has_nan(out, V);
-        const bool silent = lse == kMinusInfinity || strange;
-        room.lse[i] = silent ? -kMinusInfinity : lse;
-        room.delta[i] = silent ? 0.0f : delta - g.grad_lse[at];
-        if (silent) {
-            __builtin_memset(room.q + i * D, 0, D * sizeof(T));
-            __builtin_memset(room.grad + i * V, 0, V * sizeof(T));
+        const bool without_grad = lse == kMinusInfinity || strange;
+        scratch.lse[i] = without_grad ? -kMinusInfinity : lse;
+        scratch.delta[i] = without_grad ? 0.0f : delta - g.grad_lse[at];
+        if (without_grad) {
+            __builtin_memset(scratch.q + i * D, 0, D * sizeof(T));
+            __builtin_memset(scratch.grad + i * V, 0, V * sizeof(T));
         } else {
-            __builtin_memcpy(room.q + i * D, query<T>(c, rows, i), D * sizeof(T));
-            __builtin_memcpy(room.grad + i * V, grad, V * sizeof(T));
+            __builtin_memcpy(scratch.q + i * D, query<T>(c, rows, i), D * sizeof(T));
+            __builtin_memcpy(scratch.grad + i * V, grad, V * sizeof(T));
         }
     }
-    return {as_left(room.q, rows.count, D, room.q_left), as_left(room.grad, rows.count, V, room.grad_left),
-            as_right(room.q, rows.count, D, room.q_right), as_right(room.grad, rows.count, V, room.grad_right),
-            room.delta, room.lse};
+    return {as_left(scratch.q, rows.count, D, scratch.q_left), as_left(scratch.grad, rows.count, V, scratch.grad_left),
+            as_right(scratch.q, rows.count, D, scratch.q_right), as_right(scratch.grad, rows.count, V, scratch.grad_right),
+            scratch.delta, scratch.lse};
 }
 
 // Scores become weights, and gradients of weights gradients of scores, times scale, row by row.
 template <class E>
 void weigh_again(const Attention& c, const Rows& rows, const Strip& strip, Visible visible, int64_t padded,
                  const Packed<E>& packed, float* s, float* ds, const BiasSum& bias) {
-    float slope[kManyKeys], changes[kManyKeys];
-    const float power = late_scale(c) * kLog2OfE;
+    float slope[kPrefillKeys], changes[kPrefillKeys];
+    const float power = post_scale(c) * kLog2OfE;
     const Keys& keys = strip.keys;
     for (int64_t i = strip.row; i < strip.row + strip.count; ++i) {
-        float *weights = s + i * kManyKeys, *gradients = ds + i * kManyKeys;
+        float *weights = s + i * kPrefillKeys, *gradients = ds + i * kPrefillKeys;
         for (int64_t j = 0; j < padded; j += W)
             if (j < strip.from || j >= strip.to) store_any(weights + j, Vec{}), store_any(gradients + j, Vec{});
         weights += strip.from, gradients += strip.from;
@@ -178,7 +178,7 @@ void add_transposed(const E* a, const E* b, const Strip* strips, int64_t number,
         if (first == last) continue;
         const int64_t k = strips[first].row / (pairs ? 2 : 1);
         const int64_t steps = steps_of(strips[last - 1].row + strips[last - 1].count, pairs) - k;
-        block_product<E, true>(keys, a + k * kManyKeys + m, kManyKeys, b + k * vectors * W, vectors * W, steps,
+        block_product<E, true>(keys, a + k * kPrefillKeys + m, kPrefillKeys, b + k * vectors * W, vectors * W, steps,
                                to + m * vectors * W, vectors * W, vectors, ones);
     }
 }
@@ -201,7 +201,7 @@ template <class T> inline void store_row(const float* from, int64_t n, T* to) {
 }
 
 template <class E> struct KeyBlock {
-    E *k_columns, *v_columns;  // [steps of D or V, kManyKeys]
+    E *k_columns, *v_columns;  // [steps of D or V, kPrefillKeys]
     E* k_rows;                 // [steps of keys, key_width]
     float *grad_k, *grad_v;    // [keys, width]
 };
@@ -212,18 +212,18 @@ struct Sums {
     BiasSum bias;
 };
 
-inline int64_t room_for_sums(const Attention& c, const GradientPlan& p) {
+inline int64_t numbers_of_sums(const Attention& c, const GradientPlan& p) {
     return c.batch * c.kv_heads * ((p.splits - p.straight) * p.sum + p.splits * p.bias.part);
 }
 
-inline Sums sums_of(const Gradients& g, const GradientPlan& p, int64_t task, float* room) {
+inline Sums sums_of(const Gradients& g, const GradientPlan& p, int64_t task, float* scratch) {
     const int64_t heads = g.call.batch * g.call.kv_heads, others = p.splits - p.straight;
     const int64_t head = task / p.splits, split = task % p.splits;
-    Sums sums{room + (head * others + split - p.straight) * p.sum,
+    Sums sums{scratch + (head * others + split - p.straight) * p.sum,
               {g.grad_bias, g.bias_head, g.bias_query, g.bias_key}};
     if (p.straight && split == 0) sums.grad_q = (float*)g.grad_q + head * p.sum;
     if (p.bias.in_place) sums.bias.to = bias_of_group(g, head);
-    else if (g.grad_bias) sums.bias.to = room + heads * others * p.sum + task * p.bias.part;
+    else if (g.grad_bias) sums.bias.to = scratch + heads * others * p.sum + task * p.bias.part;
     return sums;
 }
 
@@ -239,28 +239,28 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
     int64_t number = 0;
     for (int64_t i = 0; i < rows.count; i += kTileRows<E>) {
         const Strip& strip = strips[number++] = strip_of<E>(c, rows, i, keys, visible);
-        const int64_t at = i * kManyKeys + strip.from, vectors = (strip.to - strip.from) / W;
-        block_product<E>(strip.count, packed.q + i * D, D, block.k_columns + strip.from, kManyKeys, D, s + at,
-                         kManyKeys, vectors, nullptr);
-        block_product<E>(strip.count, packed.grad + i * V, V, block.v_columns + strip.from, kManyKeys, V, ds + at,
-                         kManyKeys, vectors, nullptr);
+        const int64_t at = i * kPrefillKeys + strip.from, vectors = (strip.to - strip.from) / W;
+        block_product<E>(strip.count, packed.q + i * D, D, block.k_columns + strip.from, kPrefillKeys, D, s + at,
+                         kPrefillKeys, vectors, nullptr);
+        block_product<E>(strip.count, packed.grad + i * V, V, block.v_columns + strip.from, kPrefillKeys, V, ds + at,
+                         kPrefillKeys, vectors, nullptr);
         weigh_again(c, rows, strip, visible, padded, packed, s, ds, sums.bias);
     }
     const E *weights = nullptr, *changes = nullptr, *changes_of_keys = nullptr;
-    int64_t change_stride = kManyKeys;
+    int64_t change_stride = kPrefillKeys;
     if constexpr (pairs) {
 #if PH_PAIRS
         for (int64_t i = 0; i < rows.count; i += 2) {
             const bool both = i + 1 < rows.count;
-            const float *a = s + i * kManyKeys, *b = ds + i * kManyKeys;
-            pack_row_pair(a, both ? a + kManyKeys : nullptr, padded, pairs_s + i / 2 * kManyKeys);
-            pack_row_pair(b, both ? b + kManyKeys : nullptr, padded, pairs_ds + i / 2 * kManyKeys);
+            const float *a = s + i * kPrefillKeys, *b = ds + i * kPrefillKeys;
+            pack_row_pair(a, both ? a + kPrefillKeys : nullptr, padded, pairs_s + i / 2 * kPrefillKeys);
+            pack_row_pair(b, both ? b + kPrefillKeys : nullptr, padded, pairs_ds + i / 2 * kPrefillKeys);
         }
         for (int64_t i = 0; i < rows.count; ++i)
-            pack_weights(ds + i * kManyKeys, padded, pairs_keys + i * kManyKeys / 2);
+            pack_weights(ds + i * kPrefillKeys, padded, pairs_keys + i * kPrefillKeys / 2);
 #endif
         weights = pairs_s, changes = pairs_ds, changes_of_keys = pairs_keys;
-        change_stride = kManyKeys / 2;
+        change_stride = kPrefillKeys / 2;
     } else {
         weights = s, changes = changes_of_keys = ds;
     }
@@ -281,7 +281,7 @@ void gradients_of_block(const Attention& c, const GradientPlan& p, const Rows& r
 
 inline int64_t gradient_bytes(const Attention& c, const GradientPlan& p) {
     const int64_t wide = p.key_width + p.value_width, rows = up_to(p.rows, 2);
-    return 4 * (rows * (2 * wide + wide + 2 * kManyKeys * 2 + 2) + kManyKeys * (5 * wide + wide)) + 32 * 64;
+    return 4 * (rows * (2 * wide + wide + 2 * kPrefillKeys * 2 + 2) + kPrefillKeys * (5 * wide + wide)) + 32 * 64;
 }
 
 template <class T>
@@ -291,7 +291,7 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
     const Attention& c = g.call;
     const int64_t D = c.key_dim, V = c.value_dim, group = c.heads / c.kv_heads, rows_most = up_to(p.rows, 2);
     const int64_t split = task % p.splits, head = task / p.splits;
-    const PackingRoom<T, E> packing{
+    const PackingScratch<T, E> packing{
         arena.take<T>(rows_most * D), arena.take<T>(rows_most * V),
         arena.take<E>(rows_most * steps_of(D, pairs)), arena.take<E>(rows_most * steps_of(V, pairs)),
         arena.take<E>(steps_of(rows_most, pairs) * p.key_width),
@@ -299,40 +299,40 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
         arena.take<float>(rows_most), arena.take<float>(rows_most),
     };
     KeyBlock<E> block{
-        arena.take<E>(kManyKeys * steps_of(D, pairs)), arena.take<E>(kManyKeys * steps_of(V, pairs)),
-        arena.take<E>(kManyKeys * p.key_width),
-        arena.take<float>(kManyKeys * p.key_width), arena.take<float>(kManyKeys * p.value_width),
+        arena.take<E>(kPrefillKeys * steps_of(D, pairs)), arena.take<E>(kPrefillKeys * steps_of(V, pairs)),
+        arena.take<E>(kPrefillKeys * p.key_width),
+        arena.take<float>(kPrefillKeys * p.key_width), arena.take<float>(kPrefillKeys * p.value_width),
     };
-    float* s = arena.take<float>(rows_most * kManyKeys);
-    float* ds = arena.take<float>(rows_most * kManyKeys);
+    float* s = arena.take<float>(rows_most * kPrefillKeys);
+    float* ds = arena.take<float>(rows_most * kPrefillKeys);
     Pair *pairs_s = nullptr, *pairs_ds = nullptr, *pairs_keys = nullptr;
     if (pairs) {
-        pairs_s = arena.take<Pair>(rows_most / 2 * kManyKeys);
-        pairs_ds = arena.take<Pair>(rows_most / 2 * kManyKeys);
-        pairs_keys = arena.take<Pair>(rows_most * kManyKeys / 2);
+        pairs_s = arena.take<Pair>(rows_most / 2 * kPrefillKeys);
+        pairs_ds = arena.take<Pair>(rows_most / 2 * kPrefillKeys);
+        pairs_keys = arena.take<Pair>(rows_most * kPrefillKeys / 2);
     }
-    float* good_k = arena.take<float>(kManyKeys * D);
-    float* good_v = arena.take<float>(kManyKeys * V);
-    const Piece& piece = c.pieces[0];
+    float* good_k = arena.take<float>(kPrefillKeys * D);
+    float* good_v = arena.take<float>(kPrefillKeys * V);
+    const KVSegment& segment = c.segments[0];
     [[maybe_unused]] const TilesInUse tiles;
     Rows rows{};
     rows.batch = head / c.kv_heads, rows.kv_head = head % c.kv_heads;
     __builtin_memset(sums.grad_q, 0, p.sum * 4);
     if (p.bias.part) __builtin_memset(sums.bias.to, 0, p.bias.part * 4);
     for (int64_t number = split; number < p.key_blocks; number += p.splits) {
-        const int64_t at = number * kManyKeys;
-        const Keys keys = keys_at(piece, rows.batch, at, c.keys - at < kManyKeys ? c.keys - at : kManyKeys, at);
-        Content<T> from = content_of<T>(c, rows, piece, at, keys.length, nullptr);
+        const int64_t at = number * kPrefillKeys;
+        const Keys keys = keys_at(segment, rows.batch, at, c.keys - at < kPrefillKeys ? c.keys - at : kPrefillKeys, at);
+        Content<T> from = content_of<T>(c, rows, segment, at, keys.length, nullptr);
         if ((c.low || c.keep) && !all_finite<T>(c, keys, from)) {
             State unmarked{};
             rows.count = 0;
-            from = quarantined<T>(c, rows, keys, from, good_k, good_v, unmarked);
+            from = without_nonfinite<T>(c, rows, keys, from, good_k, good_v, unmarked);
         }
         transpose(from.k, from.k_token, keys.length, D, block.k_columns);
         transpose(from.v, from.v_token, keys.length, V, block.v_columns);
         pack_values(from.k, from.k_token, keys.length, D, p.key_width, block.k_rows);
-        __builtin_memset(block.grad_k, 0, kManyKeys * p.key_width * 4);
-        __builtin_memset(block.grad_v, 0, kManyKeys * p.value_width * 4);
+        __builtin_memset(block.grad_k, 0, kPrefillKeys * p.key_width * 4);
+        __builtin_memset(block.grad_v, 0, kPrefillKeys * p.value_width * 4);
         for (int64_t number = 0; number < p.head_blocks * p.token_blocks; ++number) {
             const int64_t first = number / p.token_blocks * p.heads;
             const int64_t heads = group - first < p.heads ? group - first : p.heads;
@@ -358,14 +358,14 @@ void gradients_of_task(const Gradients& g, const GradientPlan& p, int64_t task, 
 
 // Runs tasks that must take turns, one after the other; a task without this need is alone.
 template <class T>
-void gradients_of_turns(const Gradients& g, const GradientPlan& p, int64_t number, float* room, Arena arena) {
+void gradients_of_turns(const Gradients& g, const GradientPlan& p, int64_t number, float* all_sums, Arena arena) {
     const int64_t heads = g.call.kv_heads, head_groups = heads / p.head_turns;
     const int64_t split = number % p.splits, rest = number / p.splits;
     const int64_t batch = rest / head_groups * p.batch_turns, head = rest % head_groups * p.head_turns;
     for (int64_t b = batch; b < batch + p.batch_turns; ++b)
         for (int64_t h = head; h < head + p.head_turns; ++h) {
             const int64_t task = (b * heads + h) * p.splits + split;
-            gradients_of_task<T>(g, p, task, sums_of(g, p, task, room), arena);
+            gradients_of_task<T>(g, p, task, sums_of(g, p, task, all_sums), arena);
         }
 }
 
@@ -375,29 +375,29 @@ template <class T> Outcome gradients_for(const Gradients& g, int threads) {
     const GradientPlan p = gradient_plan_of(g);
     const int64_t group = c.heads / c.kv_heads, tasks = c.batch * c.kv_heads * p.splits;
     const int64_t turns = p.batch_turns * p.head_turns;
-    const Scratch sums(room_for_sums(c, p) * 4);
+    const Scratch sums(numbers_of_sums(c, p) * 4);
     if (!sums) return Outcome::no_memory;
-    float* const room = sums.arena().take<float>(room_for_sums(c, p));
+    float* const all_sums = sums.arena().take<float>(numbers_of_sums(c, p));
     int64_t next = 0;
-    int unfinished = 0, lacking = 0;  // tasks that were stopped, threads that found no memory
+    int unfinished = 0, oom = 0;  // tasks that were stopped, threads that found no memory
     in_team(threads, [&](int64_t thread, int64_t team) {
         {
             const Scratch scratch(gradient_bytes(c, p));
-            if (!scratch) __atomic_store_n(&lacking, 1, __ATOMIC_RELAXED);
+            if (!scratch) __atomic_store_n(&oom, 1, __ATOMIC_RELAXED);
             while (scratch) {
                 const int64_t number = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
                 if (number >= tasks / turns) break;
-                if (!stopped(c)) gradients_of_turns<T>(g, p, number, room, scratch.arena());
+                if (!stopped(c)) gradients_of_turns<T>(g, p, number, all_sums, scratch.arena());
                 if (stopped(c)) __atomic_store_n(&unfinished, 1, __ATOMIC_RELAXED);
             }
         }
         wait_for_team();
-        const int64_t rows = lacking || unfinished ? 0 : c.batch * c.heads * c.queries;
+        const int64_t rows = oom || unfinished ? 0 : c.batch * c.heads * c.queries;
         for (int64_t row = rows * thread / team; row < rows * (thread + 1) / team; ++row) {
             const int64_t head = row / (group * c.queries), inside = row % (group * c.queries);
-            float* sum = sums_of(g, p, head * p.splits, room).grad_q + inside * p.key_width;
+            float* sum = sums_of(g, p, head * p.splits, all_sums).grad_q + inside * p.key_width;
             for (int64_t n = 1; n < p.splits; ++n) {
-                const float* next = sums_of(g, p, head * p.splits + n, room).grad_q + inside * p.key_width;
+                const float* next = sums_of(g, p, head * p.splits + n, all_sums).grad_q + inside * p.key_width;
                 for (int64_t d = 0; d < p.key_width; d += W) store_any(sum + d, load(sum + d) + load(next + d));
             }
             if (p.straight) continue;
@@ -405,10 +405,10 @@ template <class T> Outcome gradients_for(const Gradients& g, int threads) {
             store_row(sum, c.key_dim, to);
         }
     });
-    if (lacking) return Outcome::no_memory;
+    if (oom) return Outcome::no_memory;
     if (unfinished) return Outcome::stopped;
     for (int64_t task = 0; p.bias.part && task < tasks; ++task)
-        add_to(bias_of_group(g, task / p.splits), sums_of(g, p, task, room).bias.to, p.bias.part);
+        add_to(bias_of_group(g, task / p.splits), sums_of(g, p, task, all_sums).bias.to, p.bias.part);
     return Outcome::done;
 }
 

@@ -7,11 +7,11 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-constexpr int64_t kFewRows = 16;
-constexpr int64_t kFewKeys = 64;       // keys of a block, few rows
-constexpr int64_t kManyKeys = 128;     // many rows
-constexpr int64_t kManyRows = 192;
-constexpr int64_t kBlocksUnwatched = 16;  // blocks of keys between two looks at whether to stop
+constexpr int64_t kDecodeRows = 16;
+constexpr int64_t kDecodeKeys = 64;       // keys of a block, few rows
+constexpr int64_t kPrefillKeys = 128;     // many rows
+constexpr int64_t kPrefillRows = 192;
+constexpr int64_t kBlocksPerCheck = 16;  // blocks of keys between two looks at whether to stop
 
 struct Plan {
     bool few;
@@ -19,36 +19,36 @@ struct Plan {
     int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
     int64_t blocks;                // in all
     int64_t rows, width;           // of a block, most; values, padded to vectors
-    bool by_row;                   // what a row gives depends on the row and its keys alone
-    bool joined;                   // pieces are read as one, in blocks that begin at fixed places (contiguous.h)
-    int64_t origin, first_share;   // place of the first key, 0 unless joined; the fixed share that it is in
-    int64_t shares, share_keys;    // of the keys of a block; keys of all but the last of them, by row of the first
-    bool folded;                   // a thread computes the shares of a block one after another
+    bool batch_invariant;                   // what a row gives depends on the row and its keys alone
+    bool contiguous;                   // segments are read as one, in blocks that begin at fixed places (contiguous.h)
+    int64_t origin, first_split;   // place of the first key, 0 unless contiguous; the fixed split that it is in
+    int64_t splits, split_keys;    // of the keys of a block; keys of all but the last of them, by row of the first
+    bool serial;                   // a thread computes the splits of a block one after another
 };
 
-// Shares of keys where neither the number of threads, nor other rows, nor keys that a row does not see may
-// change its bits: 16 of `keys` keys (many rows, which are packed anew for every share, have longer ones),
+// Splits of keys where neither the number of threads, nor other rows, nor keys that a row does not see may
+// change its bits: 16 of `keys` keys (many rows, which are packed anew for every split, have longer ones),
 // then eighths of powers of two.
-constexpr int64_t kEvenShares = 16, kShareOfFew = 256, kShareOfMany = 1024;
+constexpr int64_t kEvenSplits = 16, kDecodeSplit = 256, kPrefillSplit = 1024;
 
-inline int64_t fixed_share_at(int64_t i, int64_t keys) {
-    if (i <= kEvenShares) return i * keys;
-    const int64_t octave = (i - kEvenShares) / 8, eighth = (i - kEvenShares) % 8;
-    return (kEvenShares * keys / 8 << octave) * (8 + eighth);
+inline int64_t fixed_split_at(int64_t i, int64_t keys) {
+    if (i <= kEvenSplits) return i * keys;
+    const int64_t octave = (i - kEvenSplits) / 8, eighth = (i - kEvenSplits) % 8;
+    return (kEvenSplits * keys / 8 << octave) * (8 + eighth);
 }
 
-// The first key of a share.
-inline int64_t share_at(const Attention& c, const Plan& p, int64_t i) {
-    const int64_t at = p.by_row ? fixed_share_at(p.first_share + i, p.share_keys) - p.origin : i * p.share_keys;
+// The first key of a split.
+inline int64_t split_at(const Attention& c, const Plan& p, int64_t i) {
+    const int64_t at = p.batch_invariant ? fixed_split_at(p.first_split + i, p.split_keys) - p.origin : i * p.split_keys;
     return at < 0 ? 0 : at < c.keys ? at : c.keys;
 }
 
-// Whether the pieces are keys at places that follow on, as in a ring, of which nothing but the place matters.
+// Whether the segments are keys at places that follow on, as in a ring, of which nothing but the place matters.
 inline bool follows_on(const Attention& c) {
-    int64_t next = c.pieces[0].position;
+    int64_t next = c.segments[0].position;
     if (next < 0 || next > INT64_MAX / 4 || c.keep || c.bias || (c.count == 1 && !next)) return false;
-    for (int i = 0; i < c.count; next += c.pieces[i++].length)
-        if (c.pieces[i].position != next || c.pieces[i].pages || c.pieces[i].coding.group) return false;
+    for (int i = 0; i < c.count; next += c.segments[i++].length)
+        if (c.segments[i].position != next || c.segments[i].pages || c.segments[i].coding.group) return false;
     return true;
 }
 
@@ -56,10 +56,10 @@ inline Plan plan_of(const Attention& c, int threads) {
     Plan p{};
     const int64_t group = c.heads / c.kv_heads;
     p.width = up_to(c.value_dim, W);
-    p.by_row = c.by_row || c.queries == 1 || group * c.queries <= kFewRows;
-    p.few = p.by_row && group <= kFewRows && c.key_dim % W == 0 && c.value_dim % W == 0;
-    p.heads = group < kManyRows ? group : kManyRows;
-    p.tokens = (p.few ? kFewRows : kManyRows) / p.heads;
+    p.batch_invariant = c.batch_invariant || c.queries == 1 || group * c.queries <= kDecodeRows;
+    p.few = p.batch_invariant && group <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+    p.heads = group < kPrefillRows ? group : kPrefillRows;
+    p.tokens = (p.few ? kDecodeRows : kPrefillRows) / p.heads;
     if (p.tokens > c.queries) p.tokens = c.queries;
     if (p.tokens < 1) p.tokens = 1;
     // Smaller blocks if there are too few for the threads.
@@ -70,21 +70,21 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
     p.rows = p.heads * p.tokens;
-    p.shares = 1, p.share_keys = c.keys;
+    p.splits = 1, p.split_keys = c.keys;
     const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
-    if (p.by_row) {
-        p.share_keys = p.few ? kShareOfFew : kShareOfMany;
-        p.joined = follows_on(c);
-        p.origin = p.joined ? c.pieces[0].position : 0;
-        while (fixed_share_at(p.first_share + 1, p.share_keys) <= p.origin) ++p.first_share;
-        while (fixed_share_at(p.first_share + p.shares, p.share_keys) < p.origin + c.keys) ++p.shares;
-        p.folded = p.shares > 1 && !spare;
+    if (p.batch_invariant) {
+        p.split_keys = p.few ? kDecodeSplit : kPrefillSplit;
+        p.contiguous = follows_on(c);
+        p.origin = p.contiguous ? c.segments[0].position : 0;
+        while (fixed_split_at(p.first_split + 1, p.split_keys) <= p.origin) ++p.first_split;
+        while (fixed_split_at(p.first_split + p.splits, p.split_keys) < p.origin + c.keys) ++p.splits;
+        p.serial = p.splits > 1 && !spare;
     } else if (spare) {
-        int64_t shares = (4 * threads + p.blocks - 1) / p.blocks;
-        if (shares > c.keys / (2 * kFewKeys)) shares = c.keys / (2 * kFewKeys);
-        if (shares < 1) shares = 1;
-        p.share_keys = up_to((c.keys + shares - 1) / shares, kFewKeys);
-        p.shares = c.keys ? (c.keys + p.share_keys - 1) / p.share_keys : 1;
+        int64_t splits = (4 * threads + p.blocks - 1) / p.blocks;
+        if (splits > c.keys / (2 * kDecodeKeys)) splits = c.keys / (2 * kDecodeKeys);
+        if (splits < 1) splits = 1;
+        p.split_keys = up_to((c.keys + splits - 1) / splits, kDecodeKeys);
+        p.splits = c.keys ? (c.keys + p.split_keys - 1) / p.split_keys : 1;
     }
     return p;
 }
@@ -111,13 +111,13 @@ template <class T> inline const T* query(const Attention& c, const Rows& r, int6
     return (const T*)c.q + r.batch * c.q_batch + r.head(i) * c.q_head + r.token(i) * c.q_token;
 }
 
-inline bool stopped(const Attention& c) { return c.watch && c.watch->stopped(omp_get_thread_num() == 0); }
+inline bool stopped(const Attention& c) { return c.interrupt && c.interrupt->stopped(omp_get_thread_num() == 0); }
 
 inline void start(State& state, int64_t rows, int64_t width) {
     for (int64_t i = 0; i < rows; ++i) {
         state.peak[i] = kMinusInfinity;
         state.total[i] = 0;
-        state.poisoned[i] = 0;
+        state.sees_nonfinite[i] = 0;
     }
     __builtin_memset(state.values, 0, rows * width * sizeof(float));
 }
@@ -153,31 +153,31 @@ template <class T> inline void fetch(const T* row, int64_t n) {
     for (int64_t d = 0; d < n; d += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Addresses of the tokens [at, at + length) of a piece. Those in pages are put into `room`, which has
+// Addresses of the tokens [at, at + length) of a segment. Those in pages are put into `scratch`, which has
 // place for as many rows of D + V and stays in the cache, and those that are coded are decoded there.
 template <class T>
-Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, int64_t at, int64_t length, T* room) {
-    if (piece.coding.group) {
-        T *k = room, *v = room + length * c.key_dim;
-        expand(c, rows, piece, at, length, k, v);
-        return piece.coding.v_bits ? Content<T>{k, v, c.key_dim, c.value_dim} : Content<T>{k, k, c.key_dim, c.key_dim};
+Content<T> content_of(const Attention& c, const Rows& rows, const KVSegment& segment, int64_t at, int64_t length, T* scratch) {
+    if (segment.coding.group) {
+        T *k = scratch, *v = scratch + length * c.key_dim;
+        expand(c, rows, segment, at, length, k, v);
+        return segment.coding.v_bits ? Content<T>{k, v, c.key_dim, c.value_dim} : Content<T>{k, k, c.key_dim, c.key_dim};
     }
-    Content<T> found{(const T*)piece.k + rows.kv_head * piece.k_head,
-                     (const T*)piece.v + rows.kv_head * piece.v_head, piece.k_token, piece.v_token};
-    if (!piece.pages) {
-        found.k += rows.batch * piece.k_batch + at * piece.k_token;
-        found.v += rows.batch * piece.v_batch + at * piece.v_token;
+    Content<T> found{(const T*)segment.k + rows.kv_head * segment.k_head,
+                     (const T*)segment.v + rows.kv_head * segment.v_head, segment.k_token, segment.v_token};
+    if (!segment.pages) {
+        found.k += rows.batch * segment.k_batch + at * segment.k_token;
+        found.v += rows.batch * segment.v_batch + at * segment.v_token;
         return found;
     }
-    const int64_t* pages = piece.pages + rows.batch * piece.pages_batch;
+    const int64_t* pages = segment.pages + rows.batch * segment.pages_batch;
     auto key = [&](int64_t slot) {
-        return found.k + pages[slot / piece.page_length] * piece.k_batch + slot % piece.page_length * piece.k_token;
+        return found.k + pages[slot / segment.page_length] * segment.k_batch + slot % segment.page_length * segment.k_token;
     };
     auto value = [&](int64_t slot) {
-        return found.v + pages[slot / piece.page_length] * piece.v_batch + slot % piece.page_length * piece.v_token;
+        return found.v + pages[slot / segment.page_length] * segment.v_batch + slot % segment.page_length * segment.v_token;
     };
-    const int64_t first = at + piece.skipped, last = piece.skipped + piece.length - 1;
-    T *k = room, *v = room + length * c.key_dim;
+    const int64_t first = at + segment.skipped, last = segment.skipped + segment.length - 1;
+    T *k = scratch, *v = scratch + length * c.key_dim;
     for (int64_t j = 0; j < length; ++j) {
         // Prefetches the next block, line by line: the processor cannot predict its address.
         const int64_t next = first + j + length < last ? first + j + length : last;
@@ -191,7 +191,7 @@ Content<T> content_of(const Attention& c, const Rows& rows, const Piece& piece, 
 
 // Keys and values of a block as float32, 0 in place of numbers that are not finite; marks the rows that see them.
 template <class T>
-void quarantine(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
+void zero_nonfinite(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
                 float* good_k, float* good_v, State& state) {
     for (int64_t j = 0; j < keys.length; ++j) {
         bool bad = false;
@@ -207,15 +207,15 @@ void quarantine(const Attention& c, const Rows& rows, const Keys& keys, const Co
         copy(from.v + j * from.v_token, c.value_dim, good_v + j * c.value_dim);
         if (bad)
             for (int64_t i = 0; i < rows.count; ++i)
-                if (sees(c, rows, i, keys, j)) state.poisoned[i] = 1;
+                if (sees(c, rows, i, keys, j)) state.sees_nonfinite[i] = 1;
     }
 }
 
 // The same in their own type, in which what is finite is exact: the content to go on with.
 template <class T>
-Content<T> quarantined(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
+Content<T> without_nonfinite(const Attention& c, const Rows& rows, const Keys& keys, const Content<T>& from,
                        float* good_k, float* good_v, State& state) {
-    quarantine<T>(c, rows, keys, from, good_k, good_v, state);
+    zero_nonfinite<T>(c, rows, keys, from, good_k, good_v, state);
     T *k = (T*)good_k, *v = (T*)good_v;
     for (int64_t n = 0; n < keys.length * c.key_dim; ++n) round_to(good_k[n], k + n);
     for (int64_t n = 0; n < keys.length * c.value_dim; ++n) round_to(good_v[n], v + n);
@@ -236,20 +236,20 @@ template <class Block>
 void over_blocks(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, Block&& block) {
     int64_t first = 0, visited = 0;
     for (int i = 0; i < c.count; ++i) {
-        const Piece& piece = c.pieces[i];
+        const KVSegment& segment = c.segments[i];
         const int64_t begin = from > first ? from - first : 0;
-        const int64_t end = to - first < piece.length ? to - first : piece.length;
-        const int64_t unit = piece.coding.group ? piece.coding.group : 1;
+        const int64_t end = to - first < segment.length ? to - first : segment.length;
+        const int64_t unit = segment.coding.group ? segment.coding.group : 1;
         for (int64_t at = begin, length; at < end; at += length) {
             length = end - at < size ? end - at : size;
             const int64_t beyond = (at + length) % unit;
             if (beyond < length && at + length < end) length -= beyond;
-            if (++visited % kBlocksUnwatched == 0 && stopped(c)) return;
-            const Keys keys = keys_at(piece, rows.batch, at, length, first + at);
+            if (++visited % kBlocksPerCheck == 0 && stopped(c)) return;
+            const Keys keys = keys_at(segment, rows.batch, at, length, first + at);
             const Visible visible = visible_of(c, rows, keys);
             if (visible != Visible::none) block(keys, visible);
         }
-        first += piece.length;
+        first += segment.length;
     }
 }
 

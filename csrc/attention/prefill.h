@@ -18,21 +18,21 @@ constexpr int64_t kWaitsForMemory = 96;  // with more rows a block is computed f
 
 inline int64_t steps_of(int64_t n, bool pairs) { return pairs ? (n + 1) / 2 : n; }
 
-// [length, D] to [D, kManyKeys], 0 beyond length.
+// [length, D] to [D, kPrefillKeys], 0 beyond length.
 template <class T>
 void transpose(const T* k, int64_t stride, int64_t length, int64_t D, float* to) {
-    for (int64_t j = 0; j < kManyKeys; j += W) {
+    for (int64_t j = 0; j < kPrefillKeys; j += W) {
         int64_t d = 0;
         for (; d + W <= D; d += W) {
             Vec rows[W];
             for (int n = 0; n < W; ++n)
                 rows[n] = j + n < length ? load(k + (j + n) * stride + d) : Vec{};
             transpose_in_registers(rows);
-            for (int n = 0; n < W; ++n) store_any(to + (d + n) * kManyKeys + j, rows[n]);
+            for (int n = 0; n < W; ++n) store_any(to + (d + n) * kPrefillKeys + j, rows[n]);
         }
         for (; d < D; ++d)
             for (int n = 0; n < W; ++n)
-                to[d * kManyKeys + j + n] = j + n < length ? to_float(k[(j + n) * stride + d]) : 0.0f;
+                to[d * kPrefillKeys + j + n] = j + n < length ? to_float(k[(j + n) * stride + d]) : 0.0f;
     }
 }
 
@@ -47,23 +47,23 @@ void pack_values(const T* v, int64_t stride, int64_t length, int64_t V, int64_t 
 }
 
 #if PH_PAIRS
-// [length, D] to pairs [D / 2, kManyKeys].
+// [length, D] to pairs [D / 2, kPrefillKeys].
 inline void transpose(const BFloat16* k, int64_t stride, int64_t length, int64_t D, Pair* to) {
-    for (int64_t j = 0; j < kManyKeys; j += W) {
+    for (int64_t j = 0; j < kPrefillKeys; j += W) {
         int64_t d = 0;
         for (; d + 2 * W <= D; d += 2 * W) {
             Vec rows[W];
             for (int n = 0; n < W; ++n)
                 rows[n] = j + n < length ? load_any<Vec>(k + (j + n) * stride + d) : Vec{};
             transpose_in_registers(rows);
-            for (int n = 0; n < W; ++n) store_any(to + (d / 2 + n) * kManyKeys + j, rows[n]);
+            for (int n = 0; n < W; ++n) store_any(to + (d / 2 + n) * kPrefillKeys + j, rows[n]);
         }
         for (; d < D; d += 2)
             for (int n = 0; n < W; ++n) {
                 const BFloat16* x = k + (j + n) * stride + d;
                 const bool here = j + n < length;
                 const uint32_t low = here ? x[0].bits : 0, high = here && d + 1 < D ? x[1].bits : 0;
-                to[d / 2 * kManyKeys + j + n].bits = low | high << 16;
+                to[d / 2 * kPrefillKeys + j + n].bits = low | high << 16;
             }
     }
 }
@@ -97,9 +97,9 @@ template <class T> inline void pack_query(const T* q, int64_t D, float* to) {
     for (int64_t d = 0; d < D; ++d) to[d] = to_float(q[d]);
 }
 
-template <class T> inline int64_t many_bytes(const Attention& c, const Plan& p) {
-    return 4 * (p.rows * c.key_dim + kManyKeys * (3 * c.key_dim + 2 * c.value_dim + p.width) +
-                2 * kTileRows<typename Element<T>::type> * kManyKeys) + 16 * 64;
+template <class T> inline int64_t prefill_bytes(const Attention& c, const Plan& p) {
+    return 4 * (p.rows * c.key_dim + kPrefillKeys * (3 * c.key_dim + 2 * c.value_dim + p.width) +
+                2 * kTileRows<typename Element<T>::type> * kPrefillKeys) + 16 * 64;
 }
 
 // The part of a block of keys that any of `count` rows from i on sees, widened to whole vectors.
@@ -111,7 +111,7 @@ inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t cou
         high = c.high[at] > high ? c.high[at] : high;
     }
     int64_t from = difference(low, keys.first), to = difference(high, keys.first);
-    from = held(from, keys.length) / (2 * W) * (2 * W);
+    from = clamped(from, keys.length) / (2 * W) * (2 * W);
     to = to > keys.length ? keys.length : to;
     Keys part = keys;
     part.start += from, part.index += from, part.first += from;
@@ -137,7 +137,7 @@ Strip strip_of(const Attention& c, const Rows& rows, int64_t row, const Keys& ke
 }
 
 template <class T, class E, class Next>
-void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
+void prefill_block(const Attention& c, const Plan& p, const Rows& rows, const Keys& keys, Visible visible,
                 const E* q, const E* k, const E* v, float* s, Pair* weights, State& state,
                 Next after_k, Next after_v) {
     constexpr bool pairs = !__is_same(E, float);
@@ -148,55 +148,55 @@ void many_block(const Attention& c, const Plan& p, const Rows& rows, const Keys&
         const Keys& seen = strip.keys;
         if (!seen.length) continue;
         const int64_t count = strip.count, from = strip.from, padded = strip.to - from;
-        block_product<E>(count, q + i * steps, steps, k + from, kManyKeys, steps, s, kManyKeys,
+        block_product<E>(count, q + i * steps, steps, k + from, kPrefillKeys, steps, s, kPrefillKeys,
                          padded / W, nullptr, after_k);
         for (int64_t m = 0; m < count; ++m)
-            factors[m] = weigh(c, rows, i + m, seen, visible, s + m * kManyKeys, padded, state);
+            factors[m] = weigh(c, rows, i + m, seen, visible, s + m * kPrefillKeys, padded, state);
         float* values = state.values + i * p.width;
 #if PH_PAIRS
         if constexpr (pairs) {
             for (int64_t m = 0; m < count; ++m)
-                pack_weights(s + m * kManyKeys, padded, weights + m * kManyKeys / 2);
-            block_product<Pair>(count, weights, kManyKeys / 2, v + from / 2 * p.width, p.width,
+                pack_weights(s + m * kPrefillKeys, padded, weights + m * kPrefillKeys / 2);
+            block_product<Pair>(count, weights, kPrefillKeys / 2, v + from / 2 * p.width, p.width,
                                 steps_of(seen.length, true), values, p.width, p.width / W, factors, after_v);
             continue;
         }
 #endif
         if constexpr (!pairs)
-            block_product<float>(count, s, kManyKeys, v + from * p.width, p.width, seen.length,
+            block_product<float>(count, s, kPrefillKeys, v + from * p.width, p.width, seen.length,
                                  values, p.width, p.width / W, factors, after_v);
     }
 }
 
 template <class T>
-void many_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
+void prefill_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
     using E = typename Element<T>::type;
     constexpr bool pairs = !__is_same(E, float);
     const int64_t D = c.key_dim, steps = steps_of(D, pairs);
     E* q = arena.take<E>(p.rows * steps);
-    E* k = arena.take<E>(kManyKeys * steps);
-    E* v = arena.take<E>(kManyKeys * p.width);
-    float* s = arena.take<float>(kTileRows<E> * kManyKeys);
-    Pair* weights = arena.take<Pair>(kTileRows<E> * kManyKeys / 2);
-    float* good_k = arena.take<float>(kManyKeys * D);
-    float* good_v = arena.take<float>(kManyKeys * c.value_dim);
+    E* k = arena.take<E>(kPrefillKeys * steps);
+    E* v = arena.take<E>(kPrefillKeys * p.width);
+    float* s = arena.take<float>(kTileRows<E> * kPrefillKeys);
+    Pair* weights = arena.take<Pair>(kTileRows<E> * kPrefillKeys / 2);
+    float* good_k = arena.take<float>(kPrefillKeys * D);
+    float* good_v = arena.take<float>(kPrefillKeys * c.value_dim);
     for (int64_t i = 0; i < rows.count; ++i) pack_query(query<T>(c, rows, i), D, q + i * steps);
-    T* room = arena.take<T>(kManyKeys * (D + c.value_dim));
-    const bool watch = c.low || c.keep;
+    T* scratch = arena.take<T>(kPrefillKeys * (D + c.value_dim));
+    const bool masked = c.low || c.keep;
     [[maybe_unused]] const TilesInUse tiles;
-    over_keys<T>(c, p, rows, from, to, kManyKeys, room,
+    over_keys<T>(c, p, rows, from, to, kPrefillKeys, scratch,
                  [&](const Keys& keys, Visible visible, Content<T> from) {
-        if (watch && !all_finite<T>(c, keys, from))
-            from = quarantined<T>(c, rows, keys, from, good_k, good_v, state);
+        if (masked && !all_finite<T>(c, keys, from))
+            from = without_nonfinite<T>(c, rows, keys, from, good_k, good_v, state);
         transpose(from.k, from.k_token, keys.length, D, k);
         pack_values(from.v, from.v_token, keys.length, c.value_dim, p.width, v);
         if (rows.count > kWaitsForMemory) {
-            many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state, Nothing{}, Nothing{});
+            prefill_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state, Nothing{}, Nothing{});
             return;
         }
-        many_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state,
-                         NextBlock(from.k + kManyKeys * from.k_token, from.k_token * sizeof(T), kManyKeys, D * sizeof(T)),
-                         NextBlock(from.v + kManyKeys * from.v_token, from.v_token * sizeof(T), kManyKeys,
+        prefill_block<T, E>(c, p, rows, keys, visible, q, k, v, s, weights, state,
+                         NextBlock(from.k + kPrefillKeys * from.k_token, from.k_token * sizeof(T), kPrefillKeys, D * sizeof(T)),
+                         NextBlock(from.v + kPrefillKeys * from.v_token, from.v_token * sizeof(T), kPrefillKeys,
                                    c.value_dim * sizeof(T)));
     });
 }

@@ -17,26 +17,26 @@ inline float to_float(Byte x) { return x.bits; }
 inline float to_float(LowHalf x) { return (float)(x.bits & 15); }
 inline float to_float(HighHalf x) { return (float)(x.bits >> 4); }
 
-// One unit of a piece, where it lies.
+// One unit of a segment, where it lies.
 struct Unit {
     const uint8_t *k, *v;
     const BFloat16 *k_scale, *k_zero, *v_scale, *v_zero;
 };
 
-inline Unit unit_of(const Rows& rows, const Piece& piece, int64_t token) {
-    const Coding& g = piece.coding;
-    int64_t place = rows.batch, unit = (token + piece.skipped) / g.group;
-    if (piece.pages) {
-        const int64_t in_page = piece.page_length / g.group;
-        place = piece.pages[rows.batch * piece.pages_batch + unit / in_page];
+inline Unit unit_of(const Rows& rows, const KVSegment& segment, int64_t token) {
+    const Coding& g = segment.coding;
+    int64_t place = rows.batch, unit = (token + segment.skipped) / g.group;
+    if (segment.pages) {
+        const int64_t in_page = segment.page_length / g.group;
+        place = segment.pages[rows.batch * segment.pages_batch + unit / in_page];
         unit %= in_page;
     }
-    const int64_t k = place * piece.k_batch + rows.kv_head * piece.k_head + unit * piece.k_token;
-    const int64_t v = place * piece.v_batch + rows.kv_head * piece.v_head + unit * piece.v_token;
+    const int64_t k = place * segment.k_batch + rows.kv_head * segment.k_head + unit * segment.k_token;
+    const int64_t v = place * segment.v_batch + rows.kv_head * segment.v_head + unit * segment.v_token;
     const int64_t key = place * g.k_batch + rows.kv_head * g.k_head + unit * g.k_unit;
     const int64_t value = place * g.v_batch + rows.kv_head * g.v_head + unit * g.v_unit;
-    return {(const uint8_t*)piece.k + k,
-            (const uint8_t*)piece.v + v,
+    return {(const uint8_t*)segment.k + k,
+            (const uint8_t*)segment.v + v,
             (const BFloat16*)g.k_scale + key,
             (const BFloat16*)g.k_zero + key,
             (const BFloat16*)g.v_scale + value,
@@ -50,12 +50,12 @@ struct Span {
 };
 
 template <class Visit>
-inline void over_units(const Rows& rows, const Piece& piece, int64_t at, int64_t length, Visit&& visit) {
-    const int64_t group = piece.coding.group;
+inline void over_units(const Rows& rows, const KVSegment& segment, int64_t at, int64_t length, Visit&& visit) {
+    const int64_t group = segment.coding.group;
     for (int64_t j = 0; j < length;) {
-        const int64_t first = (at + j + piece.skipped) % group;
+        const int64_t first = (at + j + segment.skipped) % group;
         const int64_t count = group - first < length - j ? group - first : length - j;
-        visit(Span{unit_of(rows, piece, at + j), first, count, j});
+        visit(Span{unit_of(rows, segment, at + j), first, count, j});
         j += count;
     }
 }
@@ -96,13 +96,13 @@ void expand_row(const E* codes, int64_t n, float scale, float zero, T* to) {
     for (; d < n; ++d) round_to(zero + to_float(codes[d]) * scale, to + d);
 }
 
-// Keys [length, D] and values [length, V] of the tokens [at, at + length) of a coded piece, rounded to
+// Keys [length, D] and values [length, V] of the tokens [at, at + length) of a coded segment, rounded to
 // the type of the cache as if they had been decoded before.
 template <class T>
-void expand(const Attention& c, const Rows& rows, const Piece& piece, int64_t at, int64_t length, T* k, T* v) {
-    const Coding& g = piece.coding;
+void expand(const Attention& c, const Rows& rows, const KVSegment& segment, int64_t at, int64_t length, T* k, T* v) {
+    const Coding& g = segment.coding;
     const int64_t shares = c.value_dim / g.v_share;
-    over_units(rows, piece, at, length, [&](const Span& span) {
+    over_units(rows, segment, at, length, [&](const Span& span) {
         T* to = k + span.at * c.key_dim;
         over_rows(span.unit.k, g.k_bits, g.group, c.key_dim, span.first, span.count,
                   [&](const auto* codes, int64_t count, int64_t offset) {

@@ -21,10 +21,10 @@ struct Rows {
     int64_t token(int64_t i) const { return t0 + i % (t1 - t0); }
 };
 
-// A block of `length` keys of a piece, from its token `start` on; `index` counts keys of the call. The first
+// A block of `length` keys of a segment, from its token `start` on; `index` counts keys of the call. The first
 // `absent` slots are padding that aligns the block (contiguous.h).
 struct Keys {
-    const Piece* piece;
+    const KVSegment* segment;
     int64_t start, length, index;
     const int64_t* positions;  // of this block and batch row, or null: first, first + 1, …
     int64_t first;
@@ -34,10 +34,10 @@ struct Keys {
 
 enum class Visible { none, some, all };
 
-inline Keys keys_at(const Piece& piece, int64_t batch, int64_t start, int64_t length, int64_t index) {
-    const int64_t* p = piece.positions;
-    return {&piece, start, length, index,
-            p ? p + batch * piece.positions_batch + start : nullptr, piece.position + start};
+inline Keys keys_at(const KVSegment& segment, int64_t batch, int64_t start, int64_t length, int64_t index) {
+    const int64_t* p = segment.positions;
+    return {&segment, start, length, index,
+            p ? p + batch * segment.positions_batch + start : nullptr, segment.position + start};
 }
 
 // What rows of a call see of a block of keys; single pairs are checked only if bounds do not decide.
@@ -89,9 +89,9 @@ inline bool sees(const Attention& c, const Rows& rows, int64_t i, const Keys& ke
 
 // Sums and greatest scores of some rows, and the weighted values beside them.
 struct State {
-    float *peak, *total;    // [rows], the peak in units of `late_scale`
+    float *peak, *total;    // [rows], the peak in units of `post_scale`
     float* values;          // [rows, width], not yet divided by total
-    uint8_t* poisoned;      // [rows]: sees a key with content that is not finite
+    uint8_t* sees_nonfinite;      // [rows]: sees a key with content that is not finite
 };
 
 // a − b, or the end of the range on whose side it lies: positions may be any whole numbers.
@@ -153,7 +153,7 @@ inline void with_distances(int64_t query, const Keys& keys, Use&& use) {
     }
 }
 
-inline int64_t held(int64_t x, int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
+inline int64_t clamped(int64_t x, int64_t most) { return x < 0 ? 0 : x > most ? most : x; }
 
 // Columns of by_distance that keys in a row have: the first for those before `near`, the last from
 // `far` on, and `column` + j between.
@@ -163,7 +163,7 @@ inline Columns columns_of(const Attention& c, int64_t query, const Keys& keys) {
     const int64_t apart = difference(keys.first, query), beyond = c.farthest + keys.length;
     // Beyond the lengths of table and block together, all places are equal.
     const int64_t column = (apart < -beyond ? -beyond : apart > beyond ? beyond : apart) + c.farthest;
-    return {held(-column, keys.length), held(2 * c.farthest + 1 - column, keys.length), column};
+    return {clamped(-column, keys.length), clamped(2 * c.farthest + 1 - column, keys.length), column};
 }
 
 // The column of by_distance that a key has.
@@ -217,7 +217,7 @@ inline void add_bias(const Attention& c, const Rows& rows, int64_t i, const Keys
 
 // The factor of scores after `score`: if nothing is added to them, the exponentials apply the scale (or the
 // softcap after its tanh).
-inline float late_scale(const Attention& c) {
+inline float post_scale(const Attention& c) {
     if (c.slopes || c.by_distance || c.bias) return 1.0f;
     return c.softcap > 0 ? c.softcap : c.scale > 0 ? c.scale : 1.0f;
 }
@@ -235,7 +235,7 @@ inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& k
             if (slope) store_any(slope + j, 1.0f - share * share);
         }
     }
-    if (factor != late_scale(c))
+    if (factor != post_scale(c))
         for (int64_t j = 0; j < padded; j += W) store_any(s + j, load(s + j) * factor);
     if (c.slopes || c.by_distance || c.bias) add_bias(c, rows, i, keys, s);
     if (visible == Visible::some) hide(c, rows, i, keys, s);
@@ -243,7 +243,7 @@ inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& k
 }
 
 // A 32-bit avalanche (Mueller's integer hash), as native/dropout.py has it.
-template <class Word> inline Word mixed(Word x) {
+template <class Word> inline Word hash32(Word x) {
     x = ((x >> 16) ^ x) * 0x45d9f3bu;
     x = ((x >> 16) ^ x) * 0x45d9f3bu;
     return (x >> 16) ^ x;
@@ -254,13 +254,13 @@ class Dropped {
   public:
     Dropped(const Attention& c, const Rows& rows, int64_t i, const Keys& keys) : least_((int32_t)c.dropout.least) {
         const Dropout& d = c.dropout;
-        const uint32_t row = mixed(d.seed + (uint32_t)(rows.batch * c.heads + rows.head(i)));
-        const uint32_t first = mixed(row + d.query + (uint32_t)rows.token(i)) + d.key + (uint32_t)keys.index;
+        const uint32_t row = hash32(d.seed + (uint32_t)(rows.batch * c.heads + rows.head(i)));
+        const uint32_t first = hash32(row + d.query + (uint32_t)rows.token(i)) + d.key + (uint32_t)keys.index;
         place_ = (VecWord)counted() + first;
     }
     // `x` where weights are kept, and 0 elsewhere.
     Vec next(Vec x) {
-        const VecInt number = (VecInt)(mixed(place_) & 0xffffffu);
+        const VecInt number = (VecInt)(hash32(place_) & 0xffffffu);
         place_ += (uint32_t)W;
         return (Vec)((VecInt)(number >= least_) & (VecInt)x);
     }
@@ -290,7 +290,7 @@ inline float weigh(const Attention& c, const Rows& rows, int64_t i, const Keys& 
     }
     Vec all{};
     const Vec at = splat(peak);
-    const float scale = late_scale(c), power = scale * kLog2OfE;
+    const float scale = post_scale(c), power = scale * kLog2OfE;
     for (int64_t j = 0; j < padded; j += W) {
         const Vec weight = power_of_two((load(s + j) - at) * power);
         store_any(s + j, weight);

@@ -13,7 +13,7 @@ template <class T> void sink_of(const Sinks& s, int threads) {
     in_team(threads, [&](int64_t thread, int64_t team) {
         for (int64_t row = rows * thread / team; row < rows * (thread + 1) / team; ++row) {
             const int64_t t = row % s.queries, h = row / s.queries % s.heads, b = row / s.queries / s.heads;
-            const float lse = s.lse[row], sink = s.wide ? ((const float*)s.sinks)[h] : to_float(((const T*)s.sinks)[h]);
+            const float lse = s.lse[row], sink = s.fp32 ? ((const float*)s.sinks)[h] : to_float(((const T*)s.sinks)[h]);
             const float share = lse == kMinusInfinity ? 0.0f : sigmoid(lse - sink);
             T* x = (T*)s.x + b * s.x_batch + h * s.x_head + t * s.x_query;
             int64_t d = 0;

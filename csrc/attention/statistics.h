@@ -90,7 +90,7 @@ inline void tile_sums(const Tile& t, int threads) {
         for (int64_t item = items * thread / team; item < items * (thread + 1) / team; ++item) {
             const int64_t b = item / runs, start = item % runs * kTileRun;
             const int64_t end = start + kTileRun < t.rows ? start + kTileRun : t.rows;
-            float* received = t.received ? t.room + item * t.columns : nullptr;
+            float* received = t.received ? t.scratch + item * t.columns : nullptr;
             for (int64_t i = start; i < end; ++i)
                 tile_row(t, t.weights + (b * t.rows + i) * t.columns, received, b * t.row_batch + i);
         }
@@ -98,7 +98,7 @@ inline void tile_sums(const Tile& t, int threads) {
     if (!t.received) return;
     for (int64_t item = 0; item < t.batch * runs; ++item) {
         float* received = t.received + item / runs * t.received_batch;
-        for (int64_t j = 0; j < t.columns; ++j) received[j] += t.room[item * t.columns + j];
+        for (int64_t j = 0; j < t.columns; ++j) received[j] += t.scratch[item * t.columns + j];
     }
 }
 

@@ -161,7 +161,7 @@ inline void product_of_rows(Next& next, int64_t rows, const Pair* a, int64_t a_s
 }
 
 // A left factor given as [steps, rows] as [rows, kTileSteps]; whole vectors of it are read.
-inline void turn_round(const Pair* a, int64_t a_stride, int64_t steps, int64_t rows, Pair* to) {
+inline void transpose_tile(const Pair* a, int64_t a_stride, int64_t steps, int64_t rows, Pair* to) {
     for (int64_t m = 0; m < rows; m += W)
         for (int64_t k = 0; k < steps; k += W) {
             Vec block[W];
@@ -190,7 +190,7 @@ inline void tiled_product(Next& next, int64_t rows, const Pair* a, int64_t a_str
         alignas(64) Pair turned[2 * kTile * kTileSteps];
         for (int64_t k = 0; k < K; k += kTileSteps) {
             const int64_t steps = K - k < kTileSteps ? K - k : kTileSteps;
-            turn_round(a + k * a_stride, a_stride, steps, rows, turned);
+            transpose_tile(a + k * a_stride, a_stride, steps, rows, turned);
             product(turned, kTileSteps, k, steps);
         }
     } else {

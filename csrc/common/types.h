@@ -9,8 +9,8 @@ namespace polyhead {
 enum class Outcome { done, no_memory, stopped };
 
 // Checked after every few blocks of work: the calling thread asks whether to stop, the others read its answer.
-struct Watch {
-    bool (*ask)(Watch&);  // by the thread that called
+struct InterruptCheck {
+    bool (*ask)(InterruptCheck&);  // by the thread that called
     int stop = 0;         // read and written atomically
     bool stopped(bool calling) {
         if (!__atomic_load_n(&stop, __ATOMIC_RELAXED) && calling && ask(*this))

@@ -10,13 +10,13 @@ namespace polyhead {
 // Latent attention: queries of N + P numbers a head, a latent of R and a rotated key of P a token.
 struct LatentHeads {
     int64_t rank, plain, rotated, value;  // R, 0: no latent attention; N, P, V
-    Factor q;                           // from the latent of queries, or without weight: straight from x
+    LinearWeight q;                           // from the latent of queries, or without weight: straight from x
     NormWeight q_norm, norm;            // of both latents
     const void* up;                     // [H, N + V, R]
 };
 
 // Where norms of queries and keys stand: of every head, before or behind the rotation, or of all heads at once.
-enum NormPlace { kBeforeTurn = 0, kAfterTurn = 1, kFullWidth = 2 };
+enum NormPlace { kBeforeRope = 0, kAfterRope = 1, kFullWidth = 2 };
 
 // Attention to a context whose keys and values are held already: only queries are made from x.
 struct CrossHeads {
@@ -24,9 +24,9 @@ struct CrossHeads {
     float scale, softcap;
     NormWeight norm, q_norm;
     bool full_width;                    // q_norm is of all heads at once
-    Factor q, out;
+    LinearWeight q, out;
     NormWeight out_norm;
-    Piece memory;                       // [B / shared, G, S, D] and V; of no tokens: none is given
+    KVSegment memory;                       // [B / shared, G, S, D] and V; of no tokens: none is given
     int64_t shared;                     // rows of x that read the same row of it
 };
 
@@ -36,10 +36,10 @@ enum Scoring { kSoftmax = 0, kSigmoid = 1, kSparseMixer = 2 };
 
 // How tokens choose K of X experts, and their weights: layers/experts.py.
 struct Routing {
-    Factor router;                      // [X, E]
+    LinearWeight router;                      // [X, E]
     const void* choice_bias;            // [X], in float32 or the dtype of x; or null
-    bool wide_bias;                     // it is float32
-    Factor shared_gate;                 // [1, E]; without weight: none
+    bool fp32_bias;                     // it is float32
+    LinearWeight shared_gate;                 // [1, E]; without weight: none
     int64_t visited;                    // K
     Scoring scoring;
     bool normalise;
@@ -77,16 +77,16 @@ struct Visit {
     const float* x;                     // [count, E]
     float* hidden;                      // [count, hidden]
     int64_t count;
-    int64_t rows[kMostRows];
-    float weights[kMostRows];
+    int64_t rows[kMaxGemvRows];
+    float weights[kMaxGemvRows];
 };
 
 // Called before the chosen experts are read: checks that their description is still valid.
-struct AskExperts {
-    bool (*are_still)(AskExperts&, const int64_t* chosen, int64_t count);
+struct ExpertCheck {
+    bool (*check)(ExpertCheck&, const int64_t* chosen, int64_t count);
 };
 
-constexpr int kMostHeld = 6;  // pieces of a cache: first tokens, codes and recent ones, the last two around a ring's end
+constexpr int kMaxCacheSegments = 6;  // segments of a cache: first tokens, codes and recent ones, the last two around a ring's end
 
 // A layer and a few tokens of every batch row: self-attention, attention to a context, feed-forward network.
 struct Step {
@@ -95,34 +95,34 @@ struct Step {
     int64_t embed_dim, heads, kv_heads, key_dim, value_dim;  // as the cache has them
     const void* x;                      // [B, T, E] without gaps
     NormWeight attention_norm;
-    Factor qkv[3];                      // of latent attention: queries or their latent, [latent | key]
+    LinearWeight qkv[3];                      // of latent attention: queries or their latent, [latent | key]
     NormWeight q_norm, k_norm;
     NormPlace norm_place;
     int64_t rotary;                     // features of a head that are rotated
     const void *cos, *sin;              // [T, rotary], where rows are uneven [B, T, rotary]; or null
     float clip;                         // queries, keys and values lie within ± this; infinity: they may be any
     LatentHeads latent;
-    Piece cache[kMostHeld];             // in order; the last T tokens are not written yet
-    int pieces;
-    bool uneven;                        // rows differ in length: keys count on from 0 in a single piece
-    int64_t starts[kMostRows];          // where the first token of each row goes, if they are uneven
+    KVSegment cache[kMaxCacheSegments];             // in order; the last T tokens are not written yet
+    int segments;
+    bool uneven;                        // rows differ in length: keys count on from 0 in a single segment
+    int64_t starts[kMaxGemvRows];          // where the first token of each row goes, if they are uneven
     int64_t window;                     // keys that a query sees, itself included; 0: all before it
     int64_t chunk;                      // positions are cut into runs of so many, of which a query sees its own; 0: they are not
     const float* temperatures;          // of queries, by period of their positions, or null
     int64_t periods, every, offset;     // periods: of which there are temperatures
     const void* sinks;                  // [H], in float32 or the dtype of x; or null
-    bool wide_sinks;                    // they are float32
+    bool fp32_sinks;                    // they are float32
     const float* slopes;                // of ALiBi, or null
     float rounded;                      // as in Attention, as are the next two
     const float* by_distance;           // or null
     int64_t farthest, position;         // position: of the first token, unless rows are uneven
     float scale, softcap;
-    Factor out;
+    LinearWeight out;
     NormWeight attention_out_norm, feed_forward_norm;
     CrossHeads cross;                   // q without weight: none
     Network network;                    // up without weight: there is none
     const Experts* experts;             // in its place, or null; neither: the step ends before it
-    AskExperts* ask;                    // with experts
+    ExpertCheck* ask;                    // with experts
     NormWeight feed_forward_out_norm;
     Parallel parallel;
     bool post;                          // the norms are behind the sums
@@ -157,7 +157,7 @@ inline int64_t step_bytes(const Step& s) {
     int64_t mixed = 0;
     if (s.experts) mixed = mixture_bytes(*s.experts, s.rows, s.embed_dim);
     int64_t projected = s.heads * s.value_dim;  // and what is made of it, in the order of step.h
-    for (const Factor& f : s.qkv) projected += 2 * f.out_features;
+    for (const LinearWeight& f : s.qkv) projected += 2 * f.out_features;
     if (l.rank) projected += s.heads * (l.plain + 2 * l.rotated + s.key_dim + l.value) + l.rank;
     projected += s.cross.heads * (s.cross.key_dim + s.cross.value_dim);
     const int64_t numbers = 3 * s.embed_dim + s.network.up.out_features + widest_of(s) + projected;

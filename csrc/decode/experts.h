@@ -68,7 +68,7 @@ template <class T> void choose(const Routing& by, const float* logits, Arena are
     } else {
         if (by.scoring == kSoftmax) softmax(logits, X, scores);
         else for (int64_t i = 0; i < X; ++i) scores[i] = sigmoid(logits[i]);
-        auto bias = [&](int64_t i) { return by.wide_bias ? ((const float*)by.choice_bias)[i] : to_float(((const T*)by.choice_bias)[i]); };
+        auto bias = [&](int64_t i) { return by.fp32_bias ? ((const float*)by.choice_bias)[i] : to_float(((const T*)by.choice_bias)[i]); };
         for (int64_t i = 0; i < X; ++i) choice[i] = by.choice_bias ? scores[i] + bias(i) : scores[i];
         char* taken = arena.take<char>(X);
         if (by.groups > 1) keep_best_groups(by, choice, arena.take<float>(by.groups), taken, arena.take<int64_t>(by.groups + 2));
@@ -84,11 +84,11 @@ template <class T> __attribute__((noinline)) void route_of(const Route& r, int t
     const Routing& by = r.by;
     const int64_t X = by.router.out_features, K = by.visited, E = r.in_features, stride = K + (by.shared_gate.weight ? 1 : 0);
     Arena arena = r.arena;
-    float *logits = arena.take<float>(r.rows * X), *shares = arena.take<float>(kMostRows);
+    float *logits = arena.take<float>(r.rows * X), *shares = arena.take<float>(kMaxGemvRows);
     if (r.rows * X * E < 1 << 16) threads = 1;
     in_team(threads, [&](int64_t thread, int64_t team) {
-        factor_rows<T>(r.x, r.rows, E, by.router, X * thread / team, X * (thread + 1) / team, logits, X);
-        if (by.shared_gate.weight && thread == 0) factor_rows<T>(r.x, r.rows, E, by.shared_gate, 0, 1, shares, 1);
+        gemv_rows<T>(r.x, r.rows, E, by.router, X * thread / team, X * (thread + 1) / team, logits, X);
+        if (by.shared_gate.weight && thread == 0) gemv_rows<T>(r.x, r.rows, E, by.shared_gate, 0, 1, shares, 1);
     });
     for (int64_t m = 0; m < r.rows; ++m) {
         choose<T>(by, logits + m * X, arena, r.weights + m * stride, r.chosen + m * K);
@@ -161,7 +161,7 @@ void experts_of(const Step& s, const T* x, const float* weights, const int64_t* 
         for (int64_t m = 0; m < s.rows; ++m) __builtin_memset(y + m * E + first, 0, (last - first) * sizeof(T));
         for (int64_t i = 0; i < count; ++i) {
             const Visit& v = visits[i];
-            const Factor& down = v.network->down;
+            const LinearWeight& down = v.network->down;
             const T* bias = (const T*)down.bias;
             over_rows<T>(v.hidden, v.count, F, down, first, last, [&](int64_t n, const float* found) {
                 for (int64_t m = 0; m < v.count; ++m) {
@@ -176,20 +176,20 @@ void experts_of(const Step& s, const T* x, const float* weights, const int64_t* 
 }
 
 // y = what a mixture makes of x; stopped where a chosen expert is no longer what was described.
-template <class T> Outcome mixture_of(const Step& s, const T* x, float* wide, Arena& arena, T* y, int threads) {
+template <class T> Outcome mixture_of(const Step& s, const T* x, float* fp32, Arena& arena, T* y, int threads) {
     const Experts& e = *s.experts;
     const Routing& by = e.routing;
     const int64_t E = s.embed_dim, K = by.visited, features = s.rows * E;
-    widen<T>(x, E, s.rows, E, wide);
+    widen<T>(x, E, s.rows, E, fp32);
     const bool weighed = by.shared_gate.weight;
     float* weights = arena.take<float>(s.rows * (K + 1));
     int64_t* chosen = arena.take<int64_t>(s.rows * K);
-    route_of<T>(Route{s.dtype, wide, s.rows, E, by, weights, chosen, arena.part(route_bytes(by, s.rows))}, threads);
-    if (!s.ask->are_still(*s.ask, chosen, s.rows * K)) return Outcome::stopped;
+    route_of<T>(Route{s.dtype, fp32, s.rows, E, by, weights, chosen, arena.part(route_bytes(by, s.rows))}, threads);
+    if (!s.ask->check(*s.ask, chosen, s.rows * K)) return Outcome::stopped;
     experts_of(s, x, weights, chosen, arena, y, threads);
     if (!e.shared.up.weight) return Outcome::done;
     T* made = arena.take<T>(features);
-    feed_forward(FeedForward{s.dtype, wide, s.rows, E, e.shared, arena.take<float>(s.rows * e.shared.up.out_features), made}, threads);
+    feed_forward(FeedForward{s.dtype, fp32, s.rows, E, e.shared, arena.take<float>(s.rows * e.shared.up.out_features), made}, threads);
     for (int64_t i = 0; weighed && i < features; ++i) {
         T joined;
         round_to(product_alone(to_float(made[i]), weights[i / E * (K + 1) + K], &joined), made + i);

@@ -17,21 +17,21 @@ inline void norm_with(const Step& s, const NormWeight& n, const void* x, int64_t
 }
 
 template <class T>
-void product_with(const Step& s, const T* x, int64_t stride, int64_t in_features, const Factor* factors, int count,
-                  float* wide, T* y, int threads) {
-    widen<T>(x, stride, s.rows, in_features, wide);
-    Product p{};
-    p.dtype = s.dtype, p.x = wide, p.rows = s.rows, p.in_features = in_features, p.y = y;
+void product_with(const Step& s, const T* x, int64_t stride, int64_t in_features, const LinearWeight* factors, int count,
+                  float* fp32, T* y, int threads) {
+    widen<T>(x, stride, s.rows, in_features, fp32);
+    Gemv p{};
+    p.dtype = s.dtype, p.x = fp32, p.rows = s.rows, p.in_features = in_features, p.y = y;
     for (p.count = 0; p.count < count; ++p.count) {
         p.factors[p.count] = factors[p.count];
         p.y_stride += factors[p.count].out_features;
     }
-    product(p, threads);
+    gemv(p, threads);
 }
 
 // Turns the first features of every head where they lie; rows are `stride` apart, heads `head`.
 template <class T>
-void turn(const Step& s, T* x, int64_t stride, int64_t heads, int64_t head, T* turned, int threads) {
+void apply_rope(const Step& s, T* x, int64_t stride, int64_t heads, int64_t head, T* turned, int threads) {
     const int64_t dim = s.rotary, batch = s.uneven ? 1 : s.batch, tokens = s.rows / batch;
     rotate(Rotation{s.dtype, x, batch, tokens, heads, dim, tokens * stride, stride, head, s.cos, s.sin, turned}, threads);
     for (int64_t m = 0; m < s.rows; ++m)
@@ -39,21 +39,21 @@ void turn(const Step& s, T* x, int64_t stride, int64_t heads, int64_t head, T* t
             __builtin_memcpy(x + m * stride + h * head, turned + (m * heads + h) * dim, dim * sizeof(T));
 }
 
-// Where new token t of a batch row and kv head goes: the last T of what the pieces hold, or of the row.
+// Where new token t of a batch row and kv head goes: the last T of what the segments hold, or of the row.
 inline char* place_of(const Step& s, int64_t b, int64_t t, int64_t g, bool values) {
-    int i = s.pieces - 1;
+    int i = s.segments - 1;
     int64_t back = s.tokens - t;
     for (; back > s.cache[i].length; --i) back -= s.cache[i].length;
-    const Piece& held = s.cache[i];
-    int64_t row = b, at = held.skipped + (s.uneven ? s.starts[b] + t : held.length - back);
-    if (held.pages) row = held.pages[b * held.pages_batch + at / held.page_length], at %= held.page_length;
+    const KVSegment& segment = s.cache[i];
+    int64_t row = b, at = segment.skipped + (s.uneven ? s.starts[b] + t : segment.length - back);
+    if (segment.pages) row = segment.pages[b * segment.pages_batch + at / segment.page_length], at %= segment.page_length;
     const int64_t size = s.dtype == kFloat32 ? 4 : 2;
-    return values ? (char*)held.v + (row * held.v_batch + g * held.v_head + at * held.v_token) * size
-                  : (char*)held.k + (row * held.k_batch + g * held.k_head + at * held.k_token) * size;
+    return values ? (char*)segment.v + (row * segment.v_batch + g * segment.v_head + at * segment.v_token) * size
+                  : (char*)segment.k + (row * segment.k_batch + g * segment.k_head + at * segment.k_token) * size;
 }
 
 // Writes keys and values of the new tokens: rows `stride` apart, keys of all heads, then values.
-template <class T> void remember(const Step& s, const T* tokens, int64_t stride, bool values) {
+template <class T> void write_cache(const Step& s, const T* tokens, int64_t stride, bool values) {
     const int64_t G = s.kv_heads, D = s.key_dim, V = s.value_dim;
     for (int64_t m = 0; m < s.rows; ++m)
         for (int64_t g = 0; g < G; ++g) {
@@ -76,7 +76,7 @@ template <class T> void clip(const Step& s, T* x, int64_t count) {
 }
 
 // Queries times the temperatures of their positions; rows are `stride` apart.
-template <class T> void temper(const Step& s, T* q, int64_t stride) {
+template <class T> void apply_temperatures(const Step& s, T* q, int64_t stride) {
     for (int64_t m = 0; m < s.rows; ++m) {
         const float factor = s.temperatures[(position_of(s, m) + s.offset) / s.every];
         for (int64_t i = 0; i < s.heads * s.key_dim; ++i) round_to(to_float(q[m * stride + i]) * factor, q + m * stride + i);
@@ -86,11 +86,11 @@ template <class T> void temper(const Step& s, T* q, int64_t stride) {
 // Queries, keys and values of the new tokens; keys and values go to the end of the cache. Returns
 // the queries, whose rows are q_row apart.
 template <class T>
-const T* project(const Step& s, const T* x, float* wide, Arena& arena, int64_t& q_row, int threads) {
+const T* project(const Step& s, const T* x, float* fp32, Arena& arena, int64_t& q_row, int threads) {
     const int64_t H = s.heads, G = s.kv_heads, D = s.key_dim, V = s.value_dim;
     const int64_t width = (H + G) * D + G * V;
     T* qkv = arena.take<T>(s.rows * width);
-    product_with(s, x, s.embed_dim, s.embed_dim, s.qkv, 3, wide, qkv, threads);
+    product_with(s, x, s.embed_dim, s.embed_dim, s.qkv, 3, fp32, qkv, threads);
     auto normed = [&](const NormWeight& by, int64_t heads, T* x) {
         if (!by.there) return;
         const bool whole = s.norm_place == kFullWidth;
@@ -100,23 +100,23 @@ const T* project(const Step& s, const T* x, float* wide, Arena& arena, int64_t& 
     auto both_normed = [&] { normed(s.q_norm, H, qkv), normed(s.k_norm, G, qkv + H * D); };
     if (s.norm_place == kFullWidth) both_normed();
     if (s.clip < __builtin_inff()) clip(s, qkv, s.rows * width);
-    if (s.norm_place == kBeforeTurn) both_normed();
-    if (s.cos) turn(s, qkv, width, H + G, D, arena.take<T>(s.rows * (H + G) * D), threads);
-    if (s.norm_place == kAfterTurn) both_normed();
-    if (s.temperatures) temper(s, qkv, width);
-    remember(s, qkv + H * D, width, true);
+    if (s.norm_place == kBeforeRope) both_normed();
+    if (s.cos) apply_rope(s, qkv, width, H + G, D, arena.take<T>(s.rows * (H + G) * D), threads);
+    if (s.norm_place == kAfterRope) both_normed();
+    if (s.temperatures) apply_temperatures(s, qkv, width);
+    write_cache(s, qkv + H * D, width, true);
     q_row = width;
     return qkv;
 }
 
 // The same of latent attention, absorbed: queries [n Wuk | p] of R + P numbers; a token is [c | r].
 template <class T>
-const T* project_latent(const Step& s, const T* x, float* wide, Arena& arena, int64_t& q_row, int threads) {
+const T* project_latent(const Step& s, const T* x, float* fp32, Arena& arena, int64_t& q_row, int threads) {
     const LatentHeads& l = s.latent;
     const int64_t H = s.heads, N = l.plain, P = l.rotated, R = l.rank, D = R + P;
     const int64_t into = s.qkv[0].out_features, width = into + D;
     T* made = arena.take<T>(s.rows * width);
-    product_with(s, x, s.embed_dim, s.embed_dim, s.qkv, 2, wide, made, threads);
+    product_with(s, x, s.embed_dim, s.embed_dim, s.qkv, 2, fp32, made, threads);
     T* q = made;
     int64_t made_row = width;
     if (l.q.weight) {
@@ -129,13 +129,13 @@ const T* project_latent(const Step& s, const T* x, float* wide, Arena& arena, in
         }
         made_row = H * (N + P);
         q = arena.take<T>(s.rows * made_row);
-        product_with(s, latent, stride, into, &l.q, 1, wide, q, threads);
+        product_with(s, latent, stride, into, &l.q, 1, fp32, q, threads);
     }
     T* token = made + into;
     if (s.cos) {
         T* turned = arena.take<T>(s.rows * H * P);
-        turn(s, q + N, made_row, H, N + P, turned, threads);
-        turn(s, token + R, width, 1, P, turned, threads);
+        apply_rope(s, q + N, made_row, H, N + P, turned, threads);
+        apply_rope(s, token + R, width, 1, P, turned, threads);
     }
     if (l.norm.there) {
         T* normed = arena.take<T>(s.rows * R);
@@ -144,13 +144,13 @@ const T* project_latent(const Step& s, const T* x, float* wide, Arena& arena, in
     }
     q_row = H * D;
     T* queries = arena.take<T>(s.rows * q_row);
-    HeadProduct p{s.dtype, s.rows, H, N, R, q, made_row, N + P, l.up, (N + l.value) * R, true, queries, q_row, D, wide};
+    HeadProduct p{s.dtype, s.rows, H, N, R, q, made_row, N + P, l.up, (N + l.value) * R, true, queries, q_row, D, fp32};
     head_product(p, threads);
     for (int64_t b = 0; b < s.rows; ++b) {
         for (int64_t h = 0; h < H; ++h)
             __builtin_memcpy(queries + b * q_row + h * D + R, q + b * made_row + h * (N + P) + N, P * sizeof(T));
     }
-    remember(s, token, width, false);
+    write_cache(s, token, width, false);
     return queries;
 }
 
@@ -159,7 +159,7 @@ inline void place_queries(const Step& s, Attention& c, Arena& arena) {
     auto lowest = [&](int64_t at) { return s.chunk ? at - at % s.chunk : s.window ? at - s.window + 1 : INT64_MIN; };
     const bool bounded = s.tokens > 1 || s.uneven || s.position + 1 - c.keys < lowest(s.position);
     int64_t next = s.uneven ? 0 : s.position + s.tokens - c.keys;
-    for (int i = 0; i < c.count; ++i) c.pieces[i].position = next, next += c.pieces[i].length;
+    for (int i = 0; i < c.count; ++i) c.segments[i].position = next, next += c.segments[i].length;
     if (!bounded && !s.slopes && !s.by_distance) return;
     int64_t *at = arena.take<int64_t>(s.rows), *low = arena.take<int64_t>(s.rows), *high = arena.take<int64_t>(s.rows);
     const int64_t rows = s.uneven ? s.rows : s.tokens;
@@ -173,22 +173,22 @@ inline void place_queries(const Step& s, Attention& c, Arena& arena) {
 }
 
 // What the attention makes of x [B, T, E], through the output projection.
-template <class T> Outcome attention_of(const Step& s, const T* x, float* wide, Arena& arena, T* y, int threads) {
+template <class T> Outcome attention_of(const Step& s, const T* x, float* fp32, Arena& arena, T* y, int threads) {
     const LatentHeads& l = s.latent;
     Attention c{};
     c.dtype = s.dtype, c.batch = s.batch, c.heads = s.heads, c.kv_heads = s.kv_heads, c.queries = s.tokens;
     c.key_dim = s.key_dim, c.value_dim = s.value_dim, c.scale = s.scale, c.softcap = s.softcap;
-    const T* q = l.rank ? project_latent(s, x, wide, arena, c.q_token, threads) : project(s, x, wide, arena, c.q_token, threads);
+    const T* q = l.rank ? project_latent(s, x, fp32, arena, c.q_token, threads) : project(s, x, fp32, arena, c.q_token, threads);
     // Features of a latent that no query asks for add 0 to every score; codes are read whole.
     int64_t skipped = 0;
     bool coded = false;
-    for (int i = 0; i < s.pieces; ++i) coded = coded || s.cache[i].coding.group;
-    if (l.rank && !l.plain && !coded && s.heads <= kFewRows && l.rank % (2 * W) == 0 && l.rotated % (2 * W) == 0) skipped = l.rank;
+    for (int i = 0; i < s.segments; ++i) coded = coded || s.cache[i].coding.group;
+    if (l.rank && !l.plain && !coded && s.heads <= kDecodeRows && l.rank % (2 * W) == 0 && l.rotated % (2 * W) == 0) skipped = l.rank;
     c.q = (const char*)(q + skipped), c.q_batch = s.tokens * c.q_token, c.q_head = s.key_dim, c.key_dim -= skipped;
-    for (; c.count < s.pieces; ++c.count) {
-        Piece& piece = c.pieces[c.count] = s.cache[c.count];
-        piece.k += skipped * sizeof(T);
-        c.keys += piece.length;
+    for (; c.count < s.segments; ++c.count) {
+        KVSegment& segment = c.segments[c.count] = s.cache[c.count];
+        segment.k += skipped * sizeof(T);
+        c.keys += segment.length;
     }
     c.slopes = s.slopes, c.rounded = s.rounded, c.by_distance = s.by_distance, c.farthest = s.farthest;
     place_queries(s, c, arena);
@@ -197,24 +197,24 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* wide, 
     c.out = (char*)out, c.out_batch = s.tokens * heads, c.out_head = s.value_dim, c.out_query = heads;
     if (s.sinks) c.lse = arena.take<float>(s.rows * s.heads);
     if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
-    if (s.sinks) sink(Sinks{s.dtype, s.batch, s.heads, s.tokens, s.value_dim, out, c.out_batch, c.out_head, c.out_query, c.lse, s.sinks, s.wide_sinks}, threads);
+    if (s.sinks) sink(Sinks{s.dtype, s.batch, s.heads, s.tokens, s.value_dim, out, c.out_batch, c.out_head, c.out_query, c.lse, s.sinks, s.fp32_sinks}, threads);
     if (l.rank) {
         const int64_t H = s.heads, R = l.rank, V = l.value;
         T* values = arena.take<T>(s.rows * H * V);
         const T* up = (const T*)l.up + l.plain * R;
-        head_product(HeadProduct{s.dtype, s.rows, H, R, V, out, heads, R, up, (l.plain + V) * R, false, values, H * V, V, wide}, threads);
+        head_product(HeadProduct{s.dtype, s.rows, H, R, V, out, heads, R, up, (l.plain + V) * R, false, values, H * V, V, fp32}, threads);
         out = values, heads = H * V;
     }
-    product_with(s, out, heads, heads, &s.out, 1, wide, y, threads);
+    product_with(s, out, heads, heads, &s.out, 1, fp32, y, threads);
     return Outcome::done;
 }
 
 // What the attention to the context makes of x [B, E], through the output projection.
-template <class T> Outcome cross_attention_of(const Step& s, const T* x, float* wide, Arena& arena, T* y, int threads) {
+template <class T> Outcome cross_attention_of(const Step& s, const T* x, float* fp32, Arena& arena, T* y, int threads) {
     const CrossHeads& a = s.cross;
     const int64_t width = a.heads * a.key_dim, values = a.heads * a.value_dim;
     T* q = arena.take<T>(s.rows * width);
-    product_with(s, x, s.embed_dim, s.embed_dim, &a.q, 1, wide, q, threads);
+    product_with(s, x, s.embed_dim, s.embed_dim, &a.q, 1, fp32, q, threads);
     if (a.q_norm.there) {
         const int64_t dim = a.full_width ? width : a.key_dim;
         norm_with(s, a.q_norm, q, dim, s.rows * width / dim, dim, q, 1);
@@ -225,19 +225,19 @@ template <class T> Outcome cross_attention_of(const Step& s, const T* x, float* 
     c.dtype = s.dtype, c.batch = s.batch / a.shared, c.heads = a.heads, c.kv_heads = a.kv_heads, c.queries = queries;
     c.key_dim = a.key_dim, c.value_dim = a.value_dim, c.scale = a.scale, c.softcap = a.softcap;
     c.q = (const char*)q, c.q_batch = queries * width, c.q_head = a.key_dim, c.q_token = width;
-    c.pieces[0] = a.memory, c.count = 1, c.keys = a.memory.length;
+    c.segments[0] = a.memory, c.count = 1, c.keys = a.memory.length;
     c.out = (char*)out, c.out_batch = queries * values, c.out_head = a.value_dim, c.out_query = values;
     if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
-    product_with(s, out, values, values, &a.out, 1, wide, y, threads);
+    product_with(s, out, values, values, &a.out, 1, fp32, y, threads);
     return Outcome::done;
 }
 
 // What the feed-forward network or the mixture in its place makes of x [B, E].
-template <class T> Outcome network_of(const Step& s, const T* x, float* wide, Arena& arena, T* y, int threads) {
-    if (s.experts) return mixture_of(s, x, wide, arena, y, threads);
-    widen<T>(x, s.embed_dim, s.rows, s.embed_dim, wide);
+template <class T> Outcome network_of(const Step& s, const T* x, float* fp32, Arena& arena, T* y, int threads) {
+    if (s.experts) return mixture_of(s, x, fp32, arena, y, threads);
+    widen<T>(x, s.embed_dim, s.rows, s.embed_dim, fp32);
     float* hidden = arena.take<float>(s.rows * s.network.up.out_features);
-    feed_forward(FeedForward{s.dtype, wide, s.rows, s.embed_dim, s.network, hidden, y}, threads);
+    feed_forward(FeedForward{s.dtype, fp32, s.rows, s.embed_dim, s.network, hidden, y}, threads);
     return Outcome::done;
 }
 
@@ -258,7 +258,7 @@ template <class T> Outcome step_of(const Step& s, int threads) {
     const int64_t E = s.embed_dim, features = s.rows * E;
     const T* x = (const T*)s.x;
     T *h = arena.take<T>(features), *made = arena.take<T>(features), *sum = arena.take<T>(features);
-    float* wide = arena.take<float>(s.rows * widest_of(s));
+    float* fp32 = arena.take<float>(s.rows * widest_of(s));
     // What a part reads: x itself, or behind a norm.
     auto entered = [&](const T* from, const NormWeight& by, T* to) -> const T* {
         if (s.post || !by.there) return from;
@@ -266,10 +266,10 @@ template <class T> Outcome step_of(const Step& s, int threads) {
         return to;
     };
     const T* read = entered(x, s.attention_norm, h);
-    if (const Outcome outcome = attention_of(s, read, wide, arena, made, threads); outcome != Outcome::done) return outcome;
+    if (const Outcome outcome = attention_of(s, read, fp32, arena, made, threads); outcome != Outcome::done) return outcome;
     if (s.parallel) {
         if (s.parallel == kTwoNorms) read = entered(x, s.feed_forward_norm, h);
-        network_of(s, read, wide, arena, sum, threads);  // never a mixture
+        network_of(s, read, fp32, arena, sum, threads);  // never a mixture
         add_rows(made, sum, features, made);
         join(s, x, made, s.attention_out_norm, s.attention_norm, (T*)s.y, threads);
         return Outcome::done;
@@ -279,12 +279,12 @@ template <class T> Outcome step_of(const Step& s, int threads) {
     join(s, x, made, s.attention_out_norm, s.attention_norm, across || further ? sum : y, threads);
     if (across) {
         read = entered(sum, s.cross.norm, h);
-        if (const Outcome outcome = cross_attention_of(s, read, wide, arena, made, threads); outcome != Outcome::done) return outcome;
+        if (const Outcome outcome = cross_attention_of(s, read, fp32, arena, made, threads); outcome != Outcome::done) return outcome;
         join(s, sum, made, s.cross.out_norm, s.cross.norm, further ? sum : y, threads);
     }
     if (!further) return Outcome::done;
     read = entered(sum, s.feed_forward_norm, h);
-    if (network_of(s, read, wide, arena, made, threads) != Outcome::done) {
+    if (network_of(s, read, fp32, arena, made, threads) != Outcome::done) {
         __builtin_memcpy(y, sum, features * sizeof(T));
         return Outcome::stopped;
     }

@@ -13,8 +13,8 @@ namespace polyhead {
 
 extern const Code PH_CODE;
 const Code PH_CODE = {
-    PH_NAME, PH_NAMESPACE::product, PH_NAMESPACE::many_product, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
-    PH_NAMESPACE::many_network, PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened,
+    PH_NAME, PH_NAMESPACE::gemv, PH_NAMESPACE::gemm, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
+    PH_NAMESPACE::gemm_network, PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened,
     PH_NAMESPACE::attend, PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step, PH_NAMESPACE::route,
     PH_NAMESPACE::sink, PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients,
 };

@@ -9,11 +9,11 @@ namespace polyhead {
 // The code of one instruction set.
 struct Code {
     const char* name;
-    void (*product)(const Product&, int threads);
-    void (*many_product)(const ManyProduct&, int threads);
+    void (*gemv)(const Gemv&, int threads);
+    void (*gemm)(const Gemm&, int threads);
     void (*unpack)(const Unpacked&, int threads);
     void (*feed_forward)(const FeedForward&, int threads);
-    void (*many_network)(const ManyNetwork&, int threads);
+    void (*gemm_network)(const GemmNetwork&, int threads);
     void (*norm)(const Norm&, int threads);
     void (*rotate)(const Rotation&, int threads);
     void (*head_product)(const HeadProduct&, int threads);

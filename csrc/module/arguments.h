@@ -23,9 +23,9 @@ struct Compiled {
 const Compiled kCodes[] = {PH_CODES(PH_COMPILED)};
 
 // Nobody else may run Python while one exists; a computation that is watched lets signals in.
-class Unlocked : public Watch {
+class Unlocked : public InterruptCheck {
   public:
-    Unlocked() : Watch{look}, state_(PyEval_SaveThread()), last_(now()) {}
+    Unlocked() : InterruptCheck{check_signals}, state_(PyEval_SaveThread()), last_(now()) {}
     ~Unlocked() { PyEval_RestoreThread(state_); }
     // What `ask` finds out with Python's lock.
     template <class Ask> bool locked(const Ask& ask) {
@@ -43,8 +43,8 @@ class Unlocked : public Watch {
         return time.tv_sec * 1000 + time.tv_nsec / 1000000;
     }
     // Whether a handler of a signal raised: KeyboardInterrupt, most often.
-    static bool look(Watch& watch) {
-        Unlocked& self = static_cast<Unlocked&>(watch);
+    static bool check_signals(InterruptCheck& check) {
+        Unlocked& self = static_cast<Unlocked&>(check);
         const int64_t time = now();
         if (time - self.last_ < kEvery) return false;
         const bool raised = self.locked([] { return PyErr_CheckSignals() != 0; });
@@ -81,8 +81,8 @@ template <class Group> class Fields {
     }
     explicit operator bool() const { return good_; }
     PyObject* operator[](int field) const { return PyTuple_GetItem(tuple_, field); }
-    int64_t whole(int field) const { return PyLong_AsLongLong((*this)[field]); }
-    float real(int field) const { return (float)PyFloat_AsDouble((*this)[field]); }
+    int64_t as_int64(int field) const { return PyLong_AsLongLong((*this)[field]); }
+    float as_float(int field) const { return (float)PyFloat_AsDouble((*this)[field]); }
 
   private:
     PyObject* tuple_;
@@ -97,18 +97,18 @@ template <class Call> class Arguments {
             PyErr_Format(PyExc_TypeError, "%s takes %d arguments: got %zd", function, (int)Call::size, count);
             return;
         }
-        const int64_t i = whole(0), codes = sizeof kCodes / sizeof *kCodes;
+        const int64_t i = as_int64(0), codes = sizeof kCodes / sizeof *kCodes;
         if (i < 0 || i >= codes || !kCodes[i].runs_here()) {
             if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "no code %lld for this processor", (long long)i);
             return;
         }
         code = kCodes[i].code;
-        const int64_t wanted = whole(1);
+        const int64_t wanted = as_int64(1);
         threads = wanted < 1 ? 1 : wanted > 1024 ? 1024 : (int)wanted;
     }
     PyObject* operator[](int field) const { return args_[field]; }
-    int64_t whole(int field) const { return PyLong_AsLongLong(args_[field]); }
-    float real(int field) const { return (float)PyFloat_AsDouble(args_[field]); }
+    int64_t as_int64(int field) const { return PyLong_AsLongLong(args_[field]); }
+    float as_float(int field) const { return (float)PyFloat_AsDouble(args_[field]); }
     const Code* code = nullptr;  // null: an exception is set
     int threads = 1;
 

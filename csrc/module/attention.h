@@ -35,14 +35,14 @@ inline bool scales_from(PyObject* scales, const char* name, PyObject* zeros, con
     return true;
 }
 
-inline bool coding_from(PyObject* tuple, const View& k, const View& v, Attention& c, Piece& p) {
+inline bool coding_from(PyObject* tuple, const View& k, const View& v, Attention& c, KVSegment& p) {
     using F = tuples::Coding;
     const Fields<F> f(tuple, "coding");
     if (!f) return false;
     Coding& g = p.coding;
-    g.group = f.whole(F::group), g.k_bits = f.whole(F::k_bits), g.v_bits = f.whole(F::v_bits);
-    g.v_share = f.whole(F::value_group);
-    const int64_t D = f.whole(F::key_dim), V = f.whole(F::value_dim);
+    g.group = f.as_int64(F::group), g.k_bits = f.as_int64(F::k_bits), g.v_bits = f.as_int64(F::v_bits);
+    g.v_share = f.as_int64(F::value_group);
+    const int64_t D = f.as_int64(F::key_dim), V = f.as_int64(F::value_dim);
     auto is_codes = [&](const View& codes, int64_t width, int64_t bits) {
         return codes.kind == kOfUint8 && codes.dims == 4 && (bits == 4 || bits == 8) &&
                codes.size[3] == g.group * width * bits / 8 && codes.is_dense_from(3);
@@ -62,7 +62,7 @@ inline bool coding_from(PyObject* tuple, const View& k, const View& v, Attention
 }
 
 // Whether every page that a batch row's tokens lie in is one of `held`.
-inline bool pages_are_held(const View& pages, int64_t batch, int64_t used, int64_t held) {
+inline bool pages_exist(const View& pages, int64_t batch, int64_t used, int64_t held) {
     for (int64_t b = 0; b < (pages.size[0] == 1 ? 1 : batch); ++b)
         for (int64_t i = 0; i < used; ++i) {
             const int64_t page = ((const int64_t*)pages.at)[b * pages.stride[0] + i];
@@ -74,9 +74,9 @@ inline bool pages_are_held(const View& pages, int64_t batch, int64_t used, int64
     return true;
 }
 
-inline bool piece_from(PyObject* tuple, Attention& c, Piece& p, bool is_first) {
+inline bool segment_from(PyObject* tuple, Attention& c, KVSegment& p, bool is_first) {
     using F = tuples::KVSegment;
-    const Fields<F> f(tuple, "a piece");
+    const Fields<F> f(tuple, "a segment");
     View k, v, positions, pages;
     if (!f || !view_of(f[F::k], "k", k) || !view_of(f[F::v], "v", v) ||
         !optional_view_of(f[F::positions], "positions", positions) || !optional_view_of(f[F::pages], "pages", pages))
@@ -92,21 +92,21 @@ inline bool piece_from(PyObject* tuple, Attention& c, Piece& p, bool is_first) {
     for (int d = 0; d < 3; ++d)
         if (k.size[d] != v.size[d]) return wrong("k and v must hold as many tokens");
     if (is_first) c.kv_heads = k.size[1];
-    else if (value_dim != c.value_dim) return wrong("pieces must share a value size");
-    if (c.value_dim < 1 || c.kv_heads < 1 || !k.is(1, c.kv_heads)) return wrong("pieces must share their kv heads and a value size");
+    else if (value_dim != c.value_dim) return wrong("segments must share a value size");
+    if (c.value_dim < 1 || c.kv_heads < 1 || !k.is(1, c.kv_heads)) return wrong("segments must share their kv heads and a value size");
     p.k = k.at, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
     p.v = v.at, p.v_batch = v.stride[0], p.v_head = v.stride[1], p.v_token = v.stride[2];
-    p.position = f.whole(F::first);
+    p.position = f.as_int64(F::first);
     int64_t skipped = 0, held = k.size[2];
     if (pages) {
-        skipped = f.whole(F::skipped), held = f.whole(F::paged);
+        skipped = f.as_int64(F::skipped), held = f.as_int64(F::paged);
         const int64_t each = k.size[2];
         if (PyErr_Occurred()) return false;
         if (pages.kind != kOfInt64 || pages.dims != 2 || !pages.is_dense_from(1) || !pages.is_or_one(0, c.batch) || each < 1 ||
             skipped < 0 || held < 0 || skipped > INT64_MAX / 4 || held > INT64_MAX / 4 ||
             (skipped + held + each - 1) / each > pages.size[1])
             return wrong("pages must be [B, m] int64, enough for the tokens");
-        if (!pages_are_held(pages, c.batch, (skipped + held + each - 1) / each, k.size[0])) return false;
+        if (!pages_exist(pages, c.batch, (skipped + held + each - 1) / each, k.size[0])) return false;
         p.pages = (const int64_t*)pages.at, p.pages_batch = pages.step(0);
         p.page_length = each * unit;
     } else if (!k.is(0, c.batch)) {
@@ -128,7 +128,7 @@ inline bool dropout_from(PyObject* tuple, Dropout& d) {
     if (!f || !view_of(f[F::seed], "seed", seed)) return false;
     if (seed.kind != kOfInt64 || seed.dims != 1 || !seed.is(0, 1)) return wrong("seed must be [1] int64");
     const double p = PyFloat_AsDouble(f[F::p]);
-    d.query = (uint32_t)f.whole(F::query), d.key = (uint32_t)f.whole(F::key);
+    d.query = (uint32_t)f.as_int64(F::query), d.key = (uint32_t)f.as_int64(F::key);
     if (PyErr_Occurred()) return false;
     if (!(p > 0 && p < 1)) return wrong("p of dropout must be above 0 and below 1");
     d.seed = (uint32_t)*(const int64_t*)seed.at;
@@ -141,7 +141,7 @@ inline bool extras_from(PyObject* tuple, Attention& c) {
     using F = tuples::Extras;
     const Fields<F> f(tuple, "extras");
     if (!f) return false;
-    c.softcap = f.real(F::softcap), c.by_row = f[F::batch_invariant] == Py_True, c.rounded = f.real(F::rounded);
+    c.softcap = f.as_float(F::softcap), c.batch_invariant = f[F::batch_invariant] == Py_True, c.rounded = f.as_float(F::rounded);
     View low, high, keep, q_positions, slopes, by_distance, bias;
     if (!pair_of(f[F::bounds], "bounds", low, high) || !optional_view_of(f[F::keep], "keep", keep) ||
         !optional_view_of(f[F::q_positions], "q_positions", q_positions) ||
@@ -191,7 +191,7 @@ inline bool extras_from(PyObject* tuple, Attention& c) {
 }
 
 // All of an attention but its results.
-inline bool attention_from(PyObject* queries, PyObject* pieces, PyObject* extras, Attention& c) {
+inline bool attention_from(PyObject* queries, PyObject* segments, PyObject* extras, Attention& c) {
     View q;
     if (!view_of(queries, "q", q)) return false;
     if (q.dims != 4 || q.kind > kOfFloat16 || q.size[3] < 1) return wrong("q must be [B, H, T, D] of floating point");
@@ -199,14 +199,14 @@ inline bool attention_from(PyObject* queries, PyObject* pieces, PyObject* extras
     c.dtype = (Dtype)q.kind;
     c.batch = q.size[0], c.heads = q.size[1], c.queries = q.size[2], c.key_dim = q.size[3];
     c.q = q.at, c.q_batch = q.stride[0], c.q_head = q.stride[1], c.q_token = q.stride[2];
-    const Py_ssize_t number = PySequence_Size(pieces);
-    if (number < 1 || number > kMostPieces) return wrong("pieces of keys and values must be 1 to 16");
+    const Py_ssize_t number = PySequence_Size(segments);
+    if (number < 1 || number > kMaxSegments) return wrong("segments of keys and values must be 1 to 16");
     for (; c.count < number; ++c.count) {
-        PyObject* piece = PySequence_GetItem(pieces, c.count);
-        const bool good = piece_from(piece, c, c.pieces[c.count], c.count == 0);
-        Py_XDECREF(piece);  // the caller's sequence holds it
+        PyObject* segment = PySequence_GetItem(segments, c.count);
+        const bool good = segment_from(segment, c, c.segments[c.count], c.count == 0);
+        Py_XDECREF(segment);  // the caller's sequence holds it
         if (!good) return false;
-        c.keys += c.pieces[c.count].length;
+        c.keys += c.segments[c.count].length;
     }
     if (c.heads < 1 || c.heads % c.kv_heads) return wrong("kv heads must divide query heads");
     return extras_from(extras, c);
@@ -215,9 +215,9 @@ inline bool attention_from(PyObject* queries, PyObject* pieces, PyObject* extras
 // out and lse as a call makes them.
 inline bool results_into(PyObject* out, PyObject* lse, Attention& c) {
     const int64_t rows = c.batch * c.heads * c.queries;
-    c.out = made_for(out, "out", rows * c.value_dim, (int)c.dtype);
+    c.out = output_ptr(out, "out", rows * c.value_dim, (int)c.dtype);
     c.out_query = c.value_dim, c.out_head = c.queries * c.out_query, c.out_batch = c.heads * c.out_head;
-    if (lse != Py_None) c.lse = (float*)made_for(lse, "lse", rows, kOfFloat32);
+    if (lse != Py_None) c.lse = (float*)output_ptr(lse, "lse", rows, kOfFloat32);
     return !PyErr_Occurred();
 }
 
@@ -227,12 +227,12 @@ inline PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Attention c{};
     if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::extras], c) || !results_into(a[A::out], a[A::lse], c))
         return nullptr;
-    c.scale = a.real(A::scale);
+    c.scale = a.as_float(A::scale);
     if (PyErr_Occurred()) return nullptr;
     Outcome outcome;
     {
         Unlocked unlocked;
-        c.watch = &unlocked;
+        c.interrupt = &unlocked;
         outcome = a.code->attend(c, a.threads);
     }
     return answer_to(outcome);
@@ -271,7 +271,7 @@ inline PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
         !view_of(a[A::lse], "lse", lse) || !view_of(a[A::grad_out], "grad_out", grad_out) ||
         !view_of(a[A::grad_lse], "grad_lse", grad_lse))
         return nullptr;
-    if (c.count != 1 || c.pieces[0].pages || c.pieces[0].coding.group) return wrong("gradients takes keys in one piece");
+    if (c.count != 1 || c.segments[0].pages || c.segments[0].coding.group) return wrong("gradients takes keys in one segment");
     if (c.queries < 1 || c.keys < 1) return wrong("gradients takes queries and keys: got none");
     auto are_rows = [&](const View& v, int dims) {
         bool good = v.dims == dims && v.is(0, c.batch) && v.is(1, c.heads) && v.is(2, c.queries);
@@ -280,20 +280,20 @@ inline PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     };
     if (!are_rows(out, 4) || !are_rows(grad_out, 4) || !are_rows(lse, 3) || !are_rows(grad_lse, 3))
         return wrong("out and lse, and their gradients, must be as attend gives them");
-    c.scale = a.real(A::scale);
+    c.scale = a.as_float(A::scale);
     c.out = out.at, c.out_batch = out.stride[0], c.out_head = out.stride[1], c.out_query = out.stride[2];
     c.lse = (float*)lse.at;
     g.grad_out = grad_out.at, g.grad_batch = grad_out.stride[0], g.grad_head = grad_out.stride[1];
     g.grad_query = grad_out.stride[2], g.grad_lse = (const float*)grad_lse.at;
     const int64_t keys = c.batch * c.kv_heads * c.keys;
-    g.grad_q = made_for(a[A::grad_q], "grad_q", c.batch * c.heads * c.queries * c.key_dim, (int)c.dtype);
-    g.grad_k = made_for(a[A::grad_k], "grad_k", keys * c.key_dim, (int)c.dtype);
-    g.grad_v = made_for(a[A::grad_v], "grad_v", keys * c.value_dim, (int)c.dtype);
+    g.grad_q = output_ptr(a[A::grad_q], "grad_q", c.batch * c.heads * c.queries * c.key_dim, (int)c.dtype);
+    g.grad_k = output_ptr(a[A::grad_k], "grad_k", keys * c.key_dim, (int)c.dtype);
+    g.grad_v = output_ptr(a[A::grad_v], "grad_v", keys * c.value_dim, (int)c.dtype);
     if (PyErr_Occurred() || (a[A::grad_bias] != Py_None && !bias_gradient_into(a[A::grad_bias], g))) return nullptr;
     Outcome outcome;
     {
         Unlocked unlocked;
-        c.watch = &unlocked;
+        c.interrupt = &unlocked;
         outcome = a.code->gradients(g, a.threads);
     }
     return answer_to(outcome);
@@ -326,7 +326,7 @@ inline PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
         return wrong("logs must be [B, rows, columns] float32, without gaps");
     Tile t{};
     t.weights = (float*)logs.at, t.batch = logs.size[0], t.rows = logs.size[1], t.columns = logs.size[2];
-    t.first = a.whole(A::first);
+    t.first = a.as_int64(A::first);
     int64_t stride = -1;
     if ((entropy && !sums_from(entropy, "entropy", kOfFloat32, t, 2, stride)) ||
         (squares && !sums_from(squares, "squares", kOfFloat32, t, 2, stride)) ||
@@ -343,13 +343,13 @@ inline PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
     t.most = (float*)most.at, t.most_keys = (int64_t*)most_keys.at, t.row_batch = stride < 0 ? 0 : stride;
     t.top = (float*)top.at, t.top_keys = (int64_t*)top_keys.at, t.top_count = top ? top.size[2] : 0;
     t.received = (float*)received.at, t.received_batch = received ? received.step(0) : 0;
-    const int64_t room_size = t.received ? t.batch * ((t.rows + kTileRun - 1) / kTileRun) * t.columns : 0;
-    const Scratch scratch(room_size * sizeof(float));
+    const int64_t numbers = t.received ? t.batch * ((t.rows + kTileRun - 1) / kTileRun) * t.columns : 0;
+    const Scratch scratch(numbers * sizeof(float));
     if (PyErr_Occurred()) return nullptr;
     if (!scratch) return PyErr_NoMemory();
-    t.room = scratch.arena().take<float>(room_size);
+    t.scratch = scratch.arena().take<float>(numbers);
     const Unlocked unlocked;
-    __builtin_memset(t.room, 0, room_size * sizeof(float));
+    __builtin_memset(t.scratch, 0, numbers * sizeof(float));
     a.code->tile_sums(t, a.threads);
     Py_RETURN_NONE;
 }

@@ -119,7 +119,7 @@ inline bool know(Known& known, PyObject* tensor, const char* name) {
     known.forget();
     known.view = View{};
     if (!view_of(tensor, name, known.view)) return false;
-    const int64_t offset = whole(call(torch_.storage_offset, tensor));
+    const int64_t offset = as_int64(call(torch_.storage_offset, tensor));
     PyObject* storage = call(torch_.storage, tensor);
     known.storage = storage ? PyWeakref_NewRef(storage, nullptr) : nullptr;
     Py_XDECREF(storage);
@@ -133,7 +133,7 @@ inline bool know(Known& known, PyObject* tensor, const char* name) {
 struct Guard {
     Watched* watched = nullptr;
     Known* weights = nullptr;
-    int64_t weight_count = 0, weight_room = 0;
+    int64_t weight_count = 0, weight_capacity = 0;
     Py_ssize_t count = 0;
     Guard() = default;
     Guard(const Guard&) = delete;
@@ -184,11 +184,11 @@ inline bool is_unchanged(const Watched& w) {
 // False: an exception is set.
 inline bool watch_weight(Guard& guard, PyObject* tensor, const char* name) {
     if (tensor == Py_None) return true;
-    if (guard.weight_count == guard.weight_room) {
-        const int64_t room = 2 * guard.weight_room + 8;
-        Known* more = (Known*)realloc((void*)guard.weights, room * sizeof(Known));
+    if (guard.weight_count == guard.weight_capacity) {
+        const int64_t capacity = 2 * guard.weight_capacity + 8;
+        Known* more = (Known*)realloc((void*)guard.weights, capacity * sizeof(Known));
         if (!more) return PyErr_NoMemory(), false;
-        guard.weights = more, guard.weight_room = room;
+        guard.weights = more, guard.weight_capacity = capacity;
     }
     return know(*new (&guard.weights[guard.weight_count++]) Known, tensor, name);
 }
@@ -198,7 +198,7 @@ inline bool is_unchanged(const Known& w) {
     PyObject* x = w.tensor;
     if (held_weakly(w.weak) != x || !is_still(x, w.view)) return false;
     PyObject* storage = held_weakly(w.storage);
-    return storage && storage != Py_None && whole(call(torch_.nbytes, storage)) >= w.bytes;
+    return storage && storage != Py_None && as_int64(call(torch_.nbytes, storage)) >= w.bytes;
 }
 
 // The view of a tensor that was probably seen before; false: an exception is set.

@@ -12,7 +12,7 @@ struct LayerData {
     Experts experts{};
     Network* networks = nullptr;  // of the experts, and what must hold for each
     Guard* guards = nullptr;
-    mutable Known held[2];     // keys and values of the cache, as the last step found them
+    mutable Known cache[2];     // keys and values of the cache, as the last step found them
     PyObject* kept = nullptr;  // a table that only this description reads
     ~LayerData() { delete[] networks, delete[] guards, Py_XDECREF(kept); }
 };
@@ -26,10 +26,10 @@ inline bool heads_from(PyObject* tuple, Step& s) {
     using H = tuples::Heads;
     const Fields<H> heads(tuple, "heads");
     if (!heads) return false;
-    s.heads = heads.whole(H::heads), s.kv_heads = heads.whole(H::kv_heads);
-    s.key_dim = heads.whole(H::key_dim), s.value_dim = heads.whole(H::value_dim);
-    s.scale = heads.real(H::scale), s.softcap = heads.real(H::softcap);
-    s.rotary = heads.whole(H::rotary), s.norm_place = (NormPlace)heads.whole(H::norm_place);
+    s.heads = heads.as_int64(H::heads), s.kv_heads = heads.as_int64(H::kv_heads);
+    s.key_dim = heads.as_int64(H::key_dim), s.value_dim = heads.as_int64(H::value_dim);
+    s.scale = heads.as_float(H::scale), s.softcap = heads.as_float(H::softcap);
+    s.rotary = heads.as_int64(H::rotary), s.norm_place = (NormPlace)heads.as_int64(H::norm_place);
     if (PyErr_Occurred()) return false;
     if (s.norm_place < 0 || s.norm_place > kFullWidth || s.kv_heads < 1 || s.heads < 1 || s.heads > kMostFeatures ||
         s.heads % s.kv_heads || s.key_dim < 1 || s.key_dim > kMostFeatures || s.value_dim < 1 || s.value_dim > kMostFeatures ||
@@ -49,8 +49,8 @@ class LayerReader {
                watch_tensor(PyTuple_GetItem(tuple, tuples::NormWeight::bias), name);
     }
 
-    bool factor(PyObject* tuple, const char* name, int64_t inputs, int64_t outputs, Factor& to) {
-        if (!factor_from(tuple, name, kind(), inputs, to)) return false;
+    bool factor(PyObject* tuple, const char* name, int64_t inputs, int64_t outputs, LinearWeight& to) {
+        if (!weight_from(tuple, name, kind(), inputs, to)) return false;
         if (outputs && to.out_features != outputs) return wrong("a projection of another size");
         return watch_all(tuple, name, data_.guard);
     }
@@ -74,7 +74,7 @@ class LayerReader {
         if (!f) return false;
         Step& s = data_.step;
         LatentHeads& l = s.latent;
-        l.rank = f.whole(F::rank), l.plain = f.whole(F::plain), l.rotated = f.whole(F::rotated), l.value = f.whole(F::value);
+        l.rank = f.as_int64(F::rank), l.plain = f.as_int64(F::plain), l.rotated = f.as_int64(F::rotated), l.value = f.as_int64(F::value);
         View up;
         if (PyErr_Occurred() || !view_of(f[F::up], "up", up)) return false;
         const int64_t most = kMostFeatures, queries = s.heads * (l.plain + l.rotated);
@@ -182,8 +182,8 @@ class LayerReader {
         View view;
         if (!view_of(tensor, "sinks", view)) return false;
         Step& s = data_.step;
-        s.wide_sinks = view.kind == kOfFloat32;
-        if ((view.kind != kind() && !s.wide_sinks) || view.dims != 1 || !view.is(0, s.heads) || !view.is_dense_from(0))
+        s.fp32_sinks = view.kind == kOfFloat32;
+        if ((view.kind != kind() && !s.fp32_sinks) || view.dims != 1 || !view.is(0, s.heads) || !view.is_dense_from(0))
             return wrong("sinks: sizes that do not go together");
         s.sinks = view.at;
         return watch_tensor(tensor, "sinks");
@@ -229,12 +229,12 @@ inline bool form_from(PyObject* tuple, Step& s) {
     using F = tuples::LayerForm;
     const Fields<F> form(tuple, "form");
     if (!form || !heads_from(form[F::heads], s)) return false;
-    s.embed_dim = form.whole(F::embed_dim), s.dtype = (Dtype)form.whole(F::dtype);
-    s.parallel = (Parallel)form.whole(F::parallel), s.post = form[F::post] == Py_True;
-    s.residual_scale = form.real(F::residual_scale), s.clip = form.real(F::clip);
-    s.window = form[F::window] == Py_None ? 0 : form.whole(F::window);
-    s.chunk = form[F::chunk] == Py_None ? 0 : form.whole(F::chunk);
-    s.rounded = form.real(F::rounded), s.every = form.whole(F::every), s.offset = form.whole(F::offset);
+    s.embed_dim = form.as_int64(F::embed_dim), s.dtype = (Dtype)form.as_int64(F::dtype);
+    s.parallel = (Parallel)form.as_int64(F::parallel), s.post = form[F::post] == Py_True;
+    s.residual_scale = form.as_float(F::residual_scale), s.clip = form.as_float(F::clip);
+    s.window = form[F::window] == Py_None ? 0 : form.as_int64(F::window);
+    s.chunk = form[F::chunk] == Py_None ? 0 : form.as_int64(F::chunk);
+    s.rounded = form.as_float(F::rounded), s.every = form.as_int64(F::every), s.offset = form.as_int64(F::offset);
     if (PyErr_Occurred()) return false;
     if (s.dtype < 0 || s.dtype > kFloat16 || s.parallel < 0 || s.parallel > kTwoNorms || s.embed_dim < 1 || s.embed_dim > kMostFeatures ||
         s.window < 0 || s.chunk < 0 || (s.window && s.chunk) || !(s.clip > 0))

@@ -44,7 +44,7 @@ PyObject* best(PyObject*, PyObject*) {
 PyObject* unsupported_tensor_kind(PyObject*, PyObject* const* args, Py_ssize_t count) {
     char words[128];
     for (Py_ssize_t i = 0; i < count; ++i) {
-        const char* why = strangeness(args[i], words, sizeof words);
+        const char* why = unsupported_kind(args[i], words, sizeof words);
         if (PyErr_Occurred()) return nullptr;
         if (why) return PyUnicode_FromString(why);
     }
@@ -103,7 +103,7 @@ PyObject* interface(PyObject*, PyObject*) {
     PH_FUNCTIONS(PH_PUT)
     good = good && put(found, "dtypes", names_of(kDtypes)) && put(found, "activations", names_of(kActivations)) &&
            put(found, "blocks", block_sizes()) &&
-           put(found, "limits", Py_BuildValue("{s:i,s:i,s:i}", "rows", kMostRows, "weights", kMostFactors, "segments", kMostPieces));
+           put(found, "limits", Py_BuildValue("{s:i,s:i,s:i}", "rows", kMaxGemvRows, "weights", kMaxWeights, "segments", kMaxSegments));
     if (!good) Py_CLEAR(found);
     return found;
 }

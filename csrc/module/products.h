@@ -5,28 +5,28 @@
 
 namespace polyhead {
 
-// Calls of(rows, x, y) for up to kMostRows rows at a time.
-template <class Of> void few_at_a_time(const ManyProduct& p, const Of& of) {
+// Calls of(rows, x, y) for up to kMaxGemvRows rows at a time.
+template <class Of> void in_gemv_batches(const Gemm& p, const Of& of) {
     const int64_t size = p.dtype == kFloat32 ? 4 : 2;
-    for (int64_t m = 0; m < p.rows; m += kMostRows)
-        of(p.rows - m < kMostRows ? p.rows - m : kMostRows, (const char*)p.x + m * p.x_stride * size, (char*)p.y + m * p.y_stride * size);
+    for (int64_t m = 0; m < p.rows; m += kMaxGemvRows)
+        of(p.rows - m < kMaxGemvRows ? p.rows - m : kMaxGemvRows, (const char*)p.x + m * p.x_stride * size, (char*)p.y + m * p.y_stride * size);
 }
 
 // Whether rows get the bits that they have alone only among few: bfloat16 that meets blocks beside numbers, of which few
 // rows multiply blocks in float32 and numbers in pairs. Otherwise many rows multiply all as few do, or all in pairs.
-inline bool chooses_few(ManyProduct& p, const Kinds& kinds, bool by_row) {
-    p.pairs = !by_row || !kinds.blocks;
-    return by_row && kinds.blocks && kinds.numbers && p.dtype == kBFloat16;
+inline bool needs_gemv(Gemm& p, const WeightKinds& kinds, bool batch_invariant) {
+    p.pairs = !batch_invariant || !kinds.blocks;
+    return batch_invariant && kinds.blocks && kinds.numbers && p.dtype == kBFloat16;
 }
 
 // A product of few rows at a time, with room for them in float32.
-inline void few_product(const Code& code, const ManyProduct& p, int threads) {
-    float* wide = p.room.at;
-    few_at_a_time(p, [&](int64_t rows, const char* x, char* y) {
-        code.widen(p.dtype, x, p.x_stride, rows, p.in_features, wide);
-        Product few{p.dtype, wide, rows, p.in_features, {}, p.count, y, p.y_stride};
+inline void gemv_in_turns(const Code& code, const Gemm& p, int threads) {
+    float* fp32 = p.scratch.at;
+    in_gemv_batches(p, [&](int64_t rows, const char* x, char* y) {
+        code.widen(p.dtype, x, p.x_stride, rows, p.in_features, fp32);
+        Gemv few{p.dtype, fp32, rows, p.in_features, {}, p.count, y, p.y_stride};
         for (int i = 0; i < p.count; ++i) few.factors[i] = p.factors[i];
-        code.product(few, threads);
+        code.gemv(few, threads);
     });
 }
 
@@ -37,33 +37,33 @@ inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!a.code || !rows_of(a[A::x], x)) return nullptr;
     PyObject* weights = a[A::weights];
     const Py_ssize_t number = PySequence_Size(weights);
-    if (x.size[0] < 1 || number < 1 || number > kMostFactors) {
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "product takes 1 to %d weights, and rows", kMostFactors);
+    if (x.size[0] < 1 || number < 1 || number > kMaxWeights) {
+        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "product takes 1 to %d weights, and rows", kMaxWeights);
         return nullptr;
     }
-    ManyProduct p{};
+    Gemm p{};
     p.dtype = (Dtype)x.kind, p.x = x.at, p.x_stride = x.stride[0], p.rows = x.size[0], p.in_features = x.size[1];
     for (; p.count < number; ++p.count) {
         PyObject* pair = PySequence_GetItem(weights, p.count);
-        const bool good = factor_from(pair, "a weight", x.kind, p.in_features, p.factors[p.count]);
+        const bool good = weight_from(pair, "a weight", x.kind, p.in_features, p.factors[p.count]);
         Py_XDECREF(pair);  // the caller's sequence holds it
         if (!good) return nullptr;
         p.y_stride += p.factors[p.count].out_features;
     }
-    p.y = made_for(a[A::y], "y", p.rows * p.y_stride, x.kind);
+    p.y = output_ptr(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
-    bool few = p.rows <= kMostRows;
-    Kinds kinds;
-    for (int i = 0; i < p.count; ++i) few = few || p.factors[i].eights, kinds.add(p.factors[i]);
-    few = chooses_few(p, kinds, a[A::batch_invariant] == Py_True) || few;
-    p.room = room_of(p);
-    const int64_t numbers = few ? kMostRows * p.in_features : p.room.numbers(a.threads);
+    bool few = p.rows <= kMaxGemvRows;
+    WeightKinds kinds;
+    for (int i = 0; i < p.count; ++i) few = few || p.factors[i].int8_activations, kinds.add(p.factors[i]);
+    few = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True) || few;
+    p.scratch = scratch_of(p);
+    const int64_t numbers = few ? kMaxGemvRows * p.in_features : p.scratch.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));
     if (!scratch) return PyErr_NoMemory();
-    p.room.at = scratch.arena().take<float>(numbers);
+    p.scratch.at = scratch.arena().take<float>(numbers);
     const Unlocked unlocked;
-    if (few) few_product(*a.code, p, a.threads);
-    else a.code->many_product(p, a.threads);
+    if (few) gemv_in_turns(*a.code, p, a.threads);
+    else a.code->gemm(p, a.threads);
     Py_RETURN_NONE;
 }
 
@@ -87,7 +87,7 @@ inline PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     View x;
     NormWeight n{};
     if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::weight], "norm", x.kind, x.size[1], n)) return nullptr;
-    void* y = made_for(a[A::y], "y", x.size[0] * x.size[1], x.kind);
+    void* y = output_ptr(a[A::y], "y", x.size[0] * x.size[1], x.kind);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
     a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y, n.bias, n.centred, n.heads}, a.threads);
@@ -112,7 +112,7 @@ inline PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     r.batch = x.size[0], r.tokens = x.size[1], r.heads = x.size[2], r.dim = x.size[3];
     r.x_batch = x.stride[0], r.x_token = x.stride[1], r.x_head = x.stride[2];
     r.cos = cos.at, r.sin = sin.at;
-    r.y = made_for(a[A::y], "y", r.batch * r.tokens * r.heads * r.dim, x.kind);
+    r.y = output_ptr(a[A::y], "y", r.batch * r.tokens * r.heads * r.dim, x.kind);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
     a.code->rotate(r, a.threads);
@@ -126,23 +126,23 @@ inline PyObject* head_product(PyObject*, PyObject* const* args, Py_ssize_t count
     View x, weight;
     if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::weight], "weight", weight)) return nullptr;
     HeadProduct p{};
-    p.summed = a.whole(A::summed) != 0;
+    p.summed = a.as_int64(A::summed) != 0;
     if (PyErr_Occurred()) return nullptr;
-    if (x.dims != 3 || x.kind > kOfFloat16 || !x.is_dense_from(2) || x.size[0] < 1 || x.size[0] > kMostRows || weight.dims != 3 ||
+    if (x.dims != 3 || x.kind > kOfFloat16 || !x.is_dense_from(2) || x.size[0] < 1 || x.size[0] > kMaxGemvRows || weight.dims != 3 ||
         weight.kind != x.kind || !weight.is_dense_from(1) || !weight.is(0, x.size[1]) || !weight.is(p.summed ? 1 : 2, x.size[2])) {
-        PyErr_Format(PyExc_ValueError, "x must be [rows, H, in] of up to %d rows and weight [H, in, out] or [H, out, in] of its dtype", kMostRows);
+        PyErr_Format(PyExc_ValueError, "x must be [rows, H, in] of up to %d rows and weight [H, in, out] or [H, out, in] of its dtype", kMaxGemvRows);
         return nullptr;
     }
     p.dtype = (Dtype)x.kind, p.rows = x.size[0], p.heads = x.size[1], p.in_features = x.size[2];
     p.out_features = weight.size[p.summed ? 2 : 1];
     p.x = x.at, p.x_row = x.stride[0], p.x_head = x.stride[1], p.weight = weight.at, p.weight_head = weight.stride[0];
-    p.y = made_for(a[A::y], "y", p.rows * p.heads * p.out_features, x.kind);
+    p.y = output_ptr(a[A::y], "y", p.rows * p.heads * p.out_features, x.kind);
     p.y_row = p.heads * p.out_features, p.y_head = p.out_features;
     if (PyErr_Occurred()) return nullptr;
     const int64_t numbers = p.rows * p.heads * p.in_features;
     const Scratch scratch(numbers * sizeof(float));
     if (!scratch) return PyErr_NoMemory();
-    p.wide = scratch.arena().take<float>(numbers);
+    p.fp32 = scratch.arena().take<float>(numbers);
     const Unlocked unlocked;
     a.code->head_product(p, a.threads);
     Py_RETURN_NONE;

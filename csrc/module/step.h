@@ -8,36 +8,36 @@ namespace polyhead {
 
 // A piece of what a cache holds, from its unit `first` on, of so many rows; `width` and `values` are those of
 // numbers that are not coded.
-inline bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, Piece& p,
+inline bool cache_segment_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, KVSegment& p,
                      Known* known = nullptr) {
     using F = tuples::CacheSegment;
-    const Fields<F> f(tuple, "held");
+    const Fields<F> f(tuple, "segments");
     View k, v, pages;
     if (!f || !optional_view_of(f[F::pages], "pages", pages)) return false;
-    if (known ? !view_again(known[0], f[F::k], "held", k) || (f[F::v] != Py_None && !view_again(known[1], f[F::v], "held", v))
-              : !view_of(f[F::k], "held", k) || !optional_view_of(f[F::v], "held", v))
+    if (known ? !view_again(known[0], f[F::k], "segments", k) || (f[F::v] != Py_None && !view_again(known[1], f[F::v], "segments", v))
+              : !view_of(f[F::k], "segments", k) || !optional_view_of(f[F::v], "segments", v))
         return false;
-    const int64_t first = f.whole(F::first), length = f.whole(F::length);
+    const int64_t first = f.as_int64(F::first), length = f.as_int64(F::length);
     const bool coded = f[F::coding] != Py_None;
     if (PyErr_Occurred()) return false;
-    if (k.dims != 4 || (v && v.dims != 4) || (coded && !v)) return wrong("held: sizes that do not go together");
+    if (k.dims != 4 || (v && v.dims != 4) || (coded && !v)) return wrong("segments: sizes that do not go together");
     int64_t unit = 1;
     if (coded) {
         Attention c{};
         c.key_dim = width;
         if (!coding_from(f[F::coding], k, v, c, p)) return false;
-        if (c.value_dim != values) return wrong("held: codes of another size");
+        if (c.value_dim != values) return wrong("segments: codes of another size");
         unit = p.coding.group;
     } else if (k.kind != (int)s.dtype || !k.is(3, width) || !k.is_dense_from(3) ||
                (v ? v.kind != k.kind || !v.is(3, values) || !v.is_dense_from(3) : values > width)) {
-        return wrong("held: sizes that do not go together");
+        return wrong("segments: sizes that do not go together");
     }
     auto fits = [&](const View& held) {
         bool good = held.is(1, heads) && length >= 1 && first >= 0 && length < INT64_MAX / 4 / unit && first < INT64_MAX / 4 / unit;
         for (int d = 0; d < 3; ++d) good = good && held.is(d, k.size[d]);
         return good && (pages || (held.is(0, batch) && first <= held.size[2] - length));
     };
-    if (!fits(k) || (v && !fits(v))) return wrong("held: sizes that do not go together");
+    if (!fits(k) || (v && !fits(v))) return wrong("segments: sizes that do not go together");
     const int64_t size = kItemSize[k.kind], skipped = pages ? 0 : first;
     p.k = k.at + skipped * k.stride[2] * size, p.k_batch = k.stride[0], p.k_head = k.stride[1], p.k_token = k.stride[2];
     p.v = p.k, p.v_batch = p.k_batch, p.v_head = p.k_head, p.v_token = p.k_token;  // the first columns of a latent
@@ -53,19 +53,19 @@ inline bool held_piece_from(PyObject* tuple, const Step& s, int64_t batch, int64
     if (pages.kind != kOfInt64 || pages.dims != 2 || !pages.is_dense_from(1) || !pages.is(0, batch) || each < 1 || used > pages.size[1])
         return wrong("pages must be [B, m] int64, enough for the tokens");
     p.pages = (const int64_t*)pages.at, p.pages_batch = pages.step(0), p.page_length = each * unit, p.skipped = first * unit;
-    return pages_are_held(pages, batch, used, k.size[0]);
+    return pages_exist(pages, batch, used, k.size[0]);
 }
 
 // The keys and values that a cache holds, the last T tokens of them still to be written.
-inline bool held_from(PyObject* list, Step& s, Known* known) {
-    const int64_t pieces = PyList_Check(list) ? PyList_Size(list) : 0;
-    if (pieces < 1 || pieces > kMostHeld) return wrong("held must be a list of one to six tuples");
-    for (; s.pieces < pieces; ++s.pieces)
-        if (!held_piece_from(PyList_GetItem(list, s.pieces), s, s.batch, s.kv_heads, s.key_dim, s.value_dim, s.cache[s.pieces], s.pieces ? nullptr : known))
+inline bool cache_from(PyObject* list, Step& s, Known* known) {
+    const int64_t segments = PyList_Check(list) ? PyList_Size(list) : 0;
+    if (segments < 1 || segments > kMaxCacheSegments) return wrong("segments must be a list of one to six tuples");
+    for (; s.segments < segments; ++s.segments)
+        if (!cache_segment_from(PyList_GetItem(list, s.segments), s, s.batch, s.kv_heads, s.key_dim, s.value_dim, s.cache[s.segments], s.segments ? nullptr : known))
             return false;
     int64_t lacking = s.tokens;  // of the tokens that are written, which are not coded
-    for (int i = s.pieces; lacking > 0 && i > 0 && !s.cache[i - 1].coding.group; --i) lacking -= s.cache[i - 1].length;
-    return lacking <= 0 || wrong("held: fewer exact tokens than are written");
+    for (int i = s.segments; lacking > 0 && i > 0 && !s.cache[i - 1].coding.group; --i) lacking -= s.cache[i - 1].length;
+    return lacking <= 0 || wrong("segments: fewer exact tokens than are written");
 }
 
 // Where the first token of every row goes: one place for all, or a list.
@@ -75,8 +75,8 @@ inline bool starts_from(PyObject* starts, Step& s) {
         return !PyErr_Occurred();
     }
     s.uneven = true;
-    const Piece& only = s.cache[0];
-    if (PyList_Size(starts) != s.batch || s.pieces != 1 || only.skipped || only.coding.group)
+    const KVSegment& only = s.cache[0];
+    if (PyList_Size(starts) != s.batch || s.segments != 1 || only.skipped || only.coding.group)
         return wrong("starts must be one for every row, in a single piece");
     for (int64_t b = 0; b < s.batch; ++b) {
         s.starts[b] = PyLong_AsLongLong(PyList_GetItem(starts, b));
@@ -100,7 +100,7 @@ inline bool memory_from(PyObject* tuple, Step& s) {
     const int64_t rows = view.dims == 4 ? view.size[0] : 0;
     if (!c.q.weight || rows < 1 || s.batch % rows) return wrong("memory: sizes that do not go together");
     c.shared = s.batch / rows;
-    if (!held_piece_from(tuple, s, rows, c.kv_heads, c.key_dim, c.value_dim, c.memory)) return false;
+    if (!cache_segment_from(tuple, s, rows, c.kv_heads, c.key_dim, c.value_dim, c.memory)) return false;
     return (!c.memory.pages && !c.memory.coding.group && c.memory.v != c.memory.k) || wrong("memory: keys and values in rows");
 }
 
@@ -115,13 +115,13 @@ inline bool distances_from(PyObject* tensor, Step& s) {
 }
 
 // Looks at the chosen experts, and at no others.
-class Asking : public AskExperts {
+class ExpertGuards : public ExpertCheck {
   public:
-    Asking(const LayerData& data, Unlocked& unlocked) : AskExperts{ask}, data_(data), unlocked_(unlocked) {}
+    ExpertGuards(const LayerData& data, Unlocked& unlocked) : ExpertCheck{ask}, data_(data), unlocked_(unlocked) {}
 
   private:
-    static bool ask(AskExperts& asked, const int64_t* chosen, int64_t count) {
-        const Asking& self = static_cast<Asking&>(asked);
+    static bool ask(ExpertCheck& asked, const int64_t* chosen, int64_t count) {
+        const ExpertGuards& self = static_cast<ExpertGuards&>(asked);
         return self.unlocked_.locked([&] {
             for (int64_t i = 0; i < count; ++i)
                 if (!is_unchanged(self.data_.guards[chosen[i]])) return false;
@@ -133,7 +133,7 @@ class Asking : public AskExperts {
 };
 
 // The layers of a run, one behind the other, and what each computes.
-class Run {
+class FusedLayers {
   public:
     // False: an exception is set.
     bool take(PyObject* list) {
@@ -166,14 +166,14 @@ class Run {
         using F = tuples::LayerCall;
         const Fields<F> f(tuple, "call");
         Step& s = steps_[i] = layers_[i]->step;
-        if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMostRows ||
-            x.size[1] > kMostRows || x.size[0] * x.size[1] > kMostRows || !x.is(2, s.embed_dim)) {
-            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMostRows);
+        if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMaxGemvRows ||
+            x.size[1] > kMaxGemvRows || x.size[0] * x.size[1] > kMaxGemvRows || !x.is(2, s.embed_dim)) {
+            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMaxGemvRows);
             return false;
         }
         s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
-        if (!held_from(f[F::segments], s, layers_[i]->held) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
-            !turn_from(f[F::rotation], x.kind, s))
+        if (!cache_from(f[F::segments], s, layers_[i]->cache) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
+            !rope_from(f[F::rotation], x.kind, s))
             return false;
         for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
             const int64_t at = position_of(s, m);
@@ -193,7 +193,7 @@ class Run {
             Unlocked unlocked;
             for (int64_t i = 0; i < count_ && done == kParts * i && outcome == Outcome::done; ++i) {
                 Step& s = steps_[i];
-                Asking asking(*layers_[i], unlocked);
+                ExpertGuards asking(*layers_[i], unlocked);
                 s.x = i ? y : x, s.y = y, s.arena = scratch.arena(), s.ask = &asking;
                 outcome = code.step(s, threads);
                 const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
@@ -203,19 +203,19 @@ class Run {
         return outcome == Outcome::no_memory ? PyErr_NoMemory(), -1 : done;
     }
 
-    Run() = default;
-    Run(const Run&) = delete;
-    ~Run() { delete[] steps_, delete[] layers_; }
+    FusedLayers() = default;
+    FusedLayers(const FusedLayers&) = delete;
+    ~FusedLayers() { delete[] steps_, delete[] layers_; }
 
   private:
     static constexpr int kParts = 3;  // of a layer: NETWORK of layers/described.py
 
     // Layers that turn by the same angles share them.
-    bool turn_from(PyObject* pair, int kind, Step& s) {
-        if (pair != turned_by_) {
-            cos_ = sin_ = View{}, turned_by_ = nullptr;
+    bool rope_from(PyObject* pair, int kind, Step& s) {
+        if (pair != rotation_) {
+            cos_ = sin_ = View{}, rotation_ = nullptr;
             if (!pair_of(pair, "rotation", cos_, sin_)) return false;
-            turned_by_ = pair;
+            rotation_ = pair;
         }
         auto is_table = [&](const View& table) {
             int64_t numbers = 1;
@@ -230,7 +230,7 @@ class Run {
     int64_t count_ = 0, bytes_ = 0;
     Step* steps_ = nullptr;
     const LayerData** layers_ = nullptr;
-    PyObject* turned_by_ = nullptr;
+    PyObject* rotation_ = nullptr;
     View cos_, sin_;
 };
 
@@ -240,7 +240,7 @@ class Run {
 inline PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = arguments::step;
     const Arguments<A> a("step", args, count);
-    Run run;
+    FusedLayers run;
     const Guard* classes = a.code ? guard_from(a[A::guard]) : nullptr;
     if (!classes) return PyErr_Occurred() ? nullptr : PyLong_FromLong(0);
     if (!run.take(a[A::calls])) return nullptr;
@@ -250,7 +250,7 @@ inline PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!view_of(a[A::x], "x", x)) return nullptr;
     for (int64_t i = 0; i < layers; ++i)
         if (!run.read(i, PyList_GetItem(a[A::calls], i), x, a[A::starts])) return nullptr;
-    char* y = made_for(a[A::y], "y", x.size[0] * x.size[1] * x.size[2], x.kind);
+    char* y = output_ptr(a[A::y], "y", x.size[0] * x.size[1] * x.size[2], x.kind);
     if (PyErr_Occurred()) return nullptr;
     const long done = run.compute(*a.code, x.at, y, a.threads);
     return done < 0 ? nullptr : PyLong_FromLong(done);

@@ -112,18 +112,18 @@ inline bool is_true(PyObject* found) {
     return yes;
 }
 
-inline int64_t whole(PyObject* found) {
+inline int64_t as_int64(PyObject* found) {
     const int64_t n = found ? PyLong_AsLongLong(found) : -1;
     Py_XDECREF(found);
     return n;
 }
 
 // Why a tensor's memory is not its value: the kind of tensor, written to `words`, or null if it is plain.
-inline const char* strangeness(PyObject* x, char* words, size_t room) {
+inline const char* unsupported_kind(PyObject* x, char* words, size_t size) {
     if ((PyObject*)Py_TYPE(x) != torch_.tensor && (PyObject*)Py_TYPE(x) != torch_.parameter) {
         PyObject* name = PyType_GetName(Py_TYPE(x));
         const char* text = name ? PyUnicode_AsUTF8AndSize(name, nullptr) : "object without a name";
-        PyOS_snprintf(words, room, "a %.100s", text ? text : "object");
+        PyOS_snprintf(words, size, "a %.100s", text ? text : "object");
         Py_XDECREF(name);
         return words;
     }
@@ -158,7 +158,7 @@ inline int64_t reach_of(const View& v, int64_t offset) {
 // Looks at a tensor; on failure an exception is set, and v is empty.
 inline bool view_of(PyObject* x, const char* name, View& v) {
     char words[128];
-    if (const char* why = strangeness(x, words, sizeof words)) return refuse(name, why);
+    if (const char* why = unsupported_kind(x, words, sizeof words)) return refuse(name, why);
     PyObject* dtype = PyObject_GetAttr(x, torch_.dtype);
     while (++v.kind < kKinds && torch_.kinds[v.kind] != dtype) {}
     Py_XDECREF(dtype);
@@ -181,9 +181,9 @@ inline bool view_of(PyObject* x, const char* name, View& v) {
         Py_XDECREF(is_dense);
     }
     Py_XDECREF(shape);
-    const int64_t offset = good ? whole(call(torch_.storage_offset, x)) : 0;
+    const int64_t offset = good ? as_int64(call(torch_.storage_offset, x)) : 0;
     PyObject* storage = good ? call(torch_.storage, x) : nullptr;
-    const int64_t bytes = storage ? whole(call(torch_.nbytes, storage)) : -1;
+    const int64_t bytes = storage ? as_int64(call(torch_.nbytes, storage)) : -1;
     Py_XDECREF(storage);
     if (storage) {
         PyObject* address = call(torch_.data_ptr, x);
@@ -227,12 +227,12 @@ inline bool is_still(PyObject* x, const View& view) {
 }
 
 // The address of a tensor that the caller has just made for `count` results, without gaps.
-inline char* made_for(PyObject* x, const char* name, int64_t count, int kind) {
+inline char* output_ptr(PyObject* x, const char* name, int64_t count, int kind) {
     if ((PyObject*)Py_TYPE(x) != torch_.tensor) {
         refuse(name, "a subclass");
         return nullptr;
     }
-    const int64_t bytes = whole(PyObject_GetAttr(x, torch_.bytes));
+    const int64_t bytes = as_int64(PyObject_GetAttr(x, torch_.bytes));
     PyObject* address = call(torch_.data_ptr, x);
     char* at = address ? (char*)PyLong_AsVoidPtr(address) : nullptr;
     Py_XDECREF(address);

@@ -41,9 +41,9 @@ inline PyObject* gated(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = arguments::gated;
     const Arguments<A> a("gated", args, count);
     if (!a.code) return nullptr;
-    Gated g = gated_from(a[A::gate], a[A::up], a.whole(A::activation));
+    Gated g = gated_from(a[A::gate], a[A::up], a.as_int64(A::activation));
     if (PyErr_Occurred()) return nullptr;
-    g.y = made_for(a[A::y], "y", g.count, (int)g.dtype);
+    g.y = output_ptr(a[A::y], "y", g.count, (int)g.dtype);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
     a.code->gated(g, a.threads);
@@ -54,14 +54,14 @@ inline PyObject* gated_gradients(PyObject*, PyObject* const* args, Py_ssize_t co
     using A = arguments::gated_gradients;
     const Arguments<A> a("gated_gradients", args, count);
     if (!a.code) return nullptr;
-    Gated g = gated_from(a[A::gate], a[A::up], a.whole(A::activation));
+    Gated g = gated_from(a[A::gate], a[A::up], a.as_int64(A::activation));
     if (PyErr_Occurred()) return nullptr;
     View of_gate;
     of_gate.kind = (int)g.dtype;
     g.grad = alike(a[A::grad], "grad", of_gate, g.count);
     if (PyErr_Occurred()) return nullptr;
-    g.grad_gate = made_for(a[A::grad_gate], "grad_gate", g.count, (int)g.dtype);
-    g.grad_up = made_for(a[A::grad_up], "grad_up", g.count, (int)g.dtype);
+    g.grad_gate = output_ptr(a[A::grad_gate], "grad_gate", g.count, (int)g.dtype);
+    g.grad_up = output_ptr(a[A::grad_up], "grad_up", g.count, (int)g.dtype);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
     a.code->gated(g, a.threads);
@@ -78,11 +78,11 @@ inline PyObject* dropped(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (a[A::plus] != Py_None) {
         int64_t number;
         if (!elements_of(a[A::plus], "plus", plus, number)) return nullptr;
-        e.plus = plus.at, e.wide_plus = plus.kind != x.kind;
-        if (number != e.count || (e.wide_plus && plus.kind != kOfFloat32))
+        e.plus = plus.at, e.fp32_plus = plus.kind != x.kind;
+        if (number != e.count || (e.fp32_plus && plus.kind != kOfFloat32))
             return wrong("plus must be as many numbers as x, of its dtype or float32");
     }
-    e.y = made_for(a[A::y], "y", e.count, e.wide_plus ? (int)kOfFloat32 : x.kind);
+    e.y = output_ptr(a[A::y], "y", e.count, e.fp32_plus ? (int)kOfFloat32 : x.kind);
     if (PyErr_Occurred()) return nullptr;
     const Unlocked unlocked;
     a.code->dropped(e, a.threads);
@@ -101,15 +101,15 @@ inline PyObject* norm_gradients(PyObject*, PyObject* const* args, Py_ssize_t cou
     g.norm = Norm{(Dtype)x.kind, x.at, rows, dim, x.stride[0], n.weight, n.eps, n.offset, nullptr, nullptr, false, 1};
     g.grad = alike(a[A::grad], "grad", x, rows * dim);
     if (PyErr_Occurred()) return nullptr;
-    g.grad_x = made_for(a[A::grad_x], "grad_x", rows * dim, x.kind);
-    g.grad_weight = (float*)made_for(a[A::grad_weight], "grad_weight", dim, kOfFloat32);
-    const int64_t numbers = norm_shares(rows) * dim;
+    g.grad_x = output_ptr(a[A::grad_x], "grad_x", rows * dim, x.kind);
+    g.grad_weight = (float*)output_ptr(a[A::grad_weight], "grad_weight", dim, kOfFloat32);
+    const int64_t numbers = norm_splits(rows) * dim;
     const Scratch scratch(numbers * sizeof(float));
     if (PyErr_Occurred()) return nullptr;
     if (!scratch) return PyErr_NoMemory();
-    g.room = scratch.arena().take<float>(numbers);
+    g.scratch = scratch.arena().take<float>(numbers);
     const Unlocked unlocked;
-    __builtin_memset(g.room, 0, numbers * sizeof(float));
+    __builtin_memset(g.scratch, 0, numbers * sizeof(float));
     a.code->norm_gradients(g, a.threads);
     Py_RETURN_NONE;
 }

@@ -14,7 +14,7 @@ inline bool scales_from(PyObject* tuple, int64_t type, int64_t outputs, int64_t 
     const Fields<F> fields(tuple, "scales");
     View scales, zeros;
     if (!fields || !view_of(fields[F::scales], "scales", scales) || !optional_view_of(fields[F::zeros], "zeros", zeros)) return false;
-    s.numbers = fields.whole(F::numbers), s.rows = fields.whole(F::rows);
+    s.numbers = fields.as_int64(F::numbers), s.rows = fields.as_int64(F::rows);
     if (PyErr_Occurred()) return false;
     if (s.numbers > inputs) s.numbers = inputs;
     if (s.numbers < kScaledNumbers || s.numbers % kScaledNumbers || s.rows < 1)
@@ -31,17 +31,17 @@ inline bool scales_from(PyObject* tuple, int64_t type, int64_t outputs, int64_t 
 }
 
 // A weight [out, in] in the dtype of x, or in blocks as bytes [out, n], and its bias [out], without gaps.
-inline bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inputs, Factor& f) {
+inline bool weight_from(PyObject* tuple, const char* name, int kind, int64_t inputs, LinearWeight& f) {
     const Fields<tuples::Weight> fields(tuple, name);
     View weight, bias;
     if (!fields || !view_of(fields[tuples::Weight::weight], name, weight) ||
         !optional_view_of(fields[tuples::Weight::bias], name, bias))
         return false;
-    const int64_t told = fields.whole(tuples::Weight::type);
+    const int64_t told = fields.as_int64(tuples::Weight::type);
     if (PyErr_Occurred()) return false;
-    const bool eights = told & kInEights;
-    const int64_t type = told & ~(int64_t)kInEights, row_bytes = type ? bytes_of_row(type, inputs) : 0;
-    if (eights && (!takes_eights(type) || inputs > kMostEights))
+    const bool int8_activations = told & kInt8Activations;
+    const int64_t type = told & ~(int64_t)kInt8Activations, row_bytes = type ? bytes_of_row(type, inputs) : 0;
+    if (int8_activations && (!takes_int8_activations(type) || inputs > kMaxInt8Inputs))
         return wrong("a weight that does not take x in 8 bits");
     if (weight.dims != 2 || weight.kind != (type ? (int)kOfUint8 : kind) || weight.size[1] != (type ? row_bytes : inputs) ||
         !weight.is_dense_from(0) ||
@@ -51,21 +51,21 @@ inline bool factor_from(PyObject* tuple, const char* name, int kind, int64_t inp
                      name, (long long)inputs);
         return false;
     }
-    f = Factor{weight.at, bias.at, weight.size[0], (int)type, row_bytes, eights, {}};
+    f = LinearWeight{weight.at, bias.at, weight.size[0], (int)type, row_bytes, int8_activations, {}};
     return scales_from(fields[tuples::Weight::scales], type, f.out_features, inputs, f.scales);
 }
 
 // Blocks that are no factor: rows may have gaps between them.
-inline bool blocks_from(PyObject* tuple, int64_t rows, int64_t numbers, Factor& f) {
+inline bool blocks_from(PyObject* tuple, int64_t rows, int64_t numbers, LinearWeight& f) {
     const Fields<tuples::Weight> fields(tuple, "blocks");
     View blocks;
     if (!fields || !view_of(fields[tuples::Weight::weight], "blocks", blocks)) return false;
-    const int64_t type = fields.whole(tuples::Weight::type);
+    const int64_t type = fields.as_int64(tuples::Weight::type);
     if (PyErr_Occurred()) return false;
     if (blocks.dims != 2 || blocks.kind != kOfUint8 || !blocks.is_dense_from(1) || !blocks.is(0, rows) ||
         !blocks.is(1, bytes_of_row(type, numbers)))
         return wrong("blocks must be bytes [rows, n] of whole blocks of a known type, and y [rows, their numbers]");
-    f = Factor{blocks.at, nullptr, rows, (int)type, blocks.stride[0], false, {}};
+    f = LinearWeight{blocks.at, nullptr, rows, (int)type, blocks.stride[0], false, {}};
     return scales_from(fields[tuples::Weight::scales], type, rows, numbers, f.scales);
 }
 
@@ -86,7 +86,7 @@ inline bool norm_from(PyObject* tuple, const char* name, int kind, int64_t featu
                      name, (long long)features, (long long)features);
         return false;
     }
-    n = NormWeight{weight.at, fields.real(tuples::NormWeight::eps), fields.real(tuples::NormWeight::offset), bias.at,
+    n = NormWeight{weight.at, fields.as_float(tuples::NormWeight::eps), fields.as_float(tuples::NormWeight::offset), bias.at,
                    fields[tuples::NormWeight::centred] == Py_True, true, heads};
     return !PyErr_Occurred();
 }

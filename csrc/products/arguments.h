@@ -6,25 +6,25 @@
 namespace polyhead {
 
 // Rows of a weight [out_features, in_features] without gaps, and a bias [out_features] or null.
-struct Factor {
+struct LinearWeight {
     const void* weight;
     const void* bias;
     int64_t out_features;
     int type;                           // of the weight in blocks; 0: numbers of the dtype
     int64_t row_bytes;                  // of such a row
-    bool eights;                        // x is rounded to 8 bits
+    bool int8_activations;                        // x is rounded to 8 bits
     Scales scales;                      // from kFirstScaled on
 };
 
-constexpr int kMostFactors = 4;
-constexpr int kMostRows = 8;
+constexpr int kMaxWeights = 4;
+constexpr int kMaxGemvRows = 8;
 
 // y[m, :] = [x[m] · W0ᵀ + b0 | x[m] · W1ᵀ + b1 | …] for m < rows.
-struct Product {
+struct Gemv {
     Dtype dtype;            // of weights, biases and y
     const float* x;         // [rows, in_features]
     int64_t rows, in_features;
-    Factor factors[kMostFactors];
+    LinearWeight factors[kMaxWeights];
     int count;
     void* y;
     int64_t y_stride;
@@ -39,7 +39,7 @@ inline int64_t panel_numbers(int64_t features) { return kMostPanel * panel_row(f
 inline int64_t packed_numbers(int64_t rows, int64_t features) {
     return (rows < kBlockRows ? rows : kBlockRows) * panel_row(features);
 }
-struct ManyRoom {
+struct GemmScratch {
     int64_t x_numbers, hidden_numbers, panel_numbers;
     float* at;
     int64_t numbers(int threads) const { return x_numbers + hidden_numbers + threads * (kSumsNumbers + panel_numbers); }
@@ -50,28 +50,28 @@ struct ManyRoom {
 };
 
 // What weights that are multiplied together consist of.
-struct Kinds {
+struct WeightKinds {
     bool numbers = false, blocks = false;
-    void add(const Factor& f) { if (f.weight) (f.type ? blocks : numbers) = true; }
+    void add(const LinearWeight& f) { if (f.weight) (f.type ? blocks : numbers) = true; }
 };
 
-// The same for more than kMostRows rows, each with the bits that it has among few unless `pairs` and there are blocks.
-struct ManyProduct {
+// The same for more than kMaxGemvRows rows, each with the bits that it has among few unless `pairs` and there are blocks.
+struct Gemm {
     Dtype dtype;            // of x, weights, biases and y
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
-    Factor factors[kMostFactors];
+    LinearWeight factors[kMaxWeights];
     int count;
     void* y;
     int64_t y_stride;
-    ManyRoom room;
+    GemmScratch scratch;
 };
 
-inline bool is_read_in_place(const Factor& f, Dtype dtype) { return dtype == kFloat32 && !f.type; }
+inline bool is_read_in_place(const LinearWeight& f, Dtype dtype) { return dtype == kFloat32 && !f.type; }
 
 // Without its memory, as the next one.
-inline ManyRoom room_of(const ManyProduct& p) {
+inline GemmScratch scratch_of(const Gemm& p) {
     bool in_place = true;
     for (int i = 0; i < p.count; ++i) in_place = in_place && is_read_in_place(p.factors[i], p.dtype);
     return {packed_numbers(p.rows, p.in_features), 0, in_place ? 0 : panel_numbers(p.in_features), nullptr};
@@ -80,7 +80,7 @@ inline ManyRoom room_of(const ManyProduct& p) {
 // y = the numbers of rows of blocks.
 struct Unpacked {
     Dtype dtype;                        // of y
-    Factor from;                        // rows `row_bytes` apart, without a bias
+    LinearWeight from;                        // rows `row_bytes` apart, without a bias
     int64_t numbers;
     void* y;                            // [rows, numbers]
 };
@@ -90,7 +90,7 @@ enum Activation { kRelu = 0, kSilu = 1, kGeluTanh = 2, kRelu2 = 3, kGelu = 4, kQ
 
 // down(activation(gate(x)) · up(x)), or down(activation(up(x))) where gate has no weight.
 struct Network {
-    Factor gate, up, down;
+    LinearWeight gate, up, down;
     Activation activation;
     float clamp;            // what is activated is at most this, and what a gate multiplies within ± it
     float offset;           // added to what a gate multiplies
@@ -107,15 +107,15 @@ struct FeedForward {
     void* y;                // [rows, down.out_features]
 };
 
-// The same for more than kMostRows rows: its x and y, and room for its hidden features too.
-struct ManyNetwork {
-    ManyProduct in;         // without factors
+// The same for more than kMaxGemvRows rows: its x and y, and room for its hidden features too.
+struct GemmNetwork {
+    Gemm in;         // without factors
     Network network;
 };
 
-inline ManyRoom room_of(const ManyNetwork& f) {
+inline GemmScratch scratch_of(const GemmNetwork& f) {
     const Network& n = f.network;
-    const ManyProduct& p = f.in;
+    const Gemm& p = f.in;
     const int64_t F = n.up.out_features;
     const bool in_place = is_read_in_place(n.up, p.dtype) && is_read_in_place(n.gate, p.dtype) && is_read_in_place(n.down, p.dtype);
     const int64_t panels = 2 * panel_numbers(p.in_features), last = panel_numbers(F);
@@ -166,7 +166,7 @@ struct HeadProduct {
     bool summed;
     void* y;
     int64_t y_row, y_head;
-    float* wide;                        // [rows, heads, in_features] to work in
+    float* fp32;                        // [rows, heads, in_features] to work in
 };
 
 }  // namespace polyhead

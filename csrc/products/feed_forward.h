@@ -16,7 +16,7 @@ template <class T> void hidden_rows(const FeedForward& f, int64_t first, int64_t
         for (int64_t m = 0; m < f.rows; ++m) activate(n, bend, f.hidden + m * F + first, last - first);
     };
     if (gate) {
-        factor_rows<T>(f.x, f.rows, K, n.gate, first, last, f.hidden, F);
+        gemv_rows<T>(f.x, f.rows, K, n.gate, first, last, f.hidden, F);
         activate_all();
     }
     const T* up_bias = (const T*)n.up.bias;
@@ -41,9 +41,9 @@ template <class T> void hidden_of(const FeedForward& f, int thread, int threads)
 }
 
 template <class T> void output_of(const FeedForward& f, int thread, int threads) {
-    const Factor& down = f.network.down;
+    const LinearWeight& down = f.network.down;
     const int64_t N = down.out_features;
-    factor_rows<T>(f.hidden, f.rows, f.network.up.out_features, down, N * thread / threads,
+    gemv_rows<T>(f.hidden, f.rows, f.network.up.out_features, down, N * thread / threads,
                    N * (thread + 1) / threads, (T*)f.y, N);
 }
 

@@ -122,13 +122,13 @@ inline void dot_tile(const E* x, WeightRows<E> w, int64_t K, int64_t from, int64
 template <int R> constexpr int kTileColumns = PH_WIDTH == 16 ? (R > 4 ? 4 : 6) : R > 3 ? 3 : 4;
 
 // dots[R, kPanel] of R packed rows with `count` rows of W.
-template <int R, class E> void dot_panel(const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* room, float* dots) {
+template <int R, class E> void dot_panel(const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* scratch, float* dots) {
     constexpr int C = kTileColumns<R>;
     const int64_t vectors = K / W;
     int64_t from = 0;
     do {
         const int64_t to = vectors - from > kDotRun * 5 / 4 ? from + kDotRun : vectors;
-        Vec* sums = room;
+        Vec* sums = scratch;
         auto tile = [&](int64_t n, auto columns) {
             constexpr int c = columns;
             const WeightRows<E> here{w.at + n * w.row, w.row};
@@ -142,15 +142,15 @@ template <int R, class E> void dot_panel(const E* x, WeightRows<E> w, int64_t co
     } while (from < vectors);
 }
 
-// For the rows that tiles of more than kMostRows rows have.
+// For the rows that tiles of more than kMaxGemvRows rows have.
 template <class E>
-inline void dots_of_tile(int64_t rows, const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* room, float* dots) {
+inline void dots_of_tile(int64_t rows, const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* scratch, float* dots) {
     if constexpr (kDotRows == 6) {
-        if (rows == 6) return dot_panel<6>(x, w, count, K, room, dots);
-        if (rows == 5) return dot_panel<5>(x, w, count, K, room, dots);
+        if (rows == 6) return dot_panel<6>(x, w, count, K, scratch, dots);
+        if (rows == 5) return dot_panel<5>(x, w, count, K, scratch, dots);
     }
-    if (rows == 4) return dot_panel<4>(x, w, count, K, room, dots);
-    if constexpr (kDotRows == 4) dot_panel<3>(x, w, count, K, room, dots);
+    if (rows == 4) return dot_panel<4>(x, w, count, K, scratch, dots);
+    if constexpr (kDotRows == 4) dot_panel<3>(x, w, count, K, scratch, dots);
 }
 
 // Rows 9 and more in tiles of nearly as many: row of x that tile i begins with.
@@ -170,7 +170,7 @@ template <class X> void pack_tile(const X* x, int64_t stride, int64_t rows, int6
 }
 
 // Rows [n, n + count) of a weight as float32, widened or unpacked into `panel` where they are none.
-template <class T> WeightRows<float> weight_rows(const Factor& f, int64_t n, int64_t count, int64_t K, float* panel) {
+template <class T> WeightRows<float> weight_rows(const LinearWeight& f, int64_t n, int64_t count, int64_t K, float* panel) {
     if constexpr (__is_same(T, float))
         if (!f.type) return {(const float*)f.weight + n * K, K};
     const int64_t row = panel_row(K);
@@ -196,7 +196,7 @@ inline void pack_tile(const BFloat16* x, int64_t stride, int64_t rows, int64_t K
 }
 
 // The same as pairs. Rows that fill no whole vectors are copied, with zeros behind them.
-template <class T> WeightRows<Pair> weight_rows(const Factor& f, int64_t n, int64_t count, int64_t K, Pair* panel) {
+template <class T> WeightRows<Pair> weight_rows(const LinearWeight& f, int64_t n, int64_t count, int64_t K, Pair* panel) {
     static_assert(__is_same(T, BFloat16));
     if (!f.type && K % (2 * W) == 0) return {(const Pair*)((const T*)f.weight + n * K), K / 2};
     const int64_t row = elements_of<Pair>(K) + W;
@@ -247,7 +247,7 @@ template <class Step> inline void for_blocks(int64_t rows, const Step& step) {
 
 // A thread's share of the tiles of a block of x.
 template <class T, class E>
-void pack_block(const ManyProduct& p, int64_t block, TilesOfRows tiles, int64_t thread, int64_t threads, E* to) {
+void pack_block(const Gemm& p, int64_t block, TilesOfRows tiles, int64_t thread, int64_t threads, E* to) {
     const int64_t width = whole_vectors(elements_of<E>(p.in_features));
     for (int64_t i = tiles.count * thread / threads; i < tiles.count * (thread + 1) / threads; ++i) {
         const int64_t row = tiles.start(i);
@@ -270,34 +270,34 @@ void write_dots(const float* dots, int64_t rows, const T* bias, int64_t count, Y
 // Calls done(first row, rows, n, columns, dots) for the tiles of a share and every panel [n, n + columns) of the rows
 // [first, last) of a weight; x is packed.
 template <class T, class E, class Done>
-void over_panels(const E* x, int64_t K, const Factor& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
-                 const ManyRoom& room, int thread, const Done& done) {
+void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
+                 const GemmScratch& scratch, int thread, const Done& done) {
     const int64_t elements = elements_of<E>(K), width = whole_vectors(elements);
     for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
         count = last - n < kPanel ? last - n : kPanel;
-        const WeightRows<E> w = weight_rows<T>(f, n, count, K, (E*)room.panel(thread));
+        const WeightRows<E> w = weight_rows<T>(f, n, count, K, (E*)scratch.panel(thread));
         float dots[kDotRows * kPanel];
         for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
             const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
-            dots_of_tile(rows, x + row * width, w, count, elements, (Vec*)room.sums(thread), dots);
+            dots_of_tile(rows, x + row * width, w, count, elements, (Vec*)scratch.sums(thread), dots);
             done(row, rows, n, count, dots);
         }
     }
 }
 
-template <class T, class E> void many_product_of(const ManyProduct& p, int thread, int threads) {
+template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads) {
     int64_t columns = 0;
     for (int i = 0; i < p.count; ++i) columns += p.factors[i].out_features;
     for_blocks(p.rows, [&](int64_t block, TilesOfRows tiles) {
-        pack_block<T>(p, block, tiles, thread, threads, (E*)p.room.x());
+        pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();
         const Share share(tiles.count, columns, kColumnUnit, thread, threads);
         int64_t column = 0;
         for (int i = 0; i < p.count; column += p.factors[i++].out_features) {
-            const Factor& f = p.factors[i];
+            const LinearWeight& f = p.factors[i];
             const int64_t first = share.first_column > column ? share.first_column - column : 0;
             const int64_t last = share.last_column - column < f.out_features ? share.last_column - column : f.out_features;
-            over_panels<T>((const E*)p.room.x(), p.in_features, f, first, last, tiles, share, p.room, thread,
+            over_panels<T>((const E*)p.scratch.x(), p.in_features, f, first, last, tiles, share, p.scratch, thread,
                            [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
                 write_dots(dots, rows, f.bias ? (const T*)f.bias + n : nullptr, count,
                            (T*)p.y + (block + row) * p.y_stride + column + n, p.y_stride);
@@ -307,17 +307,17 @@ template <class T, class E> void many_product_of(const ManyProduct& p, int threa
 }
 
 // Calls of(number of the dtype, element of packed rows).
-template <class Of> void with_elements(const ManyProduct& p, const Of& of) {
+template <class Of> void with_elements(const Gemm& p, const Of& of) {
 #if PH_PAIRS
     if (p.dtype == kBFloat16 && p.pairs) return of(BFloat16{}, Pair{});
 #endif
     with_dtype(p.dtype, [&](auto number) { of(number, float{}); });
 }
 
-inline void many_product(const ManyProduct& p, int threads) {
+inline void gemm(const Gemm& p, int threads) {
     in_team(threads, [&](int thread, int team) {
         with_elements(p, [&](auto number, auto element) {
-            many_product_of<decltype(number), decltype(element)>(p, thread, team);
+            gemm_of<decltype(number), decltype(element)>(p, thread, team);
         });
     });
 }

@@ -43,8 +43,8 @@ inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t ele
 static_assert(kPanel % (2 * W) == 0, "panels of hidden features are whole vectors");
 
 template <class T, class E>
-void hidden_panels(const ManyNetwork& f, TilesOfRows tiles, int thread, int threads) {
-    const ManyProduct& p = f.in;
+void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int threads) {
+    const Gemm& p = f.in;
     const Network& by = f.network;
     const int64_t K = p.in_features, F = by.up.out_features, elements = elements_of<E>(K), width = whole_vectors(elements);
     const int64_t hidden_width = whole_vectors(elements_of<E>(F));
@@ -53,43 +53,43 @@ void hidden_panels(const ManyNetwork& f, TilesOfRows tiles, int thread, int thre
     const Bend bend = bend_of<T>(by);
     for (int64_t n = share.first_column, count; n < share.last_column; n += count) {
         count = share.last_column - n < kPanel ? share.last_column - n : kPanel;
-        const WeightRows<E> up = weight_rows<T>(by.up, n, count, K, (E*)p.room.panel(thread));
+        const WeightRows<E> up = weight_rows<T>(by.up, n, count, K, (E*)p.scratch.panel(thread));
         WeightRows<E> gate{};
-        if (by.gate.weight) gate = weight_rows<T>(by.gate, n, count, K, (E*)(p.room.panel(thread) + panel_numbers(K)));
+        if (by.gate.weight) gate = weight_rows<T>(by.gate, n, count, K, (E*)(p.scratch.panel(thread) + panel_numbers(K)));
         float gates[kDotRows * kPanel] = {}, values[kDotRows * kPanel] = {};
         for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
             const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
-            const E* x = (const E*)p.room.x() + row * width;
+            const E* x = (const E*)p.scratch.x() + row * width;
             if (count < kPanel) __builtin_memset(values, 0, sizeof values);  // of the last tile
-            if (by.gate.weight) dots_of_tile(rows, x, gate, count, elements, (Vec*)p.room.sums(thread), gates);
-            dots_of_tile(rows, x, up, count, elements, (Vec*)p.room.sums(thread), values);
+            if (by.gate.weight) dots_of_tile(rows, x, gate, count, elements, (Vec*)p.scratch.sums(thread), gates);
+            dots_of_tile(rows, x, up, count, elements, (Vec*)p.scratch.sums(thread), values);
             activate_panel<T>(by, bend, gates, values, rows, n, count);
-            pack_panel(values, rows, n, hidden_width, (E*)p.room.hidden() + row * hidden_width);
+            pack_panel(values, rows, n, hidden_width, (E*)p.scratch.hidden() + row * hidden_width);
         }
     }
 }
 
-template <class T, class E> void many_network_of(const ManyNetwork& f, int thread, int threads) {
-    const ManyProduct& p = f.in;
-    const Factor& down = f.network.down;
+template <class T, class E> void gemm_network_of(const GemmNetwork& f, int thread, int threads) {
+    const Gemm& p = f.in;
+    const LinearWeight& down = f.network.down;
     for_blocks(p.rows, [&](int64_t block, TilesOfRows tiles) {
-        pack_block<T>(p, block, tiles, thread, threads, (E*)p.room.x());
+        pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();
         hidden_panels<T, E>(f, tiles, thread, threads);
         wait_for_team();
         const Share share(tiles.count, down.out_features, kColumnUnit, thread, threads);
-        over_panels<T>((const E*)p.room.hidden(), f.network.up.out_features, down, share.first_column, share.last_column, tiles,
-                       share, p.room, thread, [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
+        over_panels<T>((const E*)p.scratch.hidden(), f.network.up.out_features, down, share.first_column, share.last_column, tiles,
+                       share, p.scratch, thread, [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
             write_dots(dots, rows, down.bias ? (const T*)down.bias + n : nullptr, count,
                        (T*)p.y + (block + row) * p.y_stride + n, p.y_stride);
         });
     });
 }
 
-inline void many_network(const ManyNetwork& f, int threads) {
+inline void gemm_network(const GemmNetwork& f, int threads) {
     in_team(threads, [&](int thread, int team) {
         with_elements(f.in, [&](auto number, auto element) {
-            many_network_of<decltype(number), decltype(element)>(f, thread, team);
+            gemm_network_of<decltype(number), decltype(element)>(f, thread, team);
         });
     });
 }

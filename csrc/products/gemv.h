@@ -14,10 +14,10 @@ namespace polyhead::PH_NAMESPACE {
 // done(n, dots of row n of a factor with every row of x [rows, K]) for n in [first, last). What a weight
 // consists of is asked once: asked for every row, it made a head of 49,152 rows a fifth slower.
 template <class T, class Done>
-inline void over_rows(const float* x, int64_t rows, int64_t K, const Factor& f, int64_t first, int64_t last, Done&& done) {
-    if (f.eights) return over_rows_in_eights(x, rows, K, f, first, last, done);
+inline void over_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
+    if (f.int8_activations) return over_rows_int8(x, rows, K, f, first, last, done);
     if (f.type && rows == 1) return over_blocks_of_rows(x, K, f, first, last, done);
-    float found[kMostRows];
+    float found[kMaxGemvRows];
     if (f.type) {
         for (int64_t n = first; n < last; ++n) {
             quantized_dots(x, K, rows, f, n, K, found);
@@ -34,7 +34,7 @@ inline void over_rows(const float* x, int64_t rows, int64_t K, const Factor& f, 
 
 // y[m, n] for n in [first, last) of one factor.
 template <class T, class Y>
-void factor_rows(const float* x, int64_t rows, int64_t K, const Factor& f, int64_t first, int64_t last,
+void gemv_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last,
                  Y* y, int64_t y_stride) {
     const T* bias = (const T*)f.bias;
     over_rows<T>(x, rows, K, f, first, last, [&](int64_t n, const float* found) {
@@ -43,25 +43,25 @@ void factor_rows(const float* x, int64_t rows, int64_t K, const Factor& f, int64
     });
 }
 
-template <class T> void product_of(const Product& p, int thread, int threads) {
+template <class T> void gemv_of(const Gemv& p, int thread, int threads) {
     // Rows of all factors are one range, so that threads share them evenly.
     int64_t total = 0;
     for (int i = 0; i < p.count; ++i) total += p.factors[i].out_features;
     const int64_t from = total * thread / threads, to = total * (thread + 1) / threads;
     int64_t column = 0;
     for (int i = 0; i < p.count; ++i) {
-        const Factor& f = p.factors[i];
+        const LinearWeight& f = p.factors[i];
         const int64_t first = from > column ? from - column : 0;
         const int64_t last = to - column < f.out_features ? to - column : f.out_features;
         if (first < last)
-            factor_rows<T>(p.x, p.rows, p.in_features, f, first, last, (T*)p.y + column, p.y_stride);
+            gemv_rows<T>(p.x, p.rows, p.in_features, f, first, last, (T*)p.y + column, p.y_stride);
         column += f.out_features;
     }
 }
 
-inline void product(const Product& p, int threads) {
+inline void gemv(const Gemv& p, int threads) {
     in_team(threads, [&](int thread, int team) {
-        with_dtype(p.dtype, [&](auto number) { product_of<decltype(number)>(p, thread, team); });
+        with_dtype(p.dtype, [&](auto number) { gemv_of<decltype(number)>(p, thread, team); });
     });
 }
 

@@ -48,12 +48,12 @@ void sums_of_rows(const float* x, int64_t x_stride, const T* w, int64_t count, i
 template <class T> void head_product_of(const HeadProduct& p, int thread, int threads) {
     const int64_t run = p.summed ? 4 * W : 1, each = (p.out_features + run - 1) / run, total = p.heads * each;
     const int64_t to = total * (thread + 1) / threads, x_row = p.heads * p.in_features;
-    float found[kMostRows];
+    float found[kMaxGemvRows];
     for (int64_t at = total * thread / threads; at < to;) {
         const int64_t h = at / each, unit = at % each, units = each - unit < to - at ? each - unit : to - at;
         const int64_t first = unit * run;
         const int64_t last = first + units * run < p.out_features ? first + units * run : p.out_features;
-        const float* x = p.wide + h * p.in_features;
+        const float* x = p.fp32 + h * p.in_features;
         const T* w = (const T*)p.weight + h * p.weight_head;
         T* y = (T*)p.y + h * p.y_head;
         at += units;
@@ -80,7 +80,7 @@ template <class T> void widen_heads(const HeadProduct& p) {
     for (int64_t m = 0; m < p.rows; ++m)
         for (int64_t h = 0; h < p.heads; ++h) {
             const T* x = (const T*)p.x + m * p.x_row + h * p.x_head;
-            float* to = p.wide + (m * p.heads + h) * p.in_features;
+            float* to = p.fp32 + (m * p.heads + h) * p.in_features;
             for (int64_t i = 0; i < p.in_features; ++i) to[i] = to_float(x[i]);
         }
 }

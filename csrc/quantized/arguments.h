@@ -32,11 +32,11 @@ inline int64_t bytes_of_row(int64_t type, int64_t count) {
     return -1;
 }
 
-// Types whose products take x in 8 bits where they are asked to, by kInEights beside the type's number; and how many
+// Types whose products take x in 8 bits where they are asked to, by kInt8Activations beside the type's number; and how many
 // numbers a row may have.
-constexpr int kInEights = 256;
-constexpr int64_t kMostEights = 1 << 15;  // a thread keeps them on its stack
-inline bool takes_eights(int64_t type) {
+constexpr int kInt8Activations = 256;
+constexpr int64_t kMaxInt8Inputs = 1 << 15;  // a thread keeps them on its stack
+inline bool takes_int8_activations(int64_t type) {
     return type == 2 || type == 3 || (type >= 6 && type <= 8) || (type >= 12 && type <= 14);
 }
 

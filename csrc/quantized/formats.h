@@ -59,20 +59,20 @@ template <int N, int R> inline void halves_of(const uint8_t* p, int64_t row_byte
 inline Vec as_floats(VecInt x) { return __builtin_convertvector(x, Vec); }
 
 // d · code + m for codes of 4 bits, of which the lowest bits of x count.
-struct Line {
+struct Affine {
 #if defined(__AVX512F__) && PH_WIDTH == 16
     Vec table;
-    Line(float d, float m) : table(as_floats(counted()) * d + m) {}
+    Affine(float d, float m) : table(as_floats(counted()) * d + m) {}
     Vec operator()(VecInt x) const { return (Vec)_mm512_permutexvar_ps((__m512i)x, (__m512)table); }
 #else
     float d, m;
-    Line(float d, float m) : d(d), m(m) {}
+    Affine(float d, float m) : d(d), m(m) {}
     Vec operator()(VecInt x) const { return as_floats(x & 15) * d + m; }
 #endif
 };
 
 // The same where codes stand for 16 numbers that lie on no line.
-struct Looked {
+struct Lookup {
     const float* table;
     float d;
     Vec operator()(VecInt x) const {
@@ -115,7 +115,7 @@ inline VecInt with_fifth_bits(VecInt low, uint32_t bits, int v) {
 struct Q4_0 : SizeOf_Q4_0 {
     static constexpr int kHalves = 1;
     const uint8_t* at;
-    Line line;
+    Affine line;
     Q4_0(const uint8_t* p, const float* d) : at(p + 2), line(*d, -8.0f * *d) {}
     void unit(int, Vec* to) const { split_halves(at, line, to); }
 };
@@ -123,7 +123,7 @@ struct Q4_0 : SizeOf_Q4_0 {
 struct Q4_1 : SizeOf_Q4_1 {
     static constexpr int kHalves = 2;
     const uint8_t* at;
-    Line line;
+    Affine line;
     Q4_1(const uint8_t* p, const float* d) : at(p + 4), line(d[0], d[1]) {}
     void unit(int, Vec* to) const { split_halves(at, line, to); }
 };
@@ -222,7 +222,7 @@ struct Q4_K : SizeOf_Q4_K {
     SixBits by;
     explicit Q4_K(const uint8_t* p) : at(p + 16), by(p + 4, half_at(p), half_at(p + 2)) {}
     void unit(int j, Vec* to) const {
-        const Line low(by.scale(j), -by.minimum(j)), high(by.scale(j + 1), -by.minimum(j + 1));
+        const Affine low(by.scale(j), -by.minimum(j)), high(by.scale(j + 1), -by.minimum(j + 1));
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
             const VecInt codes = load_bytes(at + 16 * j + v * W);
@@ -268,7 +268,7 @@ struct Q6_K : SizeOf_Q6_K {
 struct IQ4_NL : SizeOf_IQ4_NL {
     const uint8_t* at;
     explicit IQ4_NL(const uint8_t* p) : at(p) {}
-    void unit(int, Vec* to) const { split_halves(at + 2, Looked{kCurved, half_at(at)}, to); }
+    void unit(int, Vec* to) const { split_halves(at + 2, Lookup{kCurved, half_at(at)}, to); }
 };
 
 struct IQ4_XS : SizeOf_IQ4_XS {
@@ -277,7 +277,7 @@ struct IQ4_XS : SizeOf_IQ4_XS {
     explicit IQ4_XS(const uint8_t* p) : at(p), d(half_at(p)) {}
     void unit(int j, Vec* to) const {
         const int scale = (at[4 + j / 2] >> j % 2 * 4 & 15) | (load_any<uint16_t>(at + 2) >> 2 * j & 3) << 4;
-        split_halves(at + 8 + 16 * j, Looked{kCurved, d * (float)(scale - 32)}, to);
+        split_halves(at + 8 + 16 * j, Lookup{kCurved, d * (float)(scale - 32)}, to);
     }
 };
 
@@ -317,7 +317,7 @@ struct MXFP4 : SizeOf_MXFP4 {
     explicit MXFP4(const uint8_t* p) : at(p) {}
     void unit(int, Vec* to) const {
         const uint32_t bits = at[0] < 2 ? 0x00200000u << at[0] : (uint32_t)(at[0] - 1) << 23;  // 2^(e − 128)
-        split_halves(at + 1, Looked{kMicro, load_any<float>(&bits)}, to);
+        split_halves(at + 1, Lookup{kMicro, load_any<float>(&bits)}, to);
     }
 };
 

@@ -136,14 +136,14 @@ template <class Of> inline void with_whole(int type, const Of& of) {
 }
 
 // A unit of x: codes, their sums in lanes times −(what codes of weights are too large by), s, and s Σ q.
-struct Eight {
+struct Int8Unit {
     Bytes codes;
     LaneInts start;
     float scale, total;
 };
 
 // start + Σ of four codes each, times those of x.
-template <class B> inline LaneInts dots(const Eight& x, Bytes codes) {
+template <class B> inline LaneInts dots(const Int8Unit& x, Bytes codes) {
     constexpr bool kSigned = Whole<B>::kSigned;
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     if (kSigned) codes ^= 128;  // 128 too large
@@ -168,13 +168,13 @@ template <class B> constexpr int start_of() {
     return -Whole<B>::kMiddle;
 }
 
-inline Eight eight_of(const float* x, int start) {
+inline Int8Unit int8_unit_of(const float* x, int start) {
     Vec most{}, all{};
     for (int v = 0; v < kVectors; ++v) {
         const Vec size = larger(load(x + v * W), -load(x + v * W));
         most = larger(most, size), all += load(x + v * W) * 0.0f;
     }
-    Eight made{};
+    Int8Unit made{};
     const float top = largest(most);
     if (sum(all) != 0.0f) made.scale = made.total = __builtin_nanf("");  // something is infinite or NaN
     else if (top > 1e-30f) {
@@ -192,7 +192,7 @@ inline Eight eight_of(const float* x, int start) {
 
 // found[r · stride + m] for R rows of blocks and M rows of x, each of K / 32 units.
 template <class B, int R, int M>
-void eight_dots(const Eight* x, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
+void int8_dots(const Int8Unit* x, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
     constexpr int kUnits = B::kNumbers / kUnit;
     Lanes acc[R][M] = {};
     Lanes least[R][M] = {};  // all lanes alike
@@ -212,7 +212,7 @@ void eight_dots(const Eight* x, int64_t units, const uint8_t* w, int64_t row_byt
                 const Lanes scale = block.scale(j);
 #pragma GCC unroll 4
                 for (int m = 0; m < M; ++m) {
-                    const Eight& by = x[m * units + u + j];
+                    const Int8Unit& by = x[m * units + u + j];
                     const Lanes scaled = __builtin_convertvector(dots<B>(by, codes), Lanes) * scale;
                     acc[r][m] = add_product(acc[r][m], scaled, spread(by.scale));
                     if constexpr (Whole<B>::kMinimum) least[r][m] = add_product(least[r][m], spread(block.minimum(j)), spread(by.total));
@@ -228,27 +228,27 @@ void eight_dots(const Eight* x, int64_t units, const uint8_t* w, int64_t row_byt
 
 // done(n, dots of row n of a factor with every row of x [rows, K]) for n in [first, last).
 template <class Done>
-void over_rows_in_eights(const float* x, int64_t rows, int64_t K, const Factor& f, int64_t first, int64_t last, Done&& done) {
+void over_rows_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
     with_whole(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
         constexpr int R = kRowsAtOnce;
         const int64_t units = K / kUnit, row_bytes = f.row_bytes;
-        Eight* made = (Eight*)__builtin_alloca_with_align(rows * units * sizeof(Eight), 8 * alignof(Eight));
-        for (int64_t u = 0; u < rows * units; ++u) made[u] = eight_of(x + u * kUnit, start_of<B>());
-        float found[R * kMostRows];
+        Int8Unit* made = (Int8Unit*)__builtin_alloca_with_align(rows * units * sizeof(Int8Unit), 8 * alignof(Int8Unit));
+        for (int64_t u = 0; u < rows * units; ++u) made[u] = int8_unit_of(x + u * kUnit, start_of<B>());
+        float found[R * kMaxGemvRows];
         const uint8_t* w = (const uint8_t*)f.weight + first * row_bytes;
         int64_t n = first;
         for (; rows == 1 && n + R <= last; n += R, w += R * row_bytes) {
-            eight_dots<B, R, 1>(made, units, w, row_bytes, found, 1);
+            int8_dots<B, R, 1>(made, units, w, row_bytes, found, 1);
             for (int r = 0; r < R; ++r) done(n + r, found + r);
         }
         auto tile = [&](auto count) {
             constexpr int C = count;
             int64_t m = 0;
-            for (; m + 4 <= rows; m += 4) eight_dots<B, C, 4>(made + m * units, units, w, row_bytes, found + m, kMostRows);
-            for (; m + 2 <= rows; m += 2) eight_dots<B, C, 2>(made + m * units, units, w, row_bytes, found + m, kMostRows);
-            for (; m < rows; ++m) eight_dots<B, C, 1>(made + m * units, units, w, row_bytes, found + m, kMostRows);
-            for (int r = 0; r < C; ++r) done(n + r, found + r * kMostRows);
+            for (; m + 4 <= rows; m += 4) int8_dots<B, C, 4>(made + m * units, units, w, row_bytes, found + m, kMaxGemvRows);
+            for (; m + 2 <= rows; m += 2) int8_dots<B, C, 2>(made + m * units, units, w, row_bytes, found + m, kMaxGemvRows);
+            for (; m < rows; ++m) int8_dots<B, C, 1>(made + m * units, units, w, row_bytes, found + m, kMaxGemvRows);
+            for (int r = 0; r < C; ++r) done(n + r, found + r * kMaxGemvRows);
             n += C, w += C * row_bytes;
         };
         // Short blocks without minima leave registers for more rows, which read x once.

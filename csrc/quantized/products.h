@@ -34,7 +34,7 @@ template <class B, int R> struct Given {
     float at[2 * R];
     const Scales& from;
     int64_t row[R];  // in the scales
-    Given(const Factor& f, int64_t n) : from(f.scales) {
+    Given(const LinearWeight& f, int64_t n) : from(f.scales) {
         if constexpr (B::kScaled)
             for (int r = 0; r < R; ++r) row[r] = (n + r) / from.rows * from.row;
     }
@@ -58,7 +58,7 @@ template <class B, int R> struct Given {
 };
 
 // Numbers [first, first + count) of row n, both whole blocks.
-template <class B> void unpack_blocks(const Factor& f, int64_t n, int64_t first, int64_t count, float* to) {
+template <class B> void unpack_blocks(const LinearWeight& f, int64_t n, int64_t first, int64_t count, float* to) {
     const uint8_t* p = (const uint8_t*)f.weight + n * f.row_bytes + first / B::kNumbers * B::kBytes;
     Given<B, 1> given(f, n);
     for (int64_t done = 0; done < count;) {
@@ -77,7 +77,7 @@ template <class B> void unpack_blocks(const Factor& f, int64_t n, int64_t first,
     }
 }
 
-inline void unpack_run(const Factor& f, int64_t n, int64_t first, int64_t count, float* to) {
+inline void unpack_run(const LinearWeight& f, int64_t n, int64_t first, int64_t count, float* to) {
     with_blocks(f.type, [&](auto of) { unpack_blocks<typename decltype(of)::Blocks>(f, n, first, count, to); });
 }
 
@@ -86,7 +86,7 @@ constexpr int64_t kRun = 512;  // numbers of a row that are unpacked at a time
 static_assert(kVectors % kSums == 0, "a unit is added up in whole rounds");
 
 // dot_rows of a row of blocks, its numbers unpacked where they stay in the nearest cache.
-template <int M> void dot_runs(const float* x, int64_t stride, const Factor& f, int64_t n, int64_t K, float* found) {
+template <int M> void dot_runs(const float* x, int64_t stride, const LinearWeight& f, int64_t n, int64_t K, float* found) {
     constexpr int S = kSums;
     Vec acc[S][M] = {};
     float run[kRun];
@@ -113,7 +113,7 @@ template <int M> void dot_runs(const float* x, int64_t stride, const Factor& f, 
 constexpr int kRowsAtOnce = PH_WIDTH == 16 ? 4 : 2;
 
 // dot_rows of one row of x with R rows of blocks: the numbers are never in memory.
-template <class B, int R> void dot_blocks(const float* x, const Factor& f, int64_t n, int64_t K, float* found) {
+template <class B, int R> void dot_blocks(const float* x, const LinearWeight& f, int64_t n, int64_t K, float* found) {
     constexpr int kSteps = B::kNumbers / kUnit / B::kGiven, V = B::kGiven * kVectors;
     const int64_t row_bytes = f.row_bytes;
     const uint8_t* w = (const uint8_t*)f.weight + n * row_bytes;
@@ -147,7 +147,7 @@ template <class B, int R> void dot_blocks(const float* x, const Factor& f, int64
 }
 
 // dots[m] of row n of blocks with every row of x, of 2 or more.
-inline void quantized_dots(const float* x, int64_t stride, int64_t rows, const Factor& f, int64_t n, int64_t K, float* found) {
+inline void quantized_dots(const float* x, int64_t stride, int64_t rows, const LinearWeight& f, int64_t n, int64_t K, float* found) {
     switch (rows) {
         case 2: return dot_runs<2>(x, stride, f, n, K, found);
         case 3: return dot_runs<3>(x, stride, f, n, K, found);
@@ -160,7 +160,7 @@ inline void quantized_dots(const float* x, int64_t stride, int64_t rows, const F
 }
 
 // done(n, dot of row n of a factor in blocks with x) for n in [first, last).
-template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K, const Factor& f, int64_t first, int64_t last, Done&& done) {
+template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
     with_blocks(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
         float found[kRowsAtOnce];

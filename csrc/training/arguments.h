@@ -20,7 +20,7 @@ struct Elements {
     Dtype dtype;
     int64_t count;
     const void *x, *plus;               // plus: or null
-    bool wide_plus;                     // plus and y are float32
+    bool fp32_plus;                     // plus and y are float32
     Dropout dropout;
     void* y;
 };
@@ -29,9 +29,9 @@ struct NormGradients {
     Norm norm;                          // without y
     const void* grad;                   // of y, [rows, dim]
     void* grad_x;                       // [rows, dim]
-    float *grad_weight, *room;          // zeros: [dim], [norm_shares(rows), dim]
+    float *grad_weight, *scratch;          // zeros: [dim], [norm_splits(rows), dim]
 };
 
-inline int64_t norm_shares(int64_t rows) { return rows < 16 * 16 ? (rows + 15) / 16 : 16; }
+inline int64_t norm_splits(int64_t rows) { return rows < 16 * 16 ? (rows + 15) / 16 : 16; }
 
 }  // namespace polyhead

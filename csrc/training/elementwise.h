@@ -84,13 +84,13 @@ template <class T> void dropped_of(const Elements& e, int threads) {
     in_shares(e.count, threads, [&](int64_t i, int64_t last) {
         while (i < last) {
             const int64_t high = i >> 32, end = (high + 1) << 32 < last ? (high + 1) << 32 : last;
-            const uint32_t row = mixed(mixed(e.dropout.seed) + (uint32_t)high);
+            const uint32_t row = hash32(hash32(e.dropout.seed) + (uint32_t)high);
             for (; i < end; i += W) {
                 const int64_t n = end - i;
-                const VecInt number = (VecInt)(mixed((VecWord)counted() + (row + (uint32_t)i)) & 0xffffffu);
+                const VecInt number = (VecInt)(hash32((VecWord)counted() + (row + (uint32_t)i)) & 0xffffffu);
                 Vec y = (Vec)((VecInt)(number >= least) & (VecInt)(load_some(x + i, n) * factor));
-                if (e.plus) y += e.wide_plus ? load_some((const float*)e.plus + i, n) : load_some((const T*)e.plus + i, n);
-                if (e.wide_plus) store_some(y, (float*)e.y + i, n);
+                if (e.plus) y += e.fp32_plus ? load_some((const float*)e.plus + i, n) : load_some((const T*)e.plus + i, n);
+                if (e.fp32_plus) store_some(y, (float*)e.y + i, n);
                 else store_some(y, (T*)e.y + i, n);
             }
         }
@@ -125,20 +125,20 @@ template <class T> void norm_gradients_of(const NormGradients& g, int64_t first,
     }
 }
 
-// Rows are summed in shares that depend on their number alone, and these in order.
+// Rows are summed in splits that depend on their number alone, and these in order.
 inline void norm_gradients(const NormGradients& g, int threads) {
     const Norm& p = g.norm;
-    const int64_t shares = norm_shares(p.rows);
+    const int64_t splits = norm_splits(p.rows);
     int64_t next = 0;
     in_team(p.rows * p.dim < 1 << 14 ? 1 : threads, [&](int, int) {
-        for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < shares;) {
-            const int64_t first = p.rows * i / shares, last = p.rows * (i + 1) / shares;
-            float* sums = g.room + i * p.dim;
+        for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < splits;) {
+            const int64_t first = p.rows * i / splits, last = p.rows * (i + 1) / splits;
+            float* sums = g.scratch + i * p.dim;
             with_dtype(p.dtype, [&](auto number) { norm_gradients_of<decltype(number)>(g, first, last, sums); });
         }
     });
-    for (int64_t i = 0; i < shares; ++i)
-        for (int64_t d = 0; d < p.dim; ++d) g.grad_weight[d] += g.room[i * p.dim + d];
+    for (int64_t i = 0; i < splits; ++i)
+        for (int64_t d = 0; d < p.dim; ++d) g.grad_weight[d] += g.scratch[i * p.dim + d];
 }
 
 inline void gated(const Gated& g, int threads) {
