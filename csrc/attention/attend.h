@@ -1,8 +1,8 @@
 // Attention over blocks of keys (Dao et al. 2022), in one of two ways:
 //
-//   few rows    every key and value is read where it lies, once for all rows of its kv head;
+//   decode      every key and value is read where it lies, once for all rows of its kv head;
 //               scores are dot products. Decoding waits for memory, so nothing is copied.
-//   many rows   a block of keys is transposed and a block of values packed once for all rows,
+//   prefill     a block of keys is transposed and a block of values packed once for all rows,
 //               and both products run on tiles of registers.
 //
 // Work is (batch row, kv head, block of rows) × keys. The keys of a block are one split, or several that
@@ -18,7 +18,7 @@ template <class T>
 void run_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to,
               State& state, Arena arena) {
     start(state, rows.count, p.width);
-    if (p.few) decode_rows<T>(c, p, rows, from, to, state, arena);
+    if (p.decode) decode_rows<T>(c, p, rows, from, to, state, arena);
     else prefill_rows<T>(c, p, rows, from, to, state, arena);
 }
 
@@ -47,9 +47,7 @@ template <class T> void finish(const Attention& c, const Rows& rows, const State
         const float factor = state.sees_nonfinite[i] ? __builtin_nanf("") : total == 0 ? 0.0f : c.dropout.factor / total;
         T* out = (T*)c.out + rows.batch * c.out_batch + h * c.out_head + t * c.out_query;
         const float* values = state.values + i * width;
-        int64_t d = 0;
-        for (; d + W <= c.value_dim; d += W) store(load(values + d) * factor, out + d);
-        for (; d < c.value_dim; ++d) round_to(values[d] * factor, out + d);
+        for (int64_t d = 0; d < c.value_dim; d += W) store_some(load(values + d) * factor, out + d, c.value_dim - d);
         if (c.lse)
             c.lse[(rows.batch * c.heads + h) * c.queries + t] =
                 total == 0 ? kMinusInfinity : state.peak[i] * scale + __builtin_logf(total);
@@ -93,7 +91,7 @@ template <class T> Outcome attend_of(const Attention& c, int threads) {
     const Plan p = plan_of(c, threads);
     const bool apart = p.splits > 1 && !p.serial;  // splits of a block are kept until all are there
     const int64_t items = apart ? p.blocks * p.splits : p.blocks, each = up_to(state_bytes(p), 64);
-    const int64_t own = 2 * each + (p.few ? decode_bytes(c) : prefill_bytes<T>(c, p));
+    const int64_t own = 2 * each + (p.decode ? decode_bytes(c) : prefill_bytes<T>(c, p));
     const int64_t of_splits = apart ? items * each : 0;
     const Scratch scratch(of_splits + p.blocks * (int64_t)sizeof(int));
     if (!scratch) return Outcome::no_memory;
@@ -105,10 +103,10 @@ template <class T> Outcome attend_of(const Attention& c, int threads) {
         Arena arena{states + item * each, each};
         return state_of(arena, p);
     };
-    if (p.few && p.blocks * c.keys < 2 * kDecodeKeys * threads) threads = (int)(p.blocks * c.keys / (2 * kDecodeKeys));
+    if (p.decode && p.blocks * c.keys < 2 * kDecodeKeys * threads) threads = (int)(p.blocks * c.keys / (2 * kDecodeKeys));
     if (threads < 1) threads = 1;
-    // A thread reads splits of few rows that follow each other in memory; elsewhere it takes the next one.
-    const int64_t runs = p.few && apart && threads < items ? threads : items;
+    // In decode a thread reads splits that follow each other in memory; elsewhere it takes the next one.
+    const int64_t runs = p.decode && apart && threads < items ? threads : items;
     int64_t next = 0;
     int oom = 0;  // whether a thread found no memory
     in_team(runs < threads ? (int)runs : threads, [&](int, int) {

@@ -1,4 +1,4 @@
-// Few rows: a block of keys and values after the other, as numbers or as codes, where they lie.
+// Decode: a block of keys and values after the other, as numbers or as codes, where they lie.
 #pragma once
 
 #include "contiguous.h"
@@ -34,7 +34,7 @@ void decode_block(const Attention& c, const Rows& rows, const Keys& keys, Visibl
     });
 }
 
-// A block of few rows, if its codes can be read as they are: false for a latent, whose value has the
+// A block of decode, if its codes can be read as they are: false for a latent, whose value has the
 // scales of its key, for scales shared by less than a vector of columns, and for scales that are not
 // finite.
 template <class T>

@@ -49,8 +49,7 @@ inline VecInt add_products(VecInt sum, __m512i codes, __m512i digits) {
 // 4 W factors in units of a step, as digits.
 inline void split_digits(const Vec* factors, int8_t* high, int8_t* low) {
     __m512i n[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) n[i] = _mm512_cvtps_epi32((__m512)factors[i]);
+    PH_UNROLL(4) for (int i = 0; i < 4; ++i) n[i] = _mm512_cvtps_epi32((__m512)factors[i]);
     // Packing takes four lanes of each in turn; the last step puts them back in order.
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     const __m512i a = _mm512_packs_epi32(n[0], n[1]), b = _mm512_packs_epi32(n[2], n[3]);
@@ -79,8 +78,7 @@ inline void factors_of(const Unit& unit, const float* q, int64_t D, float* scale
     Vec starts[M] = {}, most[M] = {};
     for (int64_t d = 0; d < D; d += W) {
         const Vec scale = load(unit.k_scale + d), zero = load(unit.k_zero + d);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) {
+        PH_UNROLL(4) for (int m = 0; m < M; ++m) {
             const Vec x = load(q + m * D + d), factor = x * scale;
             starts[m] += x * zero;
             most[m] = larger((Vec)((VecInt)factor & 0x7fffffff), most[m]);
@@ -113,30 +111,24 @@ inline void integer_dots(const Factors<M>& factors, int64_t D, const E* k, int64
     for (int64_t j = 0; j < count; j += N, k += N * D) {
         const int64_t here = count - j < N ? count - j : N;
         VecInt acc[M * N] = {};
-#pragma GCC unroll 2
-        for (int digit = 0; digit < 2; ++digit) {
+        PH_UNROLL(2) for (int digit = 0; digit < 2; ++digit) {
             if (digit)
-#pragma GCC unroll 16
-                for (int i = 0; i < M * N; ++i) acc[i] <<= 8;
+                PH_UNROLL(16) for (int i = 0; i < M * N; ++i) acc[i] <<= 8;
             for (int64_t d = 0; d < D; d += kChunk) {
                 __m512i x[M];
-#pragma GCC unroll 8
-                for (int m = 0; m < M; ++m)
+                PH_UNROLL(8) for (int m = 0; m < M; ++m)
                     x[m] = load_any<__m512i>(factors.digits + (m * 2 + digit) * factors.row + d);
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) {
+                PH_UNROLL(8) for (int n = 0; n < N; ++n) {
                     const E* row = k + (n < here ? n : 0) * D + d;
                     const __m512i codes = chunk_of(row, D - d);
                     if (!digit) prefetch(later.k + (row - k) + j * D);
-#pragma GCC unroll 8
-                    for (int m = 0; m < M; ++m) acc[m * N + n] = add_products(acc[m * N + n], codes, x[m]);
+                    PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m * N + n] = add_products(acc[m * N + n], codes, x[m]);
                 }
             }
         }
         for (int64_t b = 0; b < here * later.v_bytes; b += 64) prefetch(later.v + j * later.v_bytes + b);
         Vec wide[W] = {};
-#pragma GCC unroll 16
-        for (int i = 0; i < M * N; ++i) wide[i] = __builtin_convertvector(acc[i], Vec);
+        PH_UNROLL(16) for (int i = 0; i < M * N; ++i) wide[i] = __builtin_convertvector(acc[i], Vec);
         float sums[W];
         store_any(sums, fold<W / 2>(wide) * factors.step + factors.start);
         if (here == N)
@@ -221,8 +213,7 @@ template <int M> struct Weights {
 
 template <int M>
 inline void weights_of(const float* s, const float* scale, const float* zero, int64_t padded, Weights<M>& to) {
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m, s += kDecodeKeys) {
+    PH_UNROLL(4) for (int m = 0; m < M; ++m, s += kDecodeKeys) {
         Vec start{}, most{}, factors[kDecodeKeys / W] = {};
         for (int64_t j = 0; j < padded; j += W) {
             const Vec weight = load(s + j);
@@ -252,17 +243,14 @@ void integer_sums(const Attention& c, const Coding& g, int64_t length, const Cod
         VecInt acc[M][2][2] = {};
         for (int64_t a = 0; a < fours; ++a, codes += 4 * kColumns) {
             const __m512i x = load_any<__m512i>(codes), y = load_any<__m512i>(codes + 64);
-#pragma GCC unroll 4
-            for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-                for (int digit = 0; digit < 2; ++digit) {
+            PH_UNROLL(4) for (int m = 0; m < M; ++m)
+                PH_UNROLL(2) for (int digit = 0; digit < 2; ++digit) {
                     const __m512i weight = _mm512_set1_epi32(load_any<int32_t>(weights.digits[m][digit] + a * 4));
                     acc[m][digit][0] = add_products(acc[m][digit][0], x, weight);
                     acc[m][digit][1] = add_products(acc[m][digit][1], y, weight);
                 }
         }
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) {
+        PH_UNROLL(4) for (int m = 0; m < M; ++m) {
             Vec sums[2], left, right;
             for (int i = 0; i < 2; ++i)
                 sums[i] = (__builtin_convertvector(acc[m][0][i], Vec) * 256.0f +

@@ -1,4 +1,4 @@
-// Products of few rows: dots with keys where they lie, weighted sums of values where they lie. Additions are
+// Products of decode: dots with keys where they lie, weighted sums of values where they lie. Additions are
 // of one instruction with their product, named so: of two products a compiler may join either one.
 #pragma once
 
@@ -46,29 +46,25 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
             add(n, d, key);
         };
         if constexpr (kWide<M>) {
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n)
+            PH_UNROLL(8) for (int n = 0; n < N; ++n)
                 for (int64_t d = 0; d < D; d += step) visit(n, d);
         } else {
             for (int64_t d = 0; d < D; d += step)
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) visit(n, d);
+                PH_UNROLL(8) for (int n = 0; n < N; ++n) visit(n, d);
         }
     };
     if constexpr (kPairs<T>) {
         if (D % (2 * W) == 0)
             over_numbers(2 * W, [&](int n, int64_t d, const T* key) {
                 const Vec y = load_any<Vec>(key);
-#pragma GCC unroll 8
-                for (int m = 0; m < M; ++m)
+                PH_UNROLL(8) for (int m = 0; m < M; ++m)
                     acc[m * N + n] = multiply_add_pairs(acc[m * N + n], load_any<Vec>((const T*)q + m * D + d), y);
             });
     }
     if (!kPairs<T> || D % (2 * W) != 0)
         over_numbers(W, [&](int n, int64_t d, const T* key) {
             const Vec y = load(key);
-#pragma GCC unroll 8
-            for (int m = 0; m < M; ++m)
+            PH_UNROLL(8) for (int m = 0; m < M; ++m)
                 acc[m * N + n] = multiply_add(acc[m * N + n], load((const float*)q + m * D + d), y);
         });
     float sums[W];
@@ -91,29 +87,22 @@ template <int M, int N, class T>
 inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
                          float* values, int64_t width, const float* factors, uint64_t asked = kAskAll) {
     Vec acc[M][N];
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];
+    PH_UNROLL(8) for (int m = 0; m < M; ++m)
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];
     for (int64_t j = 0; j < count; ++j) {
         Vec row[N];
         const T* next = v + j * v_token + distance_to_ask(asked, j, v_token);
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             row[n] = load(v + j * v_token + n * W);
             prefetch(next + n * W);
         }
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) {
+        PH_UNROLL(8) for (int m = 0; m < M; ++m) {
             const Vec weight = splat(s[m * s_stride + j]);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) acc[m][n] = multiply_add(acc[m][n], weight, row[n]);
+            PH_UNROLL(8) for (int n = 0; n < N; ++n) acc[m][n] = multiply_add(acc[m][n], weight, row[n]);
         }
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) store_any(values + m * width + n * W, acc[m][n]);
+    PH_UNROLL(8) for (int m = 0; m < M; ++m)
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) store_any(values + m * width + n * W, acc[m][n]);
 }
 
 template <int M, class T>
@@ -139,15 +128,13 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
     Vec acc[M][2 * N] = {};
     auto add = [&](int64_t j, const BFloat16* a, const BFloat16* b) {
         const BFloat16* next = a + distance_to_ask(asked, j, v_token);
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             const __m512i x = load_any<__m512i>(a + n * 2 * W);
             const __m512i y = b ? load_any<__m512i>(b + n * 2 * W) : __m512i{};
             prefetch(next + n * 2 * W);
             prefetch(next + v_token + n * 2 * W);
             const Vec low = (Vec)_mm512_unpacklo_epi16(x, y), high = (Vec)_mm512_unpackhi_epi16(x, y);
-#pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) {
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) {
                 const Vec weight = broadcast(s + m * s_stride + j / 2);
                 acc[m][2 * n] = multiply_add_pairs(acc[m][2 * n], weight, low);
                 acc[m][2 * n + 1] = multiply_add_pairs(acc[m][2 * n + 1], weight, high);
@@ -157,10 +144,8 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
     int64_t j = 0;
     for (; j + 2 <= count; j += 2) add(j, v + j * v_token, v + (j + 1) * v_token);
     if (j < count) add(j, v + j * v_token, nullptr);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
+    PH_UNROLL(8) for (int m = 0; m < M; ++m)
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             float* to = values + m * width + n * 2 * W;
             const Vec low = acc[m][2 * n], high = acc[m][2 * n + 1];
             const Vec left = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
@@ -193,12 +178,7 @@ template <class Step> inline void four_at_a_time(int64_t rows, Step&& step) {
     int64_t i = 0;
     for (int64_t runs = (rows + 3) / 4; runs; --runs) {
         const int64_t count = (rows - i + runs - 1) / runs;
-        switch (count) {
-            case 4: step(i, std::integral_constant<int, 4>{}); break;
-            case 3: step(i, std::integral_constant<int, 3>{}); break;
-            case 2: step(i, std::integral_constant<int, 2>{}); break;
-            default: step(i, std::integral_constant<int, 1>{});
-        }
+        with_constant<4>(count, [&](auto n) { step(i, n); });
         i += count;
     }
 }

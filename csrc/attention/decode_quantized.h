@@ -1,4 +1,4 @@
-// Few rows over keys and values in 8 or 4 bits, which are read where they lie and never decoded:
+// Decode over keys and values in 8 or 4 bits, which are read where they lie and never decoded:
 //
 //     q · k_j = Σ_d q_d zero_d + Σ_d (q_d scale_d) code_jd              scales of a unit, for each column
 //     o_d = Σ_j p_j zero_jd + Σ_j (p_j scale_jd) code_jd               scales of a token, shared by columns
@@ -82,7 +82,7 @@ inline void by_scale(const BFloat16* from, int64_t shares, int64_t count, float*
         for (int64_t i = 0; i < shares; ++i) to[i * kDecodeKeys + j] = to_float(from[j * shares + i]);
 }
 
-// A block of keys of a coded segment: its spans, and the scales of its values by share.
+// A block of keys of a coded segment: its spans, and the scales of its values, by the columns that share one.
 struct CodedBlock {
     Span spans[kMostSpans];
     Unit next[kMostSpans];    // where what comes a block later lies
@@ -123,8 +123,7 @@ void coded_dots(const Attention& c, const Coding& g, const CodedBlock& block, co
         Vec starts[M] = {};
         for (int64_t d = 0; d < D; d += W) {
             const Vec scale = load(span.unit.k_scale + d), zero = load(span.unit.k_zero + d);
-#pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) {
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) {
                 const Vec x = load(q + m * D + d);
                 store_any(scaled + m * D + d, x * scale);
                 starts[m] += x * zero;

@@ -40,7 +40,7 @@ struct GradientPlan {
     BiasPlan bias;
     int64_t batch_turns, head_turns;  // batch rows and kv heads whose tasks run one after the other
     int64_t sum;                      // numbers of the gradient of a group's queries, as summed
-    bool straight;                    // they lie like grad_q: the first share of a head is summed there
+    bool straight;                    // they lie like grad_q: the first split of a head is summed there
 };
 
 // Parts of a kv head: enough tasks to keep threads busy, few enough for the memory of their sums, and
@@ -195,9 +195,7 @@ inline void pack_row_pair(const float* a, const float* b, int64_t count, Pair* t
 #endif
 
 template <class T> inline void store_row(const float* from, int64_t n, T* to) {
-    int64_t d = 0;
-    for (; d + W <= n; d += W) store(load(from + d), to + d);
-    for (; d < n; ++d) round_to(from[d], to + d);
+    for (int64_t d = 0; d < n; d += W) store_some(load_some(from + d, n - d), to + d, n - d);
 }
 
 template <class E> struct KeyBlock {

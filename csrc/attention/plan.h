@@ -8,13 +8,13 @@
 namespace polyhead::PH_NAMESPACE {
 
 constexpr int64_t kDecodeRows = 16;
-constexpr int64_t kDecodeKeys = 64;       // keys of a block, few rows
-constexpr int64_t kPrefillKeys = 128;     // many rows
+constexpr int64_t kDecodeKeys = 64;       // keys of a block in decode
+constexpr int64_t kPrefillKeys = 128;     // and in prefill
 constexpr int64_t kPrefillRows = 192;
 constexpr int64_t kBlocksPerCheck = 16;  // blocks of keys between two looks at whether to stop
 
 struct Plan {
-    bool few;
+    bool decode;                   // keys and values are read in place (decode.h), not packed (prefill.h)
     int64_t tokens, token_blocks;  // query tokens of a block; blocks of tokens
     int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
     int64_t blocks;                // in all
@@ -27,7 +27,7 @@ struct Plan {
 };
 
 // Splits of keys where neither the number of threads, nor other rows, nor keys that a row does not see may
-// change its bits: 16 of `keys` keys (many rows, which are packed anew for every split, have longer ones),
+// change its bits: 16 of `keys` keys (longer in prefill, which packs the rows anew for every split),
 // then eighths of powers of two.
 constexpr int64_t kEvenSplits = 16, kDecodeSplit = 256, kPrefillSplit = 1024;
 
@@ -57,13 +57,13 @@ inline Plan plan_of(const Attention& c, int threads) {
     const int64_t group = c.heads / c.kv_heads;
     p.width = up_to(c.value_dim, W);
     p.batch_invariant = c.batch_invariant || c.queries == 1 || group * c.queries <= kDecodeRows;
-    p.few = p.batch_invariant && group <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+    p.decode = p.batch_invariant && group <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
     p.heads = group < kPrefillRows ? group : kPrefillRows;
-    p.tokens = (p.few ? kDecodeRows : kPrefillRows) / p.heads;
+    p.tokens = (p.decode ? kDecodeRows : kPrefillRows) / p.heads;
     if (p.tokens > c.queries) p.tokens = c.queries;
     if (p.tokens < 1) p.tokens = 1;
     // Smaller blocks if there are too few for the threads.
-    while (!p.few && p.tokens * p.heads > 48 && p.tokens > 1 &&
+    while (!p.decode && p.tokens * p.heads > 48 && p.tokens > 1 &&
            c.batch * c.kv_heads * ((c.queries + p.tokens - 1) / p.tokens) < 4 * threads)
         p.tokens = (p.tokens + 1) / 2;
     p.head_blocks = (group + p.heads - 1) / p.heads;
@@ -73,7 +73,7 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.splits = 1, p.split_keys = c.keys;
     const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
     if (p.batch_invariant) {
-        p.split_keys = p.few ? kDecodeSplit : kPrefillSplit;
+        p.split_keys = p.decode ? kDecodeSplit : kPrefillSplit;
         p.contiguous = follows_on(c);
         p.origin = p.contiguous ? c.segments[0].position : 0;
         while (fixed_split_at(p.first_split + 1, p.split_keys) <= p.origin) ++p.first_split;

@@ -1,4 +1,4 @@
-// Many rows: a block of keys transposed, a block of values packed, then products on register tiles.
+// Prefill: a block of keys transposed, a block of values packed, then products on register tiles.
 //
 // With bfloat16 pairs (two neighbouring columns in 32 bits) the products are done by the processor's
 // own bfloat16 instruction, which adds in float32; otherwise everything is widened to float32.

@@ -222,7 +222,7 @@ inline float post_scale(const Attention& c) {
     return c.softcap > 0 ? c.softcap : c.scale > 0 ? c.scale : 1.0f;
 }
 
-// Turns raw products into scores, in place. `s` has room for `padded` of them, a multiple of W; those
+// Turns raw products into scores, in place. `s` holds `padded` of them, a multiple of W; those
 // past the keys are −∞. With a softcap, `slope` gets the derivative of the capped score, unless null.
 inline void score(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, Visible visible,
                   float* s, int64_t padded, float* slope) {

@@ -16,9 +16,7 @@ template <class T> void sink_of(const Sinks& s, int threads) {
             const float lse = s.lse[row], sink = s.fp32 ? ((const float*)s.sinks)[h] : to_float(((const T*)s.sinks)[h]);
             const float share = lse == kMinusInfinity ? 0.0f : sigmoid(lse - sink);
             T* x = (T*)s.x + b * s.x_batch + h * s.x_head + t * s.x_query;
-            int64_t d = 0;
-            for (; d + W <= s.value_dim; d += W) store(load(x + d) * share, x + d);
-            for (; d < s.value_dim; ++d) round_to(to_float(x[d]) * share, x + d);
+            for (int64_t d = 0, n = s.value_dim; n > 0; d += W, n -= W) store_some(load_some(x + d, n) * share, x + d, n);
         }
     });
 }

@@ -24,8 +24,7 @@ template <int H> inline Vec fold(const Vec* v) {
         return v[0];
     } else {
         Vec next[H];
-#pragma GCC unroll 8
-        for (int i = 0; i < H; ++i) next[i] = added_halves<H>(v[i], v[i + H]);
+        PH_UNROLL(8) for (int i = 0; i < H; ++i) next[i] = added_halves<H>(v[i], v[i + H]);
         return fold<H / 2>(next);
     }
 }
@@ -62,8 +61,7 @@ inline Vec load_elements(const Pair* p) { return load_any<Vec>(p); }
 // Rows become columns.
 template <int H> inline void transpose_step(Vec* rows) {
     using Lanes = std::make_integer_sequence<int, W>;
-#pragma GCC unroll 16
-    for (int i = 0; i < W; ++i)
+    PH_UNROLL(16) for (int i = 0; i < W; ++i)
         if ((i & H) == 0) {
             const Vec a = rows[i], b = rows[i + H];
             rows[i] = halves<H, 0>(a, b, Lanes{});

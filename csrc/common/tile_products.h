@@ -46,28 +46,21 @@ template <int M, int N, bool Transposed, class E, class Next>
 inline void tile_product(Next& next, const E* a, int64_t a_stride, const E* b, int64_t b_stride, int64_t K,
                          float* c, int64_t c_stride, const float* factors) {
     Vec acc[M][N];
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n)
+    PH_UNROLL(8) for (int m = 0; m < M; ++m)
+        PH_UNROLL(8) for (int n = 0; n < N; ++n)
             acc[m][n] = factors ? load(c + m * c_stride + n * W) * factors[m] : Vec{};
     const auto lines = next.next(K);
     for (int64_t k = 0; k < K; ++k) {
         lines.ask(k);
         Vec row[N];
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) row[n] = load_elements(b + k * b_stride + n * W);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) {
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) row[n] = load_elements(b + k * b_stride + n * W);
+        PH_UNROLL(8) for (int m = 0; m < M; ++m) {
             const Vec x = broadcast(Transposed ? a + k * a_stride + m : a + m * a_stride + k);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) acc[m][n] = multiply_add_of<E>(acc[m][n], x, row[n]);
+            PH_UNROLL(8) for (int n = 0; n < N; ++n) acc[m][n] = multiply_add_of<E>(acc[m][n], x, row[n]);
         }
     }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) store_any(c + m * c_stride + n * W, acc[m][n]);
+    PH_UNROLL(8) for (int m = 0; m < M; ++m)
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) store_any(c + m * c_stride + n * W, acc[m][n]);
 }
 
 // Rows of a left factor that a product takes at a time, and vectors of columns that it holds.
@@ -104,14 +97,9 @@ inline void block_product(int64_t rows, const E* a, int64_t a_stride, const E* b
         return tiled_product<Transposed>(next, rows, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
     else
 #endif
-    switch (rows) {
-        case 6: return product_rows<6, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 5: return product_rows<5, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 4: return product_rows<4, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 3: return product_rows<3, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        case 2: return product_rows<2, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-        default: return product_rows<1, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
-    }
+    with_constant<6>(rows, [&](auto m) {
+        product_rows<m, Transposed>(next, a, a_stride, b, b_stride, K, c, c_stride, vectors, factors);
+    });
 }
 
 template <class E, bool Transposed = false>

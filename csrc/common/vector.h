@@ -19,6 +19,9 @@
 #define PH_NAMESPACE portable
 #endif
 
+#define PH_PRAGMA(text) _Pragma(#text)
+#define PH_UNROLL(times) PH_PRAGMA(GCC unroll times)
+
 namespace polyhead::PH_NAMESPACE {
 
 typedef float Vec __attribute__((vector_size(4 * PH_WIDTH)));
@@ -165,6 +168,21 @@ inline void store(Vec x, Half* p) {
     for (int i = 0; i < W; ++i) round_to(x[i], p + i);
 }
 
+// The first n of W numbers, the others 0.
+template <class T> inline Vec load_some(const T* p, int64_t n) {
+    if (n >= W) return load(p);
+    T lanes[W] = {};
+    __builtin_memcpy(lanes, p, n * sizeof(T));
+    return load(lanes);
+}
+
+template <class T> inline void store_some(Vec x, T* p, int64_t n) {
+    if (n >= W) return store(x, p);
+    T lanes[W];
+    store(x, lanes);
+    __builtin_memcpy(p, lanes, n * sizeof(T));
+}
+
 #if defined(__AVX512DQ__) && PH_WIDTH == 16
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -253,6 +271,13 @@ inline Vec normal_distribution(Vec x) {
     q = q * t + 1.0f;
     const Vec beyond = power_of_two(t * t * (-0.5f * kLog2OfE)) * p / q;
     return choose((VecInt)(x < Vec{}), beyond, 1.0f - beyond);
+}
+
+// Calls of(n as a constant) for 1 ≤ n ≤ Most.
+template <int Most, class Of> inline void with_constant(int64_t n, const Of& of) {
+    if constexpr (Most > 1)
+        if (n < Most) return with_constant<Most - 1>(n, of);
+    of(std::integral_constant<int, Most>{});
 }
 
 // Calls of(a number of the dtype).

@@ -18,7 +18,7 @@ struct LatentHeads {
 // Where norms of queries and keys stand: of every head, before or behind the rotation, or of all heads at once.
 enum NormPlace { kBeforeRope = 0, kAfterRope = 1, kFullWidth = 2 };
 
-// Attention to a context whose keys and values are held already: only queries are made from x.
+// Attention to a context whose keys and values are cached: only queries are made from x.
 struct CrossHeads {
     int64_t heads, kv_heads, key_dim, value_dim;
     float scale, softcap;
@@ -55,7 +55,7 @@ struct Route {
     const float* x;                     // [rows, in_features]
     int64_t rows, in_features;
     Routing by;
-    float* weights;                     // [rows, K], or K + 1 with the share of the shared network
+    float* weights;                     // [rows, K], or K + 1 with the weight of the shared network
     int64_t* chosen;                    // [rows, K]
     Arena arena;                        // of route_bytes(by, rows)
 };
@@ -81,7 +81,7 @@ struct Visit {
     float weights[kMaxGemvRows];
 };
 
-// Called before the chosen experts are read: checks that their description is still valid.
+// Re-checks the guards of the routed experts before their weights are read.
 struct ExpertCheck {
     bool (*check)(ExpertCheck&, const int64_t* chosen, int64_t count);
 };

@@ -150,7 +150,7 @@ void experts_of(const Step& s, const T* x, const float* weights, const int64_t* 
     Visit* visits = arena.take<Visit>(s.rows * e.routing.visited);
     const int64_t count = visits_of(s, x, weights, chosen, arena, visits);
     in_team(threads, [&](int64_t thread, int64_t team) {
-        // Hidden features of all visited experts are one range, so that threads share them evenly.
+        // Hidden features of all visited experts are one range, which threads divide evenly.
         const int64_t from = count * F * thread / team, to = count * F * (thread + 1) / team;
         for (int64_t i = from / F; i < count && i * F < to; ++i) {
             const int64_t first = from > i * F ? from - i * F : 0, last = to - i * F < F ? to - i * F : F;

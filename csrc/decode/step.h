@@ -17,14 +17,14 @@ inline void norm_with(const Step& s, const NormWeight& n, const void* x, int64_t
 }
 
 template <class T>
-void product_with(const Step& s, const T* x, int64_t stride, int64_t in_features, const LinearWeight* factors, int count,
+void product_with(const Step& s, const T* x, int64_t stride, int64_t in_features, const LinearWeight* weights, int count,
                   float* fp32, T* y, int threads) {
     widen<T>(x, stride, s.rows, in_features, fp32);
     Gemv p{};
     p.dtype = s.dtype, p.x = fp32, p.rows = s.rows, p.in_features = in_features, p.y = y;
     for (p.count = 0; p.count < count; ++p.count) {
-        p.factors[p.count] = factors[p.count];
-        p.y_stride += factors[p.count].out_features;
+        p.weights[p.count] = weights[p.count];
+        p.y_stride += weights[p.count].out_features;
     }
     gemv(p, threads);
 }

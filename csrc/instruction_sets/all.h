@@ -1,4 +1,4 @@
-// The code of one instruction set: PH_WIDTH lanes, in namespace PH_NAMESPACE, exported as PH_CODE.
+// The code of one instruction set: PH_WIDTH lanes, in namespace PH_NAMESPACE.
 #pragma once
 
 #include "../attention/gradients.h"
@@ -8,16 +8,15 @@
 #include "../training/elementwise.h"
 #include "code.h"
 
-#if defined(PH_CODE)
+#define PH_DEFINE_CODE(name) \
+    const Code name##_code = { \
+        #name, name::gemv, name::gemm, name::unpack, name::feed_forward, name::gemm_network, name::norm, name::rotate, \
+        name::head_product, name::widened, name::attend, name::gradients, name::tile_sums, name::step, name::route, \
+        name::sink, name::gated, name::dropped, name::norm_gradients};
+#define PH_DEFINE(name) PH_DEFINE_CODE(name)
+
 namespace polyhead {
 
-extern const Code PH_CODE;
-const Code PH_CODE = {
-    PH_NAME, PH_NAMESPACE::gemv, PH_NAMESPACE::gemm, PH_NAMESPACE::unpack, PH_NAMESPACE::feed_forward,
-    PH_NAMESPACE::gemm_network, PH_NAMESPACE::norm, PH_NAMESPACE::rotate, PH_NAMESPACE::head_product, PH_NAMESPACE::widened,
-    PH_NAMESPACE::attend, PH_NAMESPACE::gradients, PH_NAMESPACE::tile_sums, PH_NAMESPACE::step, PH_NAMESPACE::route,
-    PH_NAMESPACE::sink, PH_NAMESPACE::gated, PH_NAMESPACE::dropped, PH_NAMESPACE::norm_gradients,
-};
+PH_DEFINE(PH_NAMESPACE)
 
 }  // namespace polyhead
-#endif

@@ -1,6 +1,4 @@
 // x86-64 with AVX2, FMA and F16C.
 #define PH_WIDTH 8
 #define PH_NAMESPACE avx2
-#define PH_CODE avx2_code
-#define PH_NAME "avx2"
 #include "all.h"

@@ -6,6 +6,4 @@
 #define PH_TILES 1
 #define PH_WIDTH 16
 #define PH_NAMESPACE avx512_amx
-#define PH_CODE avx512_amx_code
-#define PH_NAME "avx512_amx"
 #include "all.h"

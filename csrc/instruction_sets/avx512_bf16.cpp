@@ -1,6 +1,4 @@
 // x86-64 with AVX-512 and its bfloat16 products.
 #define PH_WIDTH 16
 #define PH_NAMESPACE avx512_bf16
-#define PH_CODE avx512_bf16_code
-#define PH_NAME "avx512_bf16"
 #include "all.h"

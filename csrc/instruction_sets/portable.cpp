@@ -1,6 +1,4 @@
 // Any processor: vectors of four, which are SSE2 on x86-64 and NEON on ARM.
 #define PH_WIDTH 4
 #define PH_NAMESPACE portable
-#define PH_CODE portable_code
-#define PH_NAME "portable"
 #include "all.h"

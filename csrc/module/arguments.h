@@ -55,7 +55,26 @@ class Unlocked : public InterruptCheck {
     int64_t last_;
 };
 
-inline PyObject* answer_to(Outcome outcome) {
+// Calls compute() without Python's lock, unless an exception is set.
+template <class Compute> inline PyObject* run(const Compute& compute) {
+    if (PyErr_Occurred()) return nullptr;
+    {
+        const Unlocked unlocked;
+        compute();
+    }
+    Py_RETURN_NONE;
+}
+template <class Compute> inline PyObject* run(const Scratch& scratch, const Compute& compute) {
+    return scratch ? run(compute) : PyErr_NoMemory();
+}
+
+// The same for what may be interrupted: compute(check) returns how it ended.
+template <class Compute> inline PyObject* run_interruptible(const Compute& compute) {
+    Outcome outcome;
+    {
+        Unlocked unlocked;
+        outcome = compute(unlocked);
+    }
     if (outcome == Outcome::no_memory) return PyErr_NoMemory();
     if (PyErr_Occurred()) return nullptr;  // what a signal raised
     Py_RETURN_NONE;

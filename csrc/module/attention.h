@@ -61,7 +61,7 @@ inline bool coding_from(PyObject* tuple, const View& k, const View& v, Attention
     return true;
 }
 
-// Whether every page that a batch row's tokens lie in is one of `held`.
+// Whether every page that a batch row's tokens lie in is one of the pool.
 inline bool pages_exist(const View& pages, int64_t batch, int64_t used, int64_t held) {
     for (int64_t b = 0; b < (pages.size[0] == 1 ? 1 : batch); ++b)
         for (int64_t i = 0; i < used; ++i) {
@@ -126,7 +126,7 @@ inline bool dropout_from(PyObject* tuple, Dropout& d) {
     const Fields<F> f(tuple, "dropout");
     View seed;
     if (!f || !view_of(f[F::seed], "seed", seed)) return false;
-    if (seed.kind != kOfInt64 || seed.dims != 1 || !seed.is(0, 1)) return wrong("seed must be [1] int64");
+    if (seed.kind != kOfInt64 || !seed.is_vector(1)) return wrong("seed must be [1] int64");
     const double p = PyFloat_AsDouble(f[F::p]);
     d.query = (uint32_t)f.as_int64(F::query), d.key = (uint32_t)f.as_int64(F::key);
     if (PyErr_Occurred()) return false;
@@ -162,7 +162,7 @@ inline bool extras_from(PyObject* tuple, Attention& c) {
         c.keep_batch = keep.step(0), c.keep_head = keep.step(1), c.keep_query = keep.step(2);
     }
     if (slopes) {
-        if (slopes.kind != kOfFloat32 || slopes.dims != 1 || !slopes.is(0, c.heads) || !slopes.is_dense_from(0))
+        if (slopes.kind != kOfFloat32 || !slopes.is_vector(c.heads))
             return wrong("slopes must be [H] float32, without gaps");
         c.slopes = (const float*)slopes.at;
     }
@@ -229,13 +229,7 @@ inline PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
         return nullptr;
     c.scale = a.as_float(A::scale);
     if (PyErr_Occurred()) return nullptr;
-    Outcome outcome;
-    {
-        Unlocked unlocked;
-        c.interrupt = &unlocked;
-        outcome = a.code->attend(c, a.threads);
-    }
-    return answer_to(outcome);
+    return run_interruptible([&](InterruptCheck& check) { return c.interrupt = &check, a.code->attend(c, a.threads); });
 }
 
 // Where the gradient of a bias is added up: of slopes, by_distance or bias, in its own shape.
@@ -290,13 +284,7 @@ inline PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     g.grad_k = output_ptr(a[A::grad_k], "grad_k", keys * c.key_dim, (int)c.dtype);
     g.grad_v = output_ptr(a[A::grad_v], "grad_v", keys * c.value_dim, (int)c.dtype);
     if (PyErr_Occurred() || (a[A::grad_bias] != Py_None && !bias_gradient_into(a[A::grad_bias], g))) return nullptr;
-    Outcome outcome;
-    {
-        Unlocked unlocked;
-        c.interrupt = &unlocked;
-        outcome = a.code->gradients(g, a.threads);
-    }
-    return answer_to(outcome);
+    return run_interruptible([&](InterruptCheck& check) { return c.interrupt = &check, a.code->gradients(g, a.threads); });
 }
 
 // Sums over rows [B, T] or [B, T, n] of a tile, all with one batch stride, and rows without gaps.
@@ -345,13 +333,11 @@ inline PyObject* tile_sums(PyObject*, PyObject* const* args, Py_ssize_t count) {
     t.received = (float*)received.at, t.received_batch = received ? received.step(0) : 0;
     const int64_t numbers = t.received ? t.batch * ((t.rows + kTileRun - 1) / kTileRun) * t.columns : 0;
     const Scratch scratch(numbers * sizeof(float));
-    if (PyErr_Occurred()) return nullptr;
-    if (!scratch) return PyErr_NoMemory();
     t.scratch = scratch.arena().take<float>(numbers);
-    const Unlocked unlocked;
-    __builtin_memset(t.scratch, 0, numbers * sizeof(float));
-    a.code->tile_sums(t, a.threads);
-    Py_RETURN_NONE;
+    return run(scratch, [&] {
+        __builtin_memset(t.scratch, 0, numbers * sizeof(float));
+        a.code->tile_sums(t, a.threads);
+    });
 }
 
 // sink(...): x [B, H, T, V] in place.
@@ -362,13 +348,11 @@ inline PyObject* sink(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::lse], "lse", lse) || !view_of(a[A::sinks], "sinks", sinks)) return nullptr;
     bool good = x.dims == 4 && x.kind <= kOfFloat16 && x.is_dense_from(3) && lse.dims == 3 && lse.kind == kOfFloat32 && lse.is_dense_from(0);
     for (int d = 0; good && d < 3; ++d) good = lse.is(d, x.size[d]);
-    if (!good || sinks.dims != 1 || !sinks.is(0, x.size[1]) || !sinks.is_dense_from(0) || (sinks.kind != x.kind && sinks.kind != kOfFloat32))
+    if (!good || !sinks.is_vector(x.size[1]) || (sinks.kind != x.kind && sinks.kind != kOfFloat32))
         return wrong("x must be [B, H, T, V], lse [B, H, T] float32 and sinks [H], without gaps");
     const Sinks s{(Dtype)x.kind, x.size[0], x.size[1], x.size[2], x.size[3], x.at, x.stride[0], x.stride[1], x.stride[2],
                   (const float*)lse.at, sinks.at, sinks.kind == kOfFloat32};
-    const Unlocked unlocked;
-    a.code->sink(s, a.threads);
-    Py_RETURN_NONE;
+    return run([&] { a.code->sink(s, a.threads); });
 }
 
 }  // namespace polyhead

@@ -98,7 +98,7 @@ struct Watched {
     Table table;
 };
 
-// A tensor that is read by address, as the gate found it.
+// A tensor that is read by address, as it was found.
 struct Known {
     PyObject *tensor = nullptr, *weak = nullptr;  // borrowed; a weak reference to it
     PyObject* storage = nullptr;                  // weak: the memory is not kept
@@ -193,7 +193,7 @@ inline bool watch_weight(Guard& guard, PyObject* tensor, const char* name) {
     return know(*new (&guard.weights[guard.weight_count++]) Known, tensor, name);
 }
 
-// Whether a tensor is as the gate described it; an exception counts as no.
+// Whether a tensor is as it was found; an exception counts as no.
 inline bool is_unchanged(const Known& w) {
     PyObject* x = w.tensor;
     if (held_weakly(w.weak) != x || !is_still(x, w.view)) return false;

@@ -51,7 +51,7 @@ namespace tuples { PH_TUPLES(PH_INDEXES) }
 namespace arguments { PH_FUNCTIONS(PH_INDEXES) }
 #undef PH_INDEXES
 
-constexpr const char* kDtypes[] = {"float32", "bfloat16", "float16"};     // in the order of Dtype
-constexpr const char* kActivations[] = {"relu", "silu", "gelu_tanh", "relu2", "gelu", "quick_gelu", "xielu"};  // in the order of Activation
+// In the order of Dtype and of Activation.
+constexpr const char *kDtypes = "float32, bfloat16, float16", *kActivations = "relu, silu, gelu_tanh, relu2, gelu, quick_gelu, xielu";
 
 }  // namespace polyhead

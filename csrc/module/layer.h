@@ -170,7 +170,7 @@ class LayerReader {
         if (tensor == Py_None) return true;
         View view;
         if (!view_of(tensor, "slopes", view)) return false;
-        if (view.kind != kOfFloat32 || view.dims != 1 || !view.is(0, data_.step.heads) || !view.is_dense_from(0))
+        if (view.kind != kOfFloat32 || !view.is_vector(data_.step.heads))
             return wrong("slopes: sizes that do not go together");
         data_.step.slopes = (const float*)view.at;
         return watch_tensor(tensor, "slopes");
@@ -183,7 +183,7 @@ class LayerReader {
         if (!view_of(tensor, "sinks", view)) return false;
         Step& s = data_.step;
         s.fp32_sinks = view.kind == kOfFloat32;
-        if ((view.kind != kind() && !s.fp32_sinks) || view.dims != 1 || !view.is(0, s.heads) || !view.is_dense_from(0))
+        if ((view.kind != kind() && !s.fp32_sinks) || !view.is_vector(s.heads))
             return wrong("sinks: sizes that do not go together");
         s.sinks = view.at;
         return watch_tensor(tensor, "sinks");

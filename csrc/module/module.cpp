@@ -1,5 +1,5 @@
 // The Python module: tensors and numbers in, results computed into tensors that the caller made. What
-// crosses is listed in interface.h; every tensor passes the gate (tensor_check.h), and shapes that do not go
+// crosses is listed in interface.h; every tensor is checked (tensor_check.h), and shapes that do not go
 // together are refused here, whatever the Python side has checked before.
 
 #include "interface.h"
@@ -18,18 +18,9 @@ __attribute__((used)) const char kNamed[] = "polyhead codes:" PH_CODES(PH_NAMED)
 
 // codes() -> [(name, runs here)] in the order of preference.
 PyObject* codes(PyObject*, PyObject*) {
-    PyObject* list = PyList_New(0);
-    if (!list) return nullptr;
-    for (const Compiled& each : kCodes) {
-        PyObject* item = Py_BuildValue("(sN)", each.code->name, PyBool_FromLong(each.runs_here()));
-        if (!item || PyList_Append(list, item) < 0) {
-            Py_XDECREF(item);
-            Py_DECREF(list);
-            return nullptr;
-        }
-        Py_DECREF(item);
-    }
-    return list;
+#define PH_PAIR(name) "(sN)"
+#define PH_RUNS(name) , #name, PyBool_FromLong(runs_##name())
+    return Py_BuildValue("[" PH_CODES(PH_PAIR) "]" PH_CODES(PH_RUNS));
 }
 
 // best() -> the name of the best code for this processor, compiled or not.
@@ -51,38 +42,6 @@ PyObject* unsupported_tensor_kind(PyObject*, PyObject* const* args, Py_ssize_t c
     Py_RETURN_NONE;
 }
 
-bool put(PyObject* into, const char* key, PyObject* value) {
-    const bool good = value && PyDict_SetItemString(into, key, value) == 0;
-    Py_XDECREF(value);
-    return good;
-}
-
-template <int N> PyObject* names_of(const char* const (&names)[N]) {
-    PyObject* found = PyList_New(0);
-    for (int i = 0; found && i < N; ++i) {
-        PyObject* name = PyUnicode_FromString(names[i]);
-        if (!name || PyList_Append(found, name) < 0) Py_CLEAR(found);
-        Py_XDECREF(name);
-    }
-    return found;
-}
-
-// {number of a type of blocks: (numbers of a block, its bytes)}
-PyObject* block_sizes() {
-    PyObject* found = PyDict_New();
-    auto add = [&](int number, int numbers, int bytes) {
-        PyObject* key = found ? PyLong_FromLong(number) : nullptr;
-        PyObject* value = key ? Py_BuildValue("(ii)", numbers, bytes) : nullptr;
-        if (!value || PyDict_SetItem(found, key, value) < 0) Py_CLEAR(found);
-        Py_XDECREF(key);
-        Py_XDECREF(value);
-    };
-#define PH_ADD(name, number, numbers, bytes) add(number, numbers, bytes);
-    PH_BLOCKS(PH_ADD)
-#undef PH_ADD
-    return found;
-}
-
 // Takes the grids of the IQ types: bytes, kGridBytes of them.
 PyObject* take_grids(PyObject*, PyObject* const* args, Py_ssize_t count) {
     View from;
@@ -94,18 +53,16 @@ PyObject* take_grids(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// interface() -> what crosses: fields of tuples, arguments of functions, dtypes, activations, types of blocks, limits.
+// interface() -> what crosses: fields of tuples and arguments of functions by name, dtypes, activations, {number of a
+// type of blocks: (numbers of a block, its bytes)} and limits.
 PyObject* interface(PyObject*, PyObject*) {
-    PyObject* found = PyDict_New();
-    bool good = found;
-#define PH_PUT(name, ...) good = good && put(found, #name, PyUnicode_FromString(#__VA_ARGS__));
-    PH_TUPLES(PH_PUT)
-    PH_FUNCTIONS(PH_PUT)
-    good = good && put(found, "dtypes", names_of(kDtypes)) && put(found, "activations", names_of(kActivations)) &&
-           put(found, "blocks", block_sizes()) &&
-           put(found, "limits", Py_BuildValue("{s:i,s:i,s:i}", "rows", kMaxGemvRows, "weights", kMaxWeights, "segments", kMaxSegments));
-    if (!good) Py_CLEAR(found);
-    return found;
+#define PH_TEXTS(...) "ss"
+#define PH_TEXT(name, ...) #name, #__VA_ARGS__,
+#define PH_SIZES(...) "i(ii)"
+#define PH_SIZE(name, number, numbers, bytes) number, numbers, bytes,
+    return Py_BuildValue("{" PH_TUPLES(PH_TEXTS) PH_FUNCTIONS(PH_TEXTS) "ssss s{" PH_BLOCKS(PH_SIZES) "} s{sisisi}}",
+                         PH_TUPLES(PH_TEXT) PH_FUNCTIONS(PH_TEXT) "dtypes", kDtypes, "activations", kActivations,
+                         "blocks", PH_BLOCKS(PH_SIZE) "limits", "rows", kMaxGemvRows, "weights", kMaxWeights, "segments", kMaxSegments);
 }
 
 #define PH_METHOD(name, ...) {#name, (PyCFunction)(void (*)())name, METH_FASTCALL, #__VA_ARGS__},

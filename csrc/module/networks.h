@@ -8,7 +8,7 @@
 namespace polyhead {
 
 inline Activation activation_from(int64_t number) {
-    if (number < 0 || number >= (int64_t)(sizeof kActivations / sizeof *kActivations)) wrong("an unknown activation");
+    if (number < 0 || number > kXielu) wrong("an unknown activation");
     return (Activation)number;
 }
 
@@ -21,7 +21,7 @@ inline bool network_from(PyObject* tuple, const char* name, int kind, int64_t in
     n.clamp = f.as_float(F::clamp), n.offset = f.as_float(F::offset);
     View above, below;
     if (PyErr_Occurred() || !pair_of(f[F::alphas], "alphas", above, below)) return false;
-    auto is_number = [&](const View& v) { return v.kind == kind && v.dims == 1 && v.is(0, 1); };
+    auto is_number = [&](const View& v) { return v.kind == kind && v.is_vector(1); };
     if (n.activation == kXielu ? !above || !is_number(above) || !is_number(below) : (bool)above)
         return wrong("alphas must be two tensors [1] of the weights' dtype, for xielu");
     n.alpha_p = above.at, n.alpha_n = below.at;
@@ -50,7 +50,7 @@ inline bool routing_from(PyObject* tuple, int kind, int64_t inputs, Routing& r) 
     if (X < 1 || X > 1 << 20 || scoring < 0 || scoring > kSparseMixer || r.groups < 1 || X % r.groups || r.groups_per_token < 1 ||
         r.groups_per_token > r.groups || r.visited < 1 || r.visited > X / r.groups * r.groups_per_token ||
         (r.best_two && X / r.groups < 2) || (r.shared_gate.weight && r.shared_gate.out_features != 1) ||
-        (bias && (bias.dims != 1 || !bias.is(0, X) || !bias.is_dense_from(0) || (bias.kind != kOfFloat32 && bias.kind != kind))))
+        (bias && (!bias.is_vector(X) || (bias.kind != kOfFloat32 && bias.kind != kind))))
         return wrong("routing: numbers that do not go together");
     return true;
 }
@@ -71,23 +71,19 @@ inline PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count
     const Network& n = f.network;
     WeightKinds kinds;
     for (const LinearWeight* each : {&n.gate, &n.up, &n.down}) kinds.add(*each);
-    const bool few = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True) || p.rows <= kMaxGemvRows || n.gate.int8_activations || n.up.int8_activations || n.down.int8_activations;
+    const bool gemv = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True) || p.rows <= kMaxGemvRows || n.gate.int8_activations || n.up.int8_activations || n.down.int8_activations;
     p.scratch = scratch_of(f);
-    const int64_t numbers = few ? kMaxGemvRows * (p.in_features + n.up.out_features) : p.scratch.numbers(a.threads);
+    const int64_t numbers = gemv ? kMaxGemvRows * (p.in_features + n.up.out_features) : p.scratch.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));
-    if (!scratch) return PyErr_NoMemory();
     p.scratch.at = scratch.arena().take<float>(numbers);
-    const Unlocked unlocked;
-    if (few) {
+    return run(scratch, [&] {
+        if (!gemv) return a.code->gemm_network(f, a.threads);
         float* fp32 = p.scratch.at;
         in_gemv_batches(p, [&](int64_t rows, const char* x, char* y) {
             a.code->widen(p.dtype, x, p.x_stride, rows, p.in_features, fp32);
             a.code->feed_forward(FeedForward{p.dtype, fp32, rows, p.in_features, n, fp32 + rows * p.in_features, y}, a.threads);
         });
-    } else {
-        a.code->gemm_network(f, a.threads);
-    }
-    Py_RETURN_NONE;
+    });
 }
 
 // Which experts rows of x visit, and how much each counts.
@@ -109,14 +105,13 @@ inline PyObject* route(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (PyErr_Occurred()) return nullptr;
     const int64_t bytes = up_to(r.rows * r.in_features * sizeof(float), 64);
     const Scratch scratch(bytes + route_bytes(r.by, r.rows));
-    if (!scratch) return PyErr_NoMemory();
     r.arena = scratch.arena();
     float* fp32 = r.arena.take<float>(r.rows * r.in_features);
     r.x = fp32;
-    const Unlocked unlocked;
-    a.code->widen(r.dtype, x.at, x.stride[0], r.rows, r.in_features, fp32);
-    a.code->route(r, a.threads);
-    Py_RETURN_NONE;
+    return run(scratch, [&] {
+        a.code->widen(r.dtype, x.at, x.stride[0], r.rows, r.in_features, fp32);
+        a.code->route(r, a.threads);
+    });
 }
 
 }  // namespace polyhead

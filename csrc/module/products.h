@@ -13,20 +13,20 @@ template <class Of> void in_gemv_batches(const Gemm& p, const Of& of) {
 }
 
 // Whether rows get the bits that they have alone only among few: bfloat16 that meets blocks beside numbers, of which few
-// rows multiply blocks in float32 and numbers in pairs. Otherwise many rows multiply all as few do, or all in pairs.
+// rows multiply blocks in float32 and numbers in pairs. Otherwise GEMM multiplies all as GEMV does, or all in pairs.
 inline bool needs_gemv(Gemm& p, const WeightKinds& kinds, bool batch_invariant) {
     p.pairs = !batch_invariant || !kinds.blocks;
     return batch_invariant && kinds.blocks && kinds.numbers && p.dtype == kBFloat16;
 }
 
-// A product of few rows at a time, with room for them in float32.
+// GEMV of a few rows at a time, which are widened to float32 in scratch memory.
 inline void gemv_in_turns(const Code& code, const Gemm& p, int threads) {
     float* fp32 = p.scratch.at;
     in_gemv_batches(p, [&](int64_t rows, const char* x, char* y) {
         code.widen(p.dtype, x, p.x_stride, rows, p.in_features, fp32);
-        Gemv few{p.dtype, fp32, rows, p.in_features, {}, p.count, y, p.y_stride};
-        for (int i = 0; i < p.count; ++i) few.factors[i] = p.factors[i];
-        code.gemv(few, threads);
+        Gemv part{p.dtype, fp32, rows, p.in_features, {}, p.count, y, p.y_stride};
+        for (int i = 0; i < p.count; ++i) part.weights[i] = p.weights[i];
+        code.gemv(part, threads);
     });
 }
 
@@ -45,26 +45,22 @@ inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     p.dtype = (Dtype)x.kind, p.x = x.at, p.x_stride = x.stride[0], p.rows = x.size[0], p.in_features = x.size[1];
     for (; p.count < number; ++p.count) {
         PyObject* pair = PySequence_GetItem(weights, p.count);
-        const bool good = weight_from(pair, "a weight", x.kind, p.in_features, p.factors[p.count]);
+        const bool good = weight_from(pair, "a weight", x.kind, p.in_features, p.weights[p.count]);
         Py_XDECREF(pair);  // the caller's sequence holds it
         if (!good) return nullptr;
-        p.y_stride += p.factors[p.count].out_features;
+        p.y_stride += p.weights[p.count].out_features;
     }
     p.y = output_ptr(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
-    bool few = p.rows <= kMaxGemvRows;
+    bool gemv = p.rows <= kMaxGemvRows;
     WeightKinds kinds;
-    for (int i = 0; i < p.count; ++i) few = few || p.factors[i].int8_activations, kinds.add(p.factors[i]);
-    few = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True) || few;
+    for (int i = 0; i < p.count; ++i) gemv = gemv || p.weights[i].int8_activations, kinds.add(p.weights[i]);
+    gemv = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True) || gemv;
     p.scratch = scratch_of(p);
-    const int64_t numbers = few ? kMaxGemvRows * p.in_features : p.scratch.numbers(a.threads);
+    const int64_t numbers = gemv ? kMaxGemvRows * p.in_features : p.scratch.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));
-    if (!scratch) return PyErr_NoMemory();
     p.scratch.at = scratch.arena().take<float>(numbers);
-    const Unlocked unlocked;
-    if (few) gemv_in_turns(*a.code, p, a.threads);
-    else a.code->gemm(p, a.threads);
-    Py_RETURN_NONE;
+    return run(scratch, [&] { gemv ? gemv_in_turns(*a.code, p, a.threads) : a.code->gemm(p, a.threads); });
 }
 
 // The numbers of rows of blocks, in the dtype of y.
@@ -76,9 +72,7 @@ inline PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (y.dims != 2 || y.kind > kOfFloat16 || !y.is_dense_from(0)) return wrong("y must be floating-point [rows, numbers], without gaps");
     Unpacked u{(Dtype)y.kind, {}, y.size[1], y.at};
     if (!blocks_from(a[A::blocks], y.size[0], u.numbers, u.from)) return nullptr;
-    const Unlocked unlocked;
-    a.code->unpack(u, a.threads);
-    Py_RETURN_NONE;
+    return run([&] { a.code->unpack(u, a.threads); });
 }
 
 inline PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -88,10 +82,7 @@ inline PyObject* norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     NormWeight n{};
     if (!a.code || !rows_of(a[A::x], x) || !norm_from(a[A::weight], "norm", x.kind, x.size[1], n)) return nullptr;
     void* y = output_ptr(a[A::y], "y", x.size[0] * x.size[1], x.kind);
-    if (PyErr_Occurred()) return nullptr;
-    const Unlocked unlocked;
-    a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y, n.bias, n.centred, n.heads}, a.threads);
-    Py_RETURN_NONE;
+    return run([&] { a.code->norm(Norm{(Dtype)x.kind, x.at, x.size[0], x.size[1], x.stride[0], n.weight, n.eps, n.offset, y, n.bias, n.centred, n.heads}, a.threads); });
 }
 
 inline PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -100,11 +91,7 @@ inline PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     View x, cos, sin;
     if (!a.code || !view_of(a[A::x], "x", x) || !view_of(a[A::cos], "cos", cos) || !view_of(a[A::sin], "sin", sin))
         return nullptr;
-    auto is_table = [&](const View& v) {
-        int64_t numbers = 1;
-        for (int d = 0; d < v.dims; ++d) numbers *= v.size[d];
-        return v.kind == x.kind && v.is_dense_from(0) && numbers == x.size[1] * x.size[3];
-    };
+    auto is_table = [&](const View& v) { return v.kind == x.kind && v.is_dense_from(0) && v.numbers() == x.size[1] * x.size[3]; };
     if (x.dims != 4 || x.kind > kOfFloat16 || !x.is_dense_from(3) || !is_table(cos) || !is_table(sin))
         return wrong("x must be [B, T, N, D], its last dimension without gaps, and cos and sin T · D numbers of its dtype");
     Rotation r{};
@@ -113,10 +100,7 @@ inline PyObject* rotate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     r.x_batch = x.stride[0], r.x_token = x.stride[1], r.x_head = x.stride[2];
     r.cos = cos.at, r.sin = sin.at;
     r.y = output_ptr(a[A::y], "y", r.batch * r.tokens * r.heads * r.dim, x.kind);
-    if (PyErr_Occurred()) return nullptr;
-    const Unlocked unlocked;
-    a.code->rotate(r, a.threads);
-    Py_RETURN_NONE;
+    return run([&] { a.code->rotate(r, a.threads); });
 }
 
 // Products for each head of x [rows, H, in] with weights [H, in, out] (summed) or [H, out, in].
@@ -141,11 +125,8 @@ inline PyObject* head_product(PyObject*, PyObject* const* args, Py_ssize_t count
     if (PyErr_Occurred()) return nullptr;
     const int64_t numbers = p.rows * p.heads * p.in_features;
     const Scratch scratch(numbers * sizeof(float));
-    if (!scratch) return PyErr_NoMemory();
     p.fp32 = scratch.arena().take<float>(numbers);
-    const Unlocked unlocked;
-    a.code->head_product(p, a.threads);
-    Py_RETURN_NONE;
+    return run(scratch, [&] { a.code->head_product(p, a.threads); });
 }
 
 }  // namespace polyhead

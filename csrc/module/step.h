@@ -6,7 +6,7 @@
 
 namespace polyhead {
 
-// A piece of what a cache holds, from its unit `first` on, of so many rows; `width` and `values` are those of
+// A segment of a cache, from its slot `first` on, of so many rows; `width` and `values` are those of
 // numbers that are not coded.
 inline bool cache_segment_from(PyObject* tuple, const Step& s, int64_t batch, int64_t heads, int64_t width, int64_t values, KVSegment& p,
                      Known* known = nullptr) {
@@ -77,7 +77,7 @@ inline bool starts_from(PyObject* starts, Step& s) {
     s.uneven = true;
     const KVSegment& only = s.cache[0];
     if (PyList_Size(starts) != s.batch || s.segments != 1 || only.skipped || only.coding.group)
-        return wrong("starts must be one for every row, in a single piece");
+        return wrong("starts must be one for every row, in a single segment");
     for (int64_t b = 0; b < s.batch; ++b) {
         s.starts[b] = PyLong_AsLongLong(PyList_GetItem(starts, b));
         if (PyErr_Occurred()) return false;
@@ -114,7 +114,7 @@ inline bool distances_from(PyObject* tensor, Step& s) {
     return true;
 }
 
-// Looks at the chosen experts, and at no others.
+// Re-checks the guards of the routed experts, for which it takes Python's lock.
 class ExpertGuards : public ExpertCheck {
   public:
     ExpertGuards(const LayerData& data, Unlocked& unlocked) : ExpertCheck{ask}, data_(data), unlocked_(unlocked) {}
@@ -132,7 +132,7 @@ class ExpertGuards : public ExpertCheck {
     Unlocked& unlocked_;
 };
 
-// The layers of a run, one behind the other, and what each computes.
+// Layers that are computed in one call, one after the other.
 class FusedLayers {
   public:
     // False: an exception is set.
@@ -208,19 +208,17 @@ class FusedLayers {
     ~FusedLayers() { delete[] steps_, delete[] layers_; }
 
   private:
-    static constexpr int kParts = 3;  // of a layer: NETWORK of layers/described.py
+    static constexpr int kParts = 3;  // of a layer: NETWORK of layers/native_layer.py
 
-    // Layers that turn by the same angles share them.
+    // Layers with the same angles share the views of their tables.
     bool rope_from(PyObject* pair, int kind, Step& s) {
         if (pair != rotation_) {
             cos_ = sin_ = View{}, rotation_ = nullptr;
             if (!pair_of(pair, "rotation", cos_, sin_)) return false;
             rotation_ = pair;
         }
-        auto is_table = [&](const View& table) {
-            int64_t numbers = 1;
-            for (int d = 0; d < table.dims; ++d) numbers *= table.size[d];
-            return table.kind == kind && numbers == s.rotary * (s.uneven ? s.rows : s.tokens) && table.is_dense_from(0);
+        auto is_table = [&](const View& v) {
+            return v.kind == kind && v.numbers() == s.rotary * (s.uneven ? s.rows : s.tokens) && v.is_dense_from(0);
         };
         if (s.rotary ? !is_table(cos_) || !is_table(sin_) : (bool)cos_) return wrong("rotation: sizes that do not go together");
         s.cos = cos_.at, s.sin = sin_.at;
@@ -234,7 +232,7 @@ class FusedLayers {
     View cos_, sin_;
 };
 
-// step(...) -> the parts that were computed, of layers/described.py: three of every layer, fewer of the last where
+// step(...) -> the parts that were computed, of layers/native_layer.py: three of every layer, fewer of the last where
 // it ends before its network or an expert is not as it was described. Layers from the first on that is not as it
 // was described are left out, and nothing is computed before all have been looked at.
 inline PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {

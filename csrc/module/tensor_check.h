@@ -1,4 +1,4 @@
-// The gate: checks that a tensor may be read by address, and describes it. No other file of this module
+// Checks that a tensor may be read by address, and describes it. No other file of this module
 // reads a tensor's address.
 //
 // A tensor is plain if it is exactly a Tensor or a Parameter, on the CPU, of a dtype in kKinds, strided,
@@ -31,6 +31,12 @@ struct View {
         return true;
     }
     bool is(int d, int64_t n) const { return size[d] == n; }
+    bool is_vector(int64_t n) const { return dims == 1 && is(0, n) && is_dense_from(0); }
+    int64_t numbers() const {
+        int64_t count = 1;
+        for (int d = 0; d < dims; ++d) count *= size[d];
+        return count;
+    }
     bool is_or_one(int d, int64_t n) const { return size[d] == n || size[d] == 1; }
 };
 
@@ -209,7 +215,7 @@ inline bool view_of(PyObject* x, const char* name, View& v) {
     return true;
 }
 
-// Whether a tensor that the gate has seen is still as it was; an exception counts as no.
+// Whether a tensor that was checked is still as it was; an exception counts as no.
 inline bool is_still(PyObject* x, const View& view) {
     constexpr uint8_t kCodes[] = {2, 4, 2, 0, 6, 1};  // of DLPack, by kind
     if ((PyObject*)Py_TYPE(x) != torch_.tensor && (PyObject*)Py_TYPE(x) != torch_.parameter) return false;

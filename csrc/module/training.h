@@ -9,8 +9,7 @@ namespace polyhead {
 // Numbers of floating point without gaps, and how many.
 inline bool elements_of(PyObject* x, const char* name, View& v, int64_t& count) {
     if (!view_of(x, name, v)) return false;
-    count = 1;
-    for (int d = 0; d < v.dims; ++d) count *= v.size[d];
+    count = v.numbers();
     if (v.kind <= kOfFloat16 && v.is_dense_from(0)) return true;
     PyErr_Format(PyExc_ValueError, "%s must be of floating point, without gaps", name);
     return false;
@@ -26,7 +25,7 @@ inline const char* alike(PyObject* x, const char* name, const View& first, int64
     return nullptr;
 }
 
-// What gate and up are; an exception may be set.
+// Reads gate and up; an exception may be set.
 inline Gated gated_from(PyObject* gate, PyObject* up, int64_t activation) {
     View v;
     Gated g{};
@@ -44,10 +43,7 @@ inline PyObject* gated(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Gated g = gated_from(a[A::gate], a[A::up], a.as_int64(A::activation));
     if (PyErr_Occurred()) return nullptr;
     g.y = output_ptr(a[A::y], "y", g.count, (int)g.dtype);
-    if (PyErr_Occurred()) return nullptr;
-    const Unlocked unlocked;
-    a.code->gated(g, a.threads);
-    Py_RETURN_NONE;
+    return run([&] { a.code->gated(g, a.threads); });
 }
 
 inline PyObject* gated_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -62,10 +58,7 @@ inline PyObject* gated_gradients(PyObject*, PyObject* const* args, Py_ssize_t co
     if (PyErr_Occurred()) return nullptr;
     g.grad_gate = output_ptr(a[A::grad_gate], "grad_gate", g.count, (int)g.dtype);
     g.grad_up = output_ptr(a[A::grad_up], "grad_up", g.count, (int)g.dtype);
-    if (PyErr_Occurred()) return nullptr;
-    const Unlocked unlocked;
-    a.code->gated(g, a.threads);
-    Py_RETURN_NONE;
+    return run([&] { a.code->gated(g, a.threads); });
 }
 
 inline PyObject* dropped(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -83,10 +76,7 @@ inline PyObject* dropped(PyObject*, PyObject* const* args, Py_ssize_t count) {
             return wrong("plus must be as many numbers as x, of its dtype or float32");
     }
     e.y = output_ptr(a[A::y], "y", e.count, e.fp32_plus ? (int)kOfFloat32 : x.kind);
-    if (PyErr_Occurred()) return nullptr;
-    const Unlocked unlocked;
-    a.code->dropped(e, a.threads);
-    Py_RETURN_NONE;
+    return run([&] { a.code->dropped(e, a.threads); });
 }
 
 inline PyObject* norm_gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -105,13 +95,11 @@ inline PyObject* norm_gradients(PyObject*, PyObject* const* args, Py_ssize_t cou
     g.grad_weight = (float*)output_ptr(a[A::grad_weight], "grad_weight", dim, kOfFloat32);
     const int64_t numbers = norm_splits(rows) * dim;
     const Scratch scratch(numbers * sizeof(float));
-    if (PyErr_Occurred()) return nullptr;
-    if (!scratch) return PyErr_NoMemory();
     g.scratch = scratch.arena().take<float>(numbers);
-    const Unlocked unlocked;
-    __builtin_memset(g.scratch, 0, numbers * sizeof(float));
-    a.code->norm_gradients(g, a.threads);
-    Py_RETURN_NONE;
+    return run(scratch, [&] {
+        __builtin_memset(g.scratch, 0, numbers * sizeof(float));
+        a.code->norm_gradients(g, a.threads);
+    });
 }
 
 }  // namespace polyhead

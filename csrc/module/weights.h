@@ -45,7 +45,7 @@ inline bool weight_from(PyObject* tuple, const char* name, int kind, int64_t inp
         return wrong("a weight that does not take x in 8 bits");
     if (weight.dims != 2 || weight.kind != (type ? (int)kOfUint8 : kind) || weight.size[1] != (type ? row_bytes : inputs) ||
         !weight.is_dense_from(0) ||
-        (bias && (bias.dims != 1 || bias.kind != kind || bias.size[0] != weight.size[0] || !bias.is_dense_from(0)))) {
+        (bias && (bias.kind != kind || !bias.is_vector(weight.size[0])))) {
         PyErr_Format(PyExc_ValueError,
                      "%s must be a weight [out, %lld] in the dtype of x or in whole blocks, and a bias [out] in the dtype of x, without gaps",
                      name, (long long)inputs);
@@ -55,7 +55,7 @@ inline bool weight_from(PyObject* tuple, const char* name, int kind, int64_t inp
     return scales_from(fields[tuples::Weight::scales], type, f.out_features, inputs, f.scales);
 }
 
-// Blocks that are no factor: rows may have gaps between them.
+// Blocks that are only unpacked: rows may have gaps between them.
 inline bool blocks_from(PyObject* tuple, int64_t rows, int64_t numbers, LinearWeight& f) {
     const Fields<tuples::Weight> fields(tuple, "blocks");
     View blocks;

@@ -5,7 +5,7 @@
 
 namespace polyhead {
 
-// Rows of a weight [out_features, in_features] without gaps, and a bias [out_features] or null.
+// A weight [out_features, in_features] without gaps between its rows, and a bias [out_features] or null.
 struct LinearWeight {
     const void* weight;
     const void* bias;
@@ -24,13 +24,13 @@ struct Gemv {
     Dtype dtype;            // of weights, biases and y
     const float* x;         // [rows, in_features]
     int64_t rows, in_features;
-    LinearWeight factors[kMaxWeights];
+    LinearWeight weights[kMaxWeights];
     int count;
     void* y;
     int64_t y_stride;
 };
 
-// What products of many rows work in, for the widest vectors: packed rows that all threads read, of x and of hidden
+// Scratch memory of GEMM, for the widest vectors: packed rows that all threads read, of x and of hidden
 // features; of each thread sums, and rows of weights as they are multiplied.
 constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
 constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
@@ -49,19 +49,19 @@ struct GemmScratch {
     float* panel(int thread) const { return sums(thread) + kSumsNumbers; }
 };
 
-// What weights that are multiplied together consist of.
+// Whether a fused product has dense weights, quantised weights, or both.
 struct WeightKinds {
     bool numbers = false, blocks = false;
     void add(const LinearWeight& f) { if (f.weight) (f.type ? blocks : numbers) = true; }
 };
 
-// The same for more than kMaxGemvRows rows, each with the bits that it has among few unless `pairs` and there are blocks.
+// The same for more than kMaxGemvRows rows, each with the bits of Gemv unless there are blocks and `pairs`.
 struct Gemm {
     Dtype dtype;            // of x, weights, biases and y
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
-    LinearWeight factors[kMaxWeights];
+    LinearWeight weights[kMaxWeights];
     int count;
     void* y;
     int64_t y_stride;
@@ -73,7 +73,7 @@ inline bool is_read_in_place(const LinearWeight& f, Dtype dtype) { return dtype 
 // Without its memory, as the next one.
 inline GemmScratch scratch_of(const Gemm& p) {
     bool in_place = true;
-    for (int i = 0; i < p.count; ++i) in_place = in_place && is_read_in_place(p.factors[i], p.dtype);
+    for (int i = 0; i < p.count; ++i) in_place = in_place && is_read_in_place(p.weights[i], p.dtype);
     return {packed_numbers(p.rows, p.in_features), 0, in_place ? 0 : panel_numbers(p.in_features), nullptr};
 }
 
@@ -103,13 +103,13 @@ struct FeedForward {
     const float* x;         // [rows, in_features]
     int64_t rows, in_features;
     Network network;
-    float* hidden;          // [rows, up.out_features], room to work in
+    float* hidden;          // [rows, up.out_features], scratch
     void* y;                // [rows, down.out_features]
 };
 
-// The same for more than kMaxGemvRows rows: its x and y, and room for its hidden features too.
+// The same for more than kMaxGemvRows rows: its x and y, and scratch for hidden features too.
 struct GemmNetwork {
-    Gemm in;         // without factors
+    Gemm in;         // without weights
     Network network;
 };
 
@@ -166,7 +166,7 @@ struct HeadProduct {
     bool summed;
     void* y;
     int64_t y_row, y_head;
-    float* fp32;                        // [rows, heads, in_features] to work in
+    float* fp32;                        // [rows, heads, in_features]: fp32 scratch copy of x
 };
 
 }  // namespace polyhead

@@ -23,11 +23,9 @@ inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, floa
             __builtin_prefetch((const char*)(w + k) + kPrefetch + 128, 0, 1);
             __builtin_prefetch((const char*)(w + k) + kPrefetch + 192, 0, 1);
         }
-#pragma GCC unroll 4
-        for (int s = 0; s < S; ++s) {
+        PH_UNROLL(4) for (int s = 0; s < S; ++s) {
             const Vec column = load(w + k + s * W);
-#pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) acc[s][m] = multiply_add(acc[s][m], column, load(x + m * stride + k + s * W));
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[s][m] = multiply_add(acc[s][m], column, load(x + m * stride + k + s * W));
         }
     }
     for (; k + W <= K; k += W) {
@@ -45,14 +43,13 @@ inline void dot_rows(const float* x, int64_t stride, const T* w, int64_t K, floa
 
 #if PH_PAIRS
 // The same for bfloat16, by the processor's instruction for pairs of neighbours: x is rounded to what W consists of. The
-// last pairs are filled up with zeros, as those of many rows are.
+// last pairs are filled up with zeros, as in GEMM.
 template <int M>
 inline void dot_rows(const float* x, int64_t stride, const BFloat16* w, int64_t K, float* found) {
     Vec acc[M] = {};
     auto add = [&](const float* from, int64_t step, const BFloat16* columns) {
         const Vec column = load_any<Vec>(columns);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) acc[m] = multiply_add_pairs(acc[m], column, pairs_of(from + m * step));
+        PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m] = multiply_add_pairs(acc[m], column, pairs_of(from + m * step));
     };
     int64_t k = 0;
     for (; k + 2 * W <= K; k += 2 * W) {
@@ -73,16 +70,7 @@ inline void dot_rows(const float* x, int64_t stride, const BFloat16* w, int64_t 
 // dots[m] of one row of W with every row of x, for as many rows as x has.
 template <class T>
 inline void dots_with(const float* x, int64_t stride, int64_t rows, const T* w, int64_t K, float* found) {
-    switch (rows) {
-        case 1: return dot_rows<1>(x, stride, w, K, found);
-        case 2: return dot_rows<2>(x, stride, w, K, found);
-        case 3: return dot_rows<3>(x, stride, w, K, found);
-        case 4: return dot_rows<4>(x, stride, w, K, found);
-        case 5: return dot_rows<5>(x, stride, w, K, found);
-        case 6: return dot_rows<6>(x, stride, w, K, found);
-        case 7: return dot_rows<7>(x, stride, w, K, found);
-        default: return dot_rows<8>(x, stride, w, K, found);
-    }
+    with_constant<8>(rows, [&](auto m) { dot_rows<m>(x, stride, w, K, found); });
 }
 
 }  // namespace polyhead::PH_NAMESPACE

@@ -1,4 +1,4 @@
-// Feed-forward networks of a few rows.
+// Feed-forward networks as GEMV.
 #pragma once
 
 #include "activations.h"

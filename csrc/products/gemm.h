@@ -1,12 +1,12 @@
-// y = x Wᵀ + b for many rows of x, each with the bits that dot_rows gives it.
+// GEMM: y = x Wᵀ + b for many rows of x, each with the bits that GEMV gives it.
 //
 // A tile of rows and columns is multiplied at a time, its accumulators in registers: vectors of sums along K
 // as dot_rows has them, so every number of y is added up in the same order. Loads are fewer than products in
 // such a tile. Rows of x are widened and packed tile by tile, once for all threads; rows of W that are not
 // float32 are widened or unpacked in panels, once for all rows of x.
 //
-// With pairs of bfloat16 (E is Pair) the processor's own instruction multiplies, twice as fast, few rows and many in one
-// order. Only blocks that many rows meet in pairs are rounded to bfloat16, and give other bits than few rows have.
+// With pairs of bfloat16 (E is Pair) the processor's own instruction multiplies, twice as fast, in GEMV and GEMM in one
+// order. Only blocks in a GEMM of pairs are rounded to bfloat16, and give other bits than in GEMV.
 #pragma once
 
 #include "../common/team.h"
@@ -27,8 +27,7 @@ template <int N, int H> inline Vec folded(const Vec* v) {
         return folded<1, H / 2>(&next);
     } else {
         Vec next[N / 2];
-#pragma GCC unroll 8
-        for (int i = 0; i < N / 2; ++i) next[i] = added_halves<H>(v[i], v[i + N / 2]);
+        PH_UNROLL(8) for (int i = 0; i < N / 2; ++i) next[i] = added_halves<H>(v[i], v[i + N / 2]);
         return folded<N / 2, H / 2>(next);
     }
 }
@@ -47,8 +46,7 @@ template <int N> inline void sums_of(const Vec* v, float* to) {
         if constexpr (n == W) {
             store(found, to);
         } else {
-#pragma GCC unroll 16
-            for (int i = 0; i < n; ++i) to[i] = found[i * (W / n)];
+            PH_UNROLL(16) for (int i = 0; i < n; ++i) to[i] = found[i * (W / n)];
         }
         sums_of<N - n>(v + n, to + n);
     }
@@ -77,31 +75,23 @@ template <int R, int C, class E>
 inline void dot_tile(const E* x, WeightRows<E> w, int64_t K, int64_t from, int64_t to, Vec* sums, float* dots) {
     const bool last = to == K / W;
     Vec total[R * C];
-#pragma GCC unroll 2
-    for (int s = 0; s < kSums; ++s) {
+    PH_UNROLL(2) for (int s = 0; s < kSums; ++s) {
         Vec acc[R][C], *held = sums + s * R * C;
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) acc[r][c] = from ? held[r * C + c] : Vec{};
+        PH_UNROLL(8) for (int r = 0; r < R; ++r)
+            PH_UNROLL(8) for (int c = 0; c < C; ++c) acc[r][c] = from ? held[r * C + c] : Vec{};
         const int64_t start = from + s < to ? from + s : from;  // of no numbers there may be no memory
         const E* a = x + start * (R * W);
         const E* b = w.at + start * W;
         for (int64_t v = from + s; v < to; v += kSums, a += kSums * R * W, b += kSums * W) {
             Vec column[C];
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) column[c] = load_elements(b + c * w.row);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
+            PH_UNROLL(8) for (int c = 0; c < C; ++c) column[c] = load_elements(b + c * w.row);
+            PH_UNROLL(8) for (int r = 0; r < R; ++r) {
                 const Vec row = load_elements(a + r * W);
-#pragma GCC unroll 8
-                for (int c = 0; c < C; ++c) acc[r][c] = multiply_add_of<E>(acc[r][c], column[c], row);
+                PH_UNROLL(8) for (int c = 0; c < C; ++c) acc[r][c] = multiply_add_of<E>(acc[r][c], column[c], row);
             }
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
+        PH_UNROLL(8) for (int r = 0; r < R; ++r)
+            PH_UNROLL(8) for (int c = 0; c < C; ++c) {
                 const int i = r * C + c;
                 if (last) total[i] = s ? total[i] + acc[r][c] : acc[r][c];
                 else held[i] = acc[r][c];
@@ -245,7 +235,7 @@ template <class Step> inline void for_blocks(int64_t rows, const Step& step) {
     }
 }
 
-// A thread's share of the tiles of a block of x.
+// The tiles of a block of x that a thread packs.
 template <class T, class E>
 void pack_block(const Gemm& p, int64_t block, TilesOfRows tiles, int64_t thread, int64_t threads, E* to) {
     const int64_t width = whole_vectors(elements_of<E>(p.in_features));
@@ -260,14 +250,11 @@ template <class T, class Y>
 void write_dots(const float* dots, int64_t rows, const T* bias, int64_t count, Y* y, int64_t stride) {
     float added[kPanel] = {};
     for (int64_t n = 0; bias && n < count; ++n) added[n] = to_float(bias[n]);
-    for (int64_t r = 0; r < rows; ++r, dots += kPanel, y += stride) {
-        int64_t n = 0;
-        for (; n + W <= count; n += W) store(load(dots + n) + load(added + n), y + n);
-        for (; n < count; ++n) round_to(dots[n] + added[n], y + n);
-    }
+    for (int64_t r = 0; r < rows; ++r, dots += kPanel, y += stride)
+        for (int64_t n = 0; n < count; n += W) store_some(load(dots + n) + load(added + n), y + n, count - n);
 }
 
-// Calls done(first row, rows, n, columns, dots) for the tiles of a share and every panel [n, n + columns) of the rows
+// Calls done(first row, rows, n, columns, dots) for the tiles of a thread and every panel [n, n + columns) of the rows
 // [first, last) of a weight; x is packed.
 template <class T, class E, class Done>
 void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
@@ -287,14 +274,14 @@ void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, in
 
 template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads) {
     int64_t columns = 0;
-    for (int i = 0; i < p.count; ++i) columns += p.factors[i].out_features;
+    for (int i = 0; i < p.count; ++i) columns += p.weights[i].out_features;
     for_blocks(p.rows, [&](int64_t block, TilesOfRows tiles) {
         pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();
         const Share share(tiles.count, columns, kColumnUnit, thread, threads);
         int64_t column = 0;
-        for (int i = 0; i < p.count; column += p.factors[i++].out_features) {
-            const LinearWeight& f = p.factors[i];
+        for (int i = 0; i < p.count; column += p.weights[i++].out_features) {
+            const LinearWeight& f = p.weights[i];
             const int64_t first = share.first_column > column ? share.first_column - column : 0;
             const int64_t last = share.last_column - column < f.out_features ? share.last_column - column : f.out_features;
             over_panels<T>((const E*)p.scratch.x(), p.in_features, f, first, last, tiles, share, p.scratch, thread,

@@ -1,5 +1,5 @@
-// Feed-forward networks of many rows: the hidden features of a tile of rows are activated where they are found, and
-// packed for the last product. Each row has the bits that it has among few, unless blocks are multiplied in pairs.
+// Feed-forward networks as GEMM: the hidden features of a tile of rows are activated where they are found, and
+// packed for the last product. Each row has the bits of GEMV, unless blocks are multiplied in pairs.
 #pragma once
 
 #include "activations.h"

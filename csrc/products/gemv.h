@@ -1,4 +1,4 @@
-// y = x Wᵀ + b for a few rows of x: what decoding waits for is reading W, once, from first to last.
+// GEMV: y = x Wᵀ + b for up to kMaxGemvRows rows of x: what decoding waits for is reading W, once, from first to last.
 //
 // Every thread walks its own range of rows of W in the order of memory, one row (or two) at a time:
 // several rows side by side are several streams, which the processor prefetches worse (measured:
@@ -11,7 +11,7 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-// done(n, dots of row n of a factor with every row of x [rows, K]) for n in [first, last). What a weight
+// done(n, dots of row n of a weight with every row of x [rows, K]) for n in [first, last). What a weight
 // consists of is asked once: asked for every row, it made a head of 49,152 rows a fifth slower.
 template <class T, class Done>
 inline void over_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
@@ -32,7 +32,7 @@ inline void over_rows(const float* x, int64_t rows, int64_t K, const LinearWeigh
     }
 }
 
-// y[m, n] for n in [first, last) of one factor.
+// y[m, n] for n in [first, last) of one weight.
 template <class T, class Y>
 void gemv_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last,
                  Y* y, int64_t y_stride) {
@@ -44,13 +44,13 @@ void gemv_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, i
 }
 
 template <class T> void gemv_of(const Gemv& p, int thread, int threads) {
-    // Rows of all factors are one range, so that threads share them evenly.
+    // Rows of all weights are one range, which threads divide evenly.
     int64_t total = 0;
-    for (int i = 0; i < p.count; ++i) total += p.factors[i].out_features;
+    for (int i = 0; i < p.count; ++i) total += p.weights[i].out_features;
     const int64_t from = total * thread / threads, to = total * (thread + 1) / threads;
     int64_t column = 0;
     for (int i = 0; i < p.count; ++i) {
-        const LinearWeight& f = p.factors[i];
+        const LinearWeight& f = p.weights[i];
         const int64_t first = from > column ? from - column : 0;
         const int64_t last = to - column < f.out_features ? to - column : f.out_features;
         if (first < last)

@@ -16,16 +16,13 @@ void sums_of_rows(const float* x, int64_t x_stride, const T* w, int64_t count, i
         Vec acc[M][C] = {};
         for (int64_t n = 0; n < count; ++n) {
             Vec row[C];
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) {
+            PH_UNROLL(8) for (int c = 0; c < C; ++c) {
                 row[c] = load(w + n * width + d + c * W);
                 __builtin_prefetch((const char*)(w + n * width + d + c * W) + kPrefetch, 0, 1);
             }
-#pragma GCC unroll 4
-            for (int m = 0; m < M; ++m) {
+            PH_UNROLL(4) for (int m = 0; m < M; ++m) {
                 const Vec factor = splat(x[m * x_stride + n]);
-#pragma GCC unroll 8
-                for (int c = 0; c < C; ++c) acc[m][c] += factor * row[c];
+                PH_UNROLL(8) for (int c = 0; c < C; ++c) acc[m][c] += factor * row[c];
             }
         }
         for (int m = 0; m < M; ++m)
@@ -44,7 +41,7 @@ void sums_of_rows(const float* x, int64_t x_stride, const T* w, int64_t count, i
         }
 }
 
-// A thread's share of the columns (some vectors of them) or rows of all heads' weights.
+// A thread's columns (some vectors of them) or rows of all heads' weights.
 template <class T> void head_product_of(const HeadProduct& p, int thread, int threads) {
     const int64_t run = p.summed ? 4 * W : 1, each = (p.out_features + run - 1) / run, total = p.heads * each;
     const int64_t to = total * (thread + 1) / threads, x_row = p.heads * p.in_features;

@@ -13,9 +13,7 @@ template <class T> void widen(const void* from, int64_t stride, int64_t rows, in
 }
 
 template <class T> void add_rows(const T* x, const T* h, int64_t count, T* y) {
-    int64_t i = 0;
-    for (; i + W <= count; i += W) store(load(x + i) + load(h + i), y + i);
-    for (; i < count; ++i) round_to(to_float(x[i]) + to_float(h[i]), y + i);
+    for (int64_t i = 0; i < count; i += W) store_some(load_some(x + i, count - i) + load_some(h + i, count - i), y + i, count - i);
 }
 
 inline void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to) {

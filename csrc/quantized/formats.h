@@ -91,8 +91,7 @@ constexpr float kMicro[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8
 
 // 16 bytes hold the codes of 32 numbers: the first 16 in their low halves, the others in the high ones.
 template <class Of> inline void split_halves(const uint8_t* p, const Of& number, Vec* to) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors / 2; ++v) {
+    PH_UNROLL(8) for (int v = 0; v < kVectors / 2; ++v) {
         const VecInt codes = load_bytes(p + v * W);
         to[v] = number(codes), to[v + kVectors / 2] = number(codes >> 4);
     }
@@ -135,8 +134,7 @@ struct Q5_0 : SizeOf_Q5_0 {
     Q5_0(const uint8_t* p, const float* d) : at(p), d(*d) {}
     void unit(int, Vec* to) const {
         const uint32_t bits = load_any<uint32_t>(at + 2);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = as_floats(with_fifth_bits(low_bits(at + 6, v), bits, v) - 16) * d;
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) to[v] = as_floats(with_fifth_bits(low_bits(at + 6, v), bits, v) - 16) * d;
     }
 };
 
@@ -147,8 +145,7 @@ struct Q5_1 : SizeOf_Q5_1 {
     Q5_1(const uint8_t* p, const float* d) : at(p), d(d[0]), m(d[1]) {}
     void unit(int, Vec* to) const {
         const uint32_t bits = load_any<uint32_t>(at + 4);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = as_floats(with_fifth_bits(low_bits(at + 8, v), bits, v)) * d + m;
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) to[v] = as_floats(with_fifth_bits(low_bits(at + 8, v), bits, v)) * d + m;
     }
 };
 
@@ -158,15 +155,13 @@ struct Q8_0 : SizeOf_Q8_0 {
     float d;
     Q8_0(const uint8_t* p, const float* d) : at(p + 2), d(*d) {}
     void unit(int, Vec* to) const {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = as_floats(load_signed_bytes(at + v * W)) * d;
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) to[v] = as_floats(load_signed_bytes(at + v * W)) * d;
     }
 };
 
 // Numbers in runs of 16, each with a scale, of which a unit has two.
 template <class Of> inline void in_runs(const Of& codes, float first, float second, Vec* to) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) to[v] = as_floats(codes(v)) * (v < kVectors / 2 ? first : second);
+    PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) to[v] = as_floats(codes(v)) * (v < kVectors / 2 ? first : second);
 }
 
 struct Q2_K : SizeOf_Q2_K {
@@ -208,8 +203,7 @@ struct SixBits {
         const uint32_t a = load_any<uint32_t>(s), b = load_any<uint32_t>(s + 4), c = load_any<uint32_t>(s + 8);
         constexpr uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x03030303;
         const uint32_t codes[4] = {a & kSix, (c & kFour) | (a >> 6 & kTwo) << 4, b & kSix, (c >> 4 & kFour) | (b >> 6 & kTwo) << 4};
-#pragma GCC unroll 4
-        for (int i = 0; i < 16; i += W) {
+        PH_UNROLL(4) for (int i = 0; i < 16; i += W) {
             const Vec by = W == 16 ? choose((VecInt)(counted() < 8), splat(d), splat(m)) : splat(i < 8 ? d : m);
             store(as_floats(load_bytes((const uint8_t*)codes + i)) * by, all + i);
         }
@@ -223,8 +217,7 @@ struct Q4_K : SizeOf_Q4_K {
     explicit Q4_K(const uint8_t* p) : at(p + 16), by(p + 4, half_at(p), half_at(p + 2)) {}
     void unit(int j, Vec* to) const {
         const Affine low(by.scale(j), -by.minimum(j)), high(by.scale(j + 1), -by.minimum(j + 1));
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) {
             const VecInt codes = load_bytes(at + 16 * j + v * W);
             to[v] = low(codes), to[v + kVectors] = high(codes >> 4);
         }
@@ -242,8 +235,7 @@ struct Q5_K : SizeOf_Q5_K {
         const Bytes low = load_any<Bytes>(at + 48 + 16 * j), bits = load_any<Bytes>(at + 16);
         const Bytes codes[2] = {(low & 15) | (bits >> j & 1) << 4, low >> 4 | (bits >> (j + 1) & 1) << 4};
         for (int i = 0; i < 2; ++i)
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v)
+            PH_UNROLL(8) for (int v = 0; v < kVectors; ++v)
                 to[i * kVectors + v] = as_floats(load_bytes((const uint8_t*)(codes + i) + v * W)) * by.scale(j + i) - by.minimum(j + i);
     }
 };

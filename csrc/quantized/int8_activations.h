@@ -54,38 +54,28 @@ inline Bytes fifth_bits(uint32_t bits) {
 // scale · (code − kMiddle) + minimum.
 template <class B> struct Whole;
 
-struct WholeWithHalves {
-    static constexpr bool kSigned = false;
+template <int Middle, bool Minimum, bool Signed = false> struct WholeWithHalves {
+    static constexpr int kMiddle = Middle;
+    static constexpr bool kMinimum = Minimum, kSigned = Signed;
     const uint8_t* at;
     const float* d;
     Lanes scale(int) const { return spread(d[0]); }
+    float minimum(int) const { return d[1]; }
 };
 
-template <> struct Whole<Q4_0> : WholeWithHalves {
-    static constexpr int kMiddle = 8;
-    static constexpr bool kMinimum = false;
+template <> struct Whole<Q4_0> : WholeWithHalves<8, false> {
     Bytes codes(int) const { return nibbles(at + 2); }
 };
-template <> struct Whole<Q4_1> : WholeWithHalves {
-    static constexpr int kMiddle = 0;
-    static constexpr bool kMinimum = true;
+template <> struct Whole<Q4_1> : WholeWithHalves<0, true> {
     Bytes codes(int) const { return nibbles(at + 4); }
-    float minimum(int) const { return d[1]; }
 };
-template <> struct Whole<Q5_0> : WholeWithHalves {
-    static constexpr int kMiddle = 16;
-    static constexpr bool kMinimum = false;
+template <> struct Whole<Q5_0> : WholeWithHalves<16, false> {
     Bytes codes(int) const { return nibbles(at + 6) | fifth_bits(load_any<uint32_t>(at + 2)); }
 };
-template <> struct Whole<Q5_1> : WholeWithHalves {
-    static constexpr int kMiddle = 0;
-    static constexpr bool kMinimum = true;
+template <> struct Whole<Q5_1> : WholeWithHalves<0, true> {
     Bytes codes(int) const { return nibbles(at + 8) | fifth_bits(load_any<uint32_t>(at + 4)); }
-    float minimum(int) const { return d[1]; }
 };
-template <> struct Whole<Q8_0> : WholeWithHalves {
-    static constexpr int kMiddle = 0;
-    static constexpr bool kMinimum = false, kSigned = true;
+template <> struct Whole<Q8_0> : WholeWithHalves<0, false, true> {
     Bytes codes(int) const { return load_any<Bytes>(at + 2); }
 };
 
@@ -199,19 +189,16 @@ void int8_dots(const Int8Unit* x, int64_t units, const uint8_t* w, int64_t row_b
     for (int64_t u = 0; u < units; u += kUnits, w += B::kBytes) {
         float halves[2 * R];
         halves_of<B::kHalves, R>(w, row_bytes, halves);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
+        PH_UNROLL(4) for (int r = 0; r < R; ++r) {
             prefetch_block<B>(w + r * row_bytes);
             auto block = [&] {
                 if constexpr (B::kHalves) return Whole<B>{{w + r * row_bytes, halves + r * B::kHalves}};
                 else return Whole<B>(w + r * row_bytes, nullptr);
             }();
-#pragma GCC unroll 8
-            for (int j = 0; j < kUnits; ++j) {
+            PH_UNROLL(8) for (int j = 0; j < kUnits; ++j) {
                 const Bytes codes = block.codes(j);
                 const Lanes scale = block.scale(j);
-#pragma GCC unroll 4
-                for (int m = 0; m < M; ++m) {
+                PH_UNROLL(4) for (int m = 0; m < M; ++m) {
                     const Int8Unit& by = x[m * units + u + j];
                     const Lanes scaled = __builtin_convertvector(dots<B>(by, codes), Lanes) * scale;
                     acc[r][m] = add_product(acc[r][m], scaled, spread(by.scale));
@@ -220,13 +207,11 @@ void int8_dots(const Int8Unit* x, int64_t units, const uint8_t* w, int64_t row_b
             }
         }
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) found[r * stride + m] = sum_of(acc[r][m]) + least[r][m][0];
+    PH_UNROLL(4) for (int r = 0; r < R; ++r)
+        PH_UNROLL(4) for (int m = 0; m < M; ++m) found[r * stride + m] = sum_of(acc[r][m]) + least[r][m][0];
 }
 
-// done(n, dots of row n of a factor with every row of x [rows, K]) for n in [first, last).
+// done(n, dots of row n of a weight with every row of x [rows, K]) for n in [first, last).
 template <class Done>
 void over_rows_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
     with_whole(f.type, [&](auto of) {

@@ -24,8 +24,7 @@ template <class Of> inline void with_blocks(int type, const Of& of) {
 }
 
 template <class B> inline void prefetch_block(const uint8_t* p) {
-#pragma GCC unroll 4
-    for (int line = 0; line < B::kBytes; line += 64) __builtin_prefetch(p + 2 * kPrefetch + line, 0, 1);
+    PH_UNROLL(4) for (int line = 0; line < B::kBytes; line += 64) __builtin_prefetch(p + 2 * kPrefetch + line, 0, 1);
 }
 
 // What R rows of blocks from row n on are handed: halves of their own, for one block after another, or for a run of
@@ -67,8 +66,7 @@ template <class B> void unpack_blocks(const LinearWeight& f, int64_t n, int64_t 
             prefetch_block<B>(p);
             given.halves(p, 0);
             const B block = given.block(p, 0);
-#pragma GCC unroll 2
-            for (int j = 0; j < B::kNumbers / kUnit; j += B::kGiven) {
+            PH_UNROLL(2) for (int j = 0; j < B::kNumbers / kUnit; j += B::kGiven) {
                 Vec numbers[B::kGiven * kVectors];
                 block.unit(j, numbers);
                 for (int v = 0; v < B::kGiven * kVectors; ++v) store(numbers[v], to + done + j * kUnit + v * W);
@@ -95,11 +93,9 @@ template <int M> void dot_runs(const float* x, int64_t stride, const LinearWeigh
         unpack_run(f, n, from, count, run);
         const float* at = x + from;
         for (int64_t k = 0; k < count; k += S * W)
-#pragma GCC unroll 4
-            for (int s = 0; s < S; ++s) {
+            PH_UNROLL(4) for (int s = 0; s < S; ++s) {
                 const Vec column = load(run + k + s * W);
-#pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) acc[s][m] = multiply_add(acc[s][m], column, load(at + m * stride + k + s * W));
+                PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[s][m] = multiply_add(acc[s][m], column, load(at + m * stride + k + s * W));
             }
     }
     for (int m = 0; m < M; ++m) {
@@ -123,43 +119,30 @@ template <class B, int R> void dot_blocks(const float* x, const LinearWeight& f,
         const int64_t end = given.scales(k, K);
         for (; k < end; k += B::kNumbers, w += B::kBytes) {
             given.halves(w, row_bytes);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
+            PH_UNROLL(8) for (int r = 0; r < R; ++r) {
                 const uint8_t* p = w + r * row_bytes;
                 prefetch_block<B>(p);
                 const B block = given.block(p, r);
-#pragma GCC unroll 8
-                for (int j = 0; j < kSteps; ++j) {
+                PH_UNROLL(8) for (int j = 0; j < kSteps; ++j) {
                     Vec numbers[V];
                     block.unit(j * B::kGiven, numbers);
-#pragma GCC unroll 8
-                    for (int v = 0; v < V; ++v) acc[r][v % kSums] = multiply_add(acc[r][v % kSums], numbers[v], load(x + k + (j * V + v) * W));
+                    PH_UNROLL(8) for (int v = 0; v < V; ++v) acc[r][v % kSums] = multiply_add(acc[r][v % kSums], numbers[v], load(x + k + (j * V + v) * W));
                 }
             }
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int s = 1; s < kSums; ++s) acc[r][0] += acc[r][s];
+    PH_UNROLL(8) for (int r = 0; r < R; ++r) {
+        PH_UNROLL(4) for (int s = 1; s < kSums; ++s) acc[r][0] += acc[r][s];
         found[r] = sum(acc[r][0]);
     }
 }
 
-// dots[m] of row n of blocks with every row of x, of 2 or more.
+// dots[m] of row n of blocks with every row of x.
 inline void quantized_dots(const float* x, int64_t stride, int64_t rows, const LinearWeight& f, int64_t n, int64_t K, float* found) {
-    switch (rows) {
-        case 2: return dot_runs<2>(x, stride, f, n, K, found);
-        case 3: return dot_runs<3>(x, stride, f, n, K, found);
-        case 4: return dot_runs<4>(x, stride, f, n, K, found);
-        case 5: return dot_runs<5>(x, stride, f, n, K, found);
-        case 6: return dot_runs<6>(x, stride, f, n, K, found);
-        case 7: return dot_runs<7>(x, stride, f, n, K, found);
-        default: return dot_runs<8>(x, stride, f, n, K, found);
-    }
+    with_constant<8>(rows, [&](auto m) { dot_runs<m>(x, stride, f, n, K, found); });
 }
 
-// done(n, dot of row n of a factor in blocks with x) for n in [first, last).
+// done(n, dot of row n of a weight in blocks with x) for n in [first, last).
 template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
     with_blocks(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;

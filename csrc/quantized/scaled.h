@@ -6,23 +6,15 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-struct F16 : SizeOf_F16 {
+template <class T> struct Numbers {
     const uint8_t* at;
-    explicit F16(const uint8_t* p) : at(p) {}
+    explicit Numbers(const uint8_t* p) : at(p) {}
     void unit(int, Vec* to) const {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = load((const Half*)at + v * W);
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) to[v] = load((const T*)at + v * W);
     }
 };
-
-struct BF16 : SizeOf_BF16 {
-    const uint8_t* at;
-    explicit BF16(const uint8_t* p) : at(p) {}
-    void unit(int, Vec* to) const {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = load((const BFloat16*)at + v * W);
-    }
-};
+struct F16 : SizeOf_F16, Numbers<Half> { using Numbers::Numbers; };
+struct BF16 : SizeOf_BF16, Numbers<BFloat16> { using Numbers::Numbers; };
 
 // e4m3 without infinities: 1 bit of sign, 4 of the exponent, 3 more. All seven bits but the sign set: no number.
 inline Vec float8(VecInt code) {
@@ -47,31 +39,25 @@ struct F8_E4M3 : SizeOf_F8_E4M3 {
             return;
         }
 #endif
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = float8(load_bytes(at + v * W)) * d;
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) to[v] = float8(load_bytes(at + v * W)) * d;
     }
 };
 
-struct I8 : SizeOf_I8 {
+template <VecInt (*Load)(const uint8_t*)> struct Codes8 {
+    const uint8_t* at;
+    float d, zero;
+    Codes8(const uint8_t* p, const float* d) : at(p), d(d[0]), zero(d[1]) {}
+    void unit(int, Vec* to) const {
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) to[v] = (as_floats(Load(at + v * W)) - zero) * d;
+    }
+};
+struct I8 : SizeOf_I8, Codes8<load_signed_bytes> {
     static constexpr bool kSigned = true;
-    const uint8_t* at;
-    float d, zero;
-    I8(const uint8_t* p, const float* d) : at(p), d(d[0]), zero(d[1]) {}
-    void unit(int, Vec* to) const {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = (as_floats(load_signed_bytes(at + v * W)) - zero) * d;
-    }
+    using Codes8::Codes8;
 };
-
-struct U8 : SizeOf_U8 {
+struct U8 : SizeOf_U8, Codes8<load_bytes> {
     static constexpr int kMiddle = 128;
-    const uint8_t* at;
-    float d, zero;
-    U8(const uint8_t* p, const float* d) : at(p), d(d[0]), zero(d[1]) {}
-    void unit(int, Vec* to) const {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) to[v] = (as_floats(load_bytes(at + v * W)) - zero) * d;
-    }
+    using Codes8::Codes8;
 };
 
 // Two codes that lie next to each other share a byte, the first in its low half.
@@ -83,8 +69,7 @@ struct U4 : SizeOf_U4 {
     U4(const uint8_t* p, const float* d) : at(p), table((as_floats(counted()) - d[1]) * d[0]) {}
     void unit(int, Vec* to) const {
         const VecInt all = (VecInt)_mm512_broadcast_i32x4(load_any<__m128i>(at)), each = (counted() & 7) * 4, half = counted() >> 3;
-#pragma GCC unroll 2
-        for (int v = 0; v < 2; ++v) {
+        PH_UNROLL(2) for (int v = 0; v < 2; ++v) {
             const VecInt words = (VecInt)_mm512_permutexvar_epi32((__m512i)(half + 2 * v), (__m512i)all);
             to[v] = (Vec)_mm512_permutexvar_ps((__m512i)(words >> each), (__m512)table);
         }
@@ -93,8 +78,7 @@ struct U4 : SizeOf_U4 {
     float d, zero;
     U4(const uint8_t* p, const float* d) : at(p), d(d[0]), zero(d[1]) {}
     void unit(int, Vec* to) const {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
+        PH_UNROLL(8) for (int v = 0; v < kVectors; ++v) {
             const VecInt word = splat_int(load_any<int32_t>(at + v * W / 8 * 4));
             to[v] = (as_floats(word >> (counted() + v * W % 8) * 4 & 15) - zero) * d;
         }

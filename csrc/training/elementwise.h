@@ -7,21 +7,7 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-template <class T> inline Vec load_some(const T* p, int64_t n) {
-    if (n >= W) return load(p);
-    T lanes[W] = {};
-    __builtin_memcpy(lanes, p, n * sizeof(T));
-    return load(lanes);
-}
-
-template <class T> inline void store_some(Vec x, T* p, int64_t n) {
-    if (n >= W) return store(x, p);
-    T lanes[W];
-    store(x, lanes);
-    __builtin_memcpy(p, lanes, n * sizeof(T));
-}
-
-// The share of a thread, in whole vectors.
+// Calls range(first, last) in each thread, in whole vectors.
 template <class Range> inline void in_shares(int64_t count, int threads, Range&& range) {
     if (count < 1 << 14) threads = 1;
     const int64_t vectors = (count + W - 1) / W;

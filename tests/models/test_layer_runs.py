@@ -320,7 +320,7 @@ def test_a_step_that_is_refused_has_written_nothing() -> None:
     storage = cache.layers[1]._contents.main.tensors[0].untyped_storage()
     size = storage.nbytes()
     storage.resize_(8)
-    with pytest.raises(ValueError, match="storage of held holds 8 bytes"):
+    with pytest.raises(ValueError, match="storage of segments holds 8 bytes"):
         stack.steps(_parts(model, cache), x, ph.Causal(), plan=model.decode_plan(cache))
     storage.resize_(size)
     assert [layer.length for layer in cache.layers] == [S + 1] * 3

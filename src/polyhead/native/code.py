@@ -68,17 +68,8 @@ class Code:
         tiles = {torch.bfloat16} if name == "avx512_amx" else set()  # torch multiplies by tiles
         self.block_dtypes = frozenset(DTYPES) - tiles
         self._index = index
-        self._product, self._attend = module.product, module.attend
-        self._unpack, self._grids = module.unpack, module.grids
+        self._native = module
         self.block_sizes: dict[int, tuple[int, int]] = module.interface()["blocks"]
-        self._feed_forward, self._norm = module.feed_forward, module.norm
-        self._route, self._sink = module.route, module.sink
-        self._rotate, self._gradients = module.rotate, module.gradients
-        self._tile_sums, self._step = module.tile_sums, module.step
-        self._head_product, self._layer = module.head_product, module.layer
-        self._guard, self._holds = module.guard, module.holds
-        self._gated, self._gated_gradients = module.gated, module.gated_gradients
-        self._dropped, self._norm_gradients = module.dropped, module.norm_gradients
 
     def product(
         self, x: Tensor, weights: Sequence[Weight], *, batch_invariant: bool = True
@@ -94,7 +85,7 @@ class Code:
                 twice as fast, in another order.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
-        self._product(self._index, threads(), x, weights, batch_invariant, y)
+        self._native.product(self._index, threads(), x, weights, batch_invariant, y)
         return y
 
     def take_grids(self, grids: Tensor) -> None:
@@ -103,7 +94,7 @@ class Code:
         Args:
             grids: uint8; those of IQ1, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S.
         """
-        self._grids(grids)
+        self._native.grids(grids)
 
     def unpack(self, blocks: Weight, numbers: int, dtype: torch.dtype) -> Tensor:
         """Rows of blocks as numbers, rounded from float32.
@@ -117,7 +108,7 @@ class Code:
             ``[rows, numbers]``.
         """
         y = blocks.weight.new_empty((blocks.weight.shape[0], numbers), dtype=dtype)
-        self._unpack(self._index, threads(), blocks, y)
+        self._native.unpack(self._index, threads(), blocks, y)
         return y
 
     def feed_forward(self, x: Tensor, network: Network, *, batch_invariant: bool = True) -> Tensor:
@@ -129,7 +120,7 @@ class Code:
             batch_invariant: As in ``product``.
         """
         y = x.new_empty(x.shape[0], network.down.weight.shape[0])
-        self._feed_forward(self._index, threads(), x, network, batch_invariant, y)
+        self._native.feed_forward(self._index, threads(), x, network, batch_invariant, y)
         return y
 
     def route(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -148,7 +139,9 @@ class Code:
         chosen = torch.empty(len(x), routing.visited, dtype=torch.int64, device="cpu")
         for first in range(0, len(x), MAX_GEMV_ROWS):
             rows = slice(first, first + MAX_GEMV_ROWS)
-            self._route(self._index, threads(), x[rows], routing, weights[rows], chosen[rows])
+            self._native.route(
+                self._index, threads(), x[rows], routing, weights[rows], chosen[rows]
+            )
         return weights, chosen
 
     def sink(self, x: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
@@ -163,7 +156,7 @@ class Code:
             A new dense tensor like x.
         """
         y = x.new_empty(x.shape).copy_(x)
-        self._sink(self._index, threads(), y, lse, sinks)
+        self._native.sink(self._index, threads(), y, lse, sinks)
         return y
 
     def norm(self, x: Tensor, by: NormWeight) -> Tensor:
@@ -172,7 +165,7 @@ class Code:
         A ``centred`` norm has ``x − mean(x)`` in place of x, and its bias is added.
         """
         y = x.new_empty(x.shape)
-        self._norm(self._index, threads(), x, by, y)
+        self._native.norm(self._index, threads(), x, by, y)
         return y
 
     def norm_gradients(
@@ -184,7 +177,7 @@ class Code:
             torch.zeros(weight.shape, dtype=torch.float32, device="cpu"),
         )
         norm = NormWeight(weight, eps, offset)
-        self._norm_gradients(self._index, threads(), x, norm, grad, grad_x, grad_weight)
+        self._native.norm_gradients(self._index, threads(), x, norm, grad, grad_x, grad_weight)
         return grad_x, grad_weight
 
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor:
@@ -193,7 +186,7 @@ class Code:
         ``activation`` is one of ``DIFFERENTIATED``.
         """
         y = gate.new_empty(gate.shape)
-        self._gated(self._index, threads(), gate, up, ACTIVATIONS[activation], y)
+        self._native.gated(self._index, threads(), gate, up, ACTIVATIONS[activation], y)
         return y
 
     def gated_gradients(
@@ -202,7 +195,7 @@ class Code:
         """Gradients of ``gate`` and ``up``, given that of ``gated``'s result."""
         found = gate.new_empty(gate.shape), up.new_empty(up.shape)
         number = ACTIVATIONS[activation]
-        self._gated_gradients(self._index, threads(), gate, up, number, grad, *found)
+        self._native.gated_gradients(self._index, threads(), gate, up, number, grad, *found)
         return found
 
     def dropped(self, x: Tensor, dropout: Dropout, plus: Tensor | None = None) -> Tensor:
@@ -214,7 +207,7 @@ class Code:
             plus: What is added, of x's shape, dense; its dtype, x's or float32, is the result's.
         """
         y = x.new_empty(x.shape, dtype=x.dtype if plus is None else plus.dtype)
-        self._dropped(self._index, threads(), x, plus, dropout, y)
+        self._native.dropped(self._index, threads(), x, plus, dropout, y)
         return y
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -226,7 +219,7 @@ class Code:
             sin: Likewise, the first half of D negative.
         """
         y = x.new_empty(x.shape)
-        self._rotate(self._index, threads(), x, cos, sin, y)
+        self._native.rotate(self._index, threads(), x, cos, sin, y)
         return y
 
     def attend(
@@ -253,7 +246,7 @@ class Code:
         B, H, T, _ = q.shape
         out = q.new_empty(B, H, T, segments[0].value_dim)
         found = q.new_empty((B, H, T), dtype=torch.float32) if lse else None
-        self._attend(self._index, threads(), q, segments, scale, extras, out, found)
+        self._native.attend(self._index, threads(), q, segments, scale, extras, out, found)
         return out, found
 
     def gradients(
@@ -282,7 +275,7 @@ class Code:
         of_extras = None
         if of_bias and extras.learned is not None:
             of_extras = torch.zeros(extras.learned.shape, dtype=torch.float32, device="cpu")
-        self._gradients(
+        self._native.gradients(
             self._index, threads(), q, (segment,), scale, extras, *result, *grads, *found, of_extras
         )
         return found if of_extras is None else [*found, of_extras]
@@ -301,7 +294,7 @@ class Code:
         y = x.new_empty(x.shape[0], x.shape[1], weight.shape[2 if summed else 1])
         for first in range(0, len(x), MAX_GEMV_ROWS):
             rows = slice(first, first + MAX_GEMV_ROWS)
-            self._head_product(self._index, threads(), x[rows], weight, int(summed), y[rows])
+            self._native.head_product(self._index, threads(), x[rows], weight, int(summed), y[rows])
         return y
 
     def guard(self, watched: tuple[Any, ...]) -> Guard:
@@ -311,11 +304,11 @@ class Code:
             watched: (object, names): its class, the names of all its attributes, and the values of
                 those named; of a dict, what it holds. (dict, None): what it holds, in its order.
         """
-        return Guard(self._guard(watched))
+        return Guard(self._native.guard(watched))
 
     def holds(self, guard: Guard) -> bool:
         """Whether everything that a guard watches is unchanged."""
-        same: bool = self._holds(guard)
+        same: bool = self._native.holds(guard)
         return same
 
     def layer(self, weights: LayerWeights, form: LayerForm, watched: tuple[Any, ...]) -> Layer:
@@ -327,7 +320,7 @@ class Code:
             form: How they are put together.
             watched: What must be unchanged for the description to hold, as ``guard`` takes it.
         """
-        return Layer(self._layer(weights, form, watched))
+        return Layer(self._native.layer(weights, form, watched))
 
     def step(
         self, x: Tensor, guard: Guard, calls: list[LayerCall], starts: int | list[int] = 0
@@ -349,7 +342,7 @@ class Code:
             before a mixture if a routed expert's guards fail.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
-        return y, self._step(self._index, threads(), x, guard, calls, starts, y)
+        return y, self._native.step(self._index, threads(), x, guard, calls, starts, y)
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.
@@ -359,4 +352,4 @@ class Code:
             first: Index of the first column's key.
             sums: The running sums of these rows and columns.
         """
-        self._tile_sums(self._index, threads(), logs, first, sums)
+        self._native.tile_sums(self._index, threads(), logs, first, sums)

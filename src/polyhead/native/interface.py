@@ -47,8 +47,8 @@ def differences(module: ModuleType) -> list[str]:
     for name, kind in vars(arguments).items():
         if isinstance(kind, type) and hasattr(kind, "_fields"):  # a named tuple
             ours[name] = ", ".join(kind._fields)
-    ours["dtypes"] = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
-    ours["activations"] = [*ACTIVATIONS]
+    ours["dtypes"] = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+    ours["activations"] = ", ".join(ACTIVATIONS)
     ours["limits"] = {"rows": MAX_GEMV_ROWS, "weights": MAX_WEIGHTS, "segments": MAX_SEGMENTS}
     return [
         f"{name}: {theirs.get(name)!r} where {want!r} is given"
