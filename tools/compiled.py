@@ -17,10 +17,6 @@ FLAGS = [
 LEVELS = {"portable": [], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
 LEVELS["avx512_bf16"] = ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"]
 LEVELS["avx512_amx"] = LEVELS["avx512_bf16"]
-ABSENT = """#include "instruction_sets/code.h"
-namespace polyhead {{ namespace {{ bool never() {{ return false; }} }} {codes} }}
-"""
-CODE = 'extern const Code {name}_code{{"{name}", never}};'
 
 
 class Compiled:
@@ -54,9 +50,7 @@ class Compiled:
                 copy = folder / path.relative_to(self.root / "csrc")
                 copy.parent.mkdir(exist_ok=True)
                 copy.write_bytes(changed.get(path, path.read_bytes()))
-            others = [CODE.format(name=n) for n in LEVELS if n != self.name]
-            (folder / "absent.cpp").write_text(ABSENT.format(codes=" ".join(others)))
-            files = "absent", f"instruction_sets/{self.name}", "module/module"
+            files = f"instruction_sets/{self.name}", "module/module"
             objects = [self._object(folder, file) for file in files]
             if None in objects or (not same and objects == self._objects):
                 return None
@@ -76,7 +70,8 @@ class Compiled:
         """The object file, named by its content."""
         call = [
             "g++", *FLAGS, *LEVELS.get(Path(name).name, []), f"-I{sysconfig.get_path('include')}",
-            "-DPy_LIMITED_API=0x030B0000", "-E", "-P", f"{folder}/{name}.cpp",
+            "-DPy_LIMITED_API=0x030B0000", f"-DPH_CODES(X)=X({self.name})",
+            "-E", "-P", f"{folder}/{name}.cpp",
         ]  # fmt: skip
         done = subprocess.run(call, capture_output=True)
         if done.returncode:
