@@ -21,48 +21,48 @@ MODEL = TransformerConfig("decoder", 16, 8, 32, (LAYER,))
 
 
 def test_a_whole_number_is_one_of_any_type_in_its_range() -> None:
-    assert checks.whole("n", torch.tensor(3)) == 3
-    assert checks.whole("n", 3, least=3, most=3) == 3
+    assert checks.check_int("n", torch.tensor(3)) == 3
+    assert checks.check_int("n", 3, least=3, most=3) == 3
     for wrong in (True, 1.0, "1", None, [1], torch.tensor([1, 2]), torch.tensor(1.5)):
         with pytest.raises(TypeError, match="n must be a whole number"):
-            checks.whole("n", wrong)
+            checks.check_int("n", wrong)
     with pytest.raises(ValueError, match="n must be a whole number of at least 1: got 0"):
-        checks.whole("n", 0, least=1)
+        checks.check_int("n", 0, least=1)
     with pytest.raises(ValueError, match="n must be a whole number from 0 to 2,000: got -1"):
-        checks.whole("n", -1, least=0, most=2000)
+        checks.check_int("n", -1, least=0, most=2000)
     for huge in (10**40, 10**5000, -(10**5000)):
         with pytest.raises(ValueError, match="64 bits"):
-            checks.whole("n", huge)
+            checks.check_int("n", huge)
     with pytest.raises(ConfigError):
-        checks.whole("n", "x", error=ConfigError)
+        checks.check_int("n", "x", error=ConfigError)
 
 
 def test_a_number_is_finite_and_in_its_range() -> None:
-    assert checks.number("x", 2, above=1, most=2) == 2
+    assert checks.check_number("x", 2, above=1, most=2) == 2
     for wrong in (True, "1", None, 1j, torch.tensor(1.0)):
         with pytest.raises(TypeError, match="x must be a finite number"):
-            checks.number("x", wrong)
+            checks.check_number("x", wrong)
     limits = {"above": (0, 0), "least": (0, -1), "below": (1, 1), "most": (1, 2)}
     for name, (end, outside) in limits.items():
         with pytest.raises(ValueError, match="x must be a finite number, "):
-            checks.number("x", outside, **{name: end})
+            checks.check_number("x", outside, **{name: end})
     for wrong in (float("nan"), float("inf"), 10**400):
         with pytest.raises(ValueError, match="finite"):
-            checks.number("x", wrong)
+            checks.check_number("x", wrong)
     with pytest.raises(
         ValueError, match="p must be a finite number, at least 0 and below 1: got 1"
     ):
-        checks.share("p", 1)
+        checks.check_probability("p", 1)
 
 
 def test_a_flag_and_a_choice_are_what_they_say() -> None:
-    assert checks.flag("f", False) is False
+    assert checks.check_bool("f", False) is False
     with pytest.raises(TypeError, match="f must be True or False: got 1"):
-        checks.flag("f", 1)
-    assert checks.one_of("c", None, (None, "a")) is None
+        checks.check_bool("f", 1)
+    assert checks.check_one_of("c", None, (None, "a")) is None
     for wrong in (1, [], torch.ones(2), "ab"):
         with pytest.raises(ValueError, match="c must be one of True, 'a': got"):
-            checks.one_of("c", wrong, (True, "a"))
+            checks.check_one_of("c", wrong, (True, "a"))
 
 
 def _every_field() -> list[tuple[type[Data], str]]:

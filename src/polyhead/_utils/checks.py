@@ -21,7 +21,7 @@ _BIG = 1 << 63
 _LARGEST: Any = sys.float_info.max
 
 
-def whole(
+def check_int(
     name: str,
     value: Any,
     *,
@@ -54,7 +54,7 @@ def whole(
     return int(value)
 
 
-def number(
+def check_number(
     name: str,
     value: Any,
     *,
@@ -95,19 +95,19 @@ def number(
     return real
 
 
-def share(name: str, value: Any, *, error: type[Exception] | None = None) -> float:
+def check_probability(name: str, value: Any, *, error: type[Exception] | None = None) -> float:
     """``value``: a dropout probability, at least 0 and below 1."""
-    return number(name, value, least=0.0, below=1.0, error=error)
+    return check_number(name, value, least=0.0, below=1.0, error=error)
 
 
-def flag(name: str, value: Any, *, error: type[Exception] = TypeError) -> bool:
+def check_bool(name: str, value: Any, *, error: type[Exception] = TypeError) -> bool:
     """``value``: True or False."""
     if not isinstance(value, bool):
         raise error(f"{name} must be True or False: got {shown(value)}")
     return value
 
 
-def one_of(
+def check_one_of(
     name: str, value: Any, choices: Iterable[Any], *, error: type[Exception] = ValueError
 ) -> Any:
     """``value``: one of a few."""

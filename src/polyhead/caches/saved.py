@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import flag, one_of, whole
+from polyhead._utils.checks import check_bool, check_int, check_one_of
 from polyhead.caches.layer_kv import Shape
 from polyhead.caches.sizes import Layout, Quantized, Storage, Store
 
@@ -44,12 +44,12 @@ def checked(
         ValueError: Facts that contradict each other, or that the tensors contradict.
     """
     B, G, D, V = (
-        whole(name, facts[name], least=1)
+        check_int(name, facts[name], least=1)
         for name in ("batch", "num_kv_heads", "key_dim", "value_dim")
     )
-    dtype = getattr(torch, one_of("dtype", facts["dtype"], _DTYPES))
+    dtype = getattr(torch, check_one_of("dtype", facts["dtype"], _DTYPES))
     shape = Shape(B, G, D, V, dtype, device)
-    explicit = flag("explicit", facts["explicit"])
+    explicit = check_bool("explicit", facts["explicit"])
     positions = any(name.endswith(".positions") for name in tensors)
     if explicit and not positions:
         raise ValueError("explicit is true, and there are no positions")
@@ -108,7 +108,7 @@ def _records(store: Store, tensors: Mapping[str, Tensor], batch: int, stop: int)
 def _numbers(name: str, values: Any, count: int) -> list[int]:
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"{name} must be a list of {count} numbers, one per row")
-    return [whole(name, value, least=0, most=_MOST) for value in values]
+    return [check_int(name, value, least=0, most=_MOST) for value in values]
 
 
 def _same_names(what: str, got: Any, wanted: list[str]) -> None:

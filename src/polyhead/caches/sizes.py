@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.errors import ConfigError
 
 BLOCK = 64
@@ -47,8 +47,8 @@ class Ring:
     spare: int = 0
 
     def __post_init__(self) -> None:
-        whole("window", self.window, least=1, error=ConfigError)
-        whole("spare", self.spare, least=0, error=ConfigError)
+        check_int("window", self.window, least=1, error=ConfigError)
+        check_int("spare", self.spare, least=0, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Paged:
     page_size: int
 
     def __post_init__(self) -> None:
-        whole("page_size", self.page_size, least=1, most=1 << 20, error=ConfigError)
+        check_int("page_size", self.page_size, least=1, most=1 << 20, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Latent:
     qk_rope_head_dim: int
 
     def __post_init__(self) -> None:
-        whole("kv_lora_rank", self.kv_lora_rank, least=1, error=ConfigError)
-        whole("qk_rope_head_dim", self.qk_rope_head_dim, least=0, error=ConfigError)
+        check_int("kv_lora_rank", self.kv_lora_rank, least=1, error=ConfigError)
+        check_int("qk_rope_head_dim", self.qk_rope_head_dim, least=0, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class Quantized:
         for name in ("k_bits", "v_bits"):
             if getattr(self, name) not in (4, 8):
                 raise ConfigError(f"{name} must be 8 or 4: got {getattr(self, name)!r}")
-        whole("group", self.group, least=2, error=ConfigError)
+        check_int("group", self.group, least=2, error=ConfigError)
         if self.group % 2:
             raise ConfigError(f"group must be even, two 4-bit codes share a byte: got {self.group}")
-        whole("sinks", self.sinks, least=0, error=ConfigError)
-        whole("recent", self.recent, least=0, error=ConfigError)
+        check_int("sinks", self.sinks, least=0, error=ConfigError)
+        check_int("recent", self.recent, least=0, error=ConfigError)
 
 
 Layout = Dense | Ring | Paged
@@ -212,7 +212,7 @@ def stores(
         ("key_dim", key_dim),
         ("value_dim", value_dim),
     ):
-        whole(name, value, least=1, error=ConfigError)
+        check_int(name, value, least=1, error=ConfigError)
     latent = storage if isinstance(storage, Latent) else getattr(storage, "latent", None)
     if latent is not None:
         wanted = (1, latent.kv_lora_rank + latent.qk_rope_head_dim, latent.kv_lora_rank)
@@ -304,8 +304,8 @@ def cache_bytes(
     Raises:
         ConfigError: Numbers that do not go together, named.
     """
-    whole("tokens", tokens, least=0, error=ConfigError)
-    whole("batch_size", batch_size, least=1, error=ConfigError)
+    check_int("tokens", tokens, least=0, error=ConfigError)
+    check_int("batch_size", batch_size, least=1, error=ConfigError)
     parts = stores(
         layout,
         storage,

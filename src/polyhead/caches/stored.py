@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.caches.append_plan import AppendPlan, plan_append
 from polyhead.caches.codecs import KVChunk
 from polyhead.caches.in_use import InUse, alone
@@ -51,7 +51,7 @@ class StoredCache(KeyValueCache):
     def __init__(
         self, layout: Layout | None = None, storage: Storage | None = None, capacity: int = 0
     ) -> None:
-        capacity = whole("capacity", capacity, least=0, error=ValueError)
+        capacity = check_int("capacity", capacity, least=0, error=ValueError)
         self.layout: Layout = Dense() if layout is None else layout
         self.storage: Storage = Plain() if storage is None else storage
         latent = latent_of(self.storage)

@@ -88,12 +88,12 @@ def compare(
     """
     if context.invoked_subcommand is not None:
         return
-    from polyhead._utils.checks import one_of
+    from polyhead._utils.checks import check_one_of
     from polyhead.errors import InputError
     from polyhead.lab.comparison.runs import Schedule
     from polyhead.lab.comparison.variants import Sizes
 
-    one_of("--stage", stage, ("all", "train", "measure", "report"), error=InputError)
+    check_one_of("--stage", stage, ("all", "train", "measure", "report"), error=InputError)
     _check_seeds(seeds)
     sizes = Sizes(width, layers, heads, hidden, vocabulary)
     schedule = Schedule(tokens or 1, block, batch, rate, dtype)

@@ -73,7 +73,7 @@ def convert(
     """
     from dataclasses import asdict
 
-    from polyhead._utils.checks import needed, one_of
+    from polyhead._utils.checks import check_one_of, needed
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import console, print_json, progress
     from polyhead.conversion import convert as convert_model
@@ -86,7 +86,7 @@ def convert(
     if minutes is not None:
         needed("accelerate", "polyhead[train]")  # before anything is converted
     size = None if latent is None else _pair(latent)
-    one_of("--form", form, ("auto", "hugging-face", "polyhead"), error=InputError)
+    check_one_of("--form", form, ("auto", "hugging-face", "polyhead"), error=InputError)
     if out.exists():
         raise InputError(f"--out {str(out)!r} exists already: name a new folder")
     texts = _texts(calibration)

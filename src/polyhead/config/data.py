@@ -15,7 +15,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from polyhead._utils.checks import is_finite, is_whole, number, one_of, share, shown, whole
+from polyhead._utils.checks import (
+    check_int,
+    check_number,
+    check_one_of,
+    check_probability,
+    is_finite,
+    is_whole,
+    shown,
+)
 from polyhead.errors import ConfigError
 
 MOST_NUMBER = 1e18
@@ -139,22 +147,22 @@ def _plain(value: Any) -> Any:
 
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raises ConfigError unless ``value`` is one of ``choices``."""
-    one_of(name, value, choices, error=ConfigError)
+    check_one_of(name, value, choices, error=ConfigError)
 
 
 def check_whole(name: str, value: object, *, least: int = 1) -> None:
     """Raises ConfigError unless ``value`` is a whole number of at least ``least``."""
-    whole(name, value, least=least, error=ConfigError)
+    check_int(name, value, least=least, error=ConfigError)
 
 
 def check_positive(name: str, value: float) -> None:
     """Raises ConfigError unless ``value`` is above 0."""
-    number(name, value, above=0, error=ConfigError)
+    check_number(name, value, above=0, error=ConfigError)
 
 
 def check_share(name: str, value: float) -> None:
     """Raises ConfigError unless ``value`` is a share for dropout, at least 0 and below 1."""
-    share(name, value, error=ConfigError)
+    check_probability(name, value, error=ConfigError)
 
 
 def _revive(hint: Any, value: Any) -> Any:

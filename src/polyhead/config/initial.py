@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from polyhead._utils.checks import number
+from polyhead._utils.checks import check_number
 from polyhead.config.data import Data, check_choice
 from polyhead.errors import ConfigError
 
@@ -27,4 +27,4 @@ class InitialConfig(Data):
 
     def __post_init__(self) -> None:
         check_choice("initial rule", self.rule, ("normal", "residual", "width"))
-        number("initial scale", self.scale, least=0.0, error=ConfigError)
+        check_number("initial scale", self.scale, least=0.0, error=ConfigError)

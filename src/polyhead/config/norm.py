@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from polyhead._utils.checks import number
+from polyhead._utils.checks import check_number
 from polyhead.config.data import Data, check_choice
 from polyhead.errors import ConfigError
 
@@ -30,7 +30,7 @@ class NormConfig(Data):
 
     def __post_init__(self) -> None:
         check_choice("norm type", self.type, ("layernorm", "rmsnorm"))
-        number("eps", self.eps, least=0, error=ConfigError)
+        check_number("eps", self.eps, least=0, error=ConfigError)
         if self.type == "rmsnorm" and self.bias:
             raise ConfigError("rmsnorm has no bias: got bias=True")
         if not self.weight and (self.bias or self.weight_offset):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.conversion.draft import source_of
 from polyhead.errors import InputError
 from polyhead.layers import MultiHeadAttention, TransformerLayer
@@ -104,7 +104,7 @@ def domains_of(
     Raises:
         InputError: A name in both, or texts without two tokens.
     """
-    whole("evaluation_tokens", tokens, least=2, error=InputError)
+    check_int("evaluation_tokens", tokens, least=2, error=InputError)
     found: dict[str, tuple[bool, list[Tensor]]] = {}
     for calibrated, given in ((True, evaluation), (False, unseen)):
         for name, texts in (given or {}).items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import number, whole
+from polyhead._utils.checks import check_int, check_number
 from polyhead.config import TransformerConfig
 from polyhead.conversion import calibration as calibrating
 from polyhead.conversion.budget import Offer, cheapest, offers
@@ -220,16 +220,16 @@ def _target(
             "give one target, num_kv_heads, latent or cache: got " + (" and ".join(given) or "none")
         )
     if num_kv_heads is not None:
-        whole("num_kv_heads", num_kv_heads, least=1, error=InputError)
+        check_int("num_kv_heads", num_kv_heads, least=1, error=InputError)
     if latent is not None:
         if not isinstance(latent, Sequence) or len(latent) != 2:
             raise InputError(f"latent must be (rotated features, latent size): got {latent!r}")
-        rotated = whole("latent's rotated features", latent[0], least=2, error=InputError)
+        rotated = check_int("latent's rotated features", latent[0], least=2, error=InputError)
         if rotated % 2:
             raise InputError(f"latent's rotated features are pairs, an even number: got {rotated}")
-        latent = (rotated, whole("latent's size", latent[1], least=1, error=InputError))
+        latent = (rotated, check_int("latent's size", latent[1], least=1, error=InputError))
     if cache is not None:
-        number("cache", cache, above=0, below=1, error=InputError)
+        check_number("cache", cache, above=0, below=1, error=InputError)
     return _Target(num_kv_heads, latent, cache)
 
 
@@ -244,7 +244,7 @@ def _calibration_rows(
     """Windows to calibrate on; some are kept for evaluation if no other texts were given."""
     if texts is None:
         raise InputError("this target is lossy: give calibration texts")
-    whole("calibration_tokens", tokens, least=2, error=InputError)
+    check_int("calibration_tokens", tokens, least=2, error=InputError)
     ready = isinstance(texts, Calibration)
     rows = [*texts.rows] if isinstance(texts, Calibration) else windows_of(model, texts, tokens)
     if (

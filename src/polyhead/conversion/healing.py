@@ -21,7 +21,7 @@ from typing import Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import needed, number, whole
+from polyhead._utils.checks import check_int, check_number, needed
 from polyhead.conversion.calibration import (
     EVALUATION_TOKENS,
     domains_of,
@@ -169,14 +169,14 @@ def heal(
             nothing that was converted, or accelerate is not installed.
         ValueError: A number out of its range, or models of different vocabularies.
     """
-    number("minutes", minutes, above=0)
+    check_number("minutes", minutes, above=0)
     needed("accelerate", "polyhead[train]")
-    window = whole("window", window, least=16)
+    window = check_int("window", window, least=16)
     old, new = source_of(teacher), source_of(model)
     refuse_quantized(new, "healing")
     if old.config.vocab_size != new.config.vocab_size or len(old.layers) != len(new.layers):
         raise ValueError("teacher must be the model that was converted: its sizes differ")
-    rows = windows_of(model, texts, whole("tokens", tokens, least=1), window)
+    rows = windows_of(model, texts, check_int("tokens", tokens, least=1), window)
     rows = [row for row in rows if len(row) == min(window, len(rows[0]))]
     if len(rows) < 10:
         raise InputError(
@@ -191,7 +191,7 @@ def heal(
     student.load_state_dict(new.state_dict())
     student = student.float().eval()
     known, length = Teacher(old), len(rows[0])
-    batches = Batches(trained, _batch, whole("batch_size", batch_size, least=1) * length, seed)
+    batches = Batches(trained, _batch, check_int("batch_size", batch_size, least=1) * length, seed)
     healer = _Healer(student, known, batches, validation, 60.0 * minutes, progress)
     healing = replace(healer.heal(), hash=tokens_hash(trained))
     student.to(next(new.parameters()).device).requires_grad_(True)

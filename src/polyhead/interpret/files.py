@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyhead._utils.atomic_write import write_tensors
-from polyhead._utils.checks import shown, whole
+from polyhead._utils.checks import check_int, shown
 from polyhead._utils.paths import size_of
 from polyhead.errors import CheckpointError, UnsupportedError
 from polyhead.interpret.kept import KeptCall, TokenIds
@@ -38,8 +38,8 @@ Types = dict[str, Any]
 
 def _tokens(length: int, shift: int, positions: Tensor | None) -> Tokens:
     """All queries or all keys of a call, which start at index 0."""
-    whole("length", length, least=0, most=MOST)
-    whole("shift", shift, least=-MOST, most=MOST)
+    check_int("length", length, least=0, most=MOST)
+    check_int("shift", shift, least=-MOST, most=MOST)
     if positions is not None and (
         positions.dtype != torch.int64
         or positions.ndim not in (1, 2)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead._utils.notebook import panel, table
 from polyhead._utils.texts import Texts
 from polyhead.errors import InputError
@@ -206,7 +206,7 @@ def probe(
         InputError: The model has no attention layers, or not the layer or head that is asked for.
         ValueError: A ``top_k`` below 1.
     """
-    whole("top_k", top_k, least=1)
+    check_int("top_k", top_k, least=1)
     modules = attention_modules(model)
     names = list(modules)
     if not names:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.interpret.view import AttentionView
 
 
@@ -53,8 +53,8 @@ def product(view: AttentionView, head: int, query: int, key: int) -> Product:
         ValueError: A query or key that is not there.
     """
     call = view.call
-    whole("query", query, least=0, most=call.q_tokens.length - 1)
-    whole("key", key, least=0, most=call.k_tokens.length - 1)
+    check_int("query", query, least=0, most=call.q_tokens.length - 1)
+    check_int("key", key, least=0, most=call.k_tokens.length - 1)
     weights = view.rows([head], slice(query, query + 1))[0, 0, 0].float()
     place = view.heads.index(head)
     q = call.q[0, place, query].float()

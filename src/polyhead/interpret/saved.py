@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import number, shown, whole
+from polyhead._utils.checks import check_int, check_number, shown
 from polyhead.errors import CheckpointError
 from polyhead.interpret import files
 from polyhead.interpret.kept import KeptCall
@@ -59,7 +59,7 @@ def _check_view(state: dict[str, Any]) -> None:
     B, H, T = lse.shape
     for name in ("heads", "kv_heads"):
         _check_numbers(name, state[name], H)
-    whole("top_k", state["top_k"], least=1, most=files.MOST)
+    check_int("top_k", state["top_k"], least=1, most=files.MOST)
     _check_tokens("_q_tokens", state["_q_tokens"], B, T)
     sizes = {"B": B, "H": H, "T": T, "S": None if call is None else call.k_tokens.length}
     measured = state["_measured"]
@@ -82,9 +82,9 @@ def _check_call(call: KeptCall) -> None:
     _check_tokens("q_tokens", call.q_tokens, B, T)
     _check_tokens("k_tokens", call.k_tokens, B, S)
     spec = call.spec
-    number("scale", spec.scale)
+    check_number("scale", spec.scale)
     if spec.softcap is not None:
-        number("softcap", spec.softcap, above=0)
+        check_number("softcap", spec.softcap, above=0)
     if spec.mask is not None:
         spec.mask.check(B, H, T, S)
     if spec.bias is not None:
@@ -118,7 +118,7 @@ def _check_numbers(name: str, values: Any, count: int, most: int | None = None) 
     if not isinstance(values, list | tuple) or len(values) != count:
         raise ValueError(f"{name} must be {count} numbers, one per query head: got {shown(values)}")
     for value in values:
-        whole(name, value, least=0, most=files.MOST if most is None else most)
+        check_int(name, value, least=0, most=files.MOST if most is None else most)
 
 
 def _check(

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import number, whole
+from polyhead._utils.checks import check_int, check_number
 from polyhead.errors import InputError
 from polyhead.interpret.probe import probe
 from polyhead.interpret.tables import aligned
@@ -100,9 +100,9 @@ def align(
         ValueError: ``above`` is not from 0 to 1.
     """
     transformer = transformer_of(model)
-    number("above", above, least=0.0, most=1.0)
+    check_number("above", above, least=0.0, most=1.0)
     read = torch.as_tensor(target).reshape(1, -1)
-    if not whole("prompt", prompt, least=1) < read.shape[1]:
+    if not check_int("prompt", prompt, least=1) < read.shape[1]:
         raise InputError(
             f"target must hold new tokens after a prompt of {prompt}: got {read.shape[1]} tokens"
         )

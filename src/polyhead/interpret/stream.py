@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.errors import InputError
 from polyhead.layers.scope import Scope
 from polyhead.models import Transformer
@@ -107,7 +107,7 @@ class Stream:
         if self._model.head is None:
             raise InputError("this model has no output head, so it has no logits")
         last = self.first + len(self._states[0]) - 1
-        place = whole("token", token, least=self.first, most=last) - self.first
+        place = check_int("token", token, least=self.first, most=last) - self.first
         rows = torch.stack([state[place] for state in self._states])
         if self._model.final_norm is not None:
             rows = self._model.final_norm(rows)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import flag, share
+from polyhead._utils.checks import check_bool, check_probability
 from polyhead.caches import KeyValueCache
 from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.errors import ConfigError
@@ -109,7 +109,7 @@ class MultiHeadAttention(Hooked):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        flag("bias", bias, error=ConfigError)
+        check_bool("bias", bias, error=ConfigError)
         config = self.config_class(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -160,7 +160,7 @@ class MultiHeadAttention(Hooked):
         rope: RoPE | None,
     ) -> None:
         check_sizes(embed_dim=embed_dim, kdim=kdim, vdim=vdim)
-        share("dropout", config.dropout, error=ConfigError)
+        check_probability("dropout", config.dropout, error=ConfigError)
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
         H, G, D = config.num_heads, config.num_kv_heads, config.head_dim

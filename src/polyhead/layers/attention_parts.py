@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.caches import KeyValueCache
 from polyhead.config import ALiBiConfig, QKNormConfig, QueryTemperatureConfig
 from polyhead.errors import ConfigError
@@ -101,4 +101,4 @@ def check_sizes(**sizes: int | None) -> None:
     """Raises ConfigError unless all that are given are whole numbers of at least 1."""
     for name, value in sizes.items():
         if value is not None:
-            whole(name, value, least=1, error=ConfigError)
+            check_int(name, value, least=1, error=ConfigError)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead._utils.checks import share, whole
+from polyhead._utils.checks import check_int, check_probability
 from polyhead.config import FeedForwardConfig
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
@@ -125,8 +125,8 @@ class FeedForward(Fixed):
         return network
 
     def _build(self, embed_dim: int, config: FeedForwardConfig) -> None:
-        whole("embed_dim", embed_dim, least=1, error=ConfigError)
-        share("dropout", config.dropout, error=ConfigError)
+        check_int("embed_dim", embed_dim, least=1, error=ConfigError)
+        check_probability("dropout", config.dropout, error=ConfigError)
         self.config = config
         self.activation, self.gated, self.dropout = config.activation, config.gated, config.dropout
         self.hidden_dim, bias = config.hidden_dim, config.bias

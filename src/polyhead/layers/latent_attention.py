@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.caches import KeyValueCache
 from polyhead.config import LatentAttentionConfig, NormConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
@@ -126,7 +126,7 @@ class MultiHeadLatentAttention(Hooked):
         return layer
 
     def _build(self, embed_dim: int, config: LatentAttentionConfig, rope: RoPE | None) -> None:
-        whole("embed_dim", embed_dim, least=1, error=ConfigError)
+        check_int("embed_dim", embed_dim, least=1, error=ConfigError)
         if rope is not None and rope.config != config.rope:
             raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
         self.config, self.embed_dim = config, embed_dim

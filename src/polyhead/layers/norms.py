@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.config import NormConfig
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
@@ -91,7 +91,7 @@ class RMSNorm(Fixed):
         self, dim: int, eps: float = 1e-5, weight_offset: float = 0.0, weight: bool = True
     ) -> None:
         super().__init__()
-        whole("dim", dim, least=1)
+        check_int("dim", dim, least=1)
         self.config = NormConfig("rmsnorm", eps, weight_offset=weight_offset, weight=weight)
         self.dim, self.eps, self.weight_offset = dim, eps, weight_offset
         self.register_parameter("weight", nn.Parameter(torch.empty(dim)) if weight else None)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.config import RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
@@ -315,8 +315,8 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, max_positions: int, embed_dim: int) -> None:
         super().__init__()
-        whole("max_positions", max_positions, least=1, error=ConfigError)
-        whole("embed_dim", embed_dim, least=1, error=ConfigError)
+        check_int("max_positions", max_positions, least=1, error=ConfigError)
+        check_int("embed_dim", embed_dim, least=1, error=ConfigError)
         self.weight = nn.Parameter(torch.empty(max_positions, embed_dim))
         self.reset_parameters()
 
@@ -358,7 +358,7 @@ class SinusoidalPositions(Fixed):
 
     def __init__(self, embed_dim: int, config: SinusoidConfig | None = None) -> None:
         super().__init__()
-        whole("embed_dim", embed_dim, least=1, error=ConfigError)
+        check_int("embed_dim", embed_dim, least=1, error=ConfigError)
         if embed_dim % 2:
             raise ConfigError(f"sinusoidal positions need an even embed_dim: got {embed_dim}")
         self.embed_dim = embed_dim

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 from torch import Tensor, nn
 
-from polyhead._utils.checks import flag, share
+from polyhead._utils.checks import check_bool, check_probability
 from polyhead.caches import KeyValueCache
 from polyhead.config import (
     AttentionConfig,
@@ -87,8 +87,8 @@ class TransformerLayer(Fixed):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        flag("bias", bias, error=ConfigError)
-        flag("cross_attention", cross_attention, error=ConfigError)
+        check_bool("bias", bias, error=ConfigError)
+        check_bool("cross_attention", cross_attention, error=ConfigError)
         attention = AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -148,7 +148,7 @@ class TransformerLayer(Fixed):
         rope: RoPE | None,
         context_dim: int | None = None,
     ) -> None:
-        share("dropout", config.dropout, error=ConfigError)
+        check_probability("dropout", config.dropout, error=ConfigError)
         self.config = config
         self._post = config.norm_placement == "post"
         self._norms_in = config.norm_placement in ("pre", "sandwich")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from polyhead._utils.checks import flag, number, one_of
+from polyhead._utils.checks import check_bool, check_number, check_one_of
 from polyhead.parallel.blocks import Job
 from polyhead.parallel.exchanges import EXCHANGES, Exchange, exchanged, head_shares
 from polyhead.parallel.latents import Latents
@@ -90,9 +90,9 @@ class Meaning:
         if self.sinks is not None and self.sinks.shape != (H,):
             raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(self.sinks.shape)}")
         if self.scale is not None:
-            number("scale", self.scale)
+            check_number("scale", self.scale)
         if self.softcap is not None:
-            number("softcap", self.softcap, above=0, hint=", or None for off")
+            check_number("softcap", self.softcap, above=0, hint=", or None for off")
         return self.spec(q.shape[-1])
 
     def spec(self, key_dim: int) -> Specification:
@@ -175,9 +175,9 @@ def attention(
     refused: Exception | None = None
     spec, seed, facts = None, None, [0] * 8
     try:
-        one_of("exchange", exchange, EXCHANGES)
-        one_of("order", order, ORDERS)
-        flag("return_lse", return_lse)
+        check_one_of("exchange", exchange, EXCHANGES)
+        check_one_of("order", order, ORDERS)
+        check_bool("return_lse", return_lse)
         check_kernel(kernel)
         spec = Meaning(mask, bias, scale, softcap, sinks, dropout_p, generator, kernel).checked(
             q, k, v
@@ -298,7 +298,7 @@ def shard(x: Tensor, mesh: DeviceMesh, *, order: Order = "zigzag", dim: int = 1)
     Raises:
         ValueError: Fewer tokens than the ranks can share, or an unknown order.
     """
-    one_of("order", order, ORDERS)
+    check_one_of("order", order, ORDERS)
     ranks = _context(mesh)
     if ranks is None:
         return x
@@ -322,11 +322,11 @@ def gather(x: Tensor, mesh: DeviceMesh, *, order: Order = "zigzag", dim: int = 1
     """
     ranks = _context(mesh)
     if ranks is None:
-        one_of("order", order, ORDERS)
+        check_one_of("order", order, ORDERS)
         return x
     refused, facts = None, [0, 0]
     try:
-        one_of("order", order, ORDERS)
+        check_one_of("order", order, ORDERS)
         shape = [x.shape[i] for i in range(x.ndim) if i != dim % x.ndim]
         facts = [x.shape[dim], fingerprint(shape, x.dtype, dim % x.ndim, order)]
     except Exception as error:  # whatever it is, other ranks must not wait

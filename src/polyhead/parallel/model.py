@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from polyhead._utils.checks import flag, one_of
+from polyhead._utils.checks import check_bool, check_one_of
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.quantized import refuse_quantized
 from polyhead.models import Transformer
@@ -89,13 +89,13 @@ def parallelize(
     names = mesh.mesh_dim_names or ()
     tensor = ranks = expert = refused = None
     try:
-        one_of("exchange", exchange, EXCHANGES)
-        one_of("order", order, ORDERS)
-        flag("training", training)
+        check_one_of("exchange", exchange, EXCHANGES)
+        check_one_of("order", order, ORDERS)
+        check_bool("training", training)
         for name, asked in (
             ("loss_parallel", loss_parallel), ("sequence_parallel", sequence_parallel),
         ):  # fmt: skip
-            if flag(name, asked) and "tensor" not in names:
+            if check_bool(name, asked) and "tensor" not in names:
                 raise ValueError(f"{name} needs a dimension 'tensor': got {', '.join(names)}")
         tensor, ranks, expert = check_model(model, mesh, exchange)
         if not isinstance(model, Transformer) and (loss_parallel or sequence_parallel):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from polyhead._utils.checks import number
+from polyhead._utils.checks import check_number
 from polyhead.errors import DivergedError
 from polyhead.layers.experts import Experts
 from polyhead.parallel.calls import DIMENSIONS
@@ -46,7 +46,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     """
     refused: Exception | None = None
     try:
-        number("max_norm", max_norm, above=0)
+        check_number("max_norm", max_norm, above=0)
     except (TypeError, ValueError) as error:
         refused = error
     _agree(model, "parallel.clip_grad_norm", refused, max_norm)

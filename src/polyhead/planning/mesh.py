@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.config import HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.planning.activations import activation_elements
@@ -94,7 +94,7 @@ def checked_mesh(mesh: object) -> dict[str, int]:
             f"mesh must map dimensions ({', '.join(DIMENSIONS)}) to sizes: got {got or 'none'}"
         )
     return {
-        name: whole(f"mesh {name}", mesh[name], least=1, error=ConfigError)
+        name: check_int(f"mesh {name}", mesh[name], least=1, error=ConfigError)
         for name in DIMENSIONS
         if name in mesh
     }

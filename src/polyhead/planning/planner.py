@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead._utils.notebook import lines, panel
 from polyhead.config import HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError, ContextLengthError
@@ -114,9 +114,9 @@ def plan(
     tokens = model.max_positions if tokens is None else tokens
     sizes, ranks = _ranks(mesh, tensor_parallel)
     for name, value in (("tokens", tokens), ("batch_size", batch_size), ("tensor_parallel", ranks)):
-        whole(name, value, least=1, error=ConfigError)
+        check_int(name, value, least=1, error=ConfigError)
     if page_size is not None:
-        whole("page_size", page_size, least=1, error=ConfigError)
+        check_int("page_size", page_size, least=1, error=ConfigError)
     kv_dtype = _cache_dtype(kv_dtype, dtype)
     bits = weight_bits(dtype, found.scheme, ranks if sizes is None else 0)
     check_ranks(model, ranks)

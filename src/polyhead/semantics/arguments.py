@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import flag, is_finite, number, share
+from polyhead._utils.checks import check_bool, check_number, check_probability, is_finite
 from polyhead.semantics.biases import Bias, TensorBias
 from polyhead.semantics.call import Call, Specification, simplify_mask
 from polyhead.semantics.masks import Mask, bare_tensor_message
@@ -56,9 +56,9 @@ def call_of(
     if scale is None:
         scale = 1.0 / math.sqrt(D)
     elif type(scale) is not float or not is_finite(scale):
-        number("scale", scale)
+        check_number("scale", scale)
     if softcap is not None:
-        number("softcap", softcap, above=0, hint=", or None for off")
+        check_number("softcap", softcap, above=0, hint=", or None for off")
     if sinks is not None:
         if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
             raise TypeError(f"sinks must be a floating-point tensor or None: got {_named(sinks)}")
@@ -67,7 +67,7 @@ def call_of(
         if sinks.device != q.device:
             raise ValueError(f"sinks must be on the device of q, {q.device}: got {sinks.device}")
     if return_lse is not False:
-        flag("return_lse", return_lse)
+        check_bool("return_lse", return_lse)
     mask = with_source_mask(mask, source)
     positional = mask is not source.mask or bias is not None
     if source.mask is not None and q_positions is None and positional:
@@ -229,7 +229,7 @@ def query_tokens(q: Tensor, source: KeyValueSource, positions: Tensor | None) ->
 
 def dropout_seed(q: Tensor, dropout_p: float, generator: torch.Generator | None) -> Tensor | None:
     if type(dropout_p) is not float or not 0.0 <= dropout_p < 1.0:
-        share("dropout_p", dropout_p)
+        check_probability("dropout_p", dropout_p)
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator must be a torch.Generator or None: got {_named(generator)}")
     if dropout_p == 0.0:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.errors import InputError
 from polyhead.training.losses import IGNORED
 
@@ -49,7 +49,7 @@ class PaddedPairs:
     """
 
     def __init__(self, pad: int) -> None:
-        self.pad = whole("pad", pad, least=0)
+        self.pad = check_int("pad", pad, least=0)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """``input_ids`` and its ``attention_mask`` ``[B, S]``, ``labels`` ``[B, T]``."""
@@ -78,7 +78,7 @@ def pack(documents: Sequence[Sequence[int]], length: int) -> list[Packed]:
         documents: Token ids of each document.
         length: Tokens per row; the last row may be shorter.
     """
-    whole("length", length, least=2)
+    check_int("length", length, least=2)
     rows: list[Packed] = []
     ids: list[int] = []
     lengths: list[int] = []
@@ -105,7 +105,7 @@ class PackedDocuments:
     """
 
     def __init__(self, pad: int = 0, *, positions: bool = True) -> None:
-        self.pad, self.positions = whole("pad", pad, least=0), positions
+        self.pad, self.positions = check_int("pad", pad, least=0), positions
 
     def __call__(self, rows: Sequence[Packed]) -> dict[str, Tensor]:
         """``input_ids``, ``labels`` and ``position_ids`` ``[B, T]``, and ``document_lengths``.
@@ -151,7 +151,7 @@ class Batches:
         if not rows:
             raise InputError("there is nothing to train on: no rows")
         self.rows, self.collate = rows, collate
-        self.tokens, self.seed = whole("tokens", tokens, least=1), seed
+        self.tokens, self.seed = check_int("tokens", tokens, least=1), seed
         self._ends: list[int] = []
         self._plan: tuple[int, list[list[int]]] = (-1, [])
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.errors import InputError
 from polyhead.generation import LanguageModel
 from polyhead.models import Transformer
@@ -124,11 +124,11 @@ def perplexity(
     """
     transformer = decoder_of(model)
     most = transformer.config.max_positions
-    chosen = whole(
+    chosen = check_int(
         "window", min(most, DEFAULT_WINDOW) if window is None else window, least=2, most=most
     )
-    step = whole("stride", chosen // 2 if stride is None else stride, least=1, most=chosen - 1)
-    batch_size = whole("batch_size", batch_size, least=1)
+    step = check_int("stride", chosen // 2 if stride is None else stride, least=1, most=chosen - 1)
+    batch_size = check_int("batch_size", batch_size, least=1)
     rows, octets = token_rows(model, texts)
     work = [(row, span) for row in rows for span in spans(len(row), chosen, step)]
     if not work:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from polyhead._utils.checks import number
+from polyhead._utils.checks import check_number
 from polyhead.models import Transformer
 from polyhead.semantics.tokens import is_traced
 
@@ -92,7 +92,7 @@ def cross_entropy(
     Raises:
         ValueError: As in ``loss``.
     """
-    number("label_smoothing", label_smoothing, least=0.0, most=1.0)
+    check_number("label_smoothing", label_smoothing, least=0.0, most=1.0)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be 'mean' or 'sum': got {reduction!r}")
     head, config = model.head, model.config

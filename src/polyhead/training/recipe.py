@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from polyhead._utils.checks import meant, one_of, whole
+from polyhead._utils.checks import check_int, check_one_of, meant
 from polyhead.config.data import Data
 from polyhead.errors import ConfigError, InputError
 from polyhead.training.corpora import CORPORA
@@ -47,8 +47,8 @@ class VocabularyRecipe(Data):
     size: int = 8_000
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, KINDS, error=ConfigError)
-        whole("size", self.size, least=4, error=ConfigError)
+        check_one_of("kind", self.kind, KINDS, error=ConfigError)
+        check_int("size", self.size, least=4, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class DataRecipe(Data):
         if bool(self.source) != bool(self.target):
             raise ConfigError("[data] source and target must be given together: got only one")
         if self.corpus:
-            one_of("corpus", self.corpus, CORPORA, error=ConfigError)
-        one_of("documents", self.documents, DOCUMENTS, error=ConfigError)
+            check_one_of("corpus", self.corpus, CORPORA, error=ConfigError)
+        check_one_of("documents", self.documents, DOCUMENTS, error=ConfigError)
         for name, least in (("length", 2), ("held_out", 1), ("batch_tokens", 1)):
-            whole(name, getattr(self, name), least=least, error=ConfigError)
+            check_int(name, getattr(self, name), least=least, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class ReportRecipe(Data):
     probes: int = 100
 
     def __post_init__(self) -> None:
-        one_of("metric", self.metric, METRICS, error=ConfigError)
-        whole("probes", self.probes, least=1, error=ConfigError)
+        check_one_of("metric", self.metric, METRICS, error=ConfigError)
+        check_int("probes", self.probes, least=1, error=ConfigError)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Recipe:
         if not isinstance(model, dict) or "model_type" not in model:
             raise ConfigError(f"{path}: [model] needs model_type, such as 'llama' or 'marian'")
         begin = model.get("begin", "family")
-        one_of("begin", begin, ("family", "copying"), error=ConfigError)
+        check_one_of("begin", begin, ("family", "copying"), error=ConfigError)
         folder = Path() if path.parent == _FOLDER else path.parent
         return cls(path.stem, model, folder=folder, **made)
 

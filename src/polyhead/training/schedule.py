@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from polyhead._utils.checks import number, one_of, whole
+from polyhead._utils.checks import check_int, check_number, check_one_of
 from polyhead.config.data import Data
 from polyhead.errors import ConfigError
 
@@ -68,18 +68,18 @@ class Schedule(Data):
         for name, least in (("steps", 1), ("tokens", 1), ("accumulate", 1), ("warmup", 0),
                             ("validate_every", 0), ("save_every", 0), ("seed", 0)):  # fmt: skip
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), least=least, error=ConfigError)
+                check_int(name, getattr(self, name), least=least, error=ConfigError)
         if self.minutes is not None:
-            number("minutes", self.minutes, above=0, error=ConfigError)
-        number("lr", self.lr, above=0, error=ConfigError)
+            check_number("minutes", self.minutes, above=0, error=ConfigError)
+        check_number("lr", self.lr, above=0, error=ConfigError)
         for name in ("weight_decay", "clip"):
-            number(name, getattr(self, name), least=0, error=ConfigError)
+            check_number(name, getattr(self, name), least=0, error=ConfigError)
         for name in ("floor", "label_smoothing", "embedding_lr"):
-            number(name, getattr(self, name), least=0, most=1, error=ConfigError)
+            check_number(name, getattr(self, name), least=0, most=1, error=ConfigError)
         for name in ("beta1", "beta2"):
-            number(name, getattr(self, name), least=0, below=1, error=ConfigError)
-        one_of("shape", self.shape, _SHAPES, error=ConfigError)
-        one_of("precision", self.precision, ("float32", "bfloat16"), error=ConfigError)
+            check_number(name, getattr(self, name), least=0, below=1, error=ConfigError)
+        check_one_of("shape", self.shape, _SHAPES, error=ConfigError)
+        check_one_of("precision", self.precision, ("float32", "bfloat16"), error=ConfigError)
         if self.steps is None and self.tokens is None and self.minutes is None:
             raise ConfigError("a run needs steps, tokens or minutes: got none of them")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from polyhead._utils.checks import one_of
+from polyhead._utils.checks import check_one_of
 from polyhead.errors import InputError
 from polyhead.training.corpora.corpus import Pair
 
@@ -84,7 +84,7 @@ def documents_of(paths: Iterable[str | Path], each: Documents = "files") -> list
     Raises:
         InputError: As ``read_lines``, or no files.
     """
-    one_of("documents", each, DOCUMENTS)
+    check_one_of("documents", each, DOCUMENTS)
     found: list[str] = []
     for path in paths:
         lines = read_lines(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from polyhead._utils.checks import one_of, whole
+from polyhead._utils.checks import check_int, check_one_of
 from polyhead.checkpoints import Tokenizer
 from polyhead.errors import InputError
 
@@ -36,8 +36,8 @@ def make_tokenizer(texts: Iterable[str], kind: Kind = "bytes", size: int = 8_000
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-    one_of("kind", kind, KINDS)
-    whole("size", size, least=4)
+    check_one_of("kind", kind, KINDS)
+    check_int("size", size, least=4)
     capacity = size - 1  # for padding
     backend: Any
     trainer: Any

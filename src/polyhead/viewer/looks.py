@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead._utils.texts.labels import label, visible
 from polyhead.interpret.ablation import ablate
 from polyhead.interpret.probe import Probe, probe
@@ -155,13 +155,13 @@ class Look:
     def row(self, layer: int, head: int, query: int) -> npt.NDArray[np.float32]:
         """One query's weights on all keys of a layer, ``[S]``."""
         view = self.layers[layer].view
-        whole("query", query, least=0, most=view.call.q_tokens.length - 1)
+        check_int("query", query, least=0, most=view.call.q_tokens.length - 1)
         return view.rows([head], slice(query, query + 1))[0, 0, 0].float().cpu().numpy()
 
     def column(self, layer: int, head: int, key: int) -> npt.NDArray[np.float32]:
         """All queries' weights on one key of a layer, ``[T]``."""
         view = self.layers[layer].view
-        whole("key", key, least=0, most=view.call.k_tokens.length - 1)
+        check_int("key", key, least=0, most=view.call.k_tokens.length - 1)
         return view.tile(head, slice(None), slice(key, key + 1))[0, :, 0].float().cpu().numpy()
 
     def pair(self, query: int, key: int) -> npt.NDArray[np.float32]:
@@ -170,8 +170,8 @@ class Look:
         NaN in layers whose queries or keys are other tokens.
         """
         last = len(self.ids) - 1
-        whole("query", query, least=0, most=last)
-        whole("key", key, least=0, most=last)
+        check_int("query", query, least=0, most=last)
+        check_int("key", key, least=0, most=last)
         found = []
         for layer in self.layers:
             (q0, q1), (k0, k1) = layer.queries, layer.keys
@@ -211,7 +211,7 @@ class Look:
             each the likeliest tokens with their probabilities; None where there are none.
         """
         start = len(self.ids) - len(self.own_tokens)
-        place = whole("token", token, least=start, most=len(self.ids) - 1) - start
+        place = check_int("token", token, least=start, most=len(self.ids) - 1) - start
         sizes = {
             name: [float(f"{x:.4g}") for x in values[:, place].tolist()]
             for name, values in self.stream.sizes.items()

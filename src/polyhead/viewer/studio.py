@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyhead._utils.checks import number, shown, whole
+from polyhead._utils.checks import check_int, check_number, shown
 from polyhead.errors import ContextLengthError, InputError, shortened
 from polyhead.interpret.heads import TokenizedText
 from polyhead.models.parts import HeadsByLayer, device_of
@@ -161,15 +161,17 @@ def _writing(options: Mapping[str, Any]) -> dict[str, Any]:
     if strange := sorted({*options} - known):
         raise InputError(f"options are {', '.join(sorted(known))}: got {shortened(strange[0])}")
     given = options.get("max_new_tokens", 24)
-    count = whole("max_new_tokens", given, least=1, most=MOST_WRITTEN, error=InputError)
+    count = check_int("max_new_tokens", given, least=1, most=MOST_WRITTEN, error=InputError)
     wanted: dict[str, Any] = {"max_new_tokens": count, "temperature": None}
-    heat = number("temperature", options.get("temperature", 0), least=0, most=2, error=InputError)
+    heat = check_number(
+        "temperature", options.get("temperature", 0), least=0, most=2, error=InputError
+    )
     if heat == 0:
         return wanted  # greedy, whatever the model's files say
     wanted["temperature"] = heat
     for name, least, most in (("top_k", 1, LISTED), ("seed", 0, 2**31)):
         if options.get(name) is not None:
-            wanted[name] = whole(name, options[name], least=least, most=most, error=InputError)
+            wanted[name] = check_int(name, options[name], least=least, most=most, error=InputError)
     return wanted
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead._utils.paths import size_of
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer, declared_tokens, optional_json
@@ -328,7 +328,7 @@ def _count(config: Mapping[str, Any], key: str, default: int) -> int:
     value = config.get(key)
     if value is None:
         return default
-    return whole(key, value, least=0, most=1 << 16, error=CheckpointError)
+    return check_int(key, value, least=0, most=1 << 16, error=CheckpointError)
 
 
 def _own_pieces(directory: Path, model: str) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from polyhead._utils.checks import number
+from polyhead._utils.checks import check_number
 from polyhead.config import TransformerConfig
 from polyhead.config.data import MOST_NUMBER
 from polyhead.errors import ConfigError, shortened
@@ -128,7 +128,7 @@ def read_config(
     keys.finish({*HARMLESS, *family.harmless, family.initial_key, *hints})
     key = family.initial_key
     scale = values.get(key) or family.initial.scale
-    number(f"{where}: {key}", scale, least=0.0, most=MOST_NUMBER, error=ConfigError)
+    check_number(f"{where}: {key}", scale, least=0.0, most=MOST_NUMBER, error=ConfigError)
     return replace(config, initial=replace(family.initial, scale=scale))
 
 

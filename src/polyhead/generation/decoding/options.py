@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
-from polyhead._utils.checks import flag, number, shown, whole
+from polyhead._utils.checks import check_bool, check_int, check_number, shown
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.generation.decoding.sampling import Sampling
 
@@ -146,34 +146,34 @@ class GenerationOptions:
         for name in ("max_new_tokens", "max_length", *_WHOLE, *_TOKEN):
             value = getattr(self, name)
             if value is not None:
-                whole(name, value, least=0, error=ValueError)
+                check_int(name, value, least=0, error=ValueError)
         for name in ("num_beams", "num_return_sequences"):
-            whole(name, getattr(self, name), least=1, most=_MOST_ROWS, error=ValueError)
+            check_int(name, getattr(self, name), least=1, most=_MOST_ROWS, error=ValueError)
         for name in _FACTOR:
-            number(name, getattr(self, name), above=0, error=ValueError)
+            check_number(name, getattr(self, name), above=0, error=ValueError)
         # A context's length to this power is finite.
-        number("length_penalty", self.length_penalty, least=-32, most=32, error=ValueError)
+        check_number("length_penalty", self.length_penalty, least=-32, most=32, error=ValueError)
         for name in ("remove_invalid_values", "renormalize_logits"):
-            flag(name, getattr(self, name), error=ValueError)
+            check_bool(name, getattr(self, name), error=ValueError)
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(
                 f"early_stopping must be True, False or 'never': got {shown(self.early_stopping)}"
             )
         for name in _LIST:
             for token in _sequence(name, getattr(self, name)):
-                whole(name, token, least=0, error=ValueError)
+                check_int(name, token, least=0, error=ValueError)
         for word in _sequence("bad_words_ids", self.bad_words_ids):
             if not _sequence("bad_words_ids", word):
                 raise ValueError("bad_words_ids must hold sequences of at least one token: got []")
             for token in word:
-                whole("bad_words_ids", token, least=0, error=ValueError)
+                check_int("bad_words_ids", token, least=0, error=ValueError)
         if self.exponential_decay_length_penalty is not None:
             name = "exponential_decay_length_penalty"
             pair = self.exponential_decay_length_penalty
             if not isinstance(pair, list | tuple) or len(pair) != 2:
                 raise ValueError(f"{name} must be (start, factor): got {shown(pair)}")
-            whole(name, pair[0], least=0, error=ValueError)
-            number(name, pair[1], error=ValueError)
+            check_int(name, pair[0], least=0, error=ValueError)
+            check_number(name, pair[1], error=ValueError)
         sampled = not self.sampling.greedy  # which checks the values of sampling
         if self.num_return_sequences > self.num_beams and (self.num_beams > 1 or not sampled):
             raise ValueError(

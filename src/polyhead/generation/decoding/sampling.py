@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import number, whole
+from polyhead._utils.checks import check_int, check_number
 
 NO_TOKEN = "logits must be finite: the model produced NaN or infinity, or rules leave no token"
 
@@ -58,15 +58,19 @@ class Sampling:
         for name in ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
             value = getattr(self, name)
             if value is not None:
-                number(name, value, least=0, most=1, hint=", or None for off", error=ValueError)
+                check_number(
+                    name, value, least=0, most=1, hint=", or None for off", error=ValueError
+                )
         if self.temperature is not None:
-            number("temperature", self.temperature, least=0, hint=" (0: greedy)", error=ValueError)
+            check_number(
+                "temperature", self.temperature, least=0, hint=" (0: greedy)", error=ValueError
+            )
         if self.top_k is not None:
-            whole("top_k", self.top_k, least=1, error=ValueError)
+            check_int("top_k", self.top_k, least=1, error=ValueError)
         if self.top_p is not None:
-            number("top_p", self.top_p, above=0, most=1, error=ValueError)
+            check_number("top_p", self.top_p, above=0, most=1, error=ValueError)
         if self.seed is not None:
-            whole("seed", self.seed, least=0, error=ValueError)
+            check_int("seed", self.seed, least=0, error=ValueError)
 
     @property
     def greedy(self) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polyhead._utils.checks import flag
+from polyhead._utils.checks import check_bool
 from polyhead.errors import SharedCacheError, UnsupportedError
 from polyhead.generation.decoding import graphs
 from polyhead.generation.decoding.captured_steps import StepReplayer, replayer, tokens_of
@@ -103,7 +103,7 @@ class TextStream(Iterator[str]):
     ) -> None:
         check_search(options, model.config.vocab_size, sources)
         if graph is not None:
-            flag("graph", graph, error=ValueError)
+            check_bool("graph", graph, error=ValueError)
         self.ids: list[int] = []
         self._model, self._prompt = model, list(prompt)
         self._room, self._ends_by = room(options, len(self._prompt), model.config.max_positions)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard, cast, overload
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import flag, shown
+from polyhead._utils.checks import check_bool, shown
 from polyhead.errors import ContextLengthError, InputError
 from polyhead.generation.decoding.batch import Generation, continued
 from polyhead.generation.decoding.options import GenerationOptions
@@ -141,7 +141,7 @@ class LanguageModel(GenerativeModel):
             text = "".join(stream)
             return Generation(text, tuple(stream.ids), stream.stats)
         if graph is not None:
-            flag("graph", graph, error=ValueError)
+            check_bool("graph", graph, error=ValueError)
         texts = cast(list[Prompt], prompts) if one is None else [one]
         if not texts:
             raise InputError("prompts must hold at least one text: got none")

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import shown, whole
+from polyhead._utils.checks import check_int, shown
 from polyhead._utils.paths import size_of
 from polyhead.errors import InputError
 
@@ -123,7 +123,7 @@ def samples_of(sound: object, rate: int | None) -> Tensor:
         samples, rate = read_wav(sound)
         return resampled(_bounded(samples), rate)
     low, high = _RATES
-    rate = RATE if rate is None else whole("rate", rate, least=low, most=high, error=ValueError)
+    rate = RATE if rate is None else check_int("rate", rate, least=low, most=high, error=ValueError)
     try:
         samples = torch.as_tensor(sound).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.errors import InputError
 from polyhead.generation.decoding.batch import Generation
 from polyhead.generation.decoding.options import GenerationOptions
@@ -83,7 +83,7 @@ class SpeechToText(EncoderDecoder):
                 raises.
             TypeError: samples that are not floats.
         """
-        batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
+        batch_size = check_int("batch_size", batch_size, least=1, error=ValueError)
         samples = samples_of(sound, rate)
         spans = list(pairwise(cuts(samples, self._frames * HOP)))
         wanted = self.options.with_(**options)

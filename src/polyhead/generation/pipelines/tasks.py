@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.errors import InputError, UnsupportedError, shortened
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def classify(
 
 def fill(model: Encoder, text: str, top_k: int) -> list[Filled]:
     """The likeliest tokens in place of every mask token."""
-    top_k = whole("top_k", top_k, least=1, error=ValueError)
+    top_k = check_int("top_k", top_k, least=1, error=ValueError)
     if model.config.head is None:
         raise _refused(model.config, "fill")
     tokenizer = model.tokenizer
@@ -179,8 +179,8 @@ def answer(model: Encoder, question: str, context: str, top_k: int, longest: int
     A span's score is the product of the probabilities of its beginning and its end among the
     context's tokens and [CLS], where models that may find no answer put that.
     """
-    top_k = whole("top_k", top_k, least=1, error=ValueError)
-    longest = whole("longest", longest, least=1, error=ValueError)
+    top_k = check_int("top_k", top_k, least=1, error=ValueError)
+    longest = check_int("longest", longest, least=1, error=ValueError)
     _task(model.config, "answer")
     if not isinstance(context, str) or not context:
         raise InputError(f"context must be a text that is not empty: got {shortened(context)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import flag, whole
+from polyhead._utils.checks import check_bool, check_int
 from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
 from polyhead.generation.pipelines import tasks
 from polyhead.generation.pipelines.tasks import Filled, Function, Label, Pair, Span
@@ -104,7 +104,7 @@ class TextEncoder(nn.Module):
                 f"pooling is {self.pooling!r}, which is not built: set it to one of "
                 f"{', '.join(map(repr, POOLINGS))}"
             )
-        flag("normalize", normalize)
+        check_bool("normalize", normalize)
         texts = _listed([texts] if isinstance(texts, str) else texts)
         tokens = [self.encoded(number, text) for number, text in enumerate(texts)]
         vectors = torch.stack([*self._each(tokens, batch_size, self._vectors)])
@@ -204,7 +204,7 @@ class TextEncoder(nn.Module):
         """
         single = isinstance(texts, str)
         listed = _listed([texts] if single else texts)
-        made = tasks.tag(self, listed, flag("group", group), ignored, batch_size)
+        made = tasks.tag(self, listed, check_bool("group", group), ignored, batch_size)
         return made[0] if single else made
 
     @torch.no_grad()
@@ -264,7 +264,7 @@ class TextEncoder(nn.Module):
         self, encodings: Sequence[Any], batch_size: int, outputs: Callable[..., Iterable[Tensor]]
     ) -> list[Tensor]:
         """A tensor for each text, in their order; those of similar length run together."""
-        batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
+        batch_size = check_int("batch_size", batch_size, least=1, error=ValueError)
         order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
         found: dict[int, Tensor] = {}
         training = self.training

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.errors import ContextLengthError, InputError
 from polyhead.generation.decoding.batch import Generation
 from polyhead.generation.decoding.options import GenerationOptions
@@ -133,7 +133,7 @@ class TextToText(EncoderDecoder):
         """
         task = self._task(task, source_language, target_language)
         wanted = self._wanted(task, target_language, options).seeded()
-        batch_size = whole("batch_size", batch_size, least=1, error=ValueError)
+        batch_size = check_int("batch_size", batch_size, least=1, error=ValueError)
         given = [texts] if isinstance(texts, str) else texts
         if not isinstance(given, list | tuple) or not given:
             raise InputError(f"texts must be a text or a list of at least one: got {texts!r}")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from polyhead import training
-from polyhead._utils.checks import number, one_of, whole
+from polyhead._utils.checks import check_int, check_number, check_one_of
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, DivergedError, InputError
 from polyhead.lab.comparison.corpus import Corpus
@@ -58,11 +58,11 @@ class Schedule:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        whole("tokens", self.tokens, least=1, error=ConfigError)
-        whole("context", self.context, least=2, error=ConfigError)
-        whole("batch", self.batch, least=1, error=ConfigError)
-        number("rate", self.rate, above=0, error=ConfigError)
-        one_of("dtype", self.dtype, ("float32", "bfloat16"), error=ConfigError)
+        check_int("tokens", self.tokens, least=1, error=ConfigError)
+        check_int("context", self.context, least=2, error=ConfigError)
+        check_int("batch", self.batch, least=1, error=ConfigError)
+        check_number("rate", self.rate, above=0, error=ConfigError)
+        check_one_of("dtype", self.dtype, ("float32", "bfloat16"), error=ConfigError)
 
     @property
     def steps(self) -> int:

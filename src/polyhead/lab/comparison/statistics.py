@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean, stdev
 
-from polyhead._utils.checks import number, whole
+from polyhead._utils.checks import check_int, check_number
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -75,8 +75,8 @@ def t_quantile(probability: float, freedom: int) -> float:
     Raises:
         ValueError: A probability outside (0, 1), or ``freedom`` below 1.
     """
-    number("probability", probability, above=0.0, below=1.0)
-    whole("freedom", freedom, least=1)
+    check_number("probability", probability, above=0.0, below=1.0)
+    check_int("freedom", freedom, least=1)
     if probability < 0.5:
         return -t_quantile(1 - probability, freedom)
     low, high = 0.0, 1.0

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -56,8 +56,8 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name in ("embed_dim", "layers", "heads", "hidden_dim", "max_positions"):
-            whole(name, getattr(self, name), least=1, error=ConfigError)
-        whole("vocab_size", self.vocab_size, least=257, error=ConfigError)
+            check_int(name, getattr(self, name), least=1, error=ConfigError)
+        check_int("vocab_size", self.vocab_size, least=257, error=ConfigError)
         _head_dim(self, self.heads)
 
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.semantics.masks.algebra import Mask, Visibility
 from polyhead.semantics.masks.explicit import of_heads
 from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
@@ -43,7 +43,7 @@ class BlockSparse(Mask, arguments={"blocks": Tensor, "block_size": int}):
                 f"two if they differ: got shape {list(blocks.shape)}"
             )
         self.blocks = blocks[(None,) * (4 - blocks.ndim)]
-        self.block_size = whole("BlockSparse block_size", block_size, least=1)
+        self.block_size = check_int("BlockSparse block_size", block_size, least=1)
         self._seen: tuple[list[list[int]], list[list[int]]] | None = None
         """How many blocks before a corner some query sees, and how many all queries see."""
         if not is_traced(blocks):

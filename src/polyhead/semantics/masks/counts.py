@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.semantics.component import same
 from polyhead.semantics.masks.algebra import Visibility
 from polyhead.semantics.tokens import Span, is_traced
@@ -45,7 +45,7 @@ class PerRow:
             numbers = self.values.tolist()
         else:
             numbers = [*value] if isinstance(value, Sequence) else [value]
-            self.values = numbers = [whole(name, n, least=0) for n in numbers]
+            self.values = numbers = [check_int(name, n, least=0) for n in numbers]
         if not numbers or min(numbers) < 0:
             raise ValueError(
                 f"{name} must be at least 0, one number or one per batch row: got {value}"

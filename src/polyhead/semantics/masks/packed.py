@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below, short
 from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
@@ -80,7 +80,7 @@ class Documents(Mask, arguments={"lengths": list}):
             raise ValueError("Documents needs at least one length: got none")
         nested = isinstance(rows[0], Sequence)
         self.lengths: list[list[int]] = [
-            [whole("a Documents length", n, least=0) for n in row]
+            [check_int("a Documents length", n, least=0) for n in row]
             for row in (rows if nested else [rows])
         ]
         self._ends = [list(accumulate(row)) for row in self.lengths]

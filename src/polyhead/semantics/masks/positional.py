@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import whole
+from polyhead._utils.checks import check_int
 from polyhead.semantics.masks.algebra import Mask, Range, Visibility
 from polyhead.semantics.masks.counts import PerRow, below
 from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
@@ -53,8 +53,8 @@ class Window(Mask, arguments={"size": int, "ahead": int | None}):
     """
 
     def __init__(self, size: int, ahead: int | None = None) -> None:
-        self.size = whole("Window size", size, least=1)
-        self.ahead = None if ahead is None else whole("Window ahead", ahead, least=0)
+        self.size = check_int("Window size", size, least=1)
+        self.ahead = None if ahead is None else check_int("Window ahead", ahead, least=0)
 
     def rule(self, of: QueryKeyPairs) -> PairExpr:
         q, k, size = of.q_position, of.k_position, of.number(self.size)
@@ -87,7 +87,7 @@ class Chunk(Mask, arguments={"size": int}):
     """Positions are cut into runs of ``size``; a query sees the keys of its own run (Llama 4)."""
 
     def __init__(self, size: int) -> None:
-        self.size = whole("Chunk size", size, least=1)
+        self.size = check_int("Chunk size", size, least=1)
 
     def rule(self, of: QueryKeyPairs) -> PairExpr:
         q, k, size = of.q_position, of.k_position, of.number(self.size)
