@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import polyhead as ph
 from polyhead.kernels import flex
-from polyhead.kernels.extras import extras_of
+from polyhead.kernels.score_mods import score_mods_of
 from polyhead.kernels.triton import kernel, self_test
 from polyhead.semantics import Call
 
@@ -66,7 +66,7 @@ def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str,
     patch(flex, "_has_compiler", lambda: True)
     patch(kernel, "_has_triton", lambda: True)
     patch(kernel, "_has_gpu", lambda: True)
-    patch(kernel, "extras_of", _extras_on_cpu)
+    patch(kernel, "score_mods_of", _extras_on_cpu)
     found: dict[str, tuple[str, ...]] = dict.fromkeys(CASES, ())
     for unsupported_reason in (None, "switched off: in this table"):
         patch(self_test, "unsupported_reason", lambda *_, said=unsupported_reason: said)
@@ -77,7 +77,7 @@ def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str,
 
 
 def _extras_on_cpu(call: Call, drawn: int) -> Any:
-    """`extras_of` with all tensors on the CPU: without CUDA torch cannot cut fake ones there."""
+    """`score_mods_of` with all tensors on the CPU, since torch cannot cut fake CUDA tensors."""
 
     def moved(x: torch.Tensor) -> torch.Tensor:
         return torch.empty(x.shape, dtype=x.dtype, device="cpu").requires_grad_(x.requires_grad)
@@ -85,7 +85,7 @@ def _extras_on_cpu(call: Call, drawn: int) -> Any:
     bias = call.spec.bias
     if bias is not None:
         bias = bias.with_tensors([moved(x) for x in bias.tensors])
-    return extras_of(replace(call, q=moved(call.q), spec=replace(call.spec, bias=bias)), drawn)
+    return score_mods_of(replace(call, q=moved(call.q), spec=replace(call.spec, bias=bias)), drawn)
 
 
 def explained(case: dict[str, Any], learns: bool) -> ph.Explanation:

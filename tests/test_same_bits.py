@@ -196,7 +196,7 @@ TINY = TransformerConfig("decoder", WORDS, 48, LENGTH, (LLAMA,))
 
 @cache
 def CODED() -> ph.KeyValueSource:
-    """What a quantised ring gives whose first tokens are gone."""
+    """What a quantized ring gives whose first tokens are gone."""
     k = torch.randn(1, 2, 3, 32)
     held = StoredCache(Ring(2), Quantized(sinks=0, recent=0, group=2))
     for _ in range(8):
@@ -221,8 +221,8 @@ def turned_ring(k: Tensor) -> ph.KeyValueSource:
         (lambda q: nn.functional.conv1d(q[0], q[0, :, :1], groups=2), "convolution"),
         (lambda q: q.var(), "var"),
         (lambda q: torch.linalg.vector_norm(q, 1), "linalg_vector_norm"),
-        (lambda q: ph.attention(q, CODED()), "quantised ring"),
-        (lambda q: ph.Transformer(TINY).new_cache(quantized=Quantized()), "quantised cache"),
+        (lambda q: ph.attention(q, CODED()), "quantized ring"),
+        (lambda q: ph.Transformer(TINY).new_cache(quantized=Quantized()), "quantized cache"),
         (lambda q: ph.attention(q, turned_ring(q), bias=torch.ones(3, 2)), "bias over the keys"),
     ],
 )

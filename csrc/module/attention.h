@@ -137,9 +137,9 @@ inline bool dropout_from(PyObject* tuple, Dropout& d) {
     return true;
 }
 
-inline bool extras_from(PyObject* tuple, Attention& c) {
-    using F = tuples::Extras;
-    const Fields<F> f(tuple, "extras");
+inline bool score_mods_from(PyObject* tuple, Attention& c) {
+    using F = tuples::ScoreMods;
+    const Fields<F> f(tuple, "mods");
     if (!f) return false;
     c.softcap = f.as_float(F::softcap), c.batch_invariant = f[F::batch_invariant] == Py_True, c.rounded = f.as_float(F::rounded);
     View low, high, keep, q_positions, slopes, by_distance, bias;
@@ -191,7 +191,7 @@ inline bool extras_from(PyObject* tuple, Attention& c) {
 }
 
 // All of an attention but its results.
-inline bool attention_from(PyObject* queries, PyObject* segments, PyObject* extras, Attention& c) {
+inline bool attention_from(PyObject* queries, PyObject* segments, PyObject* mods, Attention& c) {
     View q;
     if (!view_of(queries, "q", q)) return false;
     if (q.dims != 4 || q.kind > kOfFloat16 || q.size[3] < 1) return wrong("q must be [B, H, T, D] of floating point");
@@ -209,7 +209,7 @@ inline bool attention_from(PyObject* queries, PyObject* segments, PyObject* extr
         c.keys += c.segments[c.count].length;
     }
     if (c.heads < 1 || c.heads % c.kv_heads) return wrong("kv heads must divide query heads");
-    return extras_from(extras, c);
+    return score_mods_from(mods, c);
 }
 
 // out and lse as a call makes them.
@@ -225,7 +225,7 @@ inline PyObject* attend(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = arguments::attend;
     const Arguments<A> a("attend", args, count);
     Attention c{};
-    if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::extras], c) || !results_into(a[A::out], a[A::lse], c))
+    if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::mods], c) || !results_into(a[A::out], a[A::lse], c))
         return nullptr;
     c.scale = a.as_float(A::scale);
     if (PyErr_Occurred()) return nullptr;
@@ -261,7 +261,7 @@ inline PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Gradients g{};
     Attention& c = g.call;
     View out, lse, grad_out, grad_lse;
-    if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::extras], c) || !view_of(a[A::out], "out", out) ||
+    if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::mods], c) || !view_of(a[A::out], "out", out) ||
         !view_of(a[A::lse], "lse", lse) || !view_of(a[A::grad_out], "grad_out", grad_out) ||
         !view_of(a[A::grad_lse], "grad_lse", grad_lse))
         return nullptr;

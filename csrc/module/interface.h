@@ -7,7 +7,7 @@ namespace polyhead {
 #define PH_TUPLES(X) \
     X(KVSegment, k, v, first, positions, pages, skipped, paged, coding) \
     X(Coding, group, key_dim, value_dim, k_bits, v_bits, value_group, k_scale, k_zero, v_scale, v_zero) \
-    X(Extras, softcap, bounds, keep, q_positions, slopes, by_distance, bias, dropout, batch_invariant, rounded) \
+    X(ScoreMods, softcap, bounds, keep, q_positions, slopes, by_distance, bias, dropout, batch_invariant, rounded) \
     X(Dropout, p, seed, query, key) \
     X(Heads, heads, kv_heads, key_dim, value_dim, scale, softcap, rotary, norm_place) \
     X(Scales, scales, zeros, numbers, rows) \
@@ -34,8 +34,8 @@ namespace polyhead {
     X(sink, code, threads, x, lse, sinks) \
     X(norm, code, threads, x, weight, y) \
     X(rotate, code, threads, x, cos, sin, y) \
-    X(attend, code, threads, q, segments, scale, extras, out, lse) \
-    X(gradients, code, threads, q, segments, scale, extras, out, lse, grad_out, grad_lse, grad_q, grad_k, grad_v, grad_bias) \
+    X(attend, code, threads, q, segments, scale, mods, out, lse) \
+    X(gradients, code, threads, q, segments, scale, mods, out, lse, grad_out, grad_lse, grad_q, grad_k, grad_v, grad_bias) \
     X(tile_sums, code, threads, logs, first, sums) \
     X(head_product, code, threads, x, weight, summed, y) \
     X(layer, weights, form, watched) \

@@ -18,7 +18,7 @@ from polyhead.cli import main
 from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS
 from polyhead.native import tensor_check
-from polyhead.native.arguments import Extras, KVSegment
+from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.semantics import RoundedALiBi
 
 pytestmark = pytest.mark.skipif(
@@ -180,8 +180,8 @@ def test_by_row_a_prompt_has_the_bits_of_decoding(code, H, G, D, V, dtype, windo
     def attend(rows: slice, first: int, last: int) -> tuple[Tensor, Tensor | None]:
         bounds = low[:, first:last].contiguous(), high[:, first:last].contiguous()
         keys = KVSegment(k[rows, :, :last], v[rows, :, :last])
-        extras = Extras(bounds=bounds, batch_invariant=True)
-        return code.attend(q[rows, :, first:last], [keys], 0.3, extras, lse=True)
+        mods = ScoreMods(bounds=bounds, batch_invariant=True)
+        return code.attend(q[rows, :, first:last], [keys], 0.3, mods, lse=True)
 
     try:
         torch.set_num_threads(1)

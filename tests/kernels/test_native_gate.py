@@ -15,7 +15,14 @@ from polyhead import native
 from polyhead.errors import NotPlainError
 from polyhead.layers import TransformerLayer
 from polyhead.native import interface, tensor_check
-from polyhead.native.arguments import NO_EXTRAS, KVSegment, Network, NormWeight, TileSums, Weight
+from polyhead.native.arguments import (
+    NO_SCORE_MODS,
+    KVSegment,
+    Network,
+    NormWeight,
+    TileSums,
+    Weight,
+)
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
@@ -62,8 +69,8 @@ def test_every_tensor_of_a_call_passes_the_gate():
     q, k, v = draw(1, 2, 3, 8), draw(1, 2, 5, 8), draw(1, 2, 5, 8)
     code, at = native.code(), torch.arange(3)[None]
 
-    def attend(**extras):
-        code.attend(q, [KVSegment(k, v)], 1.0, NO_EXTRAS._replace(**extras))
+    def attend(**mods):
+        code.attend(q, [KVSegment(k, v)], 1.0, NO_SCORE_MODS._replace(**mods))
 
     with pytest.raises(ValueError, match="storage of bias"):
         attend(bias=cut_short(draw(1, 2, 3, 5)))
@@ -107,10 +114,10 @@ class Strange(torch.Tensor):
         ({"q_positions": torch.zeros(2).long()}, "q_positions must be"),
     ],
 )
-def test_what_does_not_go_together_is_refused(extras, words):
+def test_what_does_not_go_together_is_refused(mods, words):
     q, k, v = draw(1, 2, 3, 8), draw(1, 2, 5, 8), draw(1, 2, 5, 8)
     with pytest.raises((ValueError, TypeError), match=words):
-        native.code().attend(q, [KVSegment(k, v)], 1.0, NO_EXTRAS._replace(**extras))
+        native.code().attend(q, [KVSegment(k, v)], 1.0, NO_SCORE_MODS._replace(**mods))
 
 
 @pytest.mark.parametrize("page", [-1, 4, 1 << 40])

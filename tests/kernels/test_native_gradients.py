@@ -13,7 +13,7 @@ import matrix
 import polyhead as ph
 from polyhead import native
 from polyhead.caches import DenseCache, PagedCache, RingCache
-from polyhead.native.arguments import Extras, KVSegment
+from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.semantics import TensorBias, Tokens
 
 pytestmark = pytest.mark.skipif(
@@ -201,21 +201,19 @@ def test_what_is_masked_gives_and_takes_nothing(content):
     assert spoiled[3].isfinite().all()
 
 
-def assert_same_bits_for_any_number_of_threads(q, k, v, extras):
+def assert_same_bits_for_any_number_of_threads(q, k, v, mods):
     piece, (B, H, T, _) = KVSegment(k, v), q.shape
-    result = native.code().attend(q, [piece], 0.125, extras, lse=True)
+    result = native.code().attend(q, [piece], 0.125, mods, lse=True)
     grads = torch.randn(B, H, T, v.shape[3]), torch.randn(B, H, T)
     before = torch.get_num_threads()
     runs = []
     try:
         for threads in (1, 2, 2, 3, 7):
             torch.set_num_threads(threads)
-            runs.append(
-                native.code().gradients(q, piece, 0.125, extras, result, grads, of_bias=True)
-            )
+            runs.append(native.code().gradients(q, piece, 0.125, mods, result, grads, of_bias=True))
     finally:
         torch.set_num_threads(before)
-    assert len(runs[0]) == (3 if extras.learned is None else 4)
+    assert len(runs[0]) == (3 if mods.learned is None else 4)
     for run in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
 
@@ -224,7 +222,7 @@ def assert_same_bits_for_any_number_of_threads(q, k, v, extras):
 def test_any_run_is_bit_identical_with_any_number_of_threads(H):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, H, 700, 64), torch.randn(1, 1, 700, 64), torch.randn(1, 1, 700, 64)
-    assert_same_bits_for_any_number_of_threads(q, k, v, Extras())
+    assert_same_bits_for_any_number_of_threads(q, k, v, ScoreMods())
 
 
 @pytest.mark.parametrize(
@@ -239,12 +237,12 @@ def test_the_gradient_of_a_bias_is_bit_identical_too(shape):
     q, k, v = torch.randn(4, 8, 400, 16), torch.randn(4, 4, 400, 16), torch.randn(4, 4, 400, 16)
     at = torch.arange(400)[None]
     if shape == "by distance":
-        extras = Extras(q_positions=at, by_distance=torch.randn(8, 41))
+        mods = ScoreMods(q_positions=at, by_distance=torch.randn(8, 41))
     elif shape == "slopes":
-        extras = Extras(q_positions=at, slopes=torch.rand(8))
+        mods = ScoreMods(q_positions=at, slopes=torch.rand(8))
     else:
-        extras = Extras(bias=torch.randn(shape))
-    assert_same_bits_for_any_number_of_threads(q, k, v, extras)
+        mods = ScoreMods(bias=torch.randn(shape))
+    assert_same_bits_for_any_number_of_threads(q, k, v, mods)
 
 
 def test_gradients_that_nobody_asked_for_or_that_lie_strangely():

@@ -30,7 +30,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
         """
         import resource, torch, polyhead as ph
         from polyhead import native
-        from polyhead.native.arguments import NO_EXTRAS, KVSegment, Weight
+        from polyhead.native.arguments import NO_SCORE_MODS, KVSegment, Weight
         torch.set_num_threads(1)
         code = native.code()
 
@@ -47,7 +47,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind():
         calls = [
             lambda: code.attend(q, [KVSegment(k, k)], 1.0),
             lambda: code.attend(many, [KVSegment(k, k)], 1.0),
-            lambda: code.gradients(many, KVSegment(k, k), 1.0, NO_EXTRAS, (out, lse), grads),
+            lambda: code.gradients(many, KVSegment(k, k), 1.0, NO_SCORE_MODS, (out, lse), grads),
             lambda: code.product(x, [Weight(wide, None)]),
         ]
         for number, call in enumerate(calls):
@@ -82,7 +82,7 @@ def test_an_interrupt_ends_a_long_call():
         """
         import signal, threading, time, os, torch, polyhead as ph
         from polyhead import native
-        from polyhead.native.arguments import NO_EXTRAS, KVSegment, Weight
+        from polyhead.native.arguments import NO_SCORE_MODS, KVSegment, Weight
         signal.signal(signal.SIGINT, signal.default_int_handler)  # where a shell ignores it
         torch.set_num_threads(2)
         code = native.code()
@@ -91,7 +91,7 @@ def test_an_interrupt_ends_a_long_call():
         lse = torch.zeros(1, 8, n)
         calls = [
             lambda: code.attend(q, [KVSegment(k, v)], 0.1),
-            lambda: code.gradients(q, KVSegment(k, v), 0.1, NO_EXTRAS, (q, lse), (q, lse)),
+            lambda: code.gradients(q, KVSegment(k, v), 0.1, NO_SCORE_MODS, (q, lse), (q, lse)),
             lambda: ph.attention(q.requires_grad_(), k, v),
         ]
         ph.attention(*(torch.randn(1, 8, 200, 64, requires_grad=True) for _ in range(3)))

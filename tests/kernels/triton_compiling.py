@@ -26,7 +26,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from polyhead.kernels.triton import blocks, launch
 from polyhead.kernels.triton.device import backward, forward, merge
-from polyhead.native.arguments import Extras, KVSegment
+from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout
 
@@ -76,7 +76,7 @@ class Compiling:
 EVERYTHING = ("bounds", "softcap", "bias", "dropout")
 
 
-def extras_of(names: tuple[str, ...], B: int, H: int, T: int, S: int) -> Extras:
+def score_mods_of(names: tuple[str, ...], B: int, H: int, T: int, S: int) -> ScoreMods:
     """Extras of these names over tensors of zeros."""
     made: dict[str, Any] = {}
     if "bounds" in names:
@@ -91,7 +91,7 @@ def extras_of(names: tuple[str, ...], B: int, H: int, T: int, S: int) -> Extras:
         made |= {"slopes": torch.zeros(H), "q_positions": torch.zeros(T, dtype=torch.int64)}
     if "dropout" in names:
         made["dropout"] = Dropout(0.1, torch.zeros(1, dtype=torch.int64), 0, 0)
-    return Extras(**made)
+    return ScoreMods(**made)
 
 
 def piece_of(k: torch.Tensor, v: torch.Tensor, bits: int) -> KVSegment:
@@ -131,8 +131,8 @@ def cases() -> Iterator[tuple[torch.dtype, int, int, int, tuple[str, ...], bool]
         if size < 576:
             yield torch.bfloat16, size, size, 512, ("bounds", "codes of 4 bits"), False
     for size in (80, 96, 192):
-        extras = EVERYTHING if size == 96 else ("bounds",)
-        yield torch.bfloat16, size, 128 if size == 192 else size, 512, extras, True
+        mods = EVERYTHING if size == 96 else ("bounds",)
+        yield torch.bfloat16, size, 128 if size == 192 else size, 512, mods, True
 
 
 def main(capabilities: list[int], only: str) -> None:
@@ -158,20 +158,18 @@ def main(capabilities: list[int], only: str) -> None:
                 H, G = 128, 1
             q, k = torch.zeros(1, H, T, D, dtype=dtype), torch.zeros(1, G, S, D, dtype=dtype)
             v = k[..., :V] if D == 576 else torch.zeros(1, G, S, V, dtype=dtype)
-            extras = extras_of(names, 1, H, T, S)
+            mods = score_mods_of(names, 1, H, T, S)
             found.clear()
             bits = next((int(name[9]) for name in names if name.startswith("codes")), 0)
             piece = piece_of(k, v, bits)
             if "pages" in names:  # one page that holds all
                 table = torch.zeros(1, 1, dtype=torch.int64)
                 piece = piece._replace(pages=table, paged=piece.k.shape[2])
-            out, lse = launch.attend(q, [piece], 1.0, extras, lse=True)
+            out, lse = launch.attend(q, [piece], 1.0, mods, lse=True)
             if learns:
                 grads = torch.zeros_like(out), torch.zeros_like(lse)
-                of_bias = extras.learned is not None
-                launch.gradients(
-                    q, KVSegment(k, v), 1.0, extras, (out, lse), grads, of_bias=of_bias
-                )
+                of_bias = mods.learned is not None
+                launch.gradients(q, KVSegment(k, v), 1.0, mods, (out, lse), grads, of_bias=of_bias)
             for each in found:
                 print(json.dumps({"case": case, "fits": fits} | each), flush=True)
 

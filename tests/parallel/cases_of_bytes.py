@@ -73,7 +73,7 @@ def as_planned(what: str) -> None:
     mesh = mesh_of(dimension)
     model = made("Llama", torch.float32)
     planned = mesh_plan(
-        model.config, {dimension: dist.get_world_size()}, tokens=T, batch=2, weight_bits=32,
+        model.config, {dimension: dist.get_world_size()}, tokens=T, batch_size=2, weight_bits=32,
         kv_dtype="float32",
     )  # fmt: skip
     (its,) = [each for each in planned.sent if each.what == what]
@@ -106,7 +106,7 @@ def trained_as_planned(dimension: str, family: str) -> None:
         model = made(family, torch.float32)
     mesh = mesh_of(dimension)
     planned = mesh_plan(
-        model.config, {dimension: dist.get_world_size()}, tokens=T, batch=2, weight_bits=32,
+        model.config, {dimension: dist.get_world_size()}, tokens=T, batch_size=2, weight_bits=32,
         kv_dtype="float32",
     )  # fmt: skip
     parallel.parallelize(model, mesh)

@@ -52,7 +52,7 @@ from polyhead.integrations._transformers_source import (
 from polyhead.integrations._weights import attention_with_weights
 from polyhead.kernels import dispatch
 from polyhead.kernels.dispatch import Explanation
-from polyhead.layers import foreign
+from polyhead.layers import third_party
 from polyhead.layers.hooks import attention_with_hooks
 from polyhead.layers.record import AttentionHook
 from polyhead.semantics import Causal, DenseSource, Documents, Keep, Mask, Window
@@ -213,7 +213,7 @@ def _attend(
     watched = not torch.compiler.is_compiling()
     if watched and (recorder := _recorder.get()) is not None:
         recorder.append((module, dispatch.explain(query, key, value, **options)))
-    hooks = foreign.hooks_of(module) if watched else ()
+    hooks = third_party.hooks_of(module) if watched else ()
     if with_weights:
         out, weights = attention_with_weights(query, key, value, **options)
         if hooks:
@@ -288,7 +288,7 @@ _names: set[str] = set()
 """The names under which polyhead is registered."""
 
 
-@foreign.recognise
+@third_party.recognise
 def _is_ours(module: nn.Module) -> bool:
     """Whether polyhead computes a module's attention."""
     name = getattr(getattr(module, "config", None), "_attn_implementation", None)

@@ -28,9 +28,9 @@ from polyhead.errors import InputError
 from polyhead.interpret import files, saved
 from polyhead.interpret.kept import KeptCall, token_ids
 from polyhead.interpret.view import AttentionView
-from polyhead.layers.foreign import register_attention_hook
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.scope import Scope
+from polyhead.layers.third_party import register_attention_hook
 from polyhead.models import Transformer
 from polyhead.models.naming import (
     Repeats,

@@ -18,8 +18,8 @@ from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel, Refusal, SwitchedOffError
 from polyhead.native import batch_invariant
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
+from polyhead.semantics.argument_hints import refuse
 from polyhead.semantics.arguments import call_of, dropout_seed
-from polyhead.semantics.foreign import refuse
 from polyhead.semantics.scores import (
     autocast_enabled,
     full_precision,

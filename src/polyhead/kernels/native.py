@@ -1,6 +1,6 @@
 """polyhead's own C++ kernel for CPUs: csrc/attention/attend.h and gradients.h tell how it works.
 
-Keys and values are read where they lie, once for all query heads of a group; ``extras`` says what
+Keys and values are read where they lie, once for all query heads of a group; ``mods`` says what
 else the code is handed.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from polyhead import native
 from polyhead.errors import NotPlainError, UnsupportedError
 from polyhead.kernels.base import Kernel, Refusal
-from polyhead.kernels.extras import dense, extras_of, pieces_of
 from polyhead.kernels.operators import differentiable, operators
+from polyhead.kernels.score_mods import dense, pieces_of, score_mods_of
 from polyhead.native import batch_invariant
-from polyhead.native.arguments import DTYPES, NO_EXTRAS, Extras
+from polyhead.native.arguments import DTYPES, NO_SCORE_MODS, ScoreMods
 from polyhead.native.code import Code
 from polyhead.native.tensor_check import is_exported_to_onnx, is_fake, unsupported_tensor_kind
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
@@ -26,7 +26,7 @@ from polyhead.semantics.call import simplify_mask
 from polyhead.semantics.tokens import Tokens, is_differentiated, is_traced, is_transformed
 
 
-class NativeKernel(Kernel[Extras]):
+class NativeKernel(Kernel[ScoreMods]):
     name = "native"
     checks_storage = True
     summary = "C++ for CPUs: K and V read once per kv head, where they lie; no double derivatives"
@@ -34,13 +34,13 @@ class NativeKernel(Kernel[Extras]):
     def unavailable(self) -> str | None:
         return native.unavailable()
 
-    def plan(self, call: Call) -> Extras | Refusal:
+    def plan(self, call: Call) -> ScoreMods | Refusal:
         if (feature := self._refused(call)) is not None:
             return Refusal(feature)
         if batch_invariant.is_enabled() and _is_empty(call):
-            return NO_EXTRAS._replace(batch_invariant=True)
+            return NO_SCORE_MODS._replace(batch_invariant=True)
         plainly = not (call.requires_grad or torch.compiler.is_compiling() or _is_fake(call))
-        found = extras_of(call, rounds=plainly)
+        found = score_mods_of(call, rounds=plainly)
         if isinstance(found, Refusal) or not batch_invariant.is_enabled():
             return found
         turned = call.source.of_row is not None or call.source.tokens.places.low
@@ -89,7 +89,7 @@ class NativeKernel(Kernel[Extras]):
                 return "compilation of a cache"
         return None
 
-    def run(self, call: Call, plan: Extras) -> State:
+    def run(self, call: Call, plan: ScoreMods) -> State:
         if plan.batch_invariant and _is_empty(call):
             return _of_nothing(call)
         if plan.batch_invariant and call.source.of_row is not None:
@@ -126,7 +126,7 @@ class NativeKernel(Kernel[Extras]):
         return State(out, lse)
 
     def gradients(
-        self, call: Call, plan: Extras, result: State, grads: tuple[Tensor, Tensor]
+        self, call: Call, plan: ScoreMods, result: State, grads: tuple[Tensor, Tensor]
     ) -> list[Tensor]:
         code, learned = _code(), plan.learned
         (piece,) = pieces_of(call)

@@ -12,20 +12,26 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from polyhead.kernels.extras import dense
-from polyhead.native.arguments import Extras, KVSegment
+from polyhead.kernels.score_mods import dense
+from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.native.dropout import Dropout
 from polyhead.semantics import State
 
 _KINDS = {1: "slopes", 2: "by_distance", 4: "bias"}
-"""The kind of bias in ``Extras`` by its number of dimensions."""
+"""The kind of bias in ``ScoreMods`` by its number of dimensions."""
 
 
 class Code(Protocol):
     """Compiled code: ``native.code.Code`` says what the arguments are."""
 
     def attend(
-        self, q: Tensor, segments: Sequence[KVSegment], scale: float, extras: Extras, *, lse: bool
+        self,
+        q: Tensor,
+        segments: Sequence[KVSegment],
+        scale: float,
+        mods: ScoreMods,
+        *,
+        lse: bool,
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def gradients(
@@ -33,7 +39,7 @@ class Code(Protocol):
         q: Tensor,
         segment: KVSegment,
         scale: float,
-        extras: Extras,
+        mods: ScoreMods,
         result: tuple[Tensor, Tensor],
         grads: tuple[Tensor, Tensor],
         *,
@@ -49,18 +55,18 @@ class Operators(NamedTuple):
 
 
 def differentiable(
-    known: Operators, segment: KVSegment, q: Tensor, scale: float, extras: Extras
+    known: Operators, segment: KVSegment, q: Tensor, scale: float, mods: ScoreMods
 ) -> State:
     """What ``Code.attend`` computes, with gradients of q, of the segment and of the bias."""
-    dropout = extras.dropout
-    numbers = scale, extras.softcap, 0.0 if dropout is None else dropout.p
-    places = [segment.first, int(extras.batch_invariant)]
+    dropout = mods.dropout
+    numbers = scale, mods.softcap, 0.0 if dropout is None else dropout.p
+    places = [segment.first, int(mods.batch_invariant)]
     places += [] if dropout is None else [dropout.query, dropout.key]
     tensors = [
-        segment.positions, *(extras.bounds or (None, None)), extras.keep, extras.q_positions,
+        segment.positions, *(mods.bounds or (None, None)), mods.keep, mods.q_positions,
         None if dropout is None else dropout.seed,
     ]  # fmt: skip
-    given = q, segment.k, segment.v, extras.learned
+    given = q, segment.k, segment.v, mods.learned
     return State(*known.attention(*given, *numbers, places, tensors))
 
 
@@ -84,10 +90,10 @@ def operators(name: str, code: Callable[[], Code], device_types: str | None = No
         softcap: float,
         dropout_p: float,
         places: Sequence[int],
-        extras: Sequence[Tensor | None],
+        mods: Sequence[Tensor | None],
     ) -> tuple[Tensor, Tensor]:
         """out ``[B, H, T, V]`` and lse ``[B, H, T]``; the lists are those of ``differentiable``."""
-        segment, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
+        segment, parts = _as_given(k, v, bias, softcap, dropout_p, places, mods)
         out, lse = code().attend(dense(q), [segment], scale, parts, lse=True)
         assert lse is not None
         return out, lse
@@ -104,27 +110,27 @@ def operators(name: str, code: Callable[[], Code], device_types: str | None = No
         softcap: float,
         dropout_p: float,
         places: Sequence[int],
-        extras: Sequence[Tensor | None],
+        mods: Sequence[Tensor | None],
         of_bias: bool,
     ) -> list[Tensor]:
         """Gradients of q, k, v and, if asked for, the bias, given out and lse and theirs."""
-        segment, parts = _as_given(k, v, bias, softcap, dropout_p, places, extras)
+        segment, parts = _as_given(k, v, bias, softcap, dropout_p, places, mods)
         out, lse = result
         grad_out, grad_lse = grads
         both = dense(grad_out), grad_lse.contiguous()
         return code().gradients(dense(q), segment, scale, parts, (out, lse), both, of_bias=of_bias)
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, bias, *ctx.numbers, extras = inputs
-        ctx.save_for_backward(q, k, v, bias, *output, *extras)
+        q, k, v, bias, *ctx.numbers, mods = inputs
+        ctx.save_for_backward(q, k, v, bias, *output, *mods)
 
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        q, k, v, bias, out, lse, *extras = ctx.saved_tensors
+        q, k, v, bias, out, lse, *mods = ctx.saved_tensors
         of_bias = ctx.needs_input_grad[3]
-        found = gradients_operator(grads, (out, lse), q, k, v, bias, *ctx.numbers, extras, of_bias)
+        found = gradients_operator(grads, (out, lse), q, k, v, bias, *ctx.numbers, mods, of_bias)
         of_found = found if of_bias else [*found, None]
         # torch takes a list of tensors for so many inputs, and one that holds a None for a value.
-        of_extras = None if any(x is None for x in extras) else [None] * len(extras)
+        of_extras = None if any(x is None for x in mods) else [None] * len(mods)
         return (*of_found, None, None, None, None, of_extras)
 
     def one_by_one(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -169,13 +175,13 @@ def _as_given(
     softcap: float,
     dropout_p: float,
     places: Sequence[int],
-    extras: Sequence[Tensor | None],
-) -> tuple[KVSegment, Extras]:
-    positions, low, high, keep, q_positions, seed = extras
+    mods: Sequence[Tensor | None],
+) -> tuple[KVSegment, ScoreMods]:
+    positions, low, high, keep, q_positions, seed = mods
     first, batch_invariant, *of_dropout = places
     bounds = None if low is None or high is None else (low, high)
     learned: dict[str, Any] = {} if bias is None else {_KINDS[bias.ndim]: bias}
     segment = KVSegment(dense(k), dense(v), first, positions)
     dropout = None if seed is None else Dropout(dropout_p, seed, *of_dropout)
     parts = {"dropout": dropout, "batch_invariant": bool(batch_invariant), **learned}
-    return segment, Extras(softcap, bounds, keep, q_positions, **parts)
+    return segment, ScoreMods(softcap, bounds, keep, q_positions, **parts)

@@ -36,7 +36,7 @@ from polyhead.layers.linear import fused_linear, linear
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import Bias, Causal, Chunk, DenseSource, KeyValueSource, Mask, Window
-from polyhead.semantics.foreign import other_names, refuse
+from polyhead.semantics.argument_hints import other_names, refuse
 
 Context = Tensor | tuple[Tensor, Tensor]
 

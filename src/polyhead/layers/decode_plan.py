@@ -493,7 +493,7 @@ def _by_distance(known: NativeLayer, bias: Bias | Tensor) -> Tensor | None:
     """``[H, 2 n + 1]`` float32 as native code reads it; None if it does not."""
     if known.biased or type(bias) is not RelativeBias:
         return None
-    numbers = bias.numbers()
+    numbers = bias.kernel_bias()
     found = None if numbers is None else numbers.by_distance
     if found is None or len(found) != known.heads.heads:
         return None

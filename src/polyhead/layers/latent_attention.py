@@ -37,7 +37,7 @@ from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.native import batch_invariant
 from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
-from polyhead.semantics.foreign import other_names, refuse
+from polyhead.semantics.argument_hints import other_names, refuse
 
 
 class MultiHeadLatentAttention(Hooked):

@@ -41,7 +41,7 @@ from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import build_attention, build_network
 from polyhead.semantics import Bias, Mask
-from polyhead.semantics.foreign import other_names, refuse
+from polyhead.semantics.argument_hints import other_names, refuse
 
 
 class TransformerLayer(Fixed):

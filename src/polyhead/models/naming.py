@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from polyhead.errors import InputError
-from polyhead.layers.foreign import is_attention
 from polyhead.layers.scope import Scope
+from polyhead.layers.third_party import is_attention
 
 _CROSS = {"cross_attention", "crossattention", "encoder_attn", "EncDecAttention"}
 """Names that cross-attention goes by, in polyhead and in transformers."""

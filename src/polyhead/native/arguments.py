@@ -108,7 +108,7 @@ class KVSegment(NamedTuple):
         return (self.k.shape[2] if self.pages is None else self.paged) * self.unit
 
 
-class Extras(NamedTuple):
+class ScoreMods(NamedTuple):
     """Features beside plain softmax(Q Kᵀ · scale) V.
 
     Attributes:
@@ -144,7 +144,7 @@ class Extras(NamedTuple):
         return next((kind for kind in kinds if kind is not None), None)
 
 
-NO_EXTRAS = Extras()
+NO_SCORE_MODS = ScoreMods()
 
 
 class NormWeight(NamedTuple):
@@ -330,7 +330,7 @@ class LayerForm(NamedTuple):
         window: Keys that a query sees, itself included; None: all before it.
         clip: Queries, keys and values lie within ± this.
         chunk: Positions are cut into runs of so many, of which a query sees its own; None: no runs.
-        rounded: As in ``Extras``, of the layer's slopes.
+        rounded: As in ``ScoreMods``, of the layer's slopes.
         every: Positions in a period of ``temperatures``.
         offset: Added to positions before they are counted in periods.
     """
@@ -382,7 +382,7 @@ class LayerCall(NamedTuple):
             different lengths for all of them.
         segments: One to six, of the cache, in order; keys and values of the last T tokens are
             written there.
-        by_distance: As in ``Extras``.
+        by_distance: As in ``ScoreMods``.
         memory: Of the context, for a layer with ``cross``; its rows divide B. None: such a layer
             ends behind its self-attention.
     """

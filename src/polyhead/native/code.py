@@ -16,8 +16,7 @@ from polyhead.native.arguments import (
     ACTIVATIONS,
     DTYPES,
     MAX_GEMV_ROWS,
-    NO_EXTRAS,
-    Extras,
+    NO_SCORE_MODS,
     Guard,
     KVSegment,
     Layer,
@@ -26,6 +25,7 @@ from polyhead.native.arguments import (
     Network,
     NormWeight,
     Routing,
+    ScoreMods,
     TileSums,
     Weight,
 )
@@ -227,7 +227,7 @@ class Code:
         q: Tensor,
         segments: Sequence[KVSegment],
         scale: float,
-        extras: Extras = NO_EXTRAS,
+        mods: ScoreMods = NO_SCORE_MODS,
         *,
         lse: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -246,7 +246,7 @@ class Code:
         B, H, T, _ = q.shape
         out = q.new_empty(B, H, T, segments[0].value_dim)
         found = q.new_empty((B, H, T), dtype=torch.float32) if lse else None
-        self._native.attend(self._index, threads(), q, segments, scale, extras, out, found)
+        self._native.attend(self._index, threads(), q, segments, scale, mods, out, found)
         return out, found
 
     def gradients(
@@ -254,7 +254,7 @@ class Code:
         q: Tensor,
         segment: KVSegment,
         scale: float,
-        extras: Extras,
+        mods: ScoreMods,
         result: tuple[Tensor, Tensor],
         grads: tuple[Tensor, Tensor],
         *,
@@ -269,14 +269,23 @@ class Code:
             extras: Mask, bias, softcap.
             result: out and lse, as ``attend`` gave them.
             grads: Gradients of out, the last dimension dense, and of lse ``[B, H, T]`` float32.
-            of_bias: Whether to return the gradient of ``extras.learned`` too.
+            of_bias: Whether to return the gradient of ``mods.learned`` too.
         """
         found = [q.new_empty(x.shape) for x in (q, segment.k, segment.v)]
         of_extras = None
-        if of_bias and extras.learned is not None:
-            of_extras = torch.zeros(extras.learned.shape, dtype=torch.float32, device="cpu")
+        if of_bias and mods.learned is not None:
+            of_extras = torch.zeros(mods.learned.shape, dtype=torch.float32, device="cpu")
         self._native.gradients(
-            self._index, threads(), q, (segment,), scale, extras, *result, *grads, *found, of_extras
+            self._index,
+            threads(),
+            q,
+            (segment,),
+            scale,
+            mods,
+            *result,
+            *grads,
+            *found,
+            of_extras,
         )
         return found if of_extras is None else [*found, of_extras]
 

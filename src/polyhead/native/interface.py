@@ -23,8 +23,8 @@ _FUNCTIONS = {
     "sink": "code, threads, x, lse, sinks",
     "norm": "code, threads, x, weight, y",
     "rotate": "code, threads, x, cos, sin, y",
-    "attend": "code, threads, q, segments, scale, extras, out, lse",
-    "gradients": "code, threads, q, segments, scale, extras, out, lse, grad_out, grad_lse, grad_q, "
+    "attend": "code, threads, q, segments, scale, mods, out, lse",
+    "gradients": "code, threads, q, segments, scale, mods, out, lse, grad_out, grad_lse, grad_q, "
     "grad_k, grad_v, grad_bias",
     "tile_sums": "code, threads, logs, first, sums",
     "head_product": "code, threads, x, weight, summed, y",

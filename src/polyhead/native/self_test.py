@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyhead.native.arguments import DTYPES, Extras, KVSegment, Weight
+from polyhead.native.arguments import DTYPES, KVSegment, ScoreMods, Weight
 from polyhead.native.code import Code
 from polyhead.native.dropout import Dropout, kept
 from polyhead.native.samples import samples
@@ -35,8 +35,8 @@ def disagreement(candidate: Code) -> str | None:
             dropout = Dropout(0.25, seed, 150 - queries, 0)
             share = kept(0.25, seed, (1, 4), at[150 - queries :], at).double() / 0.75
             bounds = torch.full_like(high, 3), high
-            extras = Extras(bounds=bounds, bias=added, dropout=dropout)
-            out, _ = candidate.attend(q, [KVSegment(k, v)], 0.2, extras)
+            mods = ScoreMods(bounds=bounds, bias=added, dropout=dropout)
+            out, _ = candidate.attend(q, [KVSegment(k, v)], 0.2, mods)
             wide_k, wide_v = (t.double().repeat_interleave(2, dim=1) for t in (k, v))
             hidden = (at < 3) | (at >= high[0][:, None])
             scores = (q.double() @ wide_k.mT * 0.2 + added).masked_fill(hidden, -torch.inf)
@@ -44,13 +44,13 @@ def disagreement(candidate: Code) -> str | None:
             if not torch.allclose(out.double(), exact, atol=close, rtol=close):
                 return f"attention in {dtype} differs from float64"
             grad = random(1, 4, queries, 48)
-            out, lse = candidate.attend(q, [KVSegment(k, v)], 0.2, extras, lse=True)
+            out, lse = candidate.attend(q, [KVSegment(k, v)], 0.2, mods, lse=True)
             assert lse is not None
             found = candidate.gradients(
                 q,
                 KVSegment(k, v),
                 0.2,
-                extras,
+                mods,
                 (out, lse),
                 (grad, torch.zeros_like(lse)),
                 of_bias=True,

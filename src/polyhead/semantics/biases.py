@@ -27,7 +27,7 @@ FARTHEST = 1 << 14
 """Most distances of a bias by distance: there is a number for each."""
 
 
-class Numbers(NamedTuple):
+class KernelBias(NamedTuple):
     """A bias as compiled code reads it: one of these.
 
     Attributes:
@@ -52,7 +52,7 @@ class Bias(Component, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        inherit_no_shortcut(cls, Bias, "tile", "add_gradients", "numbers")
+        inherit_no_shortcut(cls, Bias, "tile", "add_gradients", "kernel_bias")
 
     @property
     @abstractmethod
@@ -123,7 +123,7 @@ class Bias(Component, ABC):
         for total, piece in zip(totals, pull(scores.sum_to_size(tile.shape)), strict=True):
             total += piece
 
-    def numbers(self) -> Numbers | None:
+    def kernel_bias(self) -> KernelBias | None:
         """The bias as compiled code reads it, differentiable; None: it has no such form."""
         return None
 
@@ -171,8 +171,8 @@ class ALiBi(Bias, arguments={"slopes": Tensor}):
         apart = distance(q, k, scores.device).abs().to(scores.dtype)
         totals[0].sub_((scores * apart).sum(dim=(0, 2, 3)))
 
-    def numbers(self) -> Numbers | None:
-        return Numbers(slopes=self.slopes.float())
+    def kernel_bias(self) -> KernelBias | None:
+        return KernelBias(slopes=self.slopes.float())
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         if len(self.slopes) != heads:
@@ -212,10 +212,10 @@ class RoundedALiBi(ALiBi, arguments={"slopes": Tensor, "scale": float | int}):
         rounded = slopes[:, None, None] * positions[:, None, None, :]
         return rounded.to(like) * self.scale
 
-    def numbers(self) -> Numbers | None:
+    def kernel_bias(self) -> KernelBias | None:
         if self.slopes.requires_grad or not self.scale:
             return None
-        return Numbers(slopes=self.slopes.float(), rounded=self.scale)
+        return KernelBias(slopes=self.slopes.float(), rounded=self.scale)
 
     def __repr__(self) -> str:
         return f"RoundedALiBi([{len(self.slopes)}], scale={self.scale})"
@@ -269,7 +269,7 @@ class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max
         self.bidirectional = bidirectional
         self.max_distance = max_distance
         self._keeps_numbers = False
-        self._numbers: Numbers | None = None
+        self._numbers: KernelBias | None = None
 
     def prepared(self) -> RelativeBias:
         """The same bias for many calls: compiled code's table is computed once, without gradients.
@@ -332,13 +332,13 @@ class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max
     def tile(self, q: Tokens, k: Tokens, like: Tensor) -> Tensor:
         return self.table.to(like)[self.buckets(q, k, like.device)].permute(0, 3, 1, 2)
 
-    def numbers(self) -> Numbers | None:
+    def kernel_bias(self) -> KernelBias | None:
         if self.max_distance > FARTHEST:
             return None
         if self._numbers is not None:
             return self._numbers
         like = self.table.new_empty(0, dtype=torch.float32)
-        numbers = Numbers(by_distance=self.by_distance(like).contiguous())
+        numbers = KernelBias(by_distance=self.by_distance(like).contiguous())
         if self._keeps_numbers:
             self._numbers = numbers
         return numbers
@@ -393,8 +393,8 @@ class TensorBias(Bias, arguments={"tensor": Tensor}):
     def rule(self, of: QueryKeyPairs) -> PairExpr:
         return of.of_pair(self.tensor)
 
-    def numbers(self) -> Numbers:
-        return Numbers(tensor=self.tensor.float().resolve_neg())
+    def kernel_bias(self) -> KernelBias:
+        return KernelBias(tensor=self.tensor.float().resolve_neg())
 
     def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:
         part = cut(totals[0], q, k)

@@ -13,7 +13,7 @@ that polyhead's layers leave to it passes here, and goes one of six ways:
     anything else  refused by name
 
 Attention, norms and feed-forward networks go to native code without passing here, and attention by
-rows (``Extras.batch_invariant``). What batch-invariant kernels do on GPUs (Thinking Machines,
+rows (``ScoreMods.batch_invariant``). What batch-invariant kernels do on GPUs (Thinking Machines,
 "Defeating nondeterminism in LLM inference", 2025), on a CPU.
 """
 

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 import torch
 
 from polyhead.kernels.base import Kernel, Refusal, SwitchedOffError
-from polyhead.kernels.extras import dense, extras_of, pieces_of
 from polyhead.kernels.operators import Code, differentiable, operators
+from polyhead.kernels.score_mods import dense, pieces_of, score_mods_of
 from polyhead.kernels.triton import blocks, self_test
 from polyhead.kernels.triton.interpreting import interpreting
-from polyhead.native.arguments import Extras
+from polyhead.native.arguments import ScoreMods
 from polyhead.native.tensor_check import is_exported_to_onnx, is_fake
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
 from polyhead.semantics.scores import is_distributed
@@ -24,7 +24,7 @@ _DRAWN = 64 << 20
 """Most bytes of a T×S tensor that is drawn for a mask or a bias which has no other form."""
 
 
-class TritonKernel(Kernel[Extras]):
+class TritonKernel(Kernel[ScoreMods]):
     name = "triton"
     summary = "our own kernels for GPUs: K and V read once per kv head, where they lie"
 
@@ -45,10 +45,10 @@ class TritonKernel(Kernel[Extras]):
             q.device, q.dtype, source.key_dim, source.value_dim, _bits(source)
         )
 
-    def plan(self, call: Call) -> Extras | Refusal:
+    def plan(self, call: Call) -> ScoreMods | Refusal:
         if (feature := _refused(call)) is not None:
             return Refusal(feature)
-        plan = extras_of(call, drawn=_DRAWN)
+        plan = score_mods_of(call, drawn=_DRAWN)
         if isinstance(plan, Refusal) or not call.requires_grad:
             return plan
         largest = max(call.source.key_dim, call.source.value_dim)
@@ -59,7 +59,7 @@ class TritonKernel(Kernel[Extras]):
             return Refusal("deterministic gradients of a bias (they are added in any order)")
         return plan
 
-    def run(self, call: Call, plan: Extras) -> State:
+    def run(self, call: Call, plan: ScoreMods) -> State:
         try:
             return _computed(call, plan)
         except Exception as error:
@@ -140,7 +140,7 @@ def _bits(source: KeyValueSource) -> self_test.Bits | None:
     return next(((each.k_bits, each.v_bits) for each in codings if each is not None), None)
 
 
-def _computed(call: Call, plan: Extras) -> State:
+def _computed(call: Call, plan: ScoreMods) -> State:
     spec, pieces = call.spec, pieces_of(call)
     if call.requires_grad or torch.compiler.is_compiling() or is_fake(call.tensors().values()):
         (piece,) = pieces

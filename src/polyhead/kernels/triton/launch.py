@@ -19,7 +19,7 @@ from polyhead.kernels.triton.device import backward, forward
 from polyhead.kernels.triton.device import merge as merging
 from polyhead.kernels.triton.interpreting import interpreting
 from polyhead.kernels.triton.waiting import waiting
-from polyhead.native.arguments import Extras, KVSegment
+from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.semantics.sources import are_first_features
 
 _LOG2E = 1.4426950408889634
@@ -27,16 +27,16 @@ _launched: set[tuple[Any, ...]] = set()
 
 
 def attend(
-    q: Tensor, segments: Sequence[KVSegment], scale: float, extras: Extras, *, lse: bool
+    q: Tensor, segments: Sequence[KVSegment], scale: float, mods: ScoreMods, *, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Attention over all segments: out ``[B, H, T, V]`` in q's dtype, lse ``[B, H, T]`` float32."""
     B, H, T, D = q.shape
     G, V = segments[0].k.shape[1], segments[0].value_dim
     parts = blocks.parts_of(D, V)
     coded = any(segment.coding is not None for segment in segments)
-    rows, kept = T * (H // G), extras.keep is not None
+    rows, kept = T * (H // G), mods.keep is not None
     tiles = blocks.forward_tiles(
-        _table(q.device), parts, q.itemsize, rows, busy=_busy(extras), kept=kept, coded=coded
+        _table(q.device), parts, q.itemsize, rows, busy=_busy(mods), kept=kept, coded=coded
     )
     programs = -(-T * (H // G) // tiles.rows) * B * G
     cuts = [
@@ -53,7 +53,7 @@ def attend(
     slot = column = 0
     with _on(q.device):
         for segment, (splits, share) in zip(segments, cuts, strict=True):
-            names = _arguments(q, segment, extras, column, parts, scale)
+            names = _arguments(q, segment, mods, column, parts, scale)
             names |= {
                 "q": _rows(q), **_keys_and_values(segment),
                 "pages": None if segment.pages is None
@@ -84,7 +84,7 @@ def gradients(
     q: Tensor,
     segment: KVSegment,
     scale: float,
-    extras: Extras,
+    mods: ScoreMods,
     result: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor],
     *,
@@ -96,7 +96,7 @@ def gradients(
     (out, lse), (grad_out, grad_lse) = result, grads
     # A row has no gradients if it saw nothing, or saw content that is not finite.
     no_grad_rows = lse.isneginf()
-    if extras.bounds is not None or extras.keep is not None:
+    if mods.bounds is not None or mods.keep is not None:
         no_grad_rows = no_grad_rows | out.isnan().any(dim=-1)
     delta = (grad_out.float() * out.float()).sum(dim=-1) - grad_lse
     delta = delta.masked_fill(no_grad_rows, 0.0).contiguous()
@@ -106,8 +106,8 @@ def gradients(
     )
     table = _table(q.device)
     parts = blocks.gradient_parts(table, blocks.parts_of(D, V))
-    tiles, for_queries = blocks.gradient_tiles(table, parts, q.itemsize, busy=_busy(extras))
-    names = _arguments(q, segment, extras, 0, parts, scale)
+    tiles, for_queries = blocks.gradient_tiles(table, parts, q.itemsize, busy=_busy(mods))
+    names = _arguments(q, segment, mods, 0, parts, scale)
     masked = names["KEEP"] or names["BOUNDS"] != ""
     names |= {
         "q": _rows(q), "k": _rows(segment.k), "v": _rows(segment.v), "grad": _rows(grad_out),
@@ -118,9 +118,9 @@ def gradients(
         low, high, _ = names["bounds"]
         of_blocks = _spans(low, high, S, tiles.keys)
         spans = of_blocks, of_blocks.stride(0) if len(of_blocks) > 1 else 0
-    learned = extras.learned if of_bias else None
-    d_bias, sums = _bias_sums(extras, learned, lse)
-    shared = extras.bias is not None and extras.bias.shape != (B, H, T, S)
+    learned = mods.learned if of_bias else None
+    d_bias, sums = _bias_sums(mods, learned, lse)
+    shared = mods.bias is not None and mods.bias.shape != (B, H, T, S)
     with _on(q.device):
         _launch(
             backward.keys_pass, (-(-S // tiles.keys) * B * G,), q,
@@ -135,7 +135,7 @@ def gradients(
         )  # fmt: skip
     if learned is None:
         return [d_q, d_k, d_v]
-    return [d_q, d_k, d_v, _gradient_of_bias(extras, sums)]
+    return [d_q, d_k, d_v, _gradient_of_bias(mods, sums)]
 
 
 def _launch(
@@ -153,7 +153,12 @@ def _launch(
 
 
 def _arguments(
-    q: Tensor, segment: KVSegment, extras: Extras, column: int, parts: blocks.Parts, scale: float
+    q: Tensor,
+    segment: KVSegment,
+    mods: ScoreMods,
+    column: int,
+    parts: blocks.Parts,
+    scale: float,
 ) -> dict[str, Any]:
     """Arguments that forward and backward passes share, by name.
 
@@ -169,28 +174,28 @@ def _arguments(
     columns = slice(column, column + S)
     bias: Any = None
     kind = ""
-    if extras.slopes is not None:
-        bias, kind = (extras.slopes,), "slopes"
-    elif extras.by_distance is not None:
-        bias, kind = (extras.by_distance, extras.by_distance.shape[1] // 2), "by_distance"
-    elif extras.bias is not None:
-        bias, kind = _pairs(extras.bias, columns), "tensor"
-    bounds, bounded = _bounds(extras, segment)
-    dropout = extras.dropout
+    if mods.slopes is not None:
+        bias, kind = (mods.slopes,), "slopes"
+    elif mods.by_distance is not None:
+        bias, kind = (mods.by_distance, mods.by_distance.shape[1] // 2), "by_distance"
+    elif mods.bias is not None:
+        bias, kind = _pairs(mods.bias, columns), "tensor"
+    bounds, bounded = _bounds(mods, segment)
+    dropout = mods.dropout
     return {
         "tokens": q.shape[2], "keys": S, "kv_heads": G, "first": segment.first,
-        "scale": scale, "cap": extras.softcap or 1.0,
+        "scale": scale, "cap": mods.softcap or 1.0,
         "factor": 1.0 if dropout is None else 1.0 / (1.0 - dropout.p),
         "bounds": bounds,
-        "keep": None if extras.keep is None else _pairs(extras.keep.view(torch.uint8), columns),
-        "q_positions": None if extras.q_positions is None else _per_row(extras.q_positions),
+        "keep": None if mods.keep is None else _pairs(mods.keep.view(torch.uint8), columns),
+        "q_positions": None if mods.q_positions is None else _per_row(mods.q_positions),
         "k_positions": None if segment.positions is None else _per_row(segment.positions),
         "bias": bias,
         "dropout": None if dropout is None
         else (dropout.seed, _least(dropout.p), H, dropout.query, dropout.key + column),
         "HEAD": parts.head, "TAIL": parts.tail, "VALUE": parts.value, "DIM": q.shape[3],
         "VALUE_DIM": segment.value_dim, "GROUP": H // G, "BOUNDS": bounded,
-        "KEEP": extras.keep is not None, "BIAS": kind, "CAP": bool(extras.softcap),
+        "KEEP": mods.keep is not None, "BIAS": kind, "CAP": bool(mods.softcap),
         "DROPOUT": dropout is not None, "POSITIONS": segment.positions is not None,
         "WIDE": interpreting() and q.dtype == torch.bfloat16,
     }  # fmt: skip
@@ -212,11 +217,11 @@ def _keys_and_values(segment: KVSegment) -> dict[str, Any]:
     return {"k": k, "v": v, "K_CODES": of_keys, "V_CODES": of_values}
 
 
-def _bounds(extras: Extras, segment: KVSegment) -> tuple[tuple[Tensor, Tensor, int] | None, str]:
+def _bounds(mods: ScoreMods, segment: KVSegment) -> tuple[tuple[Tensor, Tensor, int] | None, str]:
     """Low and high of the keys that each query sees, and of what: indexes or positions."""
-    if extras.bounds is None:
+    if mods.bounds is None:
         return None, ""
-    low, high = extras.bounds
+    low, high = mods.bounds
     rows = low.stride(0) if len(low) > 1 else 0
     if segment.positions is not None:
         return (low, high, rows), "positions"
@@ -243,13 +248,13 @@ def _spans(low: Tensor, high: Tensor, keys: int, tile: int) -> Tensor:
     return torch.stack((first * some * run, (last * some * run).clamp(max=T)), dim=-1).int()
 
 
-def _bias_sums(extras: Extras, learned: Tensor | None, rows: Tensor) -> tuple[Any, list[Tensor]]:
+def _bias_sums(mods: ScoreMods, learned: Tensor | None, rows: Tensor) -> tuple[Any, list[Tensor]]:
     """Zeros that the gradient of a bias is added to, as the kernel takes them and as tensors."""
     if learned is None:
         return None, []
-    if extras.bias is None:
+    if mods.bias is None:
         sums = [torch.zeros_like(rows)]
-        if extras.by_distance is not None:
+        if mods.by_distance is not None:
             table = torch.zeros(learned.shape, dtype=torch.float32, device=learned.device)
             sums = [table, *sums, torch.zeros_like(rows)]
         return tuple(sums), sums
@@ -257,18 +262,18 @@ def _bias_sums(extras: Extras, learned: Tensor | None, rows: Tensor) -> tuple[An
     return _pairs(sums[0], slice(None)), sums
 
 
-def _gradient_of_bias(extras: Extras, sums: list[Tensor]) -> Tensor:
-    if extras.slopes is not None:
+def _gradient_of_bias(mods: ScoreMods, sums: list[Tensor]) -> Tensor:
+    if mods.slopes is not None:
         return sums[0].sum(dim=(0, 2))
-    if extras.by_distance is not None:
+    if mods.by_distance is not None:
         table, first, last = sums
         table[:, 0] += first.sum(dim=(0, 2))
         table[:, -1] += last.sum(dim=(0, 2))
     return sums[0]
 
 
-def _busy(extras: Extras) -> bool:
-    return extras.learned is not None or extras.dropout is not None
+def _busy(mods: ScoreMods) -> bool:
+    return mods.learned is not None or mods.dropout is not None
 
 
 def _rows(x: Tensor) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead.kernels.triton import blocks
 from polyhead.kernels.triton.waiting import waiting
-from polyhead.native.arguments import Extras, KVSegment
+from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout, kept
 
@@ -136,16 +136,16 @@ def disagreement(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) 
         high = at[None, S - queries :] + 1
         bounds = torch.full_like(high, 3), high
         dropout = Dropout(0.25, seed, S - queries, 0)
-        everything = Extras(bounds=bounds, bias=added, dropout=dropout)
+        everything = ScoreMods(bounds=bounds, bias=added, dropout=dropout)
         share = kept(0.25, seed, (1, 4), at[S - queries :], at).double() / 0.75
         hidden = (at < 3) | (at >= high[0][:, None])
         wide_q, wide_k, wide_v = q.double(), _heads(k), _heads(v)
         plain = wide_q @ wide_k.mT * scale
         scores = (plain + added).masked_fill(hidden, -torch.inf)
         ones = torch.ones_like(share)
-        for extras, z, keeps in ((everything, scores, share), (Extras(), plain, ones)):
+        for mods, z, keeps in ((everything, scores, share), (ScoreMods(), plain, ones)):
             exact = z.softmax(dim=-1) * keeps @ wide_v
-            out, lse = launch.attend(q, [piece], scale, extras, lse=True)
+            out, lse = launch.attend(q, [piece], scale, mods, lse=True)
             if not torch.allclose(out.double(), exact, atol=close, rtol=close):
                 return f"attention in {dtype} differs from float64"
             assert lse is not None
@@ -154,9 +154,15 @@ def disagreement(device: torch.device, dtype: torch.dtype, parts: blocks.Parts) 
             if max(D, V) > blocks.LARGEST_LEARNT:
                 continue
             grad = random(1, 4, queries, V)
-            learns = extras.learned is not None
+            learns = mods.learned is not None
             found = launch.gradients(
-                q, piece, scale, extras, (out, lse), (grad, torch.zeros_like(lse)), of_bias=learns
+                q,
+                piece,
+                scale,
+                mods,
+                (out, lse),
+                (grad, torch.zeros_like(lse)),
+                of_bias=learns,
             )
             weights, wide_grad = z.softmax(dim=-1), grad.double()
             d_weights = wide_grad @ wide_v.mT * keeps
@@ -197,7 +203,7 @@ def disagreement_of_codes(
     k, v = (_heads(x.to(device, dtype)) for x in (k, v))
     for queries in (1, 40):
         q = torch.randn(1, 4, queries, D, generator=generator).to(device, dtype)
-        out, _ = launch.attend(q, [piece], D**-0.5, Extras(), lse=False)
+        out, _ = launch.attend(q, [piece], D**-0.5, ScoreMods(), lse=False)
         exact = (q.double() @ k.mT * D**-0.5).softmax(dim=-1) @ v
         if not torch.allclose(out.double(), exact, atol=close, rtol=close):
             return f"attention in {dtype} over codes differs from float64"

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from polyhead.kernels.base import Refusal
-from polyhead.native.arguments import NO_EXTRAS, Extras, KVSegment
+from polyhead.native.arguments import NO_SCORE_MODS, KVSegment, ScoreMods
 from polyhead.semantics import Call
-from polyhead.semantics.biases import Bias, Numbers
+from polyhead.semantics.biases import Bias, KernelBias
 from polyhead.semantics.masks import Mask, Range
 from polyhead.semantics.scores import dropout_of
 from polyhead.semantics.storage import check_storage
@@ -40,19 +40,19 @@ def pieces_of(call: Call) -> list[KVSegment]:
     return found
 
 
-def extras_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> Extras | Refusal:
+def score_mods_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> ScoreMods | Refusal:
     """Features beside plain softmax(Q Kᵀ · scale) V, or the one that would need a T×S tensor.
 
     Args:
         call: The call.
         drawn: Bytes that such a T×S tensor may have; 0: none is drawn.
-        rounds: Whether ``Extras.rounded`` is understood.
+        rounds: Whether ``ScoreMods.rounded`` is understood.
     """
     spec, q = call.spec, call.q
     if spec.mask is None and spec.bias is None and spec.softcap is None and not spec.dropout_p:
-        return NO_EXTRAS
+        return NO_SCORE_MODS
     bounds = keep = positions = None
-    numbers = Numbers()
+    numbers = KernelBias()
     if spec.mask is not None:
         found = spec.mask.range(call.q_tokens, call.source.tokens, q.device)
         found = _drawn_mask(call, spec.mask, drawn) if found is None else found
@@ -66,7 +66,7 @@ def extras_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> Extras | R
         if not torch.compiler.is_compiling():
             for x in spec.bias.tensors:
                 check_storage("bias", x)  # copied below if need be
-        found_numbers = spec.bias.numbers()
+        found_numbers = spec.bias.kernel_bias()
         if found_numbers is None or (found_numbers.rounded and not rounds):
             found_numbers = _drawn_bias(call, spec.bias, drawn)
         if found_numbers is None:
@@ -77,7 +77,7 @@ def extras_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> Extras | R
     slopes, by_distance = (None if x is None else dense(x) for x in numbers[:2])
     dropout = dropout_of(spec, call.q_tokens, call.source.tokens) if spec.dropout_p else None
     bias = positions, slopes, by_distance, numbers.tensor
-    return Extras(spec.softcap or 0.0, bounds, keep, *bias, dropout, rounded=numbers.rounded)
+    return ScoreMods(spec.softcap or 0.0, bounds, keep, *bias, dropout, rounded=numbers.rounded)
 
 
 def _drawn_mask(call: Call, mask: Mask, most: int) -> Range | None:
@@ -96,13 +96,13 @@ def _drawn_mask(call: Call, mask: Mask, most: int) -> Range | None:
     return Range(low, (start + k.length - behind).where(some, start), keep)
 
 
-def _drawn_bias(call: Call, bias: Bias, most: int) -> Numbers | None:
+def _drawn_bias(call: Call, bias: Bias, most: int) -> KernelBias | None:
     """A bias as a tensor, where no gradient flows to it."""
     if any(x.requires_grad for x in bias.tensors):
         return None
     k, like = call.source.tokens, call.q.new_empty(0, dtype=torch.float32)
     tensor = _drawn(call, lambda q: bias.tile(q, k, like), most // like.itemsize)
-    return None if tensor is None else Numbers(tensor=tensor)
+    return None if tensor is None else KernelBias(tensor=tensor)
 
 
 def _drawn(call: Call, draw: Callable[[Tokens], Tensor], most: int) -> Tensor | None:
