@@ -198,7 +198,7 @@ TINY = TransformerConfig("decoder", WORDS, 48, LENGTH, (LLAMA,))
 def CODED() -> ph.KeyValueSource:
     """What a quantized ring gives whose first tokens are gone."""
     k = torch.randn(1, 2, 3, 32)
-    held = StoredCache(Ring(2), Quantized(sinks=0, recent=0, group=2))
+    held = StoredCache(Ring(2), Quantized(sink_tokens=0, recent=0, group=2))
     for _ in range(8):
         source = held.append(k[:, :, :1], k[:, :, :1])
     return source

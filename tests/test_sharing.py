@@ -238,7 +238,7 @@ def test_two_threads_run_one_model_side_by_side() -> None:
 
 FORKS = {
     "pages": {"page_size": 1},
-    "coded pages": {"page_size": 2, "quantized": Quantized(group=2, recent=2, sinks=1)},
+    "coded pages": {"page_size": 2, "quantized": Quantized(group=2, recent=2, sink_tokens=1)},
 }
 MORE = torch.randint(200, (4, 30), generator=torch.Generator().manual_seed(5))
 

@@ -22,7 +22,7 @@ KINDS = (
     (Ring(6, 2), Plain()),
     (Paged(4), Plain()),
     (Dense(), Latent(6, 2)),
-    (Dense(), Quantized(8, 4, group=4, sinks=2, recent=4)),
+    (Dense(), Quantized(8, 4, group=4, sink_tokens=2, recent=4)),
 )
 VALUES: tuple[Any, ...] = (
     None,

@@ -50,16 +50,16 @@ class Row:
         length = len(self.keys)
         self.ever = max(self.ever, length)
         if isinstance(storage, Quantized):
-            self.encoded = max(self.encoded, min(length, storage.sinks))
+            self.encoded = max(self.encoded, min(length, storage.sink_tokens))
             more = length - self.encoded - storage.recent
-            if length > storage.sinks:
+            if length > storage.sink_tokens:
                 self.encoded += max(0, more) // storage.group * storage.group
 
     def seen(self, storage: Storage) -> tuple[Tensor, Tensor]:
         """Keys ``[G, S, D]`` and values ``[G, S, V]`` as they are remembered."""
         k, v = torch.stack(self.keys, 1), torch.stack(self.values, 1)
-        if isinstance(storage, Quantized) and self.encoded > storage.sinks:
-            part = slice(storage.sinks, self.encoded)
+        if isinstance(storage, Quantized) and self.encoded > storage.sink_tokens:
+            part = slice(storage.sink_tokens, self.encoded)
             codec = Codes(storage, k.shape[-1], v.shape[-1], k.dtype)
             stream = KVChunk(k[None, :, part], None if storage.latent else v[None, :, part])
             k, v = k.clone(), v.clone()
@@ -69,7 +69,7 @@ class Row:
     def most_rollback(self, layout: Layout, storage: Storage) -> int:
         """Tokens that can be taken back without taking back all."""
         most = length = len(self.keys)
-        if isinstance(storage, Quantized) and self.encoded > storage.sinks:
+        if isinstance(storage, Quantized) and self.encoded > storage.sink_tokens:
             most = length - self.encoded
         if isinstance(layout, Ring):
             first = self.forgotten(layout, storage)

@@ -235,7 +235,7 @@ def test_the_cache_of_another_model_is_refused_by_name(tmp_path):
     [
         (lambda it: it.pop("owner"), "its header must have an owner and a list of caches"),
         (lambda it: it.pop("caches"), "its header must have an owner and a list of caches"),
-        (lambda it: it.update(version=2), "version must be 1: got 2"),
+        (lambda it: it.update(version=3), "version must be 2: got 3"),
         (lambda it: it.update(caches=[3]), "its header must say of every cache what it is"),
         (lambda it: it["caches"].append(3), "its header must say of every cache what it is"),
         (lambda it: it["caches"][0].pop("lengths"), "its header has no 'lengths'"),

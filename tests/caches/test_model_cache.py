@@ -71,8 +71,8 @@ def test_windowed_layers_get_rings_and_the_others_grow():
     assert chosen[0][2:] == (1, 8, 8)
     assert [c.layout for c in layer_caches(config(), kind="paged", page_size=4)] == [Paged(4)] * 3
     assert [c.layout for c in layer_caches(config(), kind="dense")] == [Dense()] * 3
-    quantized = layer_caches(config(), quantized=Quantized(4, sinks=3))
-    assert [layer.storage.sinks for layer in quantized] == [0, 0, 3]
+    quantized = layer_caches(config(), quantized=Quantized(4, sink_tokens=3))
+    assert [layer.storage.sink_tokens for layer in quantized] == [0, 0, 3]
     with pytest.raises(ValueError, match="kind must be 'auto', 'dense' or 'paged': got 'ring'"):
         layer_caches(config(), kind="ring")
 
@@ -268,7 +268,7 @@ def test_rows_are_any_sequence_or_tensor_of_numbers():
 
 
 def test_a_models_cache_is_what_its_options_choose():
-    codes = Quantized(4, sinks=3, recent=16, group=16)
+    codes = Quantized(4, sink_tokens=3, recent=16, group=16)
     for options in ({}, {"spare": 2}, {"kind": "paged"}, {"kind": "dense"}, {"quantized": codes}):
         wanted = [(c.layout, c.storage) for c in layer_caches(config(), **options)]
         for cache in (model().new_cache(**options), ModelCache.for_config(config(), **options)):

@@ -23,7 +23,7 @@ KERNELS = ("tiled", "auto")
 STORAGES = {
     "plain": (Plain(), 8),
     "latent": (Latent(6, 2), 6),
-    "quantized": (Quantized(group=4, sinks=2, recent=4), 8),
+    "quantized": (Quantized(group=4, sink_tokens=2, recent=4), 8),
 }
 
 

@@ -62,7 +62,7 @@ def test_what_is_not_finite_comes_back_as_nan_in_its_group_only(bad):
 
 @torch.no_grad()
 def test_first_and_recent_tokens_are_exact_and_the_rest_is_encoded_once():
-    cache = QuantizedCache(8, 4, group=8, sinks=4, recent=16)
+    cache = QuantizedCache(8, 4, group=8, sink_tokens=4, recent=16)
     k = spread(100, 16)
     history = []
     for token in k.split(1, dim=2):
@@ -118,7 +118,7 @@ def test_attention_stays_near_the_exact_one(bits):
 
 @torch.no_grad()
 def test_rollback_stops_at_what_is_quantised():
-    cache = QuantizedCache(group=8, sinks=2, recent=4)
+    cache = QuantizedCache(group=8, sink_tokens=2, recent=4)
     k = spread(30, 8)
     cache.append(k, k)
     assert cache.max_rollback == 4
@@ -151,7 +151,7 @@ def test_quantised_latents_share_one_memory_and_stay_near_the_exact_ones():
         ({"v_bits": 16}, "v_bits must be 8 or 4: got 16"),
         ({"group": 0}, "group must be a whole number of at least 2: got 0"),
         ({"group": 5}, "group must be even"),
-        ({"sinks": -1}, "sinks must be a whole number of at least 0: got -1"),
+        ({"sink_tokens": -1}, "sink_tokens must be a whole number of at least 0: got -1"),
         ({"recent": -1}, "recent must be a whole number of at least 0: got -1"),
     ],
 )

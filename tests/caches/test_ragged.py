@@ -28,9 +28,9 @@ CACHES = {
     "ring": (lambda: RingCache(WINDOW), WINDOW),
     "ring with spare": (lambda: RingCache(WINDOW, spare=20), WINDOW),
     "paged": (lambda: PagedCache(4), None),
-    "quantized": (lambda: QuantizedCache(group=4, sinks=2, recent=3), None),
+    "quantized": (lambda: QuantizedCache(group=4, sink_tokens=2, recent=3), None),
     "paged × quantized": (
-        lambda: StoredCache(Paged(4), Quantized(group=4, sinks=2, recent=3)),
+        lambda: StoredCache(Paged(4), Quantized(group=4, sink_tokens=2, recent=3)),
         None,
     ),
 }
@@ -79,7 +79,7 @@ def test_every_row_of_a_padded_batch_equals_its_solo_run(kind, side):
 
 ROWS = CACHES | {
     "quantized ring": (
-        lambda: StoredCache(Ring(WINDOW), Quantized(group=4, sinks=0, recent=3)),
+        lambda: StoredCache(Ring(WINDOW), Quantized(group=4, sink_tokens=0, recent=3)),
         WINDOW,
     )
 }
@@ -126,7 +126,9 @@ def test_each_row_of_a_source_is_the_source_of_that_row_alone(kind, own):
 
 
 @pytest.mark.parametrize("layout", [Dense(), Paged(8), Ring(WINDOW)], ids=repr)
-@pytest.mark.parametrize("storage", [Plain(), Quantized(group=8, sinks=0, recent=3)], ids=repr)
+@pytest.mark.parametrize(
+    "storage", [Plain(), Quantized(group=8, sink_tokens=0, recent=3)], ids=repr
+)
 @torch.no_grad()
 def test_what_memory_held_before_changes_no_bits(layout, storage, monkeypatch):
     torch.manual_seed(0)
@@ -303,7 +305,7 @@ def test_gradients_are_refused_where_they_would_be_lost():
 
 def test_a_quantised_latent_ring_takes_a_padded_chunk_longer_than_its_window():
     with torch.no_grad():
-        storage = Quantized(group=2, sinks=0, recent=2, latent=Latent(6, 2))
+        storage = Quantized(group=2, sink_tokens=0, recent=2, latent=Latent(6, 2))
         cache = StoredCache(Ring(WINDOW), storage)
         k = torch.randn(2, 1, 15, 8)
         real = torch.ones(2, 15).bool()

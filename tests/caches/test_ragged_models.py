@@ -35,7 +35,7 @@ LAYERS = {
 CACHES: dict[str, dict[str, Any]] = {
     "as the layers are": {},
     "pages": {"kind": "paged", "page_size": 4},
-    "8 bits": {"quantized": Quantized(group=2, sinks=2, recent=2)},
+    "8 bits": {"quantized": Quantized(group=2, sink_tokens=2, recent=2)},
 }
 PROMPTS, TURN = (11, 3, 8), (2, 5, 1)
 

@@ -152,8 +152,8 @@ def test_a_quantised_ring_holds_its_window_in_constant_memory():
             "capacity must be a whole number of at least 0",
         ),
         (
-            lambda: QuantizedCache(layout=Ring(64), sinks=4),
-            "sinks must be 0 in a ring, which forgets its first tokens: got 4",
+            lambda: QuantizedCache(layout=Ring(64), sink_tokens=4),
+            "sink_tokens must be 0 in a ring, which forgets its first tokens: got 4",
         ),
     ],
 )

@@ -141,7 +141,7 @@ class Peak(TorchDispatchMode):
         *product([Dense(), Paged(16), Ring(3000)], [Plain(), Latent(12, 4)]),
         (Dense(), Quantized()),
         (Paged(32), Quantized(4, 4)),
-        (Ring(3000), Quantized(sinks=0)),
+        (Ring(3000), Quantized(sink_tokens=0)),
         (Paged(32), Quantized(latent=Latent(12, 4))),
     ],
 )

@@ -171,7 +171,7 @@ def check_pools(caches: list[StoredCache]) -> None:
             tensor[:, pool.free] = garbage
 
 
-SMALL = Quantized(8, 4, group=4, sinks=3, recent=3)
+SMALL = Quantized(8, 4, group=4, sink_tokens=3, recent=3)
 KINDS = {
     "dense": (Dense(), Plain()),
     "ring": (Ring(8), Plain()),
@@ -181,9 +181,9 @@ KINDS = {
     "quantized": (Dense(), SMALL),
     "paged × latent": (Paged(4), LATENT),
     "paged × quantized": (Paged(8), SMALL),
-    "ring × quantized": (Ring(13, 2), Quantized(4, 8, group=4, sinks=0, recent=3)),
+    "ring × quantized": (Ring(13, 2), Quantized(4, 8, group=4, sink_tokens=0, recent=3)),
     "ring × latent": (Ring(8), LATENT),
-    "latent × quantized": (Dense(), Quantized(8, group=4, sinks=2, recent=3, latent=LATENT)),
+    "latent × quantized": (Dense(), Quantized(8, group=4, sink_tokens=2, recent=3, latent=LATENT)),
 }
 
 

@@ -173,7 +173,7 @@ def test_quantised_and_paged_caches_share_the_prompt(pair):
     ]
     assert paged.ids == dense.ids
     assert paged.stats.cache_bytes < dense.stats.cache_bytes
-    codes = {"quantized": Quantized(8, 8, group=8, sinks=2, recent=8)}
+    codes = {"quantized": Quantized(8, 8, group=8, sink_tokens=2, recent=8)}
     assert len(ours(model, [prompt], codes, num_beams=4, max_new_tokens=6)[0].ids) >= 1
 
 

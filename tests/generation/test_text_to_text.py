@@ -133,7 +133,7 @@ def test_every_cache_gives_the_same_texts(pair_of, name):
     wanted = [each.ids for each in model.generate(TEXTS, **options)]
     for cache in ({"kind": "dense"}, {"kind": "paged", "page_size": 4}):
         assert [each.ids for each in model.generate(TEXTS, cache=cache, **options)] == wanted
-    codes = {"quantized": Quantized(8, 8, group=2, sinks=0, recent=2)}
+    codes = {"quantized": Quantized(8, 8, group=2, sink_tokens=0, recent=2)}
     found = model.generate(TEXTS[0], cache=codes, max_new_tokens=12)
     assert found.ids == tuple(greedy(model, TEXTS[0], 12, codes))
     alone = [model.generate(text, cache=codes, **options).ids for text in TEXTS]

@@ -91,7 +91,7 @@ def coded_problems(draw):
         draw(st.sampled_from([8, 4])),
         draw(st.sampled_from([8, 4])),
         group=group,
-        sinks=None if isinstance(layout, Ring) else draw(st.sampled_from([0, 3])),
+        sink_tokens=None if isinstance(layout, Ring) else draw(st.sampled_from([0, 3])),
         recent=draw(st.sampled_from([0, 5, 32])),
         layout=layout,
     )
@@ -162,8 +162,8 @@ def test_few_queries_lose_nothing_that_codes_say(code, dtype):
     """What is computed in whole numbers is as good as the numbers that the codes stand for."""
     torch.manual_seed(0)
     k, v = (torch.randn(2, 1, 2, 500, 128) * torch.logspace(-1, 1, 128)).to(dtype)
-    exact = ph.QuantizedCache(sinks=0, recent=0).append(k.float(), v.float()).gather()
-    source = ph.QuantizedCache(sinks=0, recent=0).append(k, v)
+    exact = ph.QuantizedCache(sink_tokens=0, recent=0).append(k.float(), v.float()).gather()
+    source = ph.QuantizedCache(sink_tokens=0, recent=0).append(k, v)
     q = torch.randn(1, 8, 1, 128).to(dtype)
     with native.using(code):
         _, lse = ph.attention(q, source, kernel="native", return_lse=True)
@@ -196,7 +196,7 @@ def test_codes_are_read_where_they_lie(layout, monkeypatch):
 @pytest.mark.parametrize("bits", [8, 4])
 def test_coded_pages_lie_anywhere_and_rows_have_their_own(code, bits):
     torch.manual_seed(0)
-    cache = ph.QuantizedCache(bits, bits, group=8, sinks=3, recent=4, layout=Paged(16))
+    cache = ph.QuantizedCache(bits, bits, group=8, sink_tokens=3, recent=4, layout=Paged(16))
     k, v = torch.randn(2, 3, 2, 150, 64)
     cache.append(k, v)
     cache.reorder([2, 0, 1, 0])
@@ -229,7 +229,7 @@ def spoil_unwritten_units(cache, content):
 @pytest.mark.parametrize("content", [torch.nan, 1e38])
 def test_unwritten_codes_do_not_leak(code, dtype, T, content):
     torch.manual_seed(0)
-    cache = ph.QuantizedCache(group=32, sinks=2, recent=4, capacity=300)
+    cache = ph.QuantizedCache(group=32, sink_tokens=2, recent=4, capacity=300)
     real = torch.arange(200) < torch.tensor([200, 50])[:, None]
     k, v = torch.randn(2, 2, 2, 200, 64).to(dtype)
     cache.append(k, v, cache.next_positions(real))
@@ -253,7 +253,7 @@ def test_a_coded_nan_does_not_leak_and_shows_where_it_is_seen(code, dtype, T, wh
     tensors = {"k": torch.randn(1, 2, 100, 64), "v": torch.randn(1, 2, 100, 64)}
     tensors[which][:, :, 70] = torch.nan
     k, v = (x.to(dtype) for x in tensors.values())
-    source = ph.QuantizedCache(group=8, sinks=0, recent=4).append(k, v)
+    source = ph.QuantizedCache(group=8, sink_tokens=0, recent=4).append(k, v)
     q = torch.randn(1, 4, T, 64).to(dtype)
     seen, hidden = torch.arange(100 - T, 100), torch.arange(45 - T, 45)
     with native.using(code):

@@ -69,7 +69,7 @@ CACHES = {
     "dense": ph.DenseCache,
     "ring": lambda: ph.RingCache(8),
     "pages": lambda: PagedCache(4),
-    "quantised": lambda: QuantizedCache(sinks=0, recent=0, group=2),
+    "quantised": lambda: QuantizedCache(sink_tokens=0, recent=0, group=2),
 }
 
 

@@ -339,7 +339,7 @@ def test_codes_of_a_quantised_cache_are_read_where_they_lie(cache, dtype, monkey
 def test_a_group_of_codes_that_is_not_finite_spoils_the_rows_that_see_it():
     q, k, v = heads(4, 2, 2, 64, 16)
     k[:, 0, 20, 3], v[:, 1, 44, 5] = torch.inf, torch.nan
-    source = ph.QuantizedCache(group=8, recent=8, sinks=0).append(k, v)
+    source = ph.QuantizedCache(group=8, recent=8, sink_tokens=0).append(k, v)
     results = [
         ph.attention(q, source, mask=ph.Causal() & ph.Window(40), kernel=kernel)
         for kernel in ("triton", "tiled")

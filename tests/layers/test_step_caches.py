@@ -117,7 +117,7 @@ CACHES: dict[str, tuple[LayerConfig, Callable[[], StoredCache]]] = {
     "pages": (LLAMA, lambda: ph.PagedCache(4)),
     "pages of latents": (DEEPSEEK, lambda: ph.LatentCache(32, 16, layout=Paged(4))),
     "pages, sinks": (SINKS, lambda: ph.PagedCache(4)),
-    "codes": (LLAMA, lambda: ph.QuantizedCache(8, 4, group=8, recent=6, sinks=3)),
+    "codes": (LLAMA, lambda: ph.QuantizedCache(8, 4, group=8, recent=6, sink_tokens=3)),
     "codes in pages": (
         LLAMA, lambda: ph.QuantizedCache(4, 8, group=8, recent=6, layout=Paged(16))),
     "codes in a ring": (
@@ -276,6 +276,6 @@ def test_what_a_step_cannot_write_is_taken_back() -> None:
 @pytest.mark.parametrize("prompt", [1, 2, 3, 4])
 def test_first_tokens_of_a_cache_with_codes_fill_the_exact_ones_first(prompt: int) -> None:
     layer = _layer()
-    cache = ph.QuantizedCache(group=8, recent=6, sinks=3, capacity=64)
+    cache = ph.QuantizedCache(group=8, recent=6, sink_tokens=3, capacity=64)
     _by_modules(layer, _tokens(2, prompt, 9), cache)
     assert _alike(layer, cache, [1] * 16)

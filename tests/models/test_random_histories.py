@@ -118,7 +118,7 @@ def test_draws_that_once_failed() -> None:
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("kind", ["auto", "paged"])
-@pytest.mark.parametrize("quantized", [None, Quantized(group=4, recent=8, sinks=0)])
+@pytest.mark.parametrize("quantized", [None, Quantized(group=4, recent=8, sink_tokens=0)])
 def test_rows_taken_back_to_one_length_by_different_numbers_go_on(
     window: int | None, kind: Kind, quantized: Quantized | None
 ) -> None:

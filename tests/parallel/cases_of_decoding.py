@@ -66,7 +66,7 @@ def quantized(family: str) -> None:
     ids = batch(family)[0][:, :9]
     one, model = (made(family, torch.float64).eval() for _ in range(2))
     parallel.parallelize(model, mesh_of("context"), training=False)
-    codes = Quantized(8, 8, group=2, sinks=0, recent=0)
+    codes = Quantized(8, 8, group=2, sink_tokens=0, recent=0)
     with torch.inference_mode():
         exact, alone, spread = (
             torch.stack([logits[:, -1] for logits in _given(each, ids, cache)])

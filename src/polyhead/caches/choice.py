@@ -94,5 +94,5 @@ def storage_of(shape: CacheShape, layout: Layout, quantized: Quantized | None) -
     latent = Latent(shape.value_dim, shape.key_dim - shape.value_dim) if shape.latent else None
     if quantized is None:
         return Plain() if latent is None else latent
-    sinks = 0 if isinstance(layout, Ring) else quantized.sinks
-    return replace(quantized, latent=latent, sinks=sinks)
+    sink_tokens = 0 if isinstance(layout, Ring) else quantized.sink_tokens
+    return replace(quantized, latent=latent, sink_tokens=sink_tokens)

@@ -24,7 +24,7 @@ from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
 
 _KEY = "polyhead.cache"
-_VERSION = 1
+_VERSION = 2
 
 
 class Saved(Protocol):

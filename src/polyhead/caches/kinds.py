@@ -23,7 +23,7 @@ class RingCache(StoredCache):
     Args:
         window: Keys that a query sees, itself included.
         spare: Tokens kept beyond the window.
-        storage: ``Plain()``, ``Latent(...)`` or ``Quantized(..., sinks=0)``.
+        storage: ``Plain()``, ``Latent(...)`` or ``Quantized(..., sink_tokens=0)``.
         capacity: Tokens per row to make room for at the first append, at most window + spare.
 
     Raises:
@@ -96,7 +96,7 @@ class QuantizedCache(StoredCache):
         k_bits: 8 or 4 for keys, scaled per channel over ``group`` tokens.
         v_bits: 8 or 4 for values, scaled per token over ``group`` channels.
         group: Even.
-        sinks: First tokens that stay exact; default 4, and 0 in a ring.
+        sink_tokens: First tokens that stay exact; default 4, and 0 in a ring.
         recent: At least this many of the last tokens stay exact.
         latent: Quantize latent rows, by the keys' rule.
         layout: ``Dense()``, ``Ring(window)`` or ``Paged(page_size)``.
@@ -112,14 +112,14 @@ class QuantizedCache(StoredCache):
         v_bits: int = 8,
         *,
         group: int = 32,
-        sinks: int | None = None,
+        sink_tokens: int | None = None,
         recent: int = 32,
         latent: Latent | None = None,
         layout: Layout | None = None,
         capacity: int = 0,
     ) -> None:
         layout = Dense() if layout is None else layout
-        if sinks is None:
-            sinks = 0 if isinstance(layout, Ring) else 4
-        storage = Quantized(k_bits, v_bits, group, sinks, recent, latent)
+        if sink_tokens is None:
+            sink_tokens = 0 if isinstance(layout, Ring) else 4
+        storage = Quantized(k_bits, v_bits, group, sink_tokens, recent, latent)
         super().__init__(layout, storage, capacity)

@@ -165,7 +165,9 @@ class LayerKV:
     def base(self, name: str) -> int:
         """Place of the first token that a store can hold."""
         after_sinks = isinstance(self.storage, Quantized) and name != "sinks"
-        return self.storage.sinks if after_sinks and isinstance(self.storage, Quantized) else 0
+        return (
+            self.storage.sink_tokens if after_sinks and isinstance(self.storage, Quantized) else 0
+        )
 
     def states(self) -> list[tuple[int, ...]]:
         """Rows with equal states hold the same places and can be written together."""
@@ -178,7 +180,7 @@ class LayerKV:
             self.memories["tokens"].write(rows, self.codecs["tokens"].encode(stream))
             return
         count = stream.k.shape[2]
-        first = min(count, max(0, self.storage.sinks - length))
+        first = min(count, max(0, self.storage.sink_tokens - length))
         if first:
             sinks = stream.part(0, first)
             self.memories["sinks"].write(rows, self.codecs["sinks"].encode(sinks))
@@ -217,18 +219,18 @@ class LayerKV:
         if not isinstance(self.storage, Quantized):
             self.memories["tokens"].cut(row, length)
             return
-        rest = max(0, length - self.storage.sinks)
+        rest = max(0, length - self.storage.sink_tokens)
         self.memories["tail"].cut(row, rest)
         if rest < self.memories["codes"].stops[row] * self.storage.group:
             self.memories["codes"].cut(row, 0)
         if "sinks" in self.memories:
-            self.memories["sinks"].cut(row, min(length, self.storage.sinks))
+            self.memories["sinks"].cut(row, min(length, self.storage.sink_tokens))
 
     def max_rollback(self, row: int, length: int) -> int:
         """Tokens that a row of ``length`` tokens can take back without taking back all."""
         most = length
         if isinstance(self.storage, Quantized) and self.main.stops[row]:
-            most = length - self.storage.sinks - self.main.stops[row] * self.storage.group
+            most = length - self.storage.sink_tokens - self.main.stops[row] * self.storage.group
         first = self.main.firsts[row] * self.main.store.tokens
         if isinstance(self.layout, Ring) and first:
             most = min(most, length - self.layout.window + 1 - first)

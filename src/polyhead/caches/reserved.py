@@ -157,12 +157,12 @@ def _reserve_in_tail(contents: LayerKV, count: int, storage: Quantized) -> Reser
         or (isinstance(contents.layout, Ring) and count > contents.layout.spare + 1)
         or stop - first - storage.recent >= storage.group
         or (stop > tail.capacity and tail.capacity != tail.store.limit)
-        or (sinks is not None and sinks.stops[0] < storage.sinks)
+        or (sinks is not None and sinks.stops[0] < storage.sink_tokens)
     ):
         return None
     held: list[KVSegment] = []
     if isinstance(sinks, Rows):
-        held += _in_rows(sinks, 0, storage.sinks)
+        held += _in_rows(sinks, 0, storage.sink_tokens)
     k, v, coding = contents.code_views()
     table = codes.page_index() if isinstance(codes, Pages) else None
     for span in codes.spans(max(codes.firsts), codes.stops[0]):

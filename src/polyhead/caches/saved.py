@@ -69,7 +69,7 @@ def checked(
         found.stops[store.name], found.firsts[store.name] = stops, firsts
     if isinstance(storage, Quantized):
         for row, length in enumerate(lengths):
-            exact = max(0, length - storage.sinks) - found.stops["codes"][row] * storage.group
+            exact = max(0, length - storage.sink_tokens) - found.stops["codes"][row] * storage.group
             if not 0 <= exact <= storage.recent + storage.group:
                 raise ValueError(f"row {row} has codes that do not reach its last tokens")
     return found
@@ -79,7 +79,7 @@ def _check_row(storage: Storage, store: Store, length: int, stop: int, first: in
     """Raises ValueError unless a row of ``length`` tokens can have these units in a store."""
     wanted: int | None = length
     if isinstance(storage, Quantized):
-        rest = max(0, length - storage.sinks)
+        rest = max(0, length - storage.sink_tokens)
         wanted = {"sinks": length - rest, "tail": rest}.get(store.name)
     if wanted is not None and stop != wanted:
         raise ValueError(f"{store.name} of a row of {length} tokens must end at {wanted}: {stop}")

@@ -95,7 +95,7 @@ class Quantized:
         k_bits: 8 or 4 for keys.
         v_bits: 8 or 4 for values.
         group: Tokens (keys) or channels (values) that share a scale; even.
-        sinks: First tokens that stay exact (Xiao et al. 2023); a ring has none.
+        sink_tokens: First tokens that stay exact (Xiao et al. 2023); a ring has none.
         recent: At least this many of the last tokens stay exact.
         latent: Quantize latent rows, by the keys' rule; ``v_bits`` is then not read.
     """
@@ -103,7 +103,7 @@ class Quantized:
     k_bits: int = 8
     v_bits: int = 8
     group: int = 32
-    sinks: int = 4
+    sink_tokens: int = 4
     recent: int = 32
     latent: Latent | None = None
 
@@ -114,7 +114,7 @@ class Quantized:
         check_int("group", self.group, least=2, error=ConfigError)
         if self.group % 2:
             raise ConfigError(f"group must be even, two 4-bit codes share a byte: got {self.group}")
-        check_int("sinks", self.sinks, least=0, error=ConfigError)
+        check_int("sink_tokens", self.sink_tokens, least=0, error=ConfigError)
         check_int("recent", self.recent, least=0, error=ConfigError)
 
 
@@ -240,9 +240,10 @@ def stores(
             )
         page = layout.page_size // group
     if isinstance(layout, Ring):
-        if storage.sinks:
+        if storage.sink_tokens:
             raise ConfigError(
-                f"sinks must be 0 in a ring, which forgets its first tokens: got {storage.sinks}"
+                f"sink_tokens must be 0 in a ring, which forgets its first tokens: got "
+                f"{storage.sink_tokens}"
             )
         limit = max(1, -(-(layout.window + layout.spare - storage.recent) // group))
     fields = _codes("k", num_kv_heads, storage.k_bits, group, key_dim, key_dim)
@@ -255,8 +256,8 @@ def stores(
         Store("codes", group, fields, limit, page),
         Store("tail", 1, tuple(exact), storage.recent + group),
     ]
-    if storage.sinks:
-        parts.insert(0, Store("sinks", 1, tuple(exact), storage.sinks))
+    if storage.sink_tokens:
+        parts.insert(0, Store("sinks", 1, tuple(exact), storage.sink_tokens))
     return tuple(parts)
 
 
@@ -264,7 +265,7 @@ def units(storage: Storage, tokens: int) -> dict[str, int]:
     """Units that ``tokens`` tokens of one batch row, appended at once, put into each store."""
     if not isinstance(storage, Quantized):
         return {"tokens": tokens}
-    rest = max(0, tokens - storage.sinks)
+    rest = max(0, tokens - storage.sink_tokens)
     groups = max(0, rest - storage.recent) // storage.group
     return {
         "sinks": tokens - rest,
