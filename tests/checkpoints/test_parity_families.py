@@ -190,9 +190,9 @@ def test_half_precision_is_loaded_without_a_wider_copy(tmp_path: Path) -> None:
 
 def test_a_device_that_is_not_here_is_named(tmp_path: Path) -> None:
     DECODERS["qwen2"].save(tmp_path)
-    with pytest.raises(ValueError, match="device 'cuda:99' is not here"):
+    with pytest.raises(ValueError, match="device 'cuda:99' is unavailable"):
         load_checkpoint(tmp_path, device="cuda:99")
-    with pytest.raises(ValueError, match="device 'nonsense' is not here"):
+    with pytest.raises(ValueError, match="device 'nonsense' is unavailable"):
         load_checkpoint(tmp_path, device="nonsense")
 
 

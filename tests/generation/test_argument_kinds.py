@@ -143,7 +143,10 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         TypeError,
         lambda: MODEL.generate("a", cache={"knid": "paged"}),
     ),
-    "stop must be a text or several: got 3": (TypeError, lambda: MODEL.generate("a", stop=3)),
+    "stop must be a string or a list of strings: got 3": (
+        TypeError,
+        lambda: MODEL.generate("a", stop=3),
+    ),
     "'do_sample'; in polyhead that is temperature": (
         TypeError,
         lambda: MODEL.generate("a", do_sample=True),
@@ -158,7 +161,7 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         TypeError,
         lambda: ph.load("smollm2", dtype=3),
     ),
-    "device 'nothing' is not here": (
+    "device 'nothing' is unavailable": (
         ValueError,
         lambda: ph.load("smollm2", device="nothing"),
     ),
@@ -178,7 +181,7 @@ def test_another_kind_of_argument_is_refused_by_a_sentence(words: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_said_before_anything_is_read() -> None:
-    with pytest.raises(ValueError, match="device 'cuda' is not here"):
+    with pytest.raises(ValueError, match="device 'cuda' is unavailable"):
         ph.load("no such model", device="cuda")
 
 

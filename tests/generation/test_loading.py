@@ -51,7 +51,7 @@ def test_encoder_of_images_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     images = SimpleNamespace(kind="encoder", embedding=SimpleNamespace(frontend=object()))
     found = SimpleNamespace(config=images, origin="here")
     monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments, **options: found)
-    with pytest.raises(ph.UnsupportedError, match="some-vit reads no text"):
+    with pytest.raises(ph.UnsupportedError, match="some-vit is a vision encoder"):
         ph.load("some-vit")
 
 

@@ -51,7 +51,7 @@ def test_a_fake_call_has_the_shapes_of_a_real_one(monkeypatch):
         asked = {"mask": ph.Causal() & ph.Window(9), "return_lse": True}
         said = ph.explain(q, k, v, **asked)
         assert said.kernel == "flex"
-        assert "comes later" in said.refusals["tiled"]
+        assert "lower priority" in said.refusals["tiled"]
         out, lse = ph.attention(q, k, v, **asked)
         assert (out.shape, out.dtype, str(out.device)) == (q.shape, q.dtype, "cuda:0")
         assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)

@@ -78,7 +78,7 @@ def test_gradients_on_a_cpu_float64_and_tracing_are_named(uncompiled):
 def test_on_a_cpu_it_runs_only_where_it_is_named_and_never_without_its_compiler(monkeypatch):
     said = ph.explain(*qkv(), bias=ph.ALiBi(4), softcap=9.0, mask=MASK)
     assert said.kernel == "tiled"
-    assert "could where it is named: it compiles for seconds" in said.refusals["flex"]
+    assert "only when named explicitly: it compiles for seconds" in said.refusals["flex"]
     monkeypatch.setattr(flex, "_has_compiler", lambda: False)
     if not torch.cuda.is_available():
         with pytest.raises(ph.UnsupportedError, match="apt-get install"):

@@ -111,7 +111,7 @@ def load_checkpoint(
             ``source``, the base is the one that it names.
 
     Raises:
-        ValueError: an unknown dtype, or a device that is not here.
+        ValueError: an unknown dtype, or a device that is unavailable.
         ModelNotFoundError: there is no such model; the message says what there is.
         CheckpointError: a file is truncated, corrupt, or its tensors do not fit its configuration.
         ConfigError: the configuration is not understood or not supported.
@@ -167,7 +167,7 @@ def _device(device: torch.device | str) -> torch.device:
         torch.empty(0, device=found, dtype=torch.float32)
     except (RuntimeError, AssertionError, TypeError) as error:  # a missing device
         first = str(error).partition("\n")[0]
-        raise ValueError(f"device {device!r} is not here: {first}") from error
+        raise ValueError(f"device {device!r} is unavailable: {first}") from error
     if found.type == "meta":
         raise ValueError("device must be one that holds numbers: got 'meta'")
     return found

@@ -109,7 +109,7 @@ def attention(
         sinks: ``[H]`` scores that join the denominator only.
         q_positions: ``[T]`` or ``[B, T]``; default: the last query lines up with the last key.
         kv_positions: ``[S]`` or ``[B, S]``; default 0 … S − 1.
-        dropout_p: Share of the weights set to zero, 0 ≤ p < 1.
+        dropout_p: Dropout probability of the weights, 0 ≤ p < 1.
         generator: Where dropout's seed is drawn from; default torch's global generator.
         return_lse: Also return the natural-log log-sum-exp of each row (sinks included).
         kernel: ``"auto"`` or a kernel's name; a kernel that is named never falls back.
@@ -272,9 +272,9 @@ def explain(
         elif isinstance(plan := other.plan(call), Refusal):
             refusals[other.name] = f"cannot do {plan.feature}"
         elif (why := other.auto_skip_reason(call)) is not None:
-            refusals[other.name] = f"could where it is named: {why}; {other.summary}"
+            refusals[other.name] = f"only when named explicitly: {why}; {other.summary}"
         else:
-            refusals[other.name] = f"could, but comes later: {other.summary}"
+            refusals[other.name] = f"supported, lower priority: {other.summary}"
         if other.needs_contiguous_kv and call.source.gather_bytes:
             refusals[other.name] += f"; would copy {call.source.gather_bytes:,} bytes to read them"
     source = call.source

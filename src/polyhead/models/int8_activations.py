@@ -40,7 +40,7 @@ def round_activations(model: nn.Module) -> None:
             "GGUF file on a CPU without a dtype"
         )
     if native.code() is None:
-        raise UnsupportedError("activations='int8' needs native code, which is not here")
+        raise UnsupportedError("activations='int8' needs native code, which is unavailable")
     multiplied = []
     for name, part in found.items():
         carried = part.kind.name in TYPES and part.in_features <= MAX_INT8_INPUTS

@@ -158,7 +158,7 @@ def attention(
         sinks: ``[H]``.
         q_positions: ``[T]`` or ``[B, T]`` of this rank's queries; default: their places.
         kv_positions: ``[S]`` or ``[B, S]`` of this rank's keys; default: their places.
-        dropout_p: Share of the weights set to zero; the same weights as in one process.
+        dropout_p: Dropout probability of the weights; the same weights as in one process.
         generator: Where the seed is drawn from; that of the first rank counts.
         return_lse: Also return the log-sum-exp of each row.
         kernel: The kernel of each block: ``"auto"``, ``"tiled"`` or ``"reference"``.

@@ -60,7 +60,7 @@ class Job:
     """One attention over ranks, as a rank sees it.
 
     Attributes:
-        spec: The meaning, without sinks: they join when all keys were seen.
+        spec: The attention specification, without sinks: they join when all keys were seen.
         queries: Where the queries of all ranks stand.
         keys: Where the keys of all ranks stand.
         rank: This one.

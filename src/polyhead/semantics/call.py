@@ -19,7 +19,7 @@ from polyhead.semantics.tokens import Tokens
 
 @dataclass(eq=False, slots=True)
 class Specification:
-    """The meaning of an attention beyond q, k and v.
+    """The specification of an attention call besides q, k and v.
 
         softmax(mask(softcap(Q Kᵀ · scale) + bias)) V
 
@@ -29,7 +29,7 @@ class Specification:
         bias: Added after softcap, or None.
         softcap: c in c · tanh(score / c), or None.
         sinks: ``[H]`` scores that join the denominator only, or None.
-        dropout_p: Share of the weights set to zero, the rest scaled by 1 / (1 − p).
+        dropout_p: Dropout probability of the weights, the rest scaled by 1 / (1 − p).
         seed: A whole number tensor that decides which weights are dropped, or None.
         deterministic: Whether gradients must be bit-identical from run to run.
         heads: Which query heads these are of how many, where others are computed elsewhere: the
@@ -47,7 +47,7 @@ class Specification:
     heads: tuple[int, int] | None = None
 
     def of_heads(self, heads: Sequence[int]) -> Specification:
-        """The meaning for some query heads alone."""
+        """The specification for some query heads alone."""
         return replace(
             self,
             mask=None if self.mask is None else self.mask.of_heads(heads),
@@ -63,7 +63,7 @@ class Call:
     Attributes:
         q: ``[B, H, T, D]`` queries, any strides.
         source: Keys and values.
-        spec: The meaning; parts of the mask that decide nothing in this call are left out.
+        spec: The specification, its mask simplified for this call.
         q_tokens: The T queries: their positions and places.
         needs_lse: Whether the log-sum-exp is to be returned.
         visibility: What the mask leaves of all pairs; ALL where there is no mask.

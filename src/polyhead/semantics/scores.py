@@ -53,7 +53,7 @@ def tile_scores(
     Args:
         q_BHTD: Queries in the accumulation dtype, times the scale: q is smaller than the scores.
         k_BGSD: Keys in the accumulation dtype.
-        spec: The meaning.
+        spec: The attention specification.
         q: The tile's queries.
         k: The tile's keys.
 

@@ -49,7 +49,7 @@ class Tokenizer:
     """Token ids of a text, and the text of token ids.
 
     Args:
-        backend: the ``tokenizers.Tokenizer`` that does the work, or what answers as one; its
+        backend: the ``tokenizers.Tokenizer`` that does the work, or a duck-typed equivalent; its
             truncation and padding are switched off, since nothing may be cut in silence.
         special_tokens: names (``"bos_token"``, ...) to tokens.
         stop_ids: ids that end a generation, beside eos and the well-known end-of-turn tokens.

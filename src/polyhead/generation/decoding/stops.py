@@ -23,7 +23,7 @@ class StopTexts:
 
     def __init__(self, stops: str | Sequence[str] | None) -> None:
         if not (stops is None or isinstance(stops, str | Sequence)):
-            raise TypeError(f"stop must be a text or several: got {shown(stops)}")
+            raise TypeError(f"stop must be a string or a list of strings: got {shown(stops)}")
         self.stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
         for stop in self.stops:
             if not isinstance(stop, str) or not stop:

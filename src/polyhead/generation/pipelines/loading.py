@@ -125,7 +125,7 @@ def load(
         UnsupportedError: an encoder of images, a way of generating that is not built, or another
             kind than ``expect``; ``activations`` for weights that are not in blocks, or in blocks
             of a type that does not take them (the message names it).
-        ValueError: an unknown dtype, or a device that is not here.
+        ValueError: an unknown dtype, or a device that is unavailable.
         TypeError: an argument of another kind.
     """
     if not isinstance(source, str | os.PathLike):
@@ -164,7 +164,7 @@ def _dtype(dtype: object) -> torch.dtype | Literal["auto"] | None:
 def _wrapped(checkpoint: Checkpoint, source: object) -> Model:
     config, origin = checkpoint.config, checkpoint.origin
     if config.embedding.frontend is not None:
-        raise UnsupportedError(f"{source} reads no text: load_checkpoint loads it")
+        raise UnsupportedError(f"{source} is a vision encoder: use load_checkpoint")
     if config.kind == "encoder":
         return TextEncoder(checkpoint.model, checkpoint.tokenizer, origin, checkpoint.pooling)
     options = generation_options(checkpoint)

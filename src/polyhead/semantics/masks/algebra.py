@@ -39,7 +39,7 @@ class Range(NamedTuple):
     """What each query may see: the keys at positions low ≤ position < high that ``keep`` allows.
 
     Attributes:
-        low: ``[1 or B, T]`` int64; None is no bound.
+        low: ``[1 or B, T]`` int64; None: unlimited.
         high: Likewise.
         keep: An explicit tensor, bool, broadcasts to ``[B, H, T, S]``; None hides nothing.
     """
