@@ -47,8 +47,8 @@ def plan_append(
     """Works out which tokens of an append go where.
 
     Args:
-        batch: B.
-        count: T.
+        batch: Batch size B.
+        count: Number of new tokens T.
         lengths: Tokens that each row has already.
         positions: ``[T]``, ``[1, T]`` or ``[B, T]``, as the caller gave them.
         explicit: Whether positions are stored already.

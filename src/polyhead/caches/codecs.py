@@ -78,8 +78,8 @@ class Codes:
 
     Args:
         storage: Bits and group.
-        key_dim: D.
-        value_dim: V.
+        key_dim: Key size D of a head.
+        value_dim: Value size V of a head.
         dtype: Dtype of the tokens that come back.
     """
 

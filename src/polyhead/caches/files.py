@@ -49,8 +49,8 @@ def write(
     Args:
         path: Path of the file; one that is there is replaced.
         owner: What they belong to, a model's configuration as JSON; ``""`` for a cache alone.
-        caches: In order.
-        extra: More tensors.
+        caches: Caches of the layers, in order.
+        extra: Other tensors to store, by name.
     """
     tensors: dict[str, Tensor] = dict(extra or {})
     all_facts = []

@@ -95,7 +95,7 @@ class QuantizedCache(StoredCache):
     Args:
         k_bits: 8 or 4 for keys, scaled per channel over ``group`` tokens.
         v_bits: 8 or 4 for values, scaled per token over ``group`` channels.
-        group: Even.
+        group: Tokens or channels that share a scale, an even number.
         sink_tokens: First tokens that stay exact; default 4, and 0 in a ring.
         recent: At least this many of the last tokens stay exact.
         latent: Quantize latent rows, by the keys' rule.

@@ -65,7 +65,7 @@ class LayerKV:
     Args:
         layout: Where tokens lie.
         storage: How they are encoded.
-        shape: Theirs.
+        shape: Shape of one token of all rows.
         reserved: Tokens per row to make room for.
 
     Attributes:

@@ -68,7 +68,7 @@ class ModelCache:
         """Empty caches for a model.
 
         Args:
-            config: Its configuration.
+            config: Configuration of the model.
             capacity: Tokens per row to make room for at once; it grows when more come.
             kind: ``"auto"``: rings for windowed layers, dense otherwise. ``"dense"`` and
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.
@@ -275,7 +275,7 @@ class ModelCache:
         """Loads what ``save`` wrote from a cache of the same model.
 
         Args:
-            path: The file.
+            path: File that ``save`` wrote.
             device: Where the tensors go.
 
         Raises:

@@ -193,7 +193,7 @@ class KeyValueCache(ABC):
         """Loads what ``save`` wrote from a cache with the same description.
 
         Args:
-            path: The file.
+            path: File that ``save`` wrote.
             device: Where the tensors go.
 
         Raises:

@@ -58,7 +58,7 @@ def reserve_slots(contents: LayerKV, count: int, window: int | None = None) -> R
 
     Args:
         contents: What the cache holds; its rows may differ in length.
-        count: Tokens.
+        count: Number of tokens to reserve in every row.
         window: Tokens that the new one sees, itself included, where ``held`` is to begin with them.
 
     Returns:

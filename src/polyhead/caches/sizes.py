@@ -144,7 +144,7 @@ class Store:
     Attributes:
         name: ``"tokens"``; of a quantized cache ``"sinks"``, ``"codes"`` and ``"tail"``.
         tokens: Tokens in a unit.
-        fields: The tensors.
+        fields: The tensors of a unit.
         limit: Most units kept per batch row; None: no limit. Beyond it the store wraps around.
         page: Units in a page; None: no pages.
     """
@@ -292,12 +292,12 @@ def cache_bytes(
         layout: ``Dense()``, ``Ring(window)`` or ``Paged(page_size)``.
         storage: ``Plain()``, ``Latent(rank, rope)`` or ``Quantized(...)``.
         tokens: Tokens of each row; a ring keeps its window of them.
-        batch_size: Rows.
-        num_kv_heads: G.
-        key_dim: D.
-        value_dim: V.
+        batch_size: Number of rows.
+        num_kv_heads: Number of kv heads G.
+        key_dim: Key size D of a head.
+        value_dim: Value size V of a head.
         dtype: Dtype of keys and values as they come and go.
-        positions: See ``stores``.
+        positions: Whether positions are stored too, as in ``stores``.
 
     Returns:
         Bytes, equal to ``cache.bytes``.

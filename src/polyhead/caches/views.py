@@ -76,7 +76,7 @@ def with_chunk(
 
     Args:
         past: A source of what was held, untouched by the writing of the chunk; None: nothing.
-        stream: The chunk.
+        stream: Keys and values of the chunk.
         new: Its rows and positions.
         lengths: Tokens of each row before it.
         contents: For shape and device.

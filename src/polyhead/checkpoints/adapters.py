@@ -97,7 +97,7 @@ class Lora:
         pairs: By the base's name of the module.
         whole: Tensors in place of the base's, by its name.
         transposed: Whether the base's weights are ``[in, out]``.
-        dropout: In training.
+        dropout: Dropout probability in training.
     """
 
     values: Mapping[str, Any]

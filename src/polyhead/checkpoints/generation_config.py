@@ -43,7 +43,7 @@ class GenerationConfig:
 
         Args:
             directory: With or without generation_config.json.
-            config: config.json's object.
+            config: the parsed config.json.
 
         Raises:
             CheckpointError: A file is corrupt, or a value of another kind.

@@ -13,7 +13,7 @@ def mapped(path: Path, what: str, least: int, *, private: bool = False) -> mmap.
     """A file's bytes, read from the disk as they are touched.
 
     Args:
-        path: the file.
+        path: file to map into memory.
         what: the format's name for messages, ``"a GGUF file"``.
         least: bytes that every file of the format has.
         private: may be written to: what is written is seen here alone, the file stays.

@@ -177,7 +177,7 @@ class EmbeddingConfig(Data):
 
         Args:
             vocab_size: Rows of the table of tokens; 0: there is none, or it is another's.
-            embed_dim: E.
+            embed_dim: Embedding size E of the residual stream.
             max_positions: Tokens that there are positions for.
             read_whole: Whether a step reads the whole table: where logits are made with it.
         """

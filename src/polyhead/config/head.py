@@ -22,9 +22,9 @@ class HeadTransformConfig(Data):
 
     Attributes:
         dim: Features of the result; None: embed_dim.
-        activation: Or None.
+        activation: Activation behind the dense layer, or None.
         bias: Whether the projection has a bias.
-        norm: Or None.
+        norm: Norm behind the activation, or None.
     """
 
     dim: int | None = None

@@ -84,7 +84,7 @@ class LayerConfig(Data):
         """All parameters.
 
         Args:
-            embed_dim: E.
+            embed_dim: Embedding size E of the residual stream.
             context_dim: Features of the encoder's output; None: E.
         """
         yield from self.attention.parameter_groups(embed_dim)

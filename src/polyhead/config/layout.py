@@ -74,7 +74,7 @@ class HeadLayout(OneOfSeveral, ABC):
     """Self-attention as plain data, of any kind.
 
     Attributes:
-        num_heads: Query heads.
+        num_heads: Number of query heads H.
         rope: Rotary positions of queries and keys.
         scale: Factor of the scores; None: the layout's own.
         dropout: Share of the attention weights set to zero, when training.
@@ -149,9 +149,9 @@ class HeadLayout(OneOfSeveral, ABC):
         The layer's input is not counted; its output is.
 
         Args:
-            embed_dim: E.
-            tokens: T.
-            batch_size: B.
+            embed_dim: Embedding size E of the residual stream.
+            tokens: Number of tokens T.
+            batch_size: Batch size B.
             ranks: That share the heads.
             half: Whether numbers have 16 bits: without native code, norms then go through float32.
         """

@@ -19,8 +19,8 @@ class MixtureConfig(Network, kind="mixture"):
 
     Attributes:
         expert: Each of the routed experts.
-        num_experts: X.
-        experts_per_token: K.
+        num_experts: Number of experts X.
+        experts_per_token: Experts K that each token visits.
         shared: The network that every token visits, or None.
         shared_gate: The shared network's output is multiplied by sigmoid(x · w) (Qwen2-MoE).
         router_bias: The router adds a learned number per expert (GPT-OSS).

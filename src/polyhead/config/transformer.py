@@ -155,12 +155,12 @@ class TransformerConfig(Data):
 
         Args:
             vocab_size: Tokens, of both languages.
-            embed_dim: E.
+            embed_dim: Embedding size E of the residual stream.
             num_layers: Layers of the encoder, and of the decoder.
             num_heads: Heads of each attention.
             hidden_dim: Hidden size of the feed-forward networks.
             max_positions: Tokens of a source or a text at most.
-            dropout: When training.
+            dropout: Dropout probability in training.
             sinusoids: ``"interleaved"``: sin, cos, sin, cos … as the paper writes them;
                 ``"halves"``: all sin, then all cos, which is the same model with its features in
                 another order.

@@ -229,7 +229,7 @@ def sister(
     Args:
         model_type: As config.json says it.
         class_name: transformers' classes begin with it.
-        read: Its reader.
+        read: Reads the configuration of the family.
         sinusoids: Whether positions are not parameters.
         defaults: Where absent keys mean something else than BART's.
         **options: Further fields of ``Family``.

@@ -44,7 +44,7 @@ def score_mods_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> ScoreM
     """Features beside plain softmax(Q Kᵀ · scale) V, or the one that would need a T×S tensor.
 
     Args:
-        call: The call.
+        call: The attention call to lower.
         drawn: Bytes that such a T×S tensor may have; 0: none is drawn.
         rounds: Whether ``ScoreMods.rounded`` is understood.
     """

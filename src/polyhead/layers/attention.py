@@ -137,7 +137,7 @@ class MultiHeadAttention(Hooked):
         """The layer that ``config`` describes.
 
         Args:
-            embed_dim: E.
+            embed_dim: Embedding size E of the residual stream.
             config: Heads, biases, positions, masks.
             kdim: Features that keys are made from; default embed_dim.
             vdim: Features that values are made from; default embed_dim.

@@ -64,7 +64,7 @@ def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:
     """Positions ``[B, T]`` that follow on in each row; None where all rows hold the same places.
 
     Args:
-        cache: Whose rows.
+        cache: Cache whose row lengths decide.
         tokens: ``[B, T, ...]``, the new ones.
     """
     if cache.even:

@@ -78,7 +78,7 @@ class _LayerPlan:
     """What a plan knows of one layer.
 
     Attributes:
-        layer: The layer.
+        layer: Layer that the plan describes.
         known: Its description, or None.
         why: Why there is none.
     """

@@ -32,7 +32,7 @@ class ExactType(Generic[_T]):
     """Matches instances of exactly this class whose methods are not replaced.
 
     Args:
-        kind: The class.
+        kind: Class whose instances match.
         method: Its method that a fast path stands in for.
     """
 

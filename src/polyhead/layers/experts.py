@@ -32,7 +32,7 @@ class Experts(Fixed):
     """A mixture of experts in place of a ``FeedForward``.
 
     Args:
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         config: The experts and the choice.
 
     Attributes:
@@ -202,7 +202,7 @@ def native_routing(experts: Experts, x: Tensor) -> Routing | None:
     """How tokens choose, as native code takes it; None where it cannot read the weights.
 
     Args:
-        experts: The mixture.
+        experts: Mixture-of-experts module.
         x: Whose dtype the weights must have.
     """
     config, modules = experts.config, experts._modules

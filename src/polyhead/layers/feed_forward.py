@@ -85,8 +85,8 @@ class FeedForward(Fixed):
     """Two projections with an activation between, or three with a gate.
 
     Args:
-        embed_dim: E.
-        hidden_dim: F.
+        embed_dim: Embedding size E of the residual stream.
+        hidden_dim: Hidden size F of the network.
         activation: One of ``FeedForwardConfig``.
         gated: Multiply the activated ``gate_proj`` with ``up_proj``.
         bias: Whether every projection has a bias; default True, as in torch.

@@ -49,12 +49,12 @@ class MultiHeadLatentAttention(Hooked):
 
     Args:
         embed_dim: E, features of ``x`` and of the output.
-        num_heads: H.
+        num_heads: Number of query heads H.
         q_lora_rank: Size of the latent that queries are made from; None: straight from ``x``.
-        kv_lora_rank: R.
+        kv_lora_rank: Size R of the compressed latent.
         qk_nope_head_dim: N; 0 where all of a key is rotated.
-        qk_rope_head_dim: P, even.
-        v_head_dim: V.
+        qk_rope_head_dim: Rotated features P of a head, an even number.
+        v_head_dim: Value size V of a head.
         bias: Biases on the projections into the latents and on ``o_proj``; default True, as in
             torch. DeepSeek's models have none.
         rope: Rotary positions over the P features; None: nothing is rotated.
@@ -113,7 +113,7 @@ class MultiHeadLatentAttention(Hooked):
         """The layer that ``config`` describes.
 
         Args:
-            embed_dim: E.
+            embed_dim: Embedding size E of the residual stream.
             config: Sizes, biases, positions, norm, scale.
             rope: Rotary positions built from ``config.rope`` already, to share their tables.
 
@@ -233,7 +233,7 @@ class MultiHeadLatentAttention(Hooked):
         Args:
             queries: T, tokens of ``x``.
             keys: S, those of ``x`` and those in the cache.
-            batch_size: B.
+            batch_size: Batch size B.
             computation: As in ``forward``.
 
         Raises:

@@ -119,8 +119,8 @@ def feed_forward(
     Args:
         x: ``[..., E]``.
         gate: A linear module, or None.
-        up: Likewise.
-        down: Likewise.
+        up: Linear module of the up projection.
+        down: Linear module of the down projection.
         form: The last four fields of ``Network``.
     """
     code = code_for_gemm(x)

@@ -18,10 +18,10 @@ class LoraLinear(nn.Module):
     """``base`` and the change beside it.
 
     Args:
-        base: The projection.
-        down: A.
-        up: B.
-        scale: s.
+        base: The frozen projection.
+        down: LoRA's A, which reduces the features to the rank.
+        up: LoRA's B, which expands the rank to the features.
+        scale: Factor s of the low-rank product.
         dropout: Share of the inputs of A that training leaves out.
 
     Attributes:

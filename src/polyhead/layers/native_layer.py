@@ -90,15 +90,15 @@ class NativeLayer(NamedTuple):
         latent: The configuration of latent attention.
         crosses: Whether it attends to a context.
         cross: kv heads, key and value size of that attention, where it is described.
-        rope: Rotary positions.
-        rope_config: Theirs.
+        rope: Rotary embedding of the self-attention, or None.
+        rope_config: Configuration of the rotary embedding.
         rotation_key: Equal for layers that rotate by the same angles.
         biased: Whether the layer has a bias of its own.
         window: Keys that a query sees, itself included.
         max_position: Tokens up to which queries have a temperature.
         min_cached: Tokens from which latent attention is computed absorbed.
         most_tokens: Tokens of a row.
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         dtype: Of weights and x.
         shown: Attention modules with hooks or edits, which may apply to the calling thread.
         has_hooks: Whether calls of the layer are seen or changed (hooks, compilation): it is left
@@ -344,8 +344,8 @@ def _heads(
     """The heads of a token, and the weights that only attention by heads has.
 
     Args:
-        attention: The module.
-        x: The token.
+        attention: Attention module to export.
+        x: Hidden states ``[B, T, E]`` of the step.
         of_context: Without what makes keys and values.
     """
     rope, place = attention.rope, attention.qk_norm_place

@@ -32,7 +32,7 @@ class LayerNorm(nn.LayerNorm):
     """torch's LayerNorm, built from ``NormConfig``.
 
     Args:
-        dim: E.
+        dim: Features E that are normalized.
         eps: Added to the variance.
         bias: Whether there is a bias.
         weight: Whether there is a weight; without one there is no bias.
@@ -73,7 +73,7 @@ class RMSNorm(Fixed):
     """Root-mean-square norm with a weight per feature, or none, and no bias.
 
     Args:
-        dim: E.
+        dim: Features E that are normalized.
         eps: Added to the mean square.
         weight_offset: Added to the stored weight (Gemma stores weight − 1).
         weight: Whether there is a weight.
@@ -161,9 +161,9 @@ class HeadNorm(Fixed):
     """A norm over each head's features with a weight ``[H, D]`` of its own (Cohere, StableLM).
 
     Args:
-        heads: H.
-        dim: D.
-        config: Which norm.
+        heads: Number of heads H.
+        dim: Head size D.
+        config: Kind, epsilon and bias of the norm.
     """
 
     weight: nn.Parameter | None

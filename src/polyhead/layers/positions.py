@@ -309,8 +309,8 @@ class LearnedPositions(nn.Module):
     """A vector per position, learned (BERT, GPT-2).
 
     Args:
-        max_positions: How many.
-        embed_dim: E.
+        max_positions: Number of positions in the table.
+        embed_dim: Embedding size E of the residual stream.
     """
 
     def __init__(self, max_positions: int, embed_dim: int) -> None:
@@ -328,7 +328,7 @@ class LearnedPositions(nn.Module):
 
         Args:
             positions: The first token's position, the others following on; or ``[T]``, ``[B, T]``.
-            length: T.
+            length: Number of tokens T.
 
         Raises:
             ContextLengthError: More tokens than there are positions.
@@ -347,7 +347,7 @@ class SinusoidalPositions(Fixed):
     """PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos of the same (Vaswani et al. 2017, §3.5).
 
     Args:
-        embed_dim: E, even.
+        embed_dim: Embedding size E, an even number.
         config: Another layout or other frequencies.
 
     Raises:

@@ -28,7 +28,7 @@ class AttentionRecord:
             tokens of a batch row.
         bias: Added to the scores, or None.
         scale: Factor of the scores.
-        softcap: Or None.
+        softcap: Softcap of the scores, or None.
         sinks: ``[H]`` or None.
         q_tokens: Positions and places of the T queries.
         kv_tokens: Positions and places of the S keys.

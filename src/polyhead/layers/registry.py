@@ -24,7 +24,7 @@ def register_builder(
     """From now on ``build`` makes the module of a configuration of exactly this class.
 
     Args:
-        config: The class.
+        config: Class of configuration to register.
         build: Called as ``build(embed_dim, config, rope=rope)`` for attention, returning a
             ``Hooked``; as ``build(embed_dim, config)`` for a network.
     """
@@ -35,7 +35,7 @@ def build_attention(embed_dim: int, config: HeadLayout, rope: RoPE | None = None
     """The self-attention that ``config`` describes.
 
     Args:
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         config: Any head layout.
         rope: Rotary positions built from ``config.rope`` already, to share their tables.
 

@@ -48,8 +48,8 @@ class TransformerLayer(Fixed):
     """Attention and feed-forward with norms and residuals; ``from_config`` has all options.
 
     Args:
-        embed_dim: E.
-        num_heads: Query heads.
+        embed_dim: Embedding size E of the residual stream.
+        num_heads: Number of query heads H.
         hidden_dim: Hidden features of the feed-forward network; default 4 · embed_dim.
         num_kv_heads: Key/value heads; default num_heads.
         activation: Activation of the feed-forward network.
@@ -128,8 +128,8 @@ class TransformerLayer(Fixed):
         """The layer that ``config`` describes.
 
         Args:
-            embed_dim: E.
-            config: The parts.
+            embed_dim: Embedding size E of the residual stream.
+            config: Attention, network, norms and their order.
             rope: Rotary positions built from ``config.attention.rope`` already, to share tables.
             context_dim: Features of what the cross-attention reads; default E.
 

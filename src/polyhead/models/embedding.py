@@ -24,7 +24,7 @@ class Embedding(Fixed):
 
     Args:
         vocab_size: Number of ids.
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         max_positions: How many learned positions there are.
         config: Which parts there are.
         tokens: The table of another embedding, to share it; a state dict holds it there alone.

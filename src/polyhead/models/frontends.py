@@ -18,8 +18,8 @@ class Patches(Fixed):
     """Squares of an image, each projected to a vector (Dosovitskiy et al. 2021, eq. 1).
 
     Args:
-        embed_dim: E.
-        config: Sizes.
+        embed_dim: Embedding size E of the residual stream.
+        config: Patch and image sizes.
 
     Attributes:
         projection: ``[E, channels, height, width]`` of a patch.
@@ -58,7 +58,7 @@ class AudioFrames(Fixed):
     """Mel features by two convolutions (Radford et al. 2022, §2.2).
 
     Args:
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         config: Number of features.
     """
 

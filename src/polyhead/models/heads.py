@@ -21,7 +21,7 @@ class HeadTransform(Fixed):
     """norm(activation(W x + b)).
 
     Args:
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         config: Which of them there are.
     """
 
@@ -67,7 +67,7 @@ class TaskHead(Fixed):
     """Classes or pooled states in place of logits.
 
     Args:
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         config: Pooling, transforms, labels.
         end_of_text: The ids of which the first is pooled with ``"end"``.
     """

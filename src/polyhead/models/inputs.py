@@ -130,12 +130,12 @@ def check_call(
     """Checks the arguments of a model's call that do not concern an encoder.
 
     Args:
-        config: The model's.
+        config: Configuration of the model.
         ids: The tokens, or what the embedding's frontend reads.
-        positions: As given.
+        positions: Positions of the caller, or None.
         start: Tokens in the cache.
-        cache: As given.
-        last: As given.
+        cache: Cache of the caller, or None.
+        last: Number of last tokens wanted, or None.
 
     Raises:
         InputError: No tokens, or an id outside the vocabulary.

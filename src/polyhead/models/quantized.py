@@ -18,7 +18,7 @@ def quantizable(model: Transformer, name: str) -> bool:
     """Whether a parameter may be in blocks, so that ``put_blocks`` takes it.
 
     Args:
-        model: Whose parameter.
+        model: Model that holds the parameter.
         name: In its state dict.
     """
     path, _, leaf = name.rpartition(".")
@@ -53,7 +53,7 @@ def put_blocks(
         model: On the meta device, about to be filled.
         name: In its state dict.
         blocks: ``[rows, bytes of a row]`` uint8, dense.
-        kind: Their type.
+        kind: Block type of the codes.
         scales: Of blocks that have none of their own, dense.
 
     Returns:

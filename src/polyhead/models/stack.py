@@ -33,7 +33,7 @@ def stack(
     """Layers that share the tables of equal rotary embeddings.
 
     Args:
-        embed_dim: E.
+        embed_dim: Embedding size E of the residual stream.
         configs: A layer for each.
         ropes: Tables made so far; more are added.
         weights_of: As of ``TransformerConfig``.
@@ -152,8 +152,8 @@ class RelativeTable(Fixed):
     """T5's learned bias by distance, for all layers of a stack or for one.
 
     Args:
-        config: Buckets.
-        num_heads: H.
+        config: Number of buckets and largest distance.
+        num_heads: Number of query heads H.
         bidirectional: Whether keys ahead have buckets of their own.
 
     Attributes:

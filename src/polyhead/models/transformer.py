@@ -358,7 +358,7 @@ class Transformer(Fixed):
         notices every change of the model; ``print(model.decode_plan(cache).explain())``.
 
         Args:
-            cache: From ``new_cache``.
+            cache: A cache that ``new_cache`` of this model returned.
         """
         check_cache(cache)
         return plan_for(cache, self.layers)

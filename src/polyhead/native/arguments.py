@@ -214,7 +214,7 @@ class Routing(NamedTuple):
         router: ``[X, E]`` and ``[X]`` or None.
         choice_bias: ``[X]`` in float32 or the dtype of x, or None.
         shared_gate: ``[1, E]``, or None.
-        visited: K.
+        visited: Experts K of each token.
         scoring: One of ``SCORINGS``.
         normalise: Weights sum to 1.
         scale: Factor of the weights.
@@ -401,7 +401,7 @@ class TileSums(NamedTuple):
 
     Attributes:
         entropy: −Σ p log p.
-        squares: Σ p².
+        squares: Sum of the squared weights.
         largest: The largest weight and the int64 index of its key.
         top: The largest weights ``[B, T, k]`` in order and the int64 indexes of their keys.
         received: Σ p over the rows.

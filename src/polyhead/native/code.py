@@ -202,7 +202,7 @@ class Code:
         """``plus + x`` after dropout of single numbers, each the place of a key.
 
         Args:
-            x: Dense.
+            x: Contiguous tensor of any shape.
             dropout: The places are not looked at: the first number has place 0.
             plus: What is added, of x's shape, dense; its dtype, x's or float32, is the result's.
         """

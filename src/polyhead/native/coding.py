@@ -21,8 +21,8 @@ class Coding(NamedTuple):
 
     Attributes:
         group: Tokens in a unit; even.
-        key_dim: D.
-        value_dim: V.
+        key_dim: Key size D of a head.
+        value_dim: Value size V of a head.
         k_bits: 8 or 4.
         v_bits: 8 or 4; 0: the value is the first V columns of the key.
         value_group: Channels of a value that share a scale; V is a multiple of it.

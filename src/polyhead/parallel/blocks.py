@@ -63,9 +63,9 @@ class Job:
         spec: The attention specification, without sinks: they join when all keys were seen.
         queries: Where the queries of all ranks stand.
         keys: Where the keys of all ranks stand.
-        rank: This one.
+        rank: Rank of this process.
         kernel: ``"auto"`` or a kernel's name.
-        value_dim: V.
+        value_dim: Value size V of a head.
         latent: Whether a value is the first V features of its key, or made from it: keys alone
             are sent.
         shape: B, G, D of the keys that are sent.

@@ -37,7 +37,7 @@ class HeldByRanks:
     Attributes:
         part: What this rank holds; None: nothing.
         ranks: Those that hold the rest.
-        value_dim: V.
+        value_dim: Value size V of a head.
         tokens: All tokens held, as far as their number is asked.
         keys: For an encoder's tokens, where those of all ranks stand.
     """

@@ -49,7 +49,7 @@ def all_to_all(x: Tensor, leaving: list[int], coming: list[int], ranks: Ranks) -
         x: ``[sum(leaving), ...]``, those for the first rank first.
         leaving: Rows for each rank.
         coming: Rows from each rank.
-        ranks: Who trades.
+        ranks: Ranks that exchange rows.
 
     Returns:
         ``[sum(coming), ...]``, those of the first rank first.

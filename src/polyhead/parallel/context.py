@@ -86,7 +86,7 @@ class Context:
 
         Args:
             stack: Whose tokens these are.
-            module: The model.
+            module: Model to parallelize.
             ids: Ids of this rank.
             positions: Positions of this rank's tokens; None: their places.
             sizes: Sizes of the vocabulary and of the model's context.

@@ -34,7 +34,7 @@ class Travels:
     """``Experts._visited`` where experts are on many ranks.
 
     Attributes:
-        module: The mixture.
+        module: Mixture-of-experts module.
         ranks: Those of ``expert``.
         averaged: Whether gradients are averaged over ranks.
     """

@@ -30,7 +30,7 @@ class Expansion:
     Attributes:
         weight: ``[H (N + V), R]`` of this rank's heads.
         nope: N, features of a key that are made from the latent; the others come with it.
-        heads: H.
+        heads: Number of heads H.
     """
 
     weight: Tensor
@@ -69,7 +69,7 @@ class Latents(DenseSource):
     """Latents ``[B, 1, S, R + P]`` whose keys and values are made by the receiver.
 
     Args:
-        source: The latents.
+        source: Source of the latents.
         expansion: What makes keys and values.
     """
 

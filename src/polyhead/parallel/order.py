@@ -60,7 +60,7 @@ class Spread:
     Attributes:
         order: Which rank holds which tokens.
         total: T, of all ranks.
-        ranks: N.
+        ranks: Number of ranks N.
         positions: ``[T]`` or ``[B, T]`` in the order of the sequence; None: positions are places.
         shift: Added to places; in an attention of T queries to S keys queries have S − T.
     """

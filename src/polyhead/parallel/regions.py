@@ -47,7 +47,7 @@ class ShardSpec(NamedTuple):
     """The part of a parameter that a rank uses.
 
     Attributes:
-        use: As above.
+        use: One of the uses listed above.
         rows: With ``"slice"``, which rows.
     """
 
@@ -298,7 +298,7 @@ def shard_vocabulary(
     """Rows of the embedding and of the output matrix by rank, tied or not.
 
     Args:
-        model: In place.
+        model: Model that is changed in place.
         ranks: Those of ``tensor``.
         mesh: Mesh of those ranks alone.
         gathered: Whether every rank gets the logits of the whole vocabulary.

@@ -27,7 +27,7 @@ class Watched:
     """One kind of exchange, as ``set_custom_all_gather`` and ``set_custom_reduce_scatter`` take it.
 
     Attributes:
-        ranks: Who exchanges.
+        ranks: Ranks that take part in the exchange.
         what: What for, as messages say it.
         summed: Whether gradients are summed and cut; otherwise parameters are gathered.
     """

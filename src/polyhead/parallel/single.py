@@ -52,7 +52,7 @@ def tell_layer(
     """From now on ranks agree on every call of a layer, which knows where its tokens stand.
 
     Args:
-        layer: In place.
+        layer: Layer that is changed in place.
         tensor: The ranks of ``tensor``, or None.
         heads: By attention the query heads of this rank and of all.
         context: How tokens are spread, or None.

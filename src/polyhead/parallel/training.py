@@ -34,7 +34,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
 
     Args:
         model: After a backward pass.
-        max_norm: Above 0.
+        max_norm: Maximum gradient norm, above 0.
 
     Returns:
         The norm of all gradients, the same on all ranks.

@@ -225,7 +225,7 @@ def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Tensor:
     """``[H]`` slopes of the paper: 2^(−8i/H), and for other counts its interleaving rule.
 
     Args:
-        num_heads: H.
+        num_heads: Number of query heads H.
         max_bias: In place of 8.
     """
     if num_heads < 1:

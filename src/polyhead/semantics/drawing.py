@@ -21,7 +21,7 @@ def draw_mask(
 
     Args:
         mask: A mask expression, or None: everything is visible.
-        queries: T.
+        queries: Number of queries T.
         keys: S; default T.
         svg: An SVG image instead of text, on a ground of its own, light or dark, which reads on
             any page.

@@ -35,8 +35,8 @@ class QueryKeyPairs(ABC):
     """Pairs of these queries and keys.
 
     Args:
-        q: The queries.
-        k: The keys.
+        q: Tokens of the queries.
+        k: Tokens of the keys.
         device: Where values are to be.
         dtype: In which learned numbers are computed.
     """

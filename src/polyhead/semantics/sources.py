@@ -38,7 +38,7 @@ class KVSegment(NamedTuple):
     """A run of keys and values where they lie.
 
     Attributes:
-        tokens: The run.
+        tokens: Positions and places of the tokens.
         k: ``[B, G, n, D]``; in pages ``[pages, G, P, D]``, all that there are. With ``coding`` the
             codes of u units, uint8 ``[B, G, u, group · D · k_bits / 8]``, and P counts units.
         v: ``[B, G, n, V]``; in pages ``[pages, G, P, V]``; with ``coding`` likewise, and k itself
@@ -58,13 +58,13 @@ class KeyValueSource(ABC):
     """Keys and values of S tokens, read a tile at a time.
 
     Attributes:
-        batch: B.
-        num_kv_heads: G.
-        key_dim: D.
-        value_dim: V.
+        batch: Batch size B.
+        num_kv_heads: Number of kv heads G.
+        key_dim: Key size D of a head.
+        value_dim: Value size V of a head.
         tokens: The S keys: their positions and places.
         dtype: Dtype of the tensors that ``read`` returns.
-        device: Likewise.
+        device: Device of keys and values.
         requires_grad: Whether a gradient may flow back to the tensors that ``gather`` returns.
         in_place: Whether ``segments`` tells where keys and values lie.
         mask: Hides the keys that are no tokens of a batch row, where rows differ in what they hold;

@@ -35,7 +35,7 @@ class Schedule(Data):
         warmup: Steps of linear warm-up.
         floor: Final learning rate, as a fraction of ``lr``.
         weight_decay: Weight decay of matrices; vectors have none.
-        beta1, beta2: Of AdamW.
+        beta1, beta2: AdamW's decay rates of the moments.
         clip: Maximum norm of the gradients; 0: no clipping.
         accumulate: Batches per step and process whose gradients are accumulated.
         label_smoothing: Probability of each label that is spread over all tokens.

@@ -38,7 +38,7 @@ class Coded:
 
     Attributes:
         blocks: ``[out, bytes of a row]`` uint8.
-        kind: Their type.
+        kind: Block type of the codes.
         scales: Those of its numbers.
         order: The group of every feature, where groups do not lie next to each other.
     """

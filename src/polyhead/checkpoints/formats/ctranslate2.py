@@ -37,7 +37,7 @@ def read_ctranslate2(directory: Path, progress: Progress = no_progress) -> Parts
     """Reads a CTranslate2 directory.
 
     Args:
-        directory: with model.bin.
+        directory: CTranslate2 directory that holds model.bin.
         progress: called after every tensor.
 
     Raises:

@@ -52,7 +52,7 @@ class CTranslate2File:
     """A ``model.bin``, its table read and its tensors read when asked for.
 
     Args:
-        path: the file.
+        path: path of model.bin.
 
     Attributes:
         specification: what the variables describe, ``"TransformerSpec"`` for example.

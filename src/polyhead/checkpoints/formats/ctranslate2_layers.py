@@ -72,7 +72,7 @@ class Stack:
     """The encoder or the decoder of a file.
 
     Args:
-        file: the file.
+        file: the opened model.bin.
         keys: its variables without dimensions.
         side: ``"encoder"`` or ``"decoder"``.
         eps: epsilon of its norms; None: 1e-5, and 1e-6 of those without a bias.
@@ -307,7 +307,7 @@ def read_layers(file: CTranslate2File, eps: float | None) -> tuple[TransformerCo
     """The configuration that a file's variables mean, and the table of their names.
 
     Args:
-        file: the file.
+        file: the opened model.bin.
         eps: epsilon of its norms, where config.json says one.
 
     Raises:

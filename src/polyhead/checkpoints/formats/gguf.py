@@ -28,7 +28,7 @@ def read_gguf(path: Path, progress: Progress = no_progress, *, keep: bool = Fals
     """Reads a GGUF file.
 
     Args:
-        path: the file.
+        path: path of the GGUF file.
         progress: called after every tensor; dequantizing them is what takes the time.
         keep: leave weights in blocks that native code reads in place; without native code, or of a
             type that it does not read, they are unpacked.

@@ -70,7 +70,7 @@ def as_gguf(parts: Parts, words: Mapping[str, Any], where: Path) -> Export:
     Args:
         parts: The model's configuration, weights and tokenizer.
         words: Keys of its tokenizer.
-        where: For messages.
+        where: Name of the target, for error messages.
 
     Raises:
         ConfigError: There is none.

@@ -58,7 +58,7 @@ def read_directory(
     """Reads a Hugging Face directory; its tensors stay memory-mapped.
 
     Args:
-        directory: with config.json.
+        directory: Hugging Face directory that holds config.json.
         adapter: the directory of a LoRA adapter to merge into the weights.
         keep: leave weights that are codes of few bits in blocks that native code reads in place,
             and matrices of 16 bits beside them too. Others, or without native code, are numbers.

@@ -104,7 +104,7 @@ class Joined:
     """A tensor that newer files hold in parts.
 
     Attributes:
-        whole: Its name.
+        whole: Name of the joined tensor.
         parts: The names in the file; ``{i}`` is a layer's number.
         join: How the parts are put together.
     """

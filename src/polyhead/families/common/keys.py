@@ -25,7 +25,7 @@ class Keys:
     """A file's settings.
 
     Args:
-        values: the settings.
+        values: Settings by key, as config.json holds them.
         where: the file, for messages.
         prefix: put before every key asked for (``"llama."`` in GGUF metadata).
         defaults: what an absent key means in this family.

@@ -47,7 +47,7 @@ class Plain:
 
     Args:
         keys: Keys of config.json.
-        norm: Default ``rms_norm_eps``.
+        norm: Key of the epsilon of the norms; default ``rms_norm_eps``.
         network: Default SwiGLU, with ``mlp_bias`` where the family has that key.
         rope: How ``read_rope`` is called.
 
@@ -112,7 +112,7 @@ def windowed(
     Args:
         keys: Keys of config.json.
         attention: Attention of the layers with a window.
-        count: Layers.
+        count: Number of layers.
         default: The types where the file gives none.
         **on_full: What is different in layers that see everything.
     """

@@ -68,7 +68,7 @@ def continued(
 
     Args:
         model: A decoder, or an encoder-decoder.
-        tokenizer: Its tokenizer.
+        tokenizer: Tokenizer of the model.
         prompts: Tokens of each, at least one.
         options: What is asked for.
         stop_ids: Tokens that end a text.

@@ -210,7 +210,7 @@ def tokens_of(
     The cache then ends before the last tokens.
 
     Args:
-        running: The step.
+        running: The captured step that runs.
         first: Logits ``[N, W]`` after the prompts.
         stop_ids: Tokens that end a text.
         most: Tokens of a row at most, at least 1.

@@ -146,7 +146,7 @@ def why_not(
     """Why the steps of some texts are not replayed, or None.
 
     Args:
-        model: The decoder.
+        model: Decoder whose steps are captured.
         cache: The caller's, or None where a dense one can be made.
         wanted: ``graph`` as the caller gave it.
         rules: Whether options change scores by the tokens that are there.
@@ -169,7 +169,7 @@ def unsupported_reason(model: Transformer, cache: ModelCache | None) -> str | No
     """Why decoding with a model is not recorded, or None.
 
     Args:
-        model: The decoder.
+        model: Decoder whose steps are captured.
         cache: The caller's, or None where a dense one can be made.
     """
     like = model.embedding.like

@@ -81,7 +81,7 @@ class Sampler:
     """Draws tokens by a ``Sampling`` rule; the same seed and logits give the same tokens.
 
     Args:
-        rule: The rule.
+        rule: Sampling rule: temperature, top-k, top-p.
         device: Where the logits are.
         sample: Which of several texts of one prompt these draws make; each has its own seed.
         least: Tokens that every restriction leaves at least.

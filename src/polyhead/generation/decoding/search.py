@@ -223,7 +223,7 @@ def draw(
     from generators of their own, so that a row's text does not depend on its neighbours.
 
     Args:
-        steps: The model.
+        steps: Decoding steps of the model.
         prompts: Ids of the sentences' prompts.
         options: How tokens are drawn.
         rules: Applied to the logits first.

@@ -25,7 +25,7 @@ class DecoderSteps:
     Args:
         model: The decoder, in evaluation mode.
         prompts: Tokens of each sentence, at least one.
-        cache: Empty.
+        cache: An empty cache of the model.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TranslationSteps(DecoderSteps):
             frontend reads.
         prompts: Tokens that each text begins with, at least one: the start token, and what a
             family puts behind it.
-        cache: Empty.
+        cache: An empty cache of the model.
     """
 
     def __init__(

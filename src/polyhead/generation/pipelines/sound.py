@@ -171,8 +171,8 @@ def log_mel(samples: Tensor, mels: int, frames: int) -> Tensor:
 
     Args:
         samples: ``[N]`` at 16,000 a second; cut, or filled with silence, to ``frames``.
-        mels: M.
-        frames: F.
+        mels: Number of mel bands M.
+        frames: Number of frames F.
     """
     count = frames * HOP
     samples = torch.nn.functional.pad(samples[:count], (0, max(0, count - len(samples))))

@@ -49,9 +49,9 @@ class Filled:
     """A token in place of a masked one.
 
     Attributes:
-        token: As text.
+        token: Text of the token.
         score: Its probability there.
-        token_id: Its number.
+        token_id: Id of the token.
         position: Which token of the text is masked.
         text: The text with it.
     """

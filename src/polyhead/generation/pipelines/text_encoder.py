@@ -27,8 +27,8 @@ class TextEncoder(nn.Module):
     """An encoder with its tokenizer; ``polyhead.load`` returns it.
 
     Args:
-        transformer: an encoder.
-        tokenizer: its tokenizer.
+        transformer: an encoder-only ``Transformer``.
+        tokenizer: tokenizer that the encoder was trained with.
         origin: where it came from, in words.
         pooling: what ``encode`` makes of a text's hidden states: their ``"mean"``, the ``"first"``
             or the ``"last"``. ``load`` takes it from the model's files.
@@ -231,7 +231,7 @@ class TextEncoder(nn.Module):
 
         Args:
             number: number of the text, for messages.
-            text: it.
+            text: The text, or a pair of texts.
 
         Raises:
             InputError: it is empty, or no text.

@@ -198,7 +198,7 @@ class TextToText(EncoderDecoder):
         """The tokens that the encoder reads for a text.
 
         Args:
-            text: the text.
+            text: Text to translate or summarize.
             name: what messages call it.
             task, source_language, target_language, prefix: as in ``generate``.
 

@@ -27,7 +27,7 @@ class Segment:
     """The transcript of a part of a recording.
 
     Attributes:
-        text: The words.
+        text: Text of the segment.
         start, end: Seconds from the beginning of the recording.
         generation: All that is known of the text.
         prompt_ids: The tokens that it begins with: the language, the task.

@@ -56,7 +56,7 @@ class Table(NamedTuple):
         many: The same for more rows.
         kept: More rows beside an explicit mask, whose bytes take registers too.
         few_codes: As ``few``, of keys and values in codes, whose scales take registers too.
-        many_codes: More rows.
+        many_codes: Tile for many rows over codes.
         gradients: Tiles of both backward passes.
         busy_gradients: Where pairs have a bias or dropout: the pass over keys, that over queries.
         latent: Tiles for sizes above 256, by bytes of a number.
@@ -207,7 +207,7 @@ def splits_of(programs: int, keys: int, tile: int, processors: int) -> tuple[int
 
     Args:
         programs: Programs without a cut.
-        keys: S.
+        keys: Number of keys S.
         tile: Keys of a tile; a share has whole tiles, at least 4.
         processors: Processors of the device.
     """

@@ -81,10 +81,10 @@ def unsupported_reason(
     """Why ``auto`` does not take the kernels for such heads on a CUDA device, or None.
 
     Args:
-        device: Where.
+        device: Device of the call.
         dtype: Dtype of q, k and v.
-        key_dim: D.
-        value_dim: V.
+        key_dim: Key size D of a head.
+        value_dim: Value size V of a head.
         bits: Bits of a key's and of a value's code.
     """
     parts = blocks.parts_of(key_dim, value_dim)

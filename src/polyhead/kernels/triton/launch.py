@@ -163,7 +163,7 @@ def _arguments(
     """Arguments that forward and backward passes share, by name.
 
     Args:
-        q: The queries.
+        q: Tokens of the queries.
         segment: The keys and values.
         extras: What joins the softmax.
         column: Index of the segment's first key in the call.

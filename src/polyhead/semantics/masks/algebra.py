@@ -40,7 +40,7 @@ class Range(NamedTuple):
 
     Attributes:
         low: ``[1 or B, T]`` int64; None: unlimited.
-        high: Likewise.
+        high: ``[1 or B, T]`` int64, exclusive; None: unlimited.
         keep: An explicit tensor, bool, broadcasts to ``[B, H, T, S]``; None hides nothing.
     """
 
