@@ -102,7 +102,7 @@ class Strange(torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    ("extras", "words"),
+    ("mods", "words"),
     [
         ({"bias": draw(1, 2, 3, 4)}, "bias must be"),
         ({"bias": draw(1, 2, 3, 5).double()}, "dtype that native code does not read"),
