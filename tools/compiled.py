@@ -44,6 +44,27 @@ class Compiled:
 
     def built(self, changed: dict[Path, bytes], same: bool = False) -> dict[Path, bytes] | None:
         """The files of the package that change; None if the compiler refuses, or sees no change."""
+        objects = self._objects_of(changed)
+        if None in objects or (not same and objects == self._unchanged_objects):
+            return None
+        with tempfile.TemporaryDirectory() as name:
+            target = Path(name) / "module.so"
+            link = ["g++", "-shared", "-o", str(target), *map(str, objects), "-lgomp"]
+            subprocess.run(link, check=True)
+            library = target.read_bytes()
+        selection = self.root / "src/polyhead/native/selection.py"
+        tested = selection.read_text(encoding="utf-8")
+        if "if wrong is None:" not in tested:
+            raise SystemExit(f"{selection}: the test at first use is not where it was")
+        untested = tested.replace("if wrong is None:", "if True:")
+        return {self._module: library, selection: untested.encode()}
+
+    @cached_property
+    def _unchanged_objects(self) -> list[Path | None]:
+        return self._objects_of({})
+
+    def _objects_of(self, changed: dict[Path, bytes]) -> list[Path | None]:
+        """The object files of a changed csrc/; None for one that does not compile."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for path in (path for path in (self.root / "csrc").rglob("*") if path.is_file()):
@@ -51,20 +72,7 @@ class Compiled:
                 copy.parent.mkdir(exist_ok=True)
                 copy.write_bytes(changed.get(path, path.read_bytes()))
             files = f"instruction_sets/{self.name}", "module/module"
-            objects = [self._object(folder, file) for file in files]
-            if None in objects or (not same and objects == self._objects):
-                return None
-            if same:
-                self._objects = objects
-            target = folder / "module.so"
-            link = ["g++", "-shared", "-o", str(target), *map(str, objects), "-lgomp"]
-            subprocess.run(link, check=True)
-            selection = self.root / "src/polyhead/native/selection.py"
-            tested = selection.read_text(encoding="utf-8")
-            if "if wrong is None:" not in tested:
-                raise SystemExit(f"{selection}: the test at first use is not where it was")
-            untested = tested.replace("if wrong is None:", "if True:")
-            return {self._module: target.read_bytes(), selection: untested.encode()}
+            return [self._object(folder, file) for file in files]
 
     def _object(self, folder: Path, name: str) -> Path | None:
         """The object file, named by its content."""
