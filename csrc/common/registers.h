@@ -19,7 +19,8 @@ template <int H> inline Vec added_halves(Vec a, Vec b) {
     using Lanes = std::make_integer_sequence<int, W>;
     return halves<H, 0>(a, b, Lanes{}) + halves<H, 1>(a, b, Lanes{});
 }
-template <int H> inline Vec fold(const Vec* v) {
+// GCC decides by the size of the whole file whether to inline it; a call stores and loads all W vectors.
+template <int H> [[gnu::always_inline]] inline Vec fold(const Vec* v) {
     if constexpr (H == 0) {
         return v[0];
     } else {
