@@ -14,7 +14,7 @@ import polyhead as ph
 from polyhead._utils.paths import kind_of
 from polyhead.checkpoints import load_checkpoint
 from polyhead.errors import PolyheadError
-from polyhead.generation.pipelines.sound import read_wav
+from polyhead.generation.pipelines.sound import read_audio
 
 
 def loaded_cache(path: Path) -> None:
@@ -26,7 +26,7 @@ READERS: tuple[Callable[[Path], object], ...] = (
     load_checkpoint,
     loaded_cache,
     ph.Probe.load,
-    read_wav,
+    read_audio,
 )
 
 

@@ -113,7 +113,9 @@ def summarize(
 
 
 def transcribe(
-    sound: Annotated[Path, typer.Argument(metavar="FILE", help="A WAV file.")],
+    sound: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An audio file: WAV, FLAC, Ogg, MP3.")
+    ],
     model: Annotated[
         str,
         typer.Option(

@@ -1,4 +1,4 @@
-"""Sound as Whisper reads it: samples of a WAV file, resampled, as mel features.
+"""Sound as Whisper reads it: samples of an audio file, resampled, as mel features.
 
 A spectrum every 10 ms is summed in bands that are equally wide to the ear (mels), and its logarithm
 is taken; the loudest band of a recording sets the scale. Source: Radford et al. 2022, §2.2, and the
@@ -9,16 +9,15 @@ Shape letters: N samples, M mels, F frames.
 
 from __future__ import annotations
 
-import math
 import os
-import struct
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import check_int, shown
+from polyhead._utils.checks import check_int, needed, shown
 from polyhead._utils.paths import size_of
 from polyhead.errors import InputError
 
@@ -30,105 +29,77 @@ _WINDOW = 400
 _TOP = 8_000.0  # Hz
 _RANGE = 8.0  # powers of ten between the loudest and the quietest power that is kept
 
-_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-_TYPES = {
-    (_PCM, 16): torch.int16,
-    (_PCM, 32): torch.int32,
-    (_FLOAT, 32): torch.float32,
-    (_FLOAT, 64): torch.float64,
-}
-_RATES = 1_000, 384_000  # a damaged file may claim more and become many times its size
+_LEAST_RATE, _MOST_RATE = 1_000, 384_000  # samples a second, of which a damaged file may claim more
+_BLOCK = 1 << 20  # samples of all channels that are read at once
 _MOST = 100.0  # loud recordings are a little beyond 1; whole numbers of 16 bits are far beyond
-_EDGE = 0.1  # seconds of silence, so that the ends of a recording do not meet when it is resampled
 
 
-def read_wav(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
-    """Samples ``[N]`` of a WAV file from −1 to 1, its channels mixed, and their rate.
+def read_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
+    """Samples ``[N]`` of an audio file from −1 to 1, its channels mixed, and their rate.
 
     Args:
-        path: RIFF WAVE with whole numbers of 8, 16, 24 or 32 bits, or floats of 32 or 64.
+        path: What libsndfile reads: WAV, FLAC, Ogg Vorbis and Opus, MP3, AIFF and others. A file
+            that was cut short ends early.
 
     Raises:
-        InputError: the file cannot be read, is damaged, compressed or empty.
+        InputError: the file cannot be read, is damaged, unknown or empty, or soundfile is not
+            installed.
     """
     where = Path(path)
     size_of(where, error=InputError)
+    soundfile = needed("soundfile", "polyhead[audio]")
     try:
-        data = where.read_bytes()
+        # Without its name, so that the content alone decides what it is.
+        with soundfile.SoundFile(BytesIO(where.read_bytes())) as file:
+            rate = _checked_rate(file.samplerate, InputError)
+            found = []
+            # To the end of what is there: a damaged file may claim more.
+            while len(block := file.read(_BLOCK // file.channels, "float32", always_2d=True)):
+                found.append(torch.from_numpy(block).mean(dim=1))
     except OSError as error:
         raise InputError(f"{where} cannot be read: {error.strerror or error}") from error
-    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise InputError(f"{where} is not a WAV file: it must begin with RIFF and WAVE")
-    found: dict[bytes, bytes] = {}
-    at = 12
-    while at + 8 <= len(data):
-        name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
-        found.setdefault(name, data[at + 8 : at + 8 + size])  # a recording cut short ends early
-        at += 8 + size + size % 2
-    form = found.get(b"fmt ", b"")
-    if len(form) < 16 or b"data" not in found:
-        raise InputError(f"{where} is damaged: it has no complete 'fmt ' and 'data'")
-    kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
-    if kind == _EXTENSIBLE and len(form) >= 26:
-        kind = int.from_bytes(form[24:26], "little")
-    low, high = _RATES
-    if channels < 1 or not low <= rate <= high:
-        raise InputError(
-            f"{where} has {channels} channels and {rate:,} samples a second; one at least and "
-            f"{low:,} to {high:,} can be read"
-        )
-    samples = _decoded(found[b"data"], kind, bits, where)
-    samples = samples[: len(samples) // channels * channels].reshape(-1, channels)
-    if not len(samples):
+    except soundfile.SoundFileError as error:
+        raise InputError(f"{where} cannot be read as audio: {_reason(error)}") from error
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    if not found:
         raise InputError(f"{where} holds no samples")
-    return samples.mean(dim=1), rate
+    return torch.cat(found), rate
 
 
-def _decoded(data: bytes, kind: int, bits: int, where: Path) -> Tensor:
-    if (kind, bits) not in ((_PCM, 8), (_PCM, 24), *_TYPES):
-        raise InputError(
-            f"{where} holds samples of format {kind} with {bits} bits; whole numbers (1) of 8, "
-            f"16, 24, 32 bits and floats (3) of 32, 64 can be read"
-        )
-    raw = bytearray(data[: len(data) // (bits // 8) * (bits // 8)])
-    if not raw:
-        return torch.empty(0, dtype=torch.float32, device="cpu")
-    if kind == _PCM and bits == 8:  # without a sign
-        return (torch.frombuffer(raw, dtype=torch.uint8).float() - 128) / 128
-    if kind == _PCM and bits == 24:
-        octets = torch.frombuffer(raw, dtype=torch.uint8).reshape(-1, 3)
-        wide = torch.zeros(len(octets), 4, dtype=torch.uint8, device="cpu")
-        wide[:, 1:] = octets
-        return wide.view(torch.int32)[:, 0].float() / 2**31
-    samples = torch.frombuffer(raw, dtype=_TYPES[kind, bits]).float()
-    return samples if kind == _FLOAT else samples / 2 ** (bits - 1)
+def _checked_rate(rate: int, error: type[Exception]) -> int:
+    return check_int("rate", rate, least=_LEAST_RATE, most=_MOST_RATE, error=error)
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "error_string", error)).rstrip(".")
 
 
 def samples_of(sound: object, rate: int | None) -> Tensor:
     """Samples ``[N]`` at 16,000 a second.
 
     Args:
-        sound: the path of a WAV file, or samples ``[N]`` from −1 to 1: a tensor, an array or a
+        sound: the path of an audio file, or samples ``[N]`` from −1 to 1: a tensor, an array or a
             list.
         rate: samples per second, 1,000 to 384,000; default 16,000. A file says its own.
 
     Raises:
-        InputError: no samples, another shape, numbers beyond ±100, or a damaged file.
+        InputError: no samples, another shape, numbers beyond ±100, a damaged file, or a package of
+            ``polyhead[audio]`` that is not installed.
         TypeError: samples that are not numbers.
         ValueError: a rate out of range, or one beside a file.
     """
     if isinstance(sound, str | os.PathLike):
         if rate is not None:
             raise ValueError(f"rate belongs to samples, a file says its own: got rate={rate!r}")
-        samples, rate = read_wav(sound)
+        samples, rate = read_audio(sound)
         return resampled(_bounded(samples), rate)
-    low, high = _RATES
-    rate = RATE if rate is None else check_int("rate", rate, least=low, most=high, error=ValueError)
+    rate = RATE if rate is None else _checked_rate(rate, ValueError)
     try:
         samples = torch.as_tensor(sound).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"sound must be the path of a WAV file or samples as numbers: got {shown(sound)}"
+            f"sound must be the path of an audio file or samples as numbers: got {shown(sound)}"
         ) from error
     if samples.ndim != 1 or not samples.numel():
         raise InputError(f"samples must be [N], at least one: got shape {list(samples.shape)}")
@@ -148,22 +119,17 @@ def _bounded(samples: Tensor) -> Tensor:
 
 
 def resampled(samples: Tensor, rate: int) -> Tensor:
-    """Samples ``[N]`` at 16,000 a second: the same spectrum, cut or filled with zeros."""
+    """Samples ``[N]`` at 16,000 a second, by soxr.
+
+    Raises:
+        InputError: soxr is not installed.
+    """
     if rate == RATE:
         return samples
-    common = math.gcd(rate, RATE)
-    unit, wanted_unit = rate // common, RATE // common  # samples of the same time
-    edge = -(-round(_EDGE * rate) // unit) * unit
-    end = edge + -len(samples) % unit
-    padded = torch.nn.functional.pad(samples.double(), (edge, end))
-    count = len(padded) // unit * wanted_unit
-    spectrum = torch.fft.rfft(padded)
-    kept = torch.zeros(count // 2 + 1, dtype=spectrum.dtype, device="cpu")
-    both = min(len(kept), len(spectrum))
-    kept[:both] = spectrum[:both]
-    found: Tensor = torch.fft.irfft(kept, n=count) * (count / len(padded))
-    first, length = edge // unit * wanted_unit, max(1, round(len(samples) * RATE / rate))
-    return found[first : first + length].float()
+    soxr = needed("soxr", "polyhead[audio]")
+    found = torch.from_numpy(soxr.resample(samples.numpy(), rate, RATE, quality="VHQ"))
+    missing = max(1, round(len(samples) * RATE / rate)) - len(found)
+    return torch.nn.functional.pad(found, (0, missing))
 
 
 def log_mel(samples: Tensor, mels: int, frames: int) -> Tensor:

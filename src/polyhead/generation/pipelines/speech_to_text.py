@@ -69,7 +69,7 @@ class SpeechToText(EncoderDecoder):
         independently.
 
         Args:
-            sound: the path of a WAV file, or samples ``[N]`` from −1 to 1 (a tensor, an array, a
+            sound: the path of an audio file, or samples ``[N]`` from −1 to 1 (a tensor, an array, a
                 list).
             rate: samples per second; default 16,000.
             language, task, prompt_ids: as in ``generate``.
