@@ -108,6 +108,8 @@ class Strange(torch.Tensor):
         ({"bias": draw(1, 2, 3, 5).double()}, "dtype that native code does not read"),
         ({"keep": torch.ones(1, 1, 3, 4, dtype=torch.bool)}, "keep must be"),
         ({"slopes": draw(3)}, "slopes must be"),
+        ({"slopes": torch.tensor(0.5)}, "slopes .* a tensor of no or more than four dimensions"),
+        ({"bias": draw(1, 1, 2, 3, 5)}, "bias .* a tensor of no or more than four dimensions"),
         ({"slopes": draw(2)}, "needs q_positions"),
         ({"by_distance": draw(2, 4)}, "by_distance must be"),
         ({"bounds": (torch.zeros(1, 2).long(), torch.zeros(1, 3).long())}, "bounds must be"),
