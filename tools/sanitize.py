@@ -26,7 +26,7 @@ TESTS = [
     "tests/layers/test_fused.py",
     "tests/layers/test_linear.py",
     "tests/layers/test_quantized_layers.py",
-    "tests/layers/test_eights.py",
+    "tests/layers/test_int8_activations.py",
     "tests/quantization",
     "tests/layers/test_step.py",
     "tests/layers/test_step_caches.py",

@@ -130,7 +130,7 @@ def test_layout_table_has_the_formulas_of_the_source() -> None:
     assert [row.cache_bytes for row in rows.values()] == [
         8192 * 32 * 2 * row.elements for row in rows.values()
     ]
-    assert [row.share for row in rows.values()] == [1, 1 / 4, 1 / 32, 576 / 8192]
+    assert [row.ratio for row in rows.values()] == [1, 1 / 4, 1 / 32, 576 / 8192]
     assert [row.current for row in rows.values()] == [False, True, False, False]
     assert rows["GQA-8"].parameters == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
     latent = {row.name: row for row in plan("deepseek-v2", tokens=64).layouts}

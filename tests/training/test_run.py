@@ -229,7 +229,7 @@ def test_matrices_decay_and_vectors_do_not_and_tables_have_their_own_rate() -> N
     model = Transformer(CONFIG)
     schedule = Schedule(steps=1, lr=0.1, weight_decay=0.3, embedding_lr=0.5)
     optimizer = _adamw(model, schedule)
-    shares = {id(p): g["share"] for g in optimizer.param_groups for p in g["params"]}
+    shares = {id(p): g["lr_scale"] for g in optimizer.param_groups for p in g["params"]}
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -103,7 +103,7 @@ def _train(job: Job, screen: Console) -> None:
                 continue
             line = f"step {step.number:,}  loss {step.loss:.3f}  held out {step.validation:.3f}"
             metric = job.recipe.report.metric
-            if metric != "loss" and job.corpus is not None and step.share < 1:
+            if metric != "loss" and job.corpus is not None and step.progress < 1:
                 found = _measured(job, job.recipe.report.probes)
                 job.history.note(step.number, **{metric: found})
                 line += f"  {_said(metric, found)} of {job.recipe.report.probes}"
@@ -130,7 +130,7 @@ def _bar(screen: Console, *, shown: bool) -> Iterator[Any]:
                 smooth[name] = _SMOOTH * before + (1 - _SMOOTH) * value
             bar.update(
                 task,
-                completed=min(step.share, 1.0),
+                completed=min(step.progress, 1.0),
                 description=f"step {step.number:,}  loss {smooth['loss']:.3f}  "
                 f"{smooth['speed']:,.0f} tokens/s",
             )

@@ -108,9 +108,9 @@ def write_second(config: TransformerConfig) -> dict[str, Any]:
 
 def _scale_of_second(values: Mapping[str, Any]) -> dict[str, Any]:
     """The format does not say the scale: of the largest model it is that of the width."""
-    share = values["hidden_size"] // max(1, values["num_attention_heads"])
+    head_dim = values["hidden_size"] // max(1, values["num_attention_heads"])
     largest = values["num_hidden_layers"] == _LAYERS_OF_27B
-    return {"query_pre_attn_scalar": share if largest else values.get("head_dim", share)}
+    return {"query_pre_attn_scalar": head_dim if largest else values.get("head_dim", head_dim)}
 
 
 _LAYERS_OF_27B = 46

@@ -158,9 +158,9 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     """The format does not say the scale. One size, known by its depth alone, has another than the
     usual; llama.cpp decides the same way.
     """
-    share = values["hidden_size"] // max(1, values["num_attention_heads"])
+    head_dim = values["hidden_size"] // max(1, values["num_attention_heads"])
     largest = values["num_hidden_layers"] == _LAYERS_OF_27B
-    scalar = share if largest else values.get("head_dim", share)
+    scalar = head_dim if largest else values.get("head_dim", head_dim)
     return {"query_pre_attn_scalar": scalar, "model_type": "gemma3_text"}
 
 

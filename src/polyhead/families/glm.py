@@ -23,12 +23,12 @@ _DEFAULTS = PLAIN_DEFAULTS | {
 
 
 def read_first(keys: Keys) -> TransformerConfig:
-    plain = Plain(keys, share=0.5)
+    plain = Plain(keys, partial_rotary_factor=0.5)
     return plain.decoder([plain.layer(plain.attention(out_bias=False))])
 
 
 def read_second(keys: Keys) -> TransformerConfig:
-    plain = Plain(keys, share=0.5)
+    plain = Plain(keys, partial_rotary_factor=0.5)
     layer = plain.layer(plain.attention(out_bias=False), norm_placement="sandwich")
     return plain.decoder([layer])
 

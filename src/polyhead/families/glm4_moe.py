@@ -16,7 +16,7 @@ from polyhead.families.deepseek import CHOICE_BIAS, EXPERTS, GGUF_MIXTURE
 
 
 def read(keys: Keys) -> TransformerConfig:
-    plain = Plain(keys, share=0.5)
+    plain = Plain(keys, partial_rotary_factor=0.5)
     keys.whole("num_nextn_predict_layers", 0)
     qk_norm = QKNormConfig(plain.norm) if keys.flag("use_qk_norm") else None
     attention = plain.attention(out_bias=False, qk_norm=qk_norm)

@@ -33,7 +33,7 @@ FUSED = (
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, share=0.25)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, partial_rotary_factor=0.25)
     biased, dropout = keys.flag("attention_bias"), keys.number("hidden_dropout_prob")
     layer = LayerConfig(
         sizes.attention(
@@ -58,7 +58,7 @@ def read(keys: Keys) -> TransformerConfig:
 
 def read_japanese(keys: Keys) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, share=1.0)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, partial_rotary_factor=1.0)
     multiple = keys.whole("intermediate_multiple_size")
     attention = sizes.attention(rope=rope, dropout=keys.number("attention_dropout"))
     layer = LayerConfig(

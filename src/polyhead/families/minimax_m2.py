@@ -18,8 +18,14 @@ from polyhead.families.mixtral import write as write_mixture
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
     rotated = keys.whole("rotary_dim", None)  # how the published files say partial_rotary_factor
-    share = 1.0 if rotated is None else rotated / sizes.head_dim
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, theta=5e6, share=share)
+    partial_rotary_factor = 1.0 if rotated is None else rotated / sizes.head_dim
+    rope = read_rope(
+        keys,
+        sizes.head_dim,
+        sizes.max_positions,
+        theta=5e6,
+        partial_rotary_factor=partial_rotary_factor,
+    )
     attention = sizes.attention(
         rope=rope,
         qk_norm=QKNormConfig(norm, place="full_width"),

@@ -16,7 +16,7 @@ from polyhead.families.common.tables import DECODER
 def read(keys: Keys) -> TransformerConfig:
     norm = NormConfig("layernorm", eps=keys.number("norm_eps"), bias=True, weight_offset=1.0)
     network = read_network(keys, gated=False, bias=keys.flag("mlp_bias"))
-    plain = Plain(keys, norm=norm, network=network, share=0.5)
+    plain = Plain(keys, norm=norm, network=network, partial_rotary_factor=0.5)
     return plain.decoder([plain.layer(plain.attention())])
 
 

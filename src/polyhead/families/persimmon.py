@@ -21,7 +21,7 @@ from polyhead.families.phi import DENSE, write_partial
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, share=0.5)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, partial_rotary_factor=0.5)
     layer = LayerConfig(
         sizes.attention(
             qkv_bias=True,

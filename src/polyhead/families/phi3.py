@@ -22,7 +22,9 @@ GATE_UP = tuple(f"layers.{{i}}.feed_forward.{name}_proj" for name in ("gate", "u
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, share=1.0, states_trained=True)
+    rope = read_rope(
+        keys, sizes.head_dim, sizes.max_positions, partial_rotary_factor=1.0, states_trained=True
+    )
     attention = sizes.attention(
         rope=rope,
         window=keys.whole("sliding_window", None),

@@ -22,7 +22,7 @@ from polyhead.families.phi import write_partial
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys, own_head_dim=False), read_layer_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, share=0.25)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, partial_rotary_factor=0.25)
     per_head = QKNormConfig(NormConfig("layernorm", eps=norm.eps), per_head=True)
     layer = LayerConfig(
         sizes.attention(

@@ -6,7 +6,7 @@ another tensor (``Scales``).
 Native code reads the blocks in place for up to 8 rows, and unpacks each once for more. Without it,
 and in bfloat16 on processors with matrix tiles, a panel of rows of the weight is unpacked at a time
 and multiplied as any weight is. Inputs are not rounded to fewer bits unless that was asked for
-(``eights.py``): results are those of the unpacked weights, within the rounding of sums.
+(``int8_activations``): results are those of the unpacked weights, within the rounding of sums.
 
 Gradients of inputs are those of the unpacked weights. What changes weights (training, conversion,
 adapters) is refused by name, with the way out: a dtype given to ``load``.

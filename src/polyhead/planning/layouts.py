@@ -35,7 +35,7 @@ class LayoutRow:
         elements: Numbers remembered per token in the first layer.
         token_bytes: Bytes of one token in all layers, while no window is full.
         cache_bytes: At the plan's tokens and batch, on all ranks together without copies.
-        share: ``cache_bytes`` beside those of MHA.
+        ratio: ``cache_bytes`` divided by those of MHA.
         parameters: Parameters of attention, all layers.
         decode_flops: Scores and weighted values of one decode step, all layers.
         examples: Models that have it.
@@ -48,7 +48,7 @@ class LayoutRow:
     elements: int
     token_bytes: float
     cache_bytes: int
-    share: float
+    ratio: float
     parameters: int
     decode_flops: int
     examples: str
@@ -84,7 +84,7 @@ def layouts(
                 elements=shapes[0].cache_shape.elements,
                 token_bytes=sum(each.token_bytes * times for each, times in memory.items()),
                 cache_bytes=held,
-                share=held / rows[0].cache_bytes if rows else 1.0,
+                ratio=held / rows[0].cache_bytes if rows else 1.0,
                 parameters=sum(
                     times * sum(piece.count for piece in shape.parameter_groups(model.embed_dim))
                     for shape, times in kinds.items()
@@ -118,11 +118,11 @@ def as_latent(shape: HeadLayout) -> HeadLayout:
 class Saving:
     """How much smaller a cache is than another, and what was compared."""
 
-    share: float
+    fraction: float
     baseline: str
 
     def __str__(self) -> str:
-        return f"{self.share:.1%} less cache per token than {self.baseline}"
+        return f"{self.fraction:.1%} less cache per token than {self.baseline}"
 
 
 def cache_saving(

@@ -229,7 +229,7 @@ def _layouts(plan: Figures) -> Table:
             "latent" if row.num_kv_heads is None else str(row.num_kv_heads),
             f"{row.elements:,}",
             binary(row.cache_bytes),
-            f"{row.share:.1%}",
+            f"{row.ratio:.1%}",
             decimal(row.parameters),
             decimal(row.decode_flops),
             style="bold" if row.current else "",

@@ -57,7 +57,7 @@ class Step:
         gradient_norm: L2 norm of all gradients before clipping.
         tokens: Labeled tokens of all processes.
         seconds: Wall-clock seconds, without validation.
-        share: Fraction of the budget used so far.
+        progress: Fraction of the budget used so far.
         validation: Mean loss of the validation batches, if it was measured.
         best: Whether that is the lowest so far.
     """
@@ -68,7 +68,7 @@ class Step:
     gradient_norm: float
     tokens: int
     seconds: float
-    share: float
+    progress: float
     validation: float | None = None
     best: bool = False
 
@@ -121,9 +121,9 @@ class Run:
         self.is_main: bool = self._accelerator.is_main_process
 
     @property
-    def share(self) -> float:
+    def progress(self) -> float:
         """The part of the budget that is used."""
-        return self.schedule.share(self.steps, self.tokens, self.seconds)
+        return self.schedule.progress(self.steps, self.tokens, self.seconds)
 
     @property
     def state_file(self) -> Path:
@@ -152,7 +152,7 @@ class Run:
                 if self._agreed(float(asked.is_set())):
                     self.save()
                     raise KeyboardInterrupt
-                if self.share >= 1.0:
+                if self.progress >= 1.0:
                     break
                 yield self._step()
         if self.validation and self._validated != self.steps:  # time ended between two steps
@@ -161,9 +161,9 @@ class Run:
 
     def _step(self) -> Step:
         started, schedule = time.perf_counter(), self.schedule
-        lr = schedule.rate(self.steps, self.share)
+        lr = schedule.rate(self.steps, self.progress)
         for group in self._optimizer.param_groups:
-            group["lr"] = lr * group["share"]
+            group["lr"] = lr * group["lr_scale"]
         loss, norm, count = self._gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._optimizer.zero_grad()
@@ -183,11 +183,11 @@ class Run:
         self.seconds += seconds
         validation, best = None, False
         due = schedule.validate_every and self.steps % schedule.validate_every == 0
-        if self.validation and (due or self.share >= 1.0):
+        if self.validation and (due or self.progress >= 1.0):
             validation, best = self._judge()
         if schedule.save_every and self.steps % schedule.save_every == 0 and self.folder:
             self.save()
-        return Step(self.steps, loss, lr, norm, count, seconds, self.share, validation, best)
+        return Step(self.steps, loss, lr, norm, count, seconds, self.progress, validation, best)
 
     def _judge(self) -> tuple[float, bool]:
         """The validation loss, and whether it is the least so far; the best weights are kept."""
@@ -342,7 +342,7 @@ def _adamw(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
             {
                 "params": parameters,
                 "weight_decay": schedule.weight_decay if matrix else 0.0,
-                "share": schedule.embedding_lr if table else 1.0,
+                "lr_scale": schedule.embedding_lr if table else 1.0,
             }
             for (matrix, table), parameters in groups.items()
         ],

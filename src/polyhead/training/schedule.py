@@ -1,7 +1,7 @@
 """The length of a run and its learning rate.
 
-    share = the part of the budget that is used: of steps, tokens or minutes, whichever is most
-    rate  = lr · warm-up · shape(share)
+    progress = the part of the budget that is used: of steps, tokens or minutes, whichever is most
+    rate  = lr · warm-up · shape(progress)
 
 If minutes limit a run, the rate decays by time, too.
 """
@@ -83,7 +83,7 @@ class Schedule(Data):
         if self.steps is None and self.tokens is None and self.minutes is None:
             raise ConfigError("a run needs steps, tokens or minutes: got none of them")
 
-    def share(self, steps: int, tokens: int, seconds: float) -> float:
+    def progress(self, steps: int, tokens: int, seconds: float) -> float:
         """The part of the budget that so much uses; from 1 on the run is over."""
         return max(
             steps / self.steps if self.steps else 0.0,
@@ -91,20 +91,20 @@ class Schedule(Data):
             seconds / (60 * self.minutes) if self.minutes else 0.0,
         )
 
-    def rate(self, step: int, share: float) -> float:
+    def rate(self, step: int, progress: float) -> float:
         """The learning rate of a step.
 
         Args:
             step: Index of the step, from 0.
-            share: Fraction of the budget used before the step.
+            progress: Fraction of the budget used before the step.
         """
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         shape = 1.0
         if self.shape == "inverse-sqrt":
             shape = math.sqrt(max(self.warmup, 1) / max(step + 1, self.warmup, 1))
         elif self.shape == "linear":
-            shape = 1.0 - (1.0 - self.floor) * min(share, 1.0)
+            shape = 1.0 - (1.0 - self.floor) * min(progress, 1.0)
         elif self.shape == "cosine":
-            falling = (1.0 + math.cos(math.pi * min(share, 1.0))) / 2
+            falling = (1.0 + math.cos(math.pi * min(progress, 1.0))) / 2
             shape = self.floor + (1.0 - self.floor) * falling
         return self.lr * warm * shape

@@ -39,7 +39,7 @@ def read_rope(
     max_positions: int,
     *,
     theta: float = 10_000.0,
-    share: float | None = None,
+    partial_rotary_factor: float | None = None,
     states_trained: bool = False,
     alpha: bool = False,
     mscales: bool = False,
@@ -52,7 +52,7 @@ def read_rope(
         head_dim: features of a head, of which ``partial_rotary_factor`` rotates a part.
         max_positions: max_position_embeddings, the trained length where no other is given.
         theta: the family's base where the file gives none.
-        share: the family's ``partial_rotary_factor`` where the file gives none; None: the family
+        partial_rotary_factor: the family's own, where the file gives none; None: the family
             rotates whole heads and has no such key.
         states_trained: the family writes original_max_position_embeddings whatever the type, and
             types that do not read it leave it out.
@@ -70,8 +70,13 @@ def read_rope(
         f"{keys.where}: {keys.named(name)}",
     )
     theta = _once(keys, inner, "rope_theta", theta)
-    part = _once(keys, inner, "partial_rotary_factor", 1.0 if share is None else share)
-    if share is None and part != 1.0:
+    part = _once(
+        keys,
+        inner,
+        "partial_rotary_factor",
+        1.0 if partial_rotary_factor is None else partial_rotary_factor,
+    )
+    if partial_rotary_factor is None and part != 1.0:
         raise keys.refused("partial_rotary_factor", part, "1: this family rotates whole heads")
     stated_type = inner.take("rope_type", None)
     legacy_type = inner.take("type", stated_type)

@@ -265,7 +265,7 @@ def savings() -> Mapping[str, str]:
     mha = next(row for row in heads if row.name == "MHA")
     mla = next(row for row in heads if row.name == "MLA")
     return {
-        "public": f"{public.share:.1%}",
+        "public": f"{public.fraction:.1%}",
         "alike": f"{cache_saving(v2, other):.1%}",
         "mha": f"{1 - mla.elements / mha.elements:.1%}",
     }
