@@ -316,19 +316,16 @@ class MultiHeadAttention(Hooked):
 
     def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
-        H, G, D, V = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
+        H, G, D = self.num_heads, self.num_kv_heads, self.head_dim
         modules = self._modules  # faster than attributes, which nn.Module looks up here
-        joined = fused_linear(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
-        if joined is None:
-            parts = fused.projected(x, self.q_proj, self.k_proj, self.v_proj)
-            q, k, v = parts or [linear(x, modules[name]) for name in ("q_proj", "k_proj", "v_proj")]
-        elif self._rotates_together:
+        projections = modules["q_proj"], modules["k_proj"], modules["v_proj"]
+        joined = fused_linear(x, *projections) if self._rotates_together else None
+        if joined is not None:
             # Queries and keys are neighbours in memory: one rotation turns both.
             qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
             v = self._values(joined[..., (H + G) * D :])
             return qk[:, :H], qk[:, H:], v
-        else:
-            q, k, v = torch.split(joined, [H * D, G * D, G * V], dim=-1)
+        q, k, v = fused.linears(x, *projections)
         placed = self._placed(q, H, "q_norm", positions)
         if self._temperature is not None:
             placed = scale_by_temperature(placed, positions, self._temperature)
@@ -382,16 +379,13 @@ class MultiHeadAttention(Hooked):
         for name, c, dim in (("kdim", for_k, self.kdim), ("vdim", for_v, self.vdim)):
             if c.ndim != 3 or c.shape[0] != B or c.shape[2] != dim:
                 raise ValueError(f"context must be [B={B}, S, {name}={dim}]: got {list(c.shape)}")
-        G, D, V = self.num_kv_heads, self.head_dim, self.v_head_dim
-        joined = None
         if for_k is for_v:
-            joined = fused_linear(for_k, self.k_proj, self.v_proj)
-        if joined is None:
-            both = fused.projected(for_k, self.k_proj, self.v_proj) if for_k is for_v else None
-            k, v = both or (linear(for_k, self.k_proj), linear(for_v, self.v_proj))
+            k, v = fused.linears(for_k, self.k_proj, self.v_proj)
         else:
-            k, v = torch.split(joined, [G * D, G * V], dim=-1)
-        k = self._placed(k, G, "k_norm", 0 if context_positions is None else context_positions)
+            k, v = linear(for_k, self.k_proj), linear(for_v, self.v_proj)
+        k = self._placed(
+            k, self.num_kv_heads, "k_norm", 0 if context_positions is None else context_positions
+        )
         v = self._values(v)
         if cache is None:
             return q, DenseSource(k, v, context_positions)

@@ -178,7 +178,7 @@ class FeedForward(Fixed):
             # more than the product, because its pages are touched for the first time.
             hidden = self._activated(gate(x))
             return hidden.mul_(self._clamped(self.up_proj(x)))
-        gates, values = fused.projected(x, gate, self.up_proj) or (gate(x), self.up_proj(x))
+        gates, values = fused.linears(x, gate, self.up_proj)
         joined = None
         if not self._is_clamped:
             joined = fused.gated(gates, values, self.activation, self._activated)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.layers.linear import PLAIN_LINEAR
+from polyhead.layers.linear import PLAIN_LINEAR, fused_linear, linear
 from polyhead.native.arguments import DIFFERENTIATED, NormWeight
 from polyhead.native.code import Code
 from polyhead.native.dropout import Dropout
@@ -67,18 +67,31 @@ def dropped(x: Tensor, p: float, plus: Tensor | None = None) -> Tensor:
     return _run(_Dropped, x, plus, p, torch.randint(1 << 31, (1,), device="cpu"))
 
 
-def projected(x: Tensor, *linears: nn.Module | None) -> tuple[Tensor, ...] | None:
-    """The outputs of some linear modules on the same x, or None.
+def linears(x: Tensor, *modules: nn.Module | None) -> tuple[Tensor, ...]:
+    """The outputs of some linear modules on the same x, in as few passes as can be.
 
-    Under autocast x is rounded once for all of them, and their gradients are added up where they
-    are made.
+    A few rows read all weights in one native call, and the outputs are views of one tensor. With
+    gradients, x is rounded once for all modules under autocast, and their gradients of x are added
+    up where they are made. Otherwise module by module.
+
+    Args:
+        x: Input ``[..., in_features]``.
+        *modules: Linear modules; any module is called, None is a TypeError.
     """
+    if (joined := fused_linear(x, *modules)) is not None:
+        widths: list[Any] = [module.out_features for module in modules if module is not None]
+        return torch.split(joined, widths, dim=-1)
+    return _recorded_linears(x, modules) or tuple(linear(x, module) for module in modules)
+
+
+def _recorded_linears(x: Tensor, modules: Sequence[nn.Module | None]) -> tuple[Tensor, ...] | None:
+    """``linears`` as one node of the autograd graph, or None."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return None
-    if any(linear is None or not _is_unhooked(linear) for linear in linears):
+    if any(module is None or not _is_unhooked(module) for module in modules):
         return None
-    weights = [linear._parameters["weight"] for linear in linears if linear is not None]
-    biases = [linear._parameters["bias"] for linear in linears if linear is not None]
+    weights = [module._parameters["weight"] for module in modules if module is not None]
+    biases = [module._parameters["bias"] for module in modules if module is not None]
     tensors = [part for part in (*weights, *biases) if part is not None]
     if not _is_recorded(x, *tensors):
         return None

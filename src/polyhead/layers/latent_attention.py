@@ -28,10 +28,11 @@ from polyhead.caches import KeyValueCache
 from polyhead.config import LatentAttentionConfig, NormConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
+from polyhead.layers import fused
 from polyhead.layers.attention_parts import check_cache, ragged_positions
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_cost import LatentExplanation, explain_choice
-from polyhead.layers.linear import fused_linear, linear, linear_per_head
+from polyhead.layers.linear import linear, linear_per_head
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
@@ -252,11 +253,7 @@ class MultiHeadLatentAttention(Hooked):
         N, P, R = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
         B, T, _ = x.shape
         first = self.q_proj if config.q_lora_rank is None else self.q_a_proj
-        joined = fused_linear(x, first, self.kv_a_proj_with_mqa)
-        if joined is None:
-            q, latent = linear(x, first), linear(x, self.kv_a_proj_with_mqa)
-        else:
-            q, latent = joined[..., : -R - P], joined[..., -R - P :]
+        q, latent = fused.linears(x, first, self.kv_a_proj_with_mqa)
         if config.q_lora_rank is not None:
             q = linear(self.q_a_norm(q), self.q_b_proj)
         q = q.view(B, T, config.num_heads, N + P)

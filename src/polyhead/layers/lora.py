@@ -49,6 +49,11 @@ class LoraLinear(nn.Module):
         return y + (z @ self.down.T @ self.up.T * self.scale).to(y.dtype)
 
     @property
+    def out_features(self) -> int:
+        """Features of the output."""
+        return self.base.out_features
+
+    @property
     def weight(self) -> Tensor:
         """Raises: the base's weight lacks the change.
 
