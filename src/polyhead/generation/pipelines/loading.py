@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -26,63 +26,55 @@ Model: TypeAlias = LanguageModel | TextEncoder | TextToText | SpeechToText
 Expected = TypeVar("Expected", LanguageModel, TextEncoder, TextToText, SpeechToText)
 
 
+_Dtype: TypeAlias = str | torch.dtype | None
+_Path: TypeAlias = str | os.PathLike[str]
+
+
+class _Options(TypedDict, total=False):
+    device: str | torch.device
+    adapter: _Path | None
+    progress: Progress | None
+    activations: str | None
+
+
 @overload
 def load(
     source: Literal["smollm2", "gemma3-270m"],
-    dtype: str | torch.dtype | None = None,
-    *,
-    device: str | torch.device = "cpu",
-    adapter: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    activations: str | None = None,
+    dtype: _Dtype = None,
+    **options: Unpack[_Options],
 ) -> LanguageModel: ...
 @overload
 def load(
     source: Literal["minilm"],
-    dtype: str | torch.dtype | None = None,
-    *,
-    device: str | torch.device = "cpu",
-    adapter: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    activations: str | None = None,
+    dtype: _Dtype = None,
+    **options: Unpack[_Options],
 ) -> TextEncoder: ...
 @overload
 def load(
     source: Literal["whisper-tiny.en"],
-    dtype: str | torch.dtype | None = None,
-    *,
-    device: str | torch.device = "cpu",
-    adapter: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    activations: str | None = None,
+    dtype: _Dtype = None,
+    **options: Unpack[_Options],
 ) -> SpeechToText: ...
 @overload
 def load(
-    source: str | os.PathLike[str],
-    dtype: str | torch.dtype | None = None,
-    *,
-    device: str | torch.device = "cpu",
-    adapter: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    activations: str | None = None,
+    source: _Path,
+    dtype: _Dtype = None,
+    **options: Unpack[_Options],
 ) -> Any: ...
 @overload
 def load(
-    source: str | os.PathLike[str],
-    dtype: str | torch.dtype | None = None,
+    source: _Path,
+    dtype: _Dtype = None,
     *,
-    device: str | torch.device = "cpu",
-    adapter: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-    activations: str | None = None,
     expect: type[Expected],
+    **options: Unpack[_Options],
 ) -> Expected: ...
 def load(
-    source: str | os.PathLike[str],
-    dtype: str | torch.dtype | None = None,
+    source: _Path,
+    dtype: _Dtype = None,
     *,
     device: str | torch.device = "cpu",
-    adapter: str | os.PathLike[str] | None = None,
+    adapter: _Path | None = None,
     progress: Progress | None = None,
     activations: str | None = None,
     expect: type[Any] | None = None,
