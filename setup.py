@@ -83,7 +83,18 @@ class BuildForEachProcessor(build_ext):
             reason.write_text(self.why_not + "\n", encoding="utf-8")
 
     def build_extension(self, extension: Extension) -> None:
-        compiler = self.compiler.compiler_so_cxx
+        try:
+            self.compile_codes(extension)
+        except (BaseError, CompileError, LinkError, OSError) as error:
+            self.why_not = str(error)
+            if os.environ.get("POLYHEAD_REQUIRE_NATIVE", "0") not in ("", "0"):
+                raise SystemExit(f"POLYHEAD_REQUIRE_NATIVE: {error}") from error
+            raise CompileError(self.why_not) from error
+
+    def compile_codes(self, extension: Extension) -> None:
+        compiler = getattr(self.compiler, "compiler_so_cxx", None)
+        if compiler is None:  # MSVC's has another interface
+            raise CompileError(f"{self.compiler.compiler_type} cannot compile it; {NEEDED}")
         names = chosen_codes(compiler, self.codes)
         # Of equal inline functions the linker keeps the first, which runs on every processor.
         extension.sources = [
@@ -93,14 +104,8 @@ class BuildForEachProcessor(build_ext):
         extension.define_macros = [("PH_CODES(X)", " ".join(f"X({name})" for name in names))]
         if not set(names) <= codes_in(Path(self.get_ext_fullpath(NAME))):
             self.force = True
-        try:
-            try_compiler(compiler, names)
-            self.compile_side_by_side(extension)
-        except (BaseError, CompileError, LinkError, OSError) as error:
-            self.why_not = str(error)
-            if os.environ.get("POLYHEAD_REQUIRE_NATIVE", "0") not in ("", "0"):
-                raise SystemExit(f"POLYHEAD_REQUIRE_NATIVE: {error}") from error
-            raise CompileError(self.why_not) from error
+        try_compiler(compiler, names)
+        self.compile_side_by_side(extension)
 
     def compile_side_by_side(self, extension: Extension) -> None:
         compile_one, link = self.compiler._compile, self.compiler.link_shared_object

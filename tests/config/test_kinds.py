@@ -82,6 +82,7 @@ MODEL = TransformerConfig("decoder", 20, 32, 16, (LAYER,))
         (EmbeddingConfig(), {"dropout": -1.0}, "dropout must be a finite number, at least 0"),
         (NormConfig(), {"eps": -1e-6}, "eps must be a finite number, at least 0: got -1e-06"),
         (RopeConfig(), {"theta": "wide"}, "theta must be a finite number"),
+        (YARN, {"factor": -2.0}, r"rope factor must be positive: got -2\.0"),
         (YARN, {"beta_fast": -1.0}, r"rope beta_fast must be at least 0: got -1\.0"),
         (YARN, {"beta_slow": -0.5}, r"rope beta_slow must be at least 0: got -0\.5"),
         (YARN, {"theta": 1.0}, "'yarn' needs another theta than 1"),

@@ -310,3 +310,10 @@ def test_what_does_not_go_together_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             make()
+
+
+def test_an_activation_with_parameters_is_not_assigned():
+    network = FeedForward(8, 12, "silu")
+    network.activation = "xielu"
+    with pytest.raises(ValueError, match=r"'xielu' has parameters of its own.*built with 'silu'"):
+        network(torch.randn(1, 2, 8))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from setuptools import Distribution
 
 from polyhead import native
 from polyhead.cli import doctor
@@ -118,6 +119,17 @@ def test_a_code_that_there_is_not_is_named(tmp_path, old_compiler):
     assert done.returncode == 1
     assert "POLYHEAD_NATIVE_BUILD must be all, native, or names" in done.stderr
     assert done.stderr.rstrip().endswith("avx1024")
+
+
+def test_a_compiler_of_another_interface_is_named(monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.delenv("POLYHEAD_REQUIRE_NATIVE", raising=False)
+    building = runpy.run_path(str(ROOT / "setup.py"))
+    command = building["BuildForEachProcessor"](Distribution())
+    command.compiler = types.SimpleNamespace(compiler_type="msvc")
+    with pytest.raises(building["CompileError"], match="msvc cannot compile it; it takes g"):
+        command.build_extension(building["Extension"](building["NAME"], []))
+    assert command.why_not.startswith("msvc cannot compile it")
 
 
 @pytest.mark.skipif(native.code() is None, reason="no native code was compiled here")

@@ -81,6 +81,8 @@ class RopeConfig(Data):
                 continue
             if value != field.default:
                 raise ConfigError(f"rope type {self.type!r} does not read {name}: got {value!r}")
+        if self.factor is not None and not self.factor > 0:
+            raise ConfigError(f"rope factor must be positive: got {self.factor!r}")
         for name in ("beta_fast", "beta_slow"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"rope {name} must be at least 0: got {getattr(self, name)!r}")

@@ -163,7 +163,12 @@ class FeedForward(Fixed):
         clamp = math.inf if config.clamp is None else config.clamp
         if self.activation != "xielu":
             return number, clamp, config.up_offset, None
-        bend = self._modules["xielu"]
+        bend = self._modules.get("xielu")
+        if bend is None:
+            raise ValueError(
+                "activation 'xielu' has parameters of its own, which this network lacks: build a "
+                f"network with it, or assign another (it was built with {config.activation!r})"
+            )
         if not _XIELU.is_exact_and_unhooked(bend):
             return None
         above, below = bend.alpha_p, bend.alpha_n
