@@ -135,7 +135,7 @@ def read_adapter(adapter: Path) -> Lora:
     rank, ranks = keys.whole("r", None), _by_module(keys, "rank_pattern")
     stabilised, dropout = keys.flag("use_rslora", False), keys.number("lora_dropout", 0.0)
     if not 0.0 <= dropout < 1.0:
-        raise keys.refused("lora_dropout", dropout, "a share of at least 0 and below 1")
+        raise keys.refused("lora_dropout", dropout, "a probability of at least 0 and below 1")
     keys.finish(_HARMLESS)
     whole: dict[str, Tensor] = {}
     halves: dict[str, dict[str, Tensor]] = {}

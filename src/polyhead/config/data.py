@@ -161,7 +161,7 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_share(name: str, value: float) -> None:
-    """Raises ConfigError unless ``value`` is a share for dropout, at least 0 and below 1."""
+    """Raises ConfigError unless ``value`` is a dropout probability, at least 0 and below 1."""
     check_probability(name, value, error=ConfigError)
 
 
@@ -182,7 +182,7 @@ def _revive(hint: Any, value: Any) -> Any:
 
 
 def _share(kind: type[Data], values: Mapping[str, Any]) -> float:
-    """Share of the required fields of ``kind`` that ``values`` has."""
+    """Fraction of the required fields of ``kind`` that ``values`` has."""
     missing = dataclasses.MISSING
     required = [
         f.name

@@ -77,7 +77,7 @@ class HeadLayout(OneOfSeveral, ABC):
         num_heads: Number of query heads H.
         rope: Rotary positions of queries and keys.
         scale: Factor of the scores; None: the layout's own.
-        dropout: Share of the attention weights set to zero, when training.
+        dropout: Dropout probability of the attention weights, when training.
     """
 
     where: ClassVar[Mapping[str, str]] = {

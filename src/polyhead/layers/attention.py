@@ -59,7 +59,7 @@ class MultiHeadAttention(Hooked):
         qk_norm: Normalized queries and keys.
         window: Keys that a query sees under a causal mask, itself included; None: all.
         softcap: c in c · tanh(score / c); None is off.
-        dropout: Share of the attention weights set to zero, when training.
+        dropout: Dropout probability of the attention weights, when training.
 
     Attributes:
         config: Everything above as data; it cannot be assigned, nor can the sizes.

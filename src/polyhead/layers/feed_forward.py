@@ -98,7 +98,7 @@ class FeedForward(Fixed):
         activation, dropout: As the next call takes them; they may be assigned.
 
     Raises:
-        ValueError: An unknown activation or a share that is not a probability.
+        ValueError: An unknown activation or a dropout that is not a probability.
     """
 
     _fixed = frozenset({"config", "gated", "hidden_dim"})

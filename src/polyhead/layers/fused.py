@@ -53,7 +53,7 @@ def dropped(x: Tensor, p: float, plus: Tensor | None = None) -> Tensor:
     """``plus + dropout(x)``; ``plus`` may be of float32 where x is narrower, and then so is this.
 
     Args:
-        x: What a share p of is set to zero, and the rest scaled by 1 / (1 − p).
+        x: Numbers that are set to zero with probability p, the rest scaled by 1 / (1 − p).
         p: Below 1; 0: nothing is dropped.
         plus: Tensor of x's shape that is added, or None.
     """

@@ -59,7 +59,7 @@ class MultiHeadLatentAttention(Hooked):
         bias: Biases on the projections into the latents and on ``o_proj``; default True, as in
             torch. DeepSeek's models have none.
         rope: Rotary positions over the P features; None: nothing is rotated.
-        dropout: Share of the attention weights set to zero, when training.
+        dropout: Dropout probability of the attention weights, when training.
 
     Attributes:
         config: Everything above as data; it cannot be assigned, nor can the sizes.

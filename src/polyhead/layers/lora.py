@@ -22,7 +22,7 @@ class LoraLinear(nn.Module):
         down: LoRA's A, which reduces the features to the rank.
         up: LoRA's B, which expands the rank to the features.
         scale: Factor s of the low-rank product.
-        dropout: Share of the inputs of A that training leaves out.
+        dropout: Dropout probability of the inputs of A, when training.
 
     Attributes:
         active: Whether the change is added.

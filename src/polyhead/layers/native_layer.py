@@ -2,8 +2,8 @@
 
 The parts of a layer are its self-attention, its attention to a context, and its feed-forward
 network. The description ends before the first that cannot be read (``native_export.py``), such as a
-network with a hook: the modules go on from there. What is read is the configuration, so a layer
-whose attributes say anything else than that is not described.
+network with a hook: the remaining sub-modules run as modules. What is read is the configuration, so
+a layer whose attributes say anything else than that is not described.
 
 Shape letters: B batch, E embed size, H query heads, G kv heads, D key size, V value size; of latent
 attention R latent size, N features of a key without rotation, P with rotation.
@@ -97,12 +97,12 @@ class NativeLayer(NamedTuple):
         window: Keys that a query sees, itself included.
         max_position: Tokens up to which queries have a temperature.
         min_cached: Tokens from which latent attention is computed absorbed.
-        most_tokens: Tokens of a row.
+        max_tokens: Most new tokens of a row.
         embed_dim: Embedding size E of the residual stream.
         dtype: Of weights and x.
-        shown: Attention modules with hooks or edits, which may apply to the calling thread.
-        has_hooks: Whether calls of the layer are seen or changed (hooks, compilation): it is left
-            out of runs of layers.
+        hooked: Attention modules with hooks or edits, which may apply to the calling thread.
+        has_hooks: Whether forward hooks or torch.compile wrap it: it is never fused with other
+            layers.
     """
 
     data: Layer

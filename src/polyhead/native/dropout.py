@@ -33,7 +33,7 @@ def kept(
     *,
     all_heads: int | None = None,
 ) -> Tensor:
-    """Which weights are kept, ``[B, H, T, S]``, True for a share 1 − p.
+    """Which weights are kept, ``[B, H, T, S]``, True with probability 1 − p.
 
     A counter-based hash of (seed, batch row, head, query place, key place): the same weights are
     dropped whatever the tiling or kernel, forward and backward, with nothing stored.

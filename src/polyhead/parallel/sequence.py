@@ -1,6 +1,6 @@
 """Norms of some tokens on each rank of ``tensor`` (sequence parallelism, Korthikanti et al. 2022).
 
-Between regions every rank keeps its share of the tokens of the residual path: norms and sums are
+Between regions every rank keeps its shard of the tokens of the residual path: norms and sums are
 computed once in all, and what is kept of them for the backward pass is a share. A region begins by
 gathering the tokens, where it would sum gradients, and ends by scattering their sums, where it
 would sum outputs: as many bytes as the sums that they replace.
@@ -121,7 +121,7 @@ def check_sequence(model: Transformer) -> None:
 
 
 def shard_tokens(model: Transformer, shards: TokenShards) -> None:
-    """From now on the residual path of a rank is its share of the tokens."""
+    """From now on the residual path of a rank is its shard of the tokens."""
     model.embedding.forward = _Entering(model.embedding, shards)  # type: ignore[method-assign]
     last = model.layers[-1]
     last.forward = _Leaving(last, shards)

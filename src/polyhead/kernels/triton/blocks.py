@@ -208,7 +208,7 @@ def splits_of(programs: int, keys: int, tile: int, processors: int) -> tuple[int
     Args:
         programs: Programs without a cut.
         keys: Number of keys S.
-        tile: Keys of a tile; a share has whole tiles, at least 4.
+        tile: Keys of a tile; a split has whole tiles, at least 4.
         processors: Processors of the device.
     """
     wanted = max(1, min(2 * processors // max(1, programs), keys // (4 * tile), 128))

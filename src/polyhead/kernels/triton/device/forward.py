@@ -1,4 +1,4 @@
-"""Attention of a block of query rows over a share of the keys, with an online softmax.
+"""Attention of a block of query rows over a split of the keys, with an online softmax.
 
     m' = max(m, max z)     α = exp(m − m')     l ← α l + Σ exp(z − m')     acc ← α acc + P V
     out = acc / l          lse = m + log l
@@ -115,7 +115,7 @@ def attend(
 def share_of_keys(
     split, count, keys, low, high, KEYS: tl.constexpr, BOUNDS: tl.constexpr, KEEP: tl.constexpr
 ):
-    """Of a share of the keys: those that some row sees, and those that every row sees.
+    """Of a split of the keys: those that some row sees, and those that every row sees.
 
     Both as begin and end, at whole tiles but for the end of the first. Shares have ``count`` keys;
     where the rows have bounds, all programs of these rows share what lies between, which the host
