@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../decode/arguments.h"
+#include "../recurrence/arguments.h"
 #include "../training/arguments.h"
 
 namespace polyhead {
@@ -27,6 +28,7 @@ struct Code {
     void (*gated)(const Gated&, int threads);
     void (*dropped)(const Elements&, int threads);
     void (*norm_gradients)(const NormGradients&, int threads);
+    void (*recur)(const Recurrence&, int threads);
 };
 
 #if defined(__x86_64__)

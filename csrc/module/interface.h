@@ -32,6 +32,7 @@ namespace polyhead {
     X(feed_forward, code, threads, x, network, batch_invariant, y) \
     X(route, code, threads, x, routing, weights, chosen) \
     X(sink, code, threads, x, lse, sinks) \
+    X(recur, code, threads, q, k, v, scale, decay, beta, real, delta, state, out) \
     X(norm, code, threads, x, weight, y) \
     X(rotate, code, threads, x, cos, sin, y) \
     X(attend, code, threads, q, segments, scale, mods, out, lse) \

@@ -3,6 +3,7 @@
 // together are refused here, whatever the Python side has checked before.
 
 #include "interface.h"
+#include "recurrence.h"
 #include "step.h"
 #include "training.h"
 

@@ -37,6 +37,9 @@ from polyhead.kernels.batch_invariant import batch_invariant as batch_invariant
 from polyhead.kernels.dispatch import Explanation as Explanation
 from polyhead.kernels.dispatch import attention as attention
 from polyhead.kernels.dispatch import explain as explain
+from polyhead.kernels.recurrence.dispatch import explain_recurrence as explain_recurrence
+from polyhead.kernels.recurrence.dispatch import recurrence as recurrence
+from polyhead.kernels.recurrence.dispatch import recurrence_rows as recurrence_rows
 from polyhead.layers import MultiHeadAttention as MultiHeadAttention
 from polyhead.layers import MultiHeadLatentAttention as MultiHeadLatentAttention
 from polyhead.layers import RoPE as RoPE

@@ -159,6 +159,39 @@ class Code:
         self._native.sink(self._index, threads(), y, lse, sinks)
         return y
 
+    def recur(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        decay: Tensor | None,
+        beta: Tensor | None,
+        real: Tensor | None,
+        state: Tensor,
+        *,
+        delta: bool,
+    ) -> Tensor:
+        """The recurrence of ``semantics/recurrence.py`` over all tokens: ``out [B, H, T, V]``.
+
+        Args:
+            q: ``[B, H or a divisor, T, K]``, the last dimension dense, other strides any.
+            k: ``[B, H or a divisor, T, K]``, likewise, and in the dtype of q, as v.
+            v: ``[B, H or a divisor, T, V]``, likewise.
+            scale: Factor of q.
+            decay: ``[B or 1, H, T, 1 or K]`` float32 factors, not logarithms, any strides; None: 1.
+            beta: ``[B, H, T]`` float32, any strides; None: 1.
+            real: ``[B, T]`` bool; None: all are.
+            state: ``[B, H, K, V]`` float32, dense: updated in place.
+            delta: Whether by the delta rule.
+        """
+        B, H, _, V = state.shape
+        out = q.new_empty(B, H, q.shape[2], V)
+        self._native.recur(
+            self._index, threads(), q, k, v, scale, decay, beta, real, int(delta), state, out
+        )
+        return out
+
     def norm(self, x: Tensor, by: NormWeight) -> Tensor:
         """``x / √(mean(x²) + eps) · (weight + offset)`` along the rows of ``[rows, E]``.
 

@@ -21,6 +21,7 @@ _FUNCTIONS = {
     "feed_forward": "code, threads, x, network, batch_invariant, y",
     "route": "code, threads, x, routing, weights, chosen",
     "sink": "code, threads, x, lse, sinks",
+    "recur": "code, threads, q, k, v, scale, decay, beta, real, delta, state, out",
     "norm": "code, threads, x, weight, y",
     "rotate": "code, threads, x, cos, sin, y",
     "attend": "code, threads, q, segments, scale, mods, out, lse",
