@@ -185,8 +185,7 @@ class Code:
             state: ``[B, H, K, V]`` float32, dense: updated in place.
             delta: Whether by the delta rule.
         """
-        B, H, _, V = state.shape
-        out = q.new_empty(B, H, q.shape[2], V)
+        out = q.new_empty(*state.shape[:2], q.shape[2], state.shape[-1])
         self._native.recur(
             self._index, threads(), q, k, v, scale, decay, beta, real, int(delta), state, out
         )

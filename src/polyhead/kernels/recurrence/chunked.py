@@ -90,7 +90,7 @@ class ChunkedKernel(RecurrenceKernel):
             if kept is not None:
                 state = kept[:, :, n] * state
             state = state + k[:, :, n].mT @ u
-        out = torch.cat(outs, dim=2)[:, :, :T] if outs else v[:, :, 0]
+        out = torch.cat(outs, dim=2)[:, :, :T] if outs else v.flatten(2, 3)
         return call.rounded(out), state
 
 

@@ -134,10 +134,10 @@ def run_recurrence(call: RecurrenceCall, kernel: str = "auto") -> tuple[Tensor, 
         check_storage(name, x)
     with full_precision(call.q):
         out, last = chosen.run(call)
-    if call.in_place and call.state is not None and last is not call.state:
+    if last is call.state:
+        return out, last if call.in_place else last.clone()  # there was no token
+    if call.in_place and call.state is not None:
         last = call.state.copy_(last)
-    elif last is call.state:  # no token: what is returned is the caller's own
-        last = last.clone()
     return out, last
 
 
