@@ -40,10 +40,11 @@ inline PyObject* recur(PyObject*, PyObject* const* args, Py_ssize_t count) {
     r.dtype = (Dtype)q.kind;
     if (decay) {
         if (decay.dims != 4 || decay.kind != kOfFloat32 || !decay.is_or_one(0, B) || !decay.is(1, H) || !decay.is(2, T) ||
-            !decay.is_or_one(3, r.key_dim))
-            return wrong("decay must be [B or 1, H, T, 1 or K] float32");
+            !decay.is_or_one(3, r.key_dim) || !decay.is_dense_from(3))
+            return wrong("decay must be [B or 1, H, T, 1 or K] float32, the last dimension without gaps");
         r.decay = (const float*)decay.at;
-        r.decay_batch = decay.step(0), r.decay_head = decay.step(1), r.decay_token = decay.step(2), r.decay_key = decay.step(3);
+        r.decay_batch = decay.step(0), r.decay_head = decay.step(1), r.decay_token = decay.step(2);
+        r.decay_by_key = decay.size[3] > 1;
     }
     if (beta) {
         if (beta.dims != 3 || beta.kind != kOfFloat32 || !beta.is(0, B) || !beta.is(1, H) || !beta.is(2, T))

@@ -19,7 +19,8 @@ struct Recurrence {
     HeadRows q, k, v;
     float scale;
     const float* decay;                 // factors, [B or 1, H, T, 1 or K]; or null: 1
-    int64_t decay_batch, decay_head, decay_token, decay_key;  // decay_key 0: one for all keys
+    int64_t decay_batch, decay_head, decay_token;
+    bool decay_by_key;                  // the last dimension is K, and dense
     const float* beta;                  // [B, H, T], or null: 1
     int64_t beta_batch, beta_head, beta_token;
     const uint8_t* real;                // [B, T], 0: the token is skipped and its output is 0; or null

@@ -42,12 +42,13 @@ template <class T> void read_token(const Recurrence& r, int64_t b, int64_t h, in
     };
     const T *q = row(r.q), *k = row(r.k);
     const float* decay = r.decay ? r.decay + b * r.decay_batch + h * r.decay_head + t * r.decay_token : nullptr;
-    for (int64_t i = 0; i < K; ++i) {
-        const float factor = decay ? decay[i * r.decay_key] : 1.0f, key = to_float(k[i]);
-        room[i] = to_float(q[i]) * r.scale;
-        room[K + i] = key;
-        room[2 * K + i] = factor;
-        room[3 * K + i] = key * factor;
+    const Vec same = splat(decay ? *decay : 1.0f);
+    for (int64_t i = 0, n = K; n > 0; i += W, n -= W) {
+        const Vec key = load_some(k + i, n), factor = r.decay_by_key ? load_some(decay + i, n) : same;
+        store_some(load_some(q + i, n) * r.scale, room + i, n);
+        store_some(key, room + K + i, n);
+        store_some(factor, room + 2 * K + i, n);
+        store_some(key * factor, room + 3 * K + i, n);
     }
 }
 

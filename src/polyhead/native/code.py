@@ -179,7 +179,8 @@ class Code:
             k: ``[B, H or a divisor, T, K]``, likewise, and in the dtype of q, as v.
             v: ``[B, H or a divisor, T, V]``, likewise.
             scale: Factor of q.
-            decay: ``[B or 1, H, T, 1 or K]`` float32 factors, not logarithms, any strides; None: 1.
+            decay: ``[B or 1, H, T, 1 or K]`` float32 factors, not logarithms, the last dimension
+                dense; None: 1.
             beta: ``[B, H, T]`` float32, any strides; None: 1.
             real: ``[B, T]`` bool; None: all are.
             state: ``[B, H, K, V]`` float32, dense: updated in place.

@@ -70,6 +70,14 @@ def disagreement(candidate: Code) -> str | None:
                 theirs = theirs.reshape(1, mine.shape[1], -1, *mine.shape[2:]).sum(dim=2)
                 if not torch.allclose(mine.double(), theirs, atol=4 * close, rtol=close):
                     return f"a gradient in {dtype} differs from float64"
+        q, k, v = random(1, 2, 5, 24), random(1, 2, 5, 24), random(1, 4, 5, 40)
+        decay, beta = random(1, 4, 5, 24).float().sigmoid(), random(1, 4, 5).float().sigmoid()
+        state = random(1, 4, 24, 40).float()
+        exact, last = _recur(q * 0.2, k * 0.2, v, decay, beta, state)
+        out = candidate.recur(q, k * 0.2, v, 0.2, decay, beta, None, state, delta=True)
+        for mine, theirs, error in ((out, exact, 4 * close), (state, last, 4e-5)):
+            if not torch.allclose(mine.double(), theirs, atol=error, rtol=error):
+                return f"a recurrence in {dtype} differs from float64"
         for coded in samples(dtype):
             out, _ = candidate.attend(
                 coded.q, [KVSegment(coded.k, coded.v, coding=coded.coding)], 0.2
@@ -77,3 +85,17 @@ def disagreement(candidate: Code) -> str | None:
             if not torch.allclose(out.double(), coded.exact(0.2), atol=close, rtol=close):
                 return f"attention over codes in {dtype} differs from float64"
     return None
+
+
+def _recur(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What ``Code.recur`` computes with the delta rule, in float64: out and the last state."""
+    q, k = (x.double().repeat_interleave(2, dim=1) for x in (q, k))
+    state, outs = state.double(), []
+    for t in range(q.shape[2]):
+        state = state * decay[:, :, t, :, None]
+        u = (v[:, :, t, None] - k[:, :, t, None] @ state) * beta[:, :, t, None, None]
+        state = state + k[:, :, t, :, None] * u
+        outs.append(q[:, :, t, None] @ state)
+    return torch.cat(outs, dim=2), state

@@ -56,16 +56,21 @@ class NativeKernel(RecurrenceKernel):
         if call.state is not None and not (call.in_place and state.is_contiguous()):
             state = state.clone(memory_format=torch.contiguous_format)
         decay, beta = call.log_decay(), call.beta
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+        q, k, v = (_dense(x) for x in (call.q, call.k, call.v))
         out = code.recur(
             q,
             k,
             v,
             call.scale,
-            None if decay is None else decay.exp(),
+            None if decay is None else _dense(decay.exp()),
             None if beta is None else beta.float(),
             call.real,
             state,
             delta=call.delta,
         )
         return out, state
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x with a last dimension without gaps."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
