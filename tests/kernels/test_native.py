@@ -410,6 +410,10 @@ def test_the_test_at_first_use_finds_a_wrong_result():
         assert "a gradient in torch.float32" in module.disagreement(wrong)
     wrong.gradients = CODES[0].gradients
 
+    wrong.recur = lambda *given, **options: CODES[0].recur(*given, **options) * 1.1
+    assert "a recurrence in torch.float32" in module.disagreement(wrong)
+    wrong.recur = CODES[0].recur
+
     def over_codes(q, pieces, *rest, **options):
         attend = a_tenth_more(CODES[0].attend) if pieces[0].coding else CODES[0].attend
         return attend(q, pieces, *rest, **options)

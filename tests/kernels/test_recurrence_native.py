@@ -131,7 +131,7 @@ def test_auto_takes_it_and_it_refuses_by_name():
         ph.recurrence(q.clone().requires_grad_(), k, v)
 
 
-def test_compiled_and_mapped_calls_are_chunked():
+def test_mapped_calls_are_chunked():
     problem = random_problem(decay="token", delta=True, dtype=torch.float32, sizes=(2, 9, 4, 4))
     mapped = torch.func.vmap(
         lambda q, k, v, decay, beta: ph.recurrence(
@@ -140,6 +140,14 @@ def test_compiled_and_mapped_calls_are_chunked():
     )
     options = problem.options
     found = mapped(problem.q, problem.k, problem.v, options["decay"], options["beta"])
+    torch.testing.assert_close(found, run(problem)[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_calls_are_one_graph_of_chunks():
+    problem = random_problem(decay="token", delta=True, dtype=torch.float32, sizes=(2, 9, 4, 4))
+    compiled = torch.compile(ph.recurrence, backend="eager", fullgraph=True)
+    found = compiled(problem.q, problem.k, problem.v, **problem.options)
     torch.testing.assert_close(found, run(problem)[0], atol=1e-5, rtol=1e-5)
 
 
