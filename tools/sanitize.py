@@ -23,6 +23,7 @@ TESTS = [
     "tests/kernels/test_native.py",
     "tests/kernels/test_native_codes.py",
     "tests/kernels/test_native_gradients.py",
+    "tests/kernels/test_recurrence.py",
     "tests/layers/test_fused.py",
     "tests/layers/test_linear.py",
     "tests/layers/test_quantized_layers.py",
