@@ -209,6 +209,30 @@ def test_a_state_is_overwritten_only_where_that_is_asked_for():
     assert kept is not state
 
 
+@KINDS
+def test_every_tensor_is_made_on_the_device_of_q(decay, delta):
+    """Asked of another device that every machine has: operations refuse to mix two."""
+    problem = random_problem(
+        decay=decay, delta=delta, state=delta, padded=True, dtype=torch.bfloat16
+    )
+    q, k, v = problem.q.to("meta"), problem.k.to("meta"), problem.v.to("meta")
+    options = {
+        name: x.to("meta") if torch.is_tensor(x) else x for name, x in problem.options.items()
+    }
+    assert ph.explain_recurrence(q, k, v, **options).kernel == "chunked"
+    out, state = ph.recurrence(q, k, v, **options, return_state=True)
+    options.pop("state", None)
+    rows = torch.empty(3, dtype=torch.int64, device="meta")
+    weights = ph.recurrence_rows(q, k, v, rows, **options)
+    assert {x.device.type for x in (out, state, weights)} == {"meta"}
+    assert (out.dtype, state.dtype, weights.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    assert (out.shape, state.shape, weights.shape) == (
+        (2, 4, 70, 24),
+        (2, 4, 16, 24),
+        (2, 4, 3, 70),
+    )
+
+
 def test_autocast_lowers_q_k_v_and_nothing_inside():
     problem = random_problem(decay="token", delta=True, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -228,6 +252,8 @@ def test_explain_names_the_kernel_and_why_not_the_others():
     text = str(told)
     assert "4 states of 16 × 24; batch 2, 70 tokens; float32 on cpu" in text
     assert "decay for each token; delta rule; beta" in text
+    out, state = run(problem)
+    assert told.bytes_written == out.nbytes + state.nbytes
 
 
 X = torch.zeros(2, 4, 5, 8)

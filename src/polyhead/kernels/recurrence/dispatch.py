@@ -221,14 +221,15 @@ def explain_recurrence(
             refusals[other.name] = f"cannot do {refused.feature}"
         else:
             refusals[other.name] = f"supported, lower priority: {other.summary}"
-    states = call.first_state().nbytes
+    B, _, T, K = call.q.shape
+    of_column = T * call.q.itemsize + K * call.dtype.itemsize  # of the outputs and of the state
     return Explanation(
         kernel=chosen.name,
         summary=chosen.summary,
         refusals=refusals,
         call=_describe(call),
         bytes_read=sum(x.nbytes for x in call.tensors().values()),
-        bytes_written=call.q[:, :1, :, :1].nbytes * call.heads * call.v.shape[3] + states,
+        bytes_written=B * call.heads * call.v.shape[3] * of_column,
         gather_bytes=0,
     )
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from polyhead import native
 from polyhead.kernels.base import Refusal
 from polyhead.kernels.recurrence.base import RecurrenceKernel
-from polyhead.native import batch_invariant
 from polyhead.native.arguments import DTYPES
 from polyhead.native.tensor_check import is_fake, unsupported_tensor_kind
 from polyhead.semantics.recurrence_call import RecurrenceCall
@@ -40,7 +39,7 @@ class NativeKernel(RecurrenceKernel):
             return Refusal("torch.func")
         if torch.autograd.forward_ad._current_level >= 0:
             return Refusal("forward-mode derivatives")
-        if batch_invariant.is_watched() or is_fake(tensors):
+        if is_fake(tensors):
             return Refusal("tensors without numbers, or a mode that watches operations")
         if (kind := unsupported_tensor_kind(tensors)) is not None:
             return Refusal(kind)
