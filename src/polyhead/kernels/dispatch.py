@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from polyhead.kernels import KERNELS, Kernel, Refusal, SwitchedOffError
 from polyhead.native import batch_invariant
 from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
 from polyhead.semantics.argument_hints import refuse
-from polyhead.semantics.arguments import call_of, dropout_seed
+from polyhead.semantics.arguments import AttentionOptions, call_of, dropout_seed
 from polyhead.semantics.scores import (
     autocast_enabled,
     full_precision,
@@ -38,40 +38,18 @@ def attention(
     k: Tensor | KeyValueSource,
     v: Tensor | None = ...,
     *,
-    mask: Mask | None = ...,
-    bias: Bias | Tensor | None = ...,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    q_positions: Tensor | None = ...,
-    kv_positions: Tensor | None = ...,
-    dropout_p: float = ...,
-    generator: torch.Generator | None = ...,
     return_lse: Literal[False] = ...,
-    kernel: str = ...,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
-
-
 @overload
 def attention(
     q: Tensor,
     k: Tensor | KeyValueSource,
     v: Tensor | None = ...,
     *,
-    mask: Mask | None = ...,
-    bias: Bias | Tensor | None = ...,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    sinks: Tensor | None = ...,
-    q_positions: Tensor | None = ...,
-    kv_positions: Tensor | None = ...,
-    dropout_p: float = ...,
-    generator: torch.Generator | None = ...,
     return_lse: Literal[True],
-    kernel: str = ...,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
-
-
 def attention(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B G S D"] | KeyValueSource,

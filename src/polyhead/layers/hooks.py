@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,19 @@ from polyhead.errors import UnsupportedError
 from polyhead.kernels.dispatch import attention
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle, hooks_here
-from polyhead.semantics import Bias, KeyValueSource, Mask
-from polyhead.semantics.arguments import query_tokens, with_source_mask
+from polyhead.semantics import KeyValueSource
+from polyhead.semantics.arguments import AttentionOptions, query_tokens, with_source_mask
+
+_DEFAULTS: AttentionOptions = {
+    "mask": None,
+    "bias": None,
+    "softcap": None,
+    "sinks": None,
+    "q_positions": None,
+    "dropout_p": 0.0,
+    "kernel": "auto",
+}
+"""What a layer need not name; the scale is always its own."""
 
 
 class Hooked(Fixed):
@@ -59,30 +70,10 @@ class Hooked(Fixed):
         return HookHandle(self._edits, edit)
 
     def _attend(
-        self,
-        q: Tensor,
-        source: KeyValueSource,
-        *,
-        mask: Mask | None,
-        bias: Bias | Tensor | None,
-        scale: float,
-        q_positions: Tensor | None,
-        dropout_p: float,
-        kernel: str,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        self, q: Tensor, source: KeyValueSource, **options: Unpack[AttentionOptions]
     ) -> Tensor:
         """``attention`` ``[B, H, T, V]``, shown to the hooks."""
-        call: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "scale": scale,
-            "softcap": softcap,
-            "sinks": sinks,
-            "q_positions": q_positions,
-            "dropout_p": dropout_p,
-            "kernel": kernel,
-        }
+        call: dict[str, Any] = {**_DEFAULTS, **options}
         if "_computed" in self.__dict__ and self.has_active_hooks:
             raise UnsupportedError(
                 "hooks and edits need all heads and tokens: this layer's are spread over processes"

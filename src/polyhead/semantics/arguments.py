@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -15,6 +16,21 @@ from polyhead.semantics.masks.algebra import called
 from polyhead.semantics.scores import autocast_enabled
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.tokens import Tokens, is_of
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What ``attention`` takes besides q, k, v and ``return_lse``, for callers that pass it on."""
+
+    mask: Mask | None
+    bias: Bias | Tensor | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    q_positions: Tensor | None
+    kv_positions: Tensor | None
+    dropout_p: float
+    generator: torch.Generator | None
+    kernel: str
 
 
 def call_of(
