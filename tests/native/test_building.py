@@ -141,6 +141,13 @@ def test_a_module_built_earlier_names_its_codes(monkeypatch):
     assert codes_in(Path(__file__).with_name("none.so")) == set()
 
 
+@pytest.mark.skipif(tensor_check.MODULE is None, reason="no native code was compiled here")
+def test_no_code_is_switched_off():
+    # Other tests of native code are skipped where it is.
+    native.all_codes()
+    assert native.switched_off() == {}
+
+
 @pytest.mark.skipif(native.code() is None, reason="no native code was compiled here")
 def test_doctor_names_the_best_code_that_was_left_out(monkeypatch):
     names = [name for name, runs_here in tensor_check.MODULE.codes() if runs_here]
