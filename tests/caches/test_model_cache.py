@@ -68,7 +68,7 @@ def model():
 def test_windowed_layers_get_rings_and_the_others_grow():
     chosen = layer_caches(config((WINDOW, 100, None)), spare=2)
     assert [layer.layout for layer in chosen] == [Ring(WINDOW, 2), Ring(100, 2), Dense()]
-    assert chosen[0][2:] == (1, 8, 8)
+    assert chosen[0][2:5] == (1, 8, 8)
     assert [c.layout for c in layer_caches(config(), kind="paged", page_size=4)] == [Paged(4)] * 3
     assert [c.layout for c in layer_caches(config(), kind="dense")] == [Dense()] * 3
     quantized = layer_caches(config(), quantized=Quantized(4, sink_tokens=3))

@@ -101,7 +101,7 @@ def test_a_latent_of_the_whole_size_loses_nothing_and_prices_fall_with_size(fami
         if draft.config.layers[layer].attention.rope is not None:
             assert latents.prices(n)[0] > latents.prices(2 * n)[0]
         prices.append(to_small_latent(draft, layer, latents, 2 * n * G, whole))
-        assert draft.latent(layer, "a test").cache_shape.elements == latents.elements
+        assert draft.latent(layer, "a test").kv.elements == latents.elements
     assert max(prices) < 1e-8
     # None is a view that keeps a larger tensor.
     assert all(each.is_contiguous() for each in draft.state.values())
@@ -172,9 +172,7 @@ def test_reports_say_what_was_measured():
     )
     assert report.elements_before == 64
     assert report.elements_after <= 32
-    assert report.elements_after == sum(
-        layer.attention.cache_shape.elements for layer in new.config.layers
-    )
+    assert report.elements_after == sum(layer.attention.kv.elements for layer in new.config.layers)
     assert report.speed_after.cache_bytes <= 0.55 * report.speed_before.cache_bytes
     assert [(each.name, each.calibrated) for each in report.domains] == [
         ("seen", True),

@@ -50,14 +50,14 @@ def test_every_step_keeps_the_logits_of_heads(name):
     proof = Proof(draft)
     factors = _factors(G, pairs)
     proof.step("keys", lambda d: _each(d, lambda i: rotate_keys(d, i, factors)))
-    cache = config.cache_shape.elements
+    cache = config.kv.elements
     grouped = draft.copy()
     if G < H:
         proof.step("copy", lambda d: _each(d, lambda i: copy_kv_heads(d, i, H)))
         assert draft.heads(0, "a test").layout == "MHA"
     proof = Proof(grouped)
     last = proof.step("latent", lambda d: _each(d, lambda i: to_latent(d, i)), turns=True)
-    assert grouped.latent(0, "a test").cache_shape.elements == cache
+    assert grouped.latent(0, "a test").kv.elements == cache
     assert all(0 < step.error <= TOLERANCE or step.name == "copy" for step in proof.steps)
     assert (last.control is None) == (config.rope is None)
     # What was proved in float64 is the model in float32 as well, through its cache too.

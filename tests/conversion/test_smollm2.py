@@ -42,7 +42,7 @@ def test_smollm2_keeps_most_in_half_its_cache_and_all_in_the_whole():
     assert [step.error < 1e-11 for step in report.steps] == [True]
     assert report.steps[0].control > 1e-3
     assert report.domains[0].kl < 1e-6
-    assert same.config.layers[0].attention.cache_shape.elements == 384
+    assert same.config.layers[0].attention.kv.elements == 384
     half, report = ph.convert(
         model,
         latent=(64, 128),

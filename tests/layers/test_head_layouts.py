@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,12 +26,15 @@ from polyhead import native
 from polyhead.caches import DenseCache, LatentCache, ModelCache
 from polyhead.config import (
     AttentionConfig,
-    CacheShape,
     FeedForwardConfig,
     LayerConfig,
+    Memory,
     NormConfig,
+    PerToken,
     QKNormConfig,
     RopeConfig,
+    State,
+    Tail,
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
@@ -257,35 +260,40 @@ def test_heads_that_make_no_pairs_are_refused() -> None:
         layer(tokens(), tokens())
 
 
-class StateShape(CacheShape):
-    """A matrix for each head, however many tokens there are."""
-
-
 @dataclasses.dataclass(frozen=True)
-class StateConfig(AttentionConfig):
-    """A layout that keeps a state, not keys and values of each token."""
+class KeepsConfig(AttentionConfig):
+    """A layout whose memories a test chooses."""
 
-    shape: CacheShape | None = None
+    kept: tuple[Any, ...] = ()
 
     @property
-    def cache_shape(self) -> CacheShape:
-        return cast("CacheShape", self.shape)
+    def memories(self) -> tuple[Memory, ...]:
+        return self.kept
 
 
 @pytest.mark.parametrize(
-    "shape", [CacheShape(0, 0, 0), CacheShape(2, 16, 0), StateShape(4, 8, 8), None]
+    "kept",
+    [
+        (PerToken(0, 0, 0),),
+        (PerToken(2, 16, 0),),
+        (State("s", (4, 0)),),
+        (Tail("c", 4, 3), State("c", (4,))),
+        (),
+    ],
 )
 @pytest.mark.parametrize("kind", ["auto", "dense", "paged"])
-def test_a_layout_without_keys_of_each_token_gets_no_cache_of_keys(
-    shape: CacheShape | None, kind: Any
-) -> None:
+def test_memories_that_cannot_be_are_refused_by_name(kept: tuple[Any, ...], kind: Any) -> None:
     config = model("gated").config
-    other = dataclasses.replace(config.layers[0], attention=StateConfig(4, 2, 16, shape=shape))
+    other = dataclasses.replace(config.layers[0], attention=KeepsConfig(4, 2, 16, kept=kept))
     config = dataclasses.replace(config, layers=(config.layers[0], other))
-    with pytest.raises(
-        ConfigError, match=r"layer 1 keeps no keys.*StateConfig.*caches of your own"
-    ):
+    with pytest.raises(ConfigError, match=r"layer 1, KeepsConfig: a cache needs memories"):
         ModelCache.for_config(config, kind=kind)
+
+
+def test_a_layout_without_keys_of_each_token_says_what_it_keeps() -> None:
+    state = KeepsConfig(4, 2, 16, kept=(State("sum", (4, 8)),))
+    with pytest.raises(ConfigError, match=r"KeepsConfig keeps no keys.*State\(name='sum'"):
+        _ = state.kv
 
 
 @pytest.mark.parametrize(

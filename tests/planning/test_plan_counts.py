@@ -293,7 +293,7 @@ def test_planned_bytes_are_allocated_bytes(
         strict=True,
     ):
         real = StoredCache(cache.layout, cache.storage)
-        held = shape.attention.cache_shape
+        held = shape.attention.kv
         heads = max(1, held.num_kv_heads // ranks)
         k = torch.zeros(batch, heads, tokens, held.key_dim, dtype=cache.dtype)
         v = k[..., : held.value_dim]

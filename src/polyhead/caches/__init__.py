@@ -6,8 +6,9 @@ both as data, and ``StoredCache`` for any pair.
 
 from polyhead.caches.dense import DenseCache
 from polyhead.caches.kinds import LatentCache, PagedCache, QuantizedCache, RingCache
+from polyhead.caches.layer_cache import LayerCache, Step
 from polyhead.caches.model_cache import ModelCache
-from polyhead.caches.protocol import KeyValueCache
+from polyhead.caches.protocol import KeyValueCache, SequenceCache
 from polyhead.caches.sizes import (
     Dense,
     Latent,
@@ -27,6 +28,7 @@ __all__ = [
     "KeyValueCache",
     "Latent",
     "LatentCache",
+    "LayerCache",
     "Layout",
     "ModelCache",
     "Paged",
@@ -36,6 +38,8 @@ __all__ = [
     "QuantizedCache",
     "Ring",
     "RingCache",
+    "SequenceCache",
+    "Step",
     "Storage",
     "StoredCache",
     "cache_bytes",

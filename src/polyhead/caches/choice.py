@@ -10,20 +10,32 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from polyhead.caches.sizes import Dense, Latent, Layout, Paged, Plain, Quantized, Ring, Storage
-from polyhead.config import CacheShape, HeadLayout, TransformerConfig
+from polyhead.config import HeadLayout, Memory, PerToken, TransformerConfig
 from polyhead.errors import ConfigError
 
 Kind = Literal["auto", "dense", "paged"]
 
 
-class LayerCache(NamedTuple):
-    """A cache to be made, and what it will hold; the arguments of ``cache_bytes``."""
+class LayerChoice(NamedTuple):
+    """A cache to be made, and what it will hold.
+
+    Attributes:
+        layout: Where keys and values of tokens lie, and so on: the arguments of ``cache_bytes``.
+            Sizes of 0: the layer keeps none.
+        memories: All that the layer keeps.
+    """
 
     layout: Layout
     storage: Storage
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    memories: tuple[Memory, ...]
+
+    @property
+    def plain(self) -> bool:
+        """Whether keys and values of each token, of one kind, are all that the layer keeps."""
+        return is_plain(self.memories)
 
 
 def layer_caches(
@@ -33,7 +45,7 @@ def layer_caches(
     page_size: int = 16,
     quantized: Quantized | None = None,
     spare: int = 0,
-) -> list[LayerCache]:
+) -> list[LayerChoice]:
     """The self-attention cache of every layer.
 
     Args:
@@ -45,8 +57,8 @@ def layer_caches(
         spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
 
     Raises:
-        ConfigError: A page size, spare or quantization that cannot be, or a layer whose attention
-            keeps no keys and values of each token.
+        ConfigError: A page size, spare or quantization that cannot be, or memories of a layer
+            that no cache can hold.
         ValueError: An unknown kind.
     """
     if kind not in ("auto", "dense", "paged"):
@@ -55,23 +67,33 @@ def layer_caches(
     Paged(page_size)
     Ring(1, spare)
     for index, layer in enumerate(config.layers):
-        _check_shape(index, layer.attention)
+        _check_memories(index, layer.attention)
     return [
         _layer_cache(layer.attention, kind, page_size, quantized, spare) for layer in config.layers
     ]
 
 
-def _check_shape(index: int, attention: HeadLayout) -> None:
-    shape = attention.cache_shape
-    if type(shape) is CacheShape:  # a subclass means something else by its sizes
-        sizes = shape.num_kv_heads, shape.key_dim, shape.value_dim
-        if all(type(size) is int and size > 0 for size in sizes):
-            return
+def is_plain(memories: tuple[Memory, ...]) -> bool:
+    """Whether memories are keys and values of each token, of one kind."""
+    return len(memories) == 1 and memories[0].keys_and_values is not None
+
+
+def check_memories(memories: tuple[Memory, ...]) -> None:
+    """Raises ConfigError unless a cache can hold the memories of a layer."""
+    names = [memory.name for memory in memories]
+    if memories and len({*names}) == len(names) and all(memory.valid for memory in memories):
+        return
     raise ConfigError(
-        f"layer {index} keeps no keys and values of each token: cache_shape of its "
-        f"{type(attention).__name__} is {shape}, and a cache needs a CacheShape of sizes above 0; "
-        "make ModelCache of caches of your own, one for each layer"
+        "a cache needs memories of sizes above 0 and of different names: got "
+        f"{', '.join(map(str, memories)) or 'none'}"
     )
+
+
+def _check_memories(index: int, attention: HeadLayout) -> None:
+    try:
+        check_memories(attention.memories)
+    except ConfigError as error:
+        raise ConfigError(f"layer {index}, {type(attention).__name__}: {error}") from error
 
 
 def _layer_cache(
@@ -80,16 +102,28 @@ def _layer_cache(
     page_size: int,
     quantized: Quantized | None,
     spare: int,
-) -> LayerCache:
+) -> LayerChoice:
     layout: Layout = Paged(page_size) if kind == "paged" else Dense()
-    window, shape = attention.visible_window, attention.cache_shape
+    window = attention.visible_window
     if kind == "auto" and window is not None:
         layout = Ring(window, spare)
+    memories = attention.memories
+    shape = first_tokens(memories)
+    if shape is None:
+        return LayerChoice(layout, Plain(), 0, 0, 0, memories)
     storage = storage_of(shape, layout, quantized)
-    return LayerCache(layout, storage, shape.num_kv_heads, shape.key_dim, shape.value_dim)
+    return LayerChoice(
+        layout, storage, shape.num_kv_heads, shape.key_dim, shape.value_dim, memories
+    )
 
 
-def storage_of(shape: CacheShape, layout: Layout, quantized: Quantized | None) -> Storage:
+def first_tokens(memories: tuple[Memory, ...]) -> PerToken | None:
+    """The first keys and values of each token among memories, or None."""
+    found = (memory.keys_and_values for memory in memories)
+    return next((memory for memory in found if memory is not None), None)
+
+
+def storage_of(shape: PerToken, layout: Layout, quantized: Quantized | None) -> Storage:
     """How tokens of a shape are stored. A quantized ring keeps no exact first tokens."""
     latent = Latent(shape.value_dim, shape.key_dim - shape.value_dim) if shape.latent else None
     if quantized is None:

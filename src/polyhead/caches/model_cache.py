@@ -21,7 +21,8 @@ from polyhead.caches import files
 from polyhead.caches.choice import Kind, layer_caches
 from polyhead.caches.dense import DenseCache
 from polyhead.caches.in_use import InUse, alone
-from polyhead.caches.protocol import Counts, KeyValueCache, per_row
+from polyhead.caches.layer_cache import LayerCache
+from polyhead.caches.protocol import Counts, KeyValueCache, SequenceCache, per_row
 from polyhead.caches.sizes import Quantized
 from polyhead.caches.stored import StoredCache
 from polyhead.config import TransformerConfig
@@ -43,7 +44,7 @@ class ModelCache:
 
     def __init__(
         self,
-        layers: Sequence[KeyValueCache],
+        layers: Sequence[SequenceCache],
         cross: Sequence[KeyValueCache] = (),
         owner: str = "",
     ) -> None:
@@ -74,7 +75,8 @@ class ModelCache:
                 ``"paged"``: every layer keeps every token, so that any number can be rolled back.
             page_size: Page size of ``"paged"``.
             quantized: Quantize old tokens so; in a ring without sinks.
-            spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
+            spare: Tokens that a ring keeps beyond its window, to roll back that many and one; and
+                snapshots of states, to roll back that many.
 
         Raises:
             ValueError: A number that cannot be, named.
@@ -84,7 +86,18 @@ class ModelCache:
         )
         crossing = [layer for layer in config.layers if layer.cross_attention is not None]
         return cls(
-            [StoredCache(layer.layout, layer.storage, capacity) for layer in chosen],
+            [
+                StoredCache(layer.layout, layer.storage, capacity)
+                if layer.plain
+                else LayerCache(
+                    layer.memories,
+                    layer.layout,
+                    quantized=quantized,
+                    capacity=capacity,
+                    spare=spare,
+                )
+                for layer in chosen
+            ],
             [DenseCache() for _ in crossing],
             config.to_json(),
         )
@@ -136,7 +149,7 @@ class ModelCache:
             raise ValueError(f"cache was made for another model: {said}")
 
     def next_positions(self, real: Tensor) -> Tensor:
-        """Positions ``[B, T]`` for a batch with padding; see ``KeyValueCache.next_positions``."""
+        """Positions ``[B, T]`` for a batch with padding; see ``SequenceCache.next_positions``."""
         return self.layers[0].next_positions(real)
 
     @alone

@@ -1,4 +1,4 @@
-"""The interface of every key/value cache.
+"""The interface of every cache: ``SequenceCache``, and ``KeyValueCache`` of keys and values alone.
 
 ``append`` takes the keys and values of new tokens and returns a source of everything remembered,
 ready for ``attention(q, source)``. A cache holds what it was given: rotary embedding has been
@@ -30,31 +30,8 @@ Counts = int | Sequence[int] | Tensor
 """A whole number for all batch rows, or one for each."""
 
 
-class KeyValueCache(ABC):
-    """The keys and values of one attention layer."""
-
-    @abstractmethod
-    def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
-        """Remembers the keys and values of T more tokens.
-
-        Args:
-            k: ``[B, G, T, D]``, any strides.
-            v: ``[B, G, T, V]``, any strides.
-            positions: ``[T]`` or ``[B, T]`` absolute positions below 2⁴⁰, below 0 for padding;
-                default: they follow on from the tokens held, counted from 0.
-
-        Returns:
-            All keys and values held, and those that only the new queries still see; valid until
-            the cache changes.
-
-        Raises:
-            ValueError: Batch, heads, sizes, dtype, device or positions do not fit what is held;
-                the message names which, and the cache is as it was.
-        """
-
-    @abstractmethod
-    def source(self) -> KeyValueSource:
-        """All keys and values held. Raises ValueError if nothing has been appended."""
+class SequenceCache(ABC):
+    """What one layer remembers of a batch of sequences, of whatever kinds."""
 
     @property
     @abstractmethod
@@ -75,12 +52,6 @@ class KeyValueCache(ABC):
     def length(self) -> int:
         """Tokens of the longest row; the position of the next one if all rows are equally long."""
         return max(self.lengths, default=0)
-
-    @property
-    def positions(self) -> Tensor:
-        """``[S]`` or ``[B, S]`` positions of the tokens held, in the order of ``source()``."""
-        source = self.source()
-        return source.tokens.position_tensor(source.device)
 
     def next_positions(self, real: Tensor) -> Tensor:
         """Positions for ``append`` of a batch with padding; −1 where a token is padding.
@@ -201,6 +172,39 @@ class KeyValueCache(ABC):
                 and the cache is as it was.
         """
         files.read(path, "", [self], torch.device(device))
+
+
+class KeyValueCache(SequenceCache):
+    """The keys and values of one attention layer."""
+
+    @abstractmethod
+    def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:
+        """Remembers the keys and values of T more tokens.
+
+        Args:
+            k: ``[B, G, T, D]``, any strides.
+            v: ``[B, G, T, V]``, any strides.
+            positions: ``[T]`` or ``[B, T]`` absolute positions below 2⁴⁰, below 0 for padding;
+                default: they follow on from the tokens held, counted from 0.
+
+        Returns:
+            All keys and values held, and those that only the new queries still see; valid until
+            the cache changes.
+
+        Raises:
+            ValueError: Batch, heads, sizes, dtype, device or positions do not fit what is held;
+                the message names which, and the cache is as it was.
+        """
+
+    @abstractmethod
+    def source(self) -> KeyValueSource:
+        """All keys and values held. Raises ValueError if nothing has been appended."""
+
+    @property
+    def positions(self) -> Tensor:
+        """``[S]`` or ``[B, S]`` positions of the tokens held, in the order of ``source()``."""
+        source = self.source()
+        return source.tokens.position_tensor(source.device)
 
 
 def per_row(name: str, value: Counts, batch: int) -> list[int]:

@@ -24,7 +24,7 @@ from polyhead.caches.pages import Pages
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.reserved import KVSegment, Undo, reserve_slots, write_at
 from polyhead.caches.saved import checked
-from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage
+from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage, units
 from polyhead.caches.views import row_by_row, view, with_chunk
 from polyhead.semantics.sources import KeyValueSource, are_first_features
 from polyhead.semantics.tokens import active_capture
@@ -312,6 +312,15 @@ class StoredCache(KeyValueCache):
             tensor.narrow(2, span.address, span.length).copy_(record)
         self._lengths = [*rows.stops]
         return True
+
+    def takes_back(self, count: int, length: int) -> bool:
+        """Whether a row of ``length`` tokens that gets ``count`` more can give them back, and is
+        then as it was for every later query."""
+        if isinstance(self.storage, Quantized):
+            held = [units(self.storage, n)["codes"] for n in (length, length + count)]
+            if held[0] != held[1]:
+                return False
+        return not self._pushes(count, length)
 
     def _pushes(self, count: int, before: int) -> bool:
         """Whether appending takes keys out of a ring that the first new queries still see."""

@@ -23,7 +23,8 @@ from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
-from polyhead.config.layout import AttentionSpan, CacheShape, CallCost, HeadLayout, Network
+from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
+from polyhead.config.memories import Memory, PerToken, Pooled, State, Tail
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -35,7 +36,6 @@ __all__ = [
     "AttentionConfig",
     "AttentionSpan",
     "AudioConfig",
-    "CacheShape",
     "CallCost",
     "Data",
     "EmbeddingConfig",
@@ -48,17 +48,22 @@ __all__ = [
     "InitialConfig",
     "LatentAttentionConfig",
     "LayerConfig",
+    "Memory",
     "MixtureConfig",
     "Network",
     "NormConfig",
     "ParameterGroup",
     "PatchConfig",
+    "PerToken",
+    "Pooled",
     "QKNormConfig",
     "QueryTemperatureConfig",
     "RelativeBiasConfig",
     "RopeConfig",
     "RopeType",
     "SinusoidConfig",
+    "State",
+    "Tail",
     "TaskHeadConfig",
     "TransformerConfig",
 ]

@@ -12,11 +12,11 @@ from polyhead.config.layout import (
     NORMED_HALF,
     ROTATED,
     AttentionSpan,
-    CacheShape,
     CallCost,
     HeadLayout,
     shared,
 )
+from polyhead.config.memories import Memory, PerToken
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -186,8 +186,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
         )
 
     @property
-    def cache_shape(self) -> CacheShape:
-        return CacheShape(self.num_kv_heads, self.head_dim, self.value_dim)
+    def memories(self) -> tuple[Memory, ...]:
+        return (PerToken(self.num_kv_heads, self.head_dim, self.value_dim),)
 
     @property
     def attention_span(self) -> AttentionSpan:
@@ -204,7 +204,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
     ) -> Iterator[ParameterGroup]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
         C = embed_dim if context_dim is None else context_dim
-        made, held = self.output_heads, self.cache_shape
+        made, held = self.output_heads, self.kv
         for units, size, features, bias in (
             (made, H // made * D, E, self.qkv_bias),
             (held.num_kv_heads, held.key_dim, C, self.has_k_bias),

@@ -9,7 +9,8 @@ from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_share, check_whole
-from polyhead.config.layout import CacheShape, CallCost, HeadLayout, shared
+from polyhead.config.layout import CallCost, HeadLayout, shared
+from polyhead.config.memories import Memory, PerToken
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig
@@ -123,8 +124,8 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         return f"MLA {self.num_heads} heads, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}"
 
     @property
-    def cache_shape(self) -> CacheShape:
-        return CacheShape(1, self.latent_dim, self.kv_lora_rank, latent=True)
+    def memories(self) -> tuple[Memory, ...]:
+        return (PerToken(1, self.latent_dim, self.kv_lora_rank, latent=True),)
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         E, H, R, V = embed_dim, self.num_heads, self.kv_lora_rank, self.v_head_dim

@@ -15,30 +15,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from polyhead.config.data import OneOfSeveral
+from polyhead.config.memories import Memory, PerToken
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """What a cache holds of one token.
-
-    Attributes:
-        num_kv_heads: Keys, and values.
-        key_dim: Features of a key.
-        value_dim: Features of a value.
-        latent: Whether the value is the first ``value_dim`` columns of the key: one memory.
-    """
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    latent: bool = False
-
-    @property
-    def elements(self) -> int:
-        """Numbers per token."""
-        return self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
+from polyhead.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -104,8 +84,28 @@ class HeadLayout(OneOfSeveral, ABC):
 
     @property
     @abstractmethod
-    def cache_shape(self) -> CacheShape:
-        """What a cache holds of a token; sizes of 0: nothing, and no cache can be made."""
+    def memories(self) -> tuple[Memory, ...]:
+        """What the layer remembers of a sequence; keys and values of each token come first."""
+
+    @property
+    def kv(self) -> PerToken:
+        """The keys and values of each token, the first where there are several kinds.
+
+        Raises:
+            ConfigError: The layout keeps none.
+        """
+        for memory in self.memories:
+            if (found := memory.keys_and_values) is not None:
+                return found
+        raise ConfigError(
+            f"{type(self).__name__} keeps no keys and values of each token: its memories are "
+            f"{', '.join(map(str, self.memories)) or 'none'}"
+        )
+
+    @property
+    def token_elements(self) -> float:
+        """Numbers that one more token adds to a cache row, all memories."""
+        return sum(memory.token_elements for memory in self.memories)
 
     @property
     @abstractmethod

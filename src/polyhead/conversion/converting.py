@@ -204,7 +204,7 @@ def _random_window(config: TransformerConfig) -> Tensor:
 
 
 def _elements(model: Transformer) -> int:
-    return sum(each.attention.cache_shape.elements for each in model.config.layers)
+    return sum(each.attention.kv.elements for each in model.config.layers)
 
 
 def _target(
@@ -261,7 +261,7 @@ def _calibration_rows(
     if target.latent is not None:
         rank = sum(target.latent)
     else:
-        shape = draft.layer(0).attention.cache_shape
+        shape = draft.layer(0).attention.kv
         rank = shape.elements // (shape.num_kv_heads if target.num_kv_heads else 1)
     if count < rank:
         raise InputError(
@@ -328,7 +328,7 @@ def _lossy(
         told("price list", layer + 1, count)
     sizes = dict.fromkeys(draft.layers, target.latent)
     if target.cache is not None:
-        held = sum(draft.layer(i).attention.cache_shape.elements for i in draft.layers)
+        held = sum(draft.layer(i).attention.kv.elements for i in draft.layers)
         chosen = cheapest(lists, int(held * target.cache))
         sizes = {layer: (offer.rotated, offer.size) for layer, offer in chosen.items()}
     for layer in draft.layers:

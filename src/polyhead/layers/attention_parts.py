@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead._utils.checks import check_int
-from polyhead.caches import KeyValueCache
+from polyhead.caches import KeyValueCache, SequenceCache
 from polyhead.config import ALiBiConfig, QKNormConfig, QueryTemperatureConfig
 from polyhead.errors import ConfigError
 from polyhead.layers.norms import HeadNorm, build_norm
@@ -60,7 +60,7 @@ def temperatures(config: QueryTemperatureConfig) -> Tensor:
         return _temperatures(torch.arange(4096, dtype=torch.float32, device="cpu"), config)
 
 
-def ragged_positions(cache: KeyValueCache, tokens: Tensor) -> Tensor | None:
+def ragged_positions(cache: SequenceCache, tokens: Tensor) -> Tensor | None:
     """Positions ``[B, T]`` that follow on in each row; None where all rows hold the same places.
 
     Args:

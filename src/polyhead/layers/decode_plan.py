@@ -30,6 +30,7 @@ from polyhead.caches import (
     QuantizedCache,
     Ring,
     RingCache,
+    SequenceCache,
     StoredCache,
 )
 from polyhead.caches.reserved import KVSegment
@@ -242,7 +243,7 @@ def step(layer: nn.Module, x: Tensor, given: LayerArgs) -> tuple[Tensor, int] | 
     return (x, NETWORK if whole else part) if whole or part else None
 
 
-LayerInput = tuple[nn.Module, Bias | Tensor | None, KeyValueCache | None, KeyValueCache | None]
+LayerInput = tuple[nn.Module, Bias | Tensor | None, SequenceCache | None, SequenceCache | None]
 """A layer and what it alone is given: the fields ``bias``, ``cache`` and ``context_cache``."""
 
 
@@ -374,8 +375,8 @@ class _FusedLayers:
         planned: _LayerPlan,
         known: NativeLayer,
         bias: Bias | Tensor | None,
-        cache: KeyValueCache | None,
-        context_cache: KeyValueCache | None,
+        cache: SequenceCache | None,
+        context_cache: SequenceCache | None,
     ) -> bool:
         """Adds a layer, whose cache then counts the new tokens; False where modules must run."""
         if (known.hooked and known.has_active_hooks()) or not _in_rows(cache):
@@ -455,7 +456,7 @@ class _FusedLayers:
             return way == "absorbed"
         return True
 
-    def _memory(self, sizes: tuple[int, int, int], cache: KeyValueCache | None) -> KVSegment | None:
+    def _memory(self, sizes: tuple[int, int, int], cache: SequenceCache | None) -> KVSegment | None:
         """The memory of the context's keys and values; None if the modules must run."""
         x, context = self._x, self._context
         if (
@@ -484,7 +485,7 @@ def _starts(lengths: list[int]) -> int | list[int]:
     return lengths[0] if lengths else 0
 
 
-def _in_rows(cache: KeyValueCache | None) -> TypeGuard[StoredCache]:
+def _in_rows(cache: SequenceCache | None) -> TypeGuard[StoredCache]:
     """Whether a cache is one of those that steps write to, with the methods of its class."""
     return type(cache) in _CACHES and len(cache.__dict__) == _FIELDS
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache
-from polyhead.config import AttentionConfig, CacheShape, CallCost, ParameterGroup
+from polyhead.config import AttentionConfig, CallCost, Memory, ParameterGroup, PerToken
 from polyhead.config.layout import NORMED_HALF, shared
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import Context, MultiHeadAttention
@@ -83,8 +83,8 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
         return self.num_heads // 2
 
     @property
-    def cache_shape(self) -> CacheShape:
-        return CacheShape(self.num_kv_heads // 2, 2 * self.head_dim, 2 * self.head_dim)
+    def memories(self) -> tuple[Memory, ...]:
+        return (PerToken(self.num_kv_heads // 2, 2 * self.head_dim, 2 * self.head_dim),)
 
     def parameter_groups(
         self, embed_dim: int, context_dim: int | None = None
@@ -106,7 +106,7 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
         given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         plain = super().peak_activation_elements(embed_dim, half=half, **given)
         Q = shared(self.output_heads, ranks) * self.value_dim
-        K = shared(self.cache_shape.num_kv_heads, ranks) * self.value_dim
+        K = shared(self.kv.num_kv_heads, ranks) * self.value_dim
         # Projected q, k and v with their pairs, queries beside zeros twice (apart and stacked); or
         # pairs and both outputs with their difference, its norm and what is left of it.
         normed = NORMED_HALF + 1 if half else 3

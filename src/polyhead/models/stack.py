@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polyhead.caches import KeyValueCache
+from polyhead.caches import SequenceCache
 from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.decode_plan import DecodePlan, steps
@@ -96,9 +96,9 @@ def run_layers(
     biases: Sequence[RelativeBias | None],
     positions: Tensor | None,
     kernel: str,
-    caches: Sequence[KeyValueCache | None],
+    caches: Sequence[SequenceCache | None],
     context_mask: Mask | None = None,
-    context_caches: Sequence[KeyValueCache | None],
+    context_caches: Sequence[SequenceCache | None],
     recompute: bool = False,
     plan: DecodePlan | None = None,
 ) -> Tensor:

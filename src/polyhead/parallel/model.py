@@ -176,7 +176,7 @@ def check_model(
             check_layer(model)
         shared = 1 if tensor is None else tensor.size
         for module in _attentions(model) if exchange == "heads" else ():
-            held = module.config.cache_shape.num_kv_heads
+            held = module.config.kv.num_kv_heads
             head_shares(module.config.num_heads // shared, max(1, held // shared), context.size)
     return tensor, context, expert
 

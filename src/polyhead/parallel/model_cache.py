@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from polyhead.caches import KeyValueCache, ModelCache
+from polyhead.caches import KeyValueCache, ModelCache, SequenceCache
 from polyhead.caches.protocol import Counts, per_row
 from polyhead.parallel.ranks import Ranks, agreed, check_same, fingerprint
 
@@ -28,7 +28,7 @@ class RanksCache(ModelCache):
 
     def __init__(
         self,
-        layers: Sequence[KeyValueCache],
+        layers: Sequence[SequenceCache],
         cross: Sequence[KeyValueCache],
         owner: str,
         dimensions: Sequence[Ranks],

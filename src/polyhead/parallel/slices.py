@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.caches import ModelCache, Quantized
+from polyhead.caches import KeyValueCache, ModelCache, Quantized, SequenceCache
 from polyhead.caches.choice import Kind
 from polyhead.models import Transformer
 from polyhead.models.inputs import check_ids
@@ -164,7 +164,7 @@ class _NewCache:
             quantized=quantized, spare=spare,
         )  # fmt: skip
         return RanksCache(
-            [SpreadCache(each, ranks) for each in cache.layers],
+            [SpreadCache(_of_tokens(each), ranks) for each in cache.layers],
             [CrossCache(each, ranks, context.spreads) for each in cache.cross],
             cache.owner, context.dimensions,
         )  # fmt: skip
@@ -200,6 +200,13 @@ class _Encode:
             model, ids, positions=positions, segments=segments, mask=mask, kernel=kernel
         )
         return tell_backward(self.context.dimensions, made) if model.encoder_layers else made
+
+
+def _of_tokens(cache: SequenceCache) -> KeyValueCache:
+    """A cache whose tokens can be spread over ranks."""
+    if isinstance(cache, KeyValueCache):
+        return cache
+    raise unsupported(f"a {type(cache).__name__} on the dimension 'context'")
 
 
 def spread_tokens(model: Transformer, context: Context) -> None:

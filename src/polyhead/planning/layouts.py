@@ -81,7 +81,7 @@ def layouts(
                 current=shapes[0].layout == first.layout,
                 query_heads=shapes[0].num_heads,
                 num_kv_heads=_kv_heads(shapes[0]),
-                elements=shapes[0].cache_shape.elements,
+                elements=shapes[0].kv.elements,
                 token_bytes=sum(each.token_bytes * times for each, times in memory.items()),
                 cache_bytes=held,
                 ratio=held / rows[0].cache_bytes if rows else 1.0,
@@ -101,7 +101,7 @@ def layouts(
 
 def as_latent(shape: HeadLayout) -> HeadLayout:
     """DeepSeek's proportions at the same heads: R = 4 · D, P = D / 2, no window."""
-    held = shape.cache_shape
+    held = shape.kv
     if held.latent:
         return shape
     D = held.key_dim
@@ -137,8 +137,7 @@ def cache_saving(
     Like for like where both have as many bits per number.
     """
     ours, theirs = (
-        sum(layer.attention.cache_shape.elements for layer in each.layers)
-        for each in (model, baseline)
+        sum(layer.attention.kv.elements for layer in each.layers) for each in (model, baseline)
     )
     return 1 - ours * bits / (theirs * baseline_bits)
 
@@ -156,7 +155,7 @@ def with_mha(model: TransformerConfig) -> TransformerConfig:
 
 def _groups(shape: HeadLayout) -> int | None:
     """The model's own number of groups where it has some, or 8, or the nearest divisor."""
-    H, G = shape.num_heads, shape.cache_shape.num_kv_heads
+    H, G = shape.num_heads, shape.kv.num_kv_heads
     if 1 < G < H:
         return G
     divisors = [g for g in range(2, min(H, 1024)) if H % g == 0]
@@ -164,5 +163,5 @@ def _groups(shape: HeadLayout) -> int | None:
 
 
 def _kv_heads(shape: HeadLayout) -> int | None:
-    held = shape.cache_shape
+    held = shape.kv
     return None if held.latent else held.num_kv_heads

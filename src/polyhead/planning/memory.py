@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from polyhead.caches.choice import storage_of
+from polyhead.caches.choice import check_memories, storage_of
+from polyhead.caches.parts import dtype_of, memory_bytes, read_bytes
 from polyhead.caches.sizes import (
     Dense,
     Layout,
     Paged,
+    Plain,
     Quantized,
     Ring,
     Storage,
@@ -25,7 +27,7 @@ from polyhead.caches.sizes import (
     stores,
     units,
 )
-from polyhead.config import HeadLayout, TransformerConfig
+from polyhead.config import HeadLayout, Memory, TransformerConfig
 from polyhead.errors import ConfigError
 
 CACHE_TYPES: dict[str, torch.dtype | int] = {
@@ -50,10 +52,21 @@ class LayerCache:
     key_dim: int
     value_dim: int
     dtype: torch.dtype
+    others: tuple[Memory, ...] = ()
+    """What it keeps beside the keys and values, whose sizes are 0 where there are none."""
+    more: tuple[LayerCache, ...] = ()
+    """Further keys and values of each token, of other kinds."""
 
     def bytes(self, tokens: int, batch_size: int) -> int:
         """Bytes allocated for ``tokens`` tokens in each of ``batch_size`` rows."""
-        return cache_bytes(
+        others = sum(
+            memory_bytes(memory, tokens=tokens, batch_size=batch_size, dtype=self.dtype)
+            for memory in self.others
+        )
+        others += sum(each.bytes(tokens, batch_size) for each in self.more)
+        if not self.num_kv_heads:
+            return others
+        return others + cache_bytes(
             self.layout,
             self.storage,
             tokens=tokens,
@@ -67,7 +80,11 @@ class LayerCache:
     def read_bytes(self, tokens: int, batch_size: int) -> int:
         """Bytes that a decode step at ``tokens`` tokens reads."""
         read = self.read_units(tokens)
-        return batch_size * sum(read[store.name] * store.unit_bytes for store in self._stores())
+        held = sum(read[store.name] * store.unit_bytes for store in self._stores())
+        more = sum(each.read_bytes(tokens, batch_size) for each in self.more)
+        return more + batch_size * (
+            held + sum(read_bytes(memory, tokens, self.dtype) for memory in self.others)
+        )
 
     def read_units(self, tokens: int) -> dict[str, int]:
         """Units of each store that hold a row's ``tokens`` tokens, each token once.
@@ -87,12 +104,17 @@ class LayerCache:
     @property
     def token_bytes(self) -> float:
         """Bytes of one more token, while no window is full."""
-        for store in self._stores():
-            if store.name in ("tokens", "codes"):
-                return store.unit_bytes / store.tokens
-        raise ConfigError("a cache without a store of tokens")
+        others = sum(m.token_elements * dtype_of(m, self.dtype).itemsize for m in self.others)
+        others += sum(each.token_bytes for each in self.more)
+        return others + sum(
+            store.unit_bytes / store.tokens
+            for store in self._stores()
+            if store.name in ("tokens", "codes")
+        )
 
     def _stores(self) -> tuple[Store, ...]:
+        if not self.num_kv_heads:
+            return ()
         return stores(
             self.layout,
             self.storage,
@@ -118,15 +140,33 @@ def layer_cache(
     kind = CACHE_TYPES[kv_dtype]
     dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16
     bits = kind if isinstance(kind, int) else None
-    held, window = shape.cache_shape, shape.visible_window
+    memories = shape.memories
+    check_memories(memories)
+    kept = tuple(m for memory in memories if (m := memory.keys_and_values) is not None)
+    others = tuple(memory for memory in memories if memory.keys_and_values is None)
+    if others and ranks > 1:
+        raise ConfigError(
+            f"{type(shape).__name__} keeps {', '.join(map(str, others))}, which ranks cannot "
+            f"share: ranks must be 1: got {ranks}"
+        )
     layout: Layout = Dense() if page_size is None else Paged(page_size)
-    if window is not None:
+    if (window := shape.visible_window) is not None:
         layout = Ring(window)
-    storage = storage_of(held, layout, None if bits is None else Quantized(bits, bits))
-    heads = -(-held.num_kv_heads // ranks)
-    made = LayerCache(layout, storage, heads, held.key_dim, held.value_dim, dtype)
-    made._stores()  # refuses options that contradict each other
-    return made
+    made = [
+        LayerCache(
+            layout,
+            storage_of(held, layout, None if bits is None else Quantized(bits, bits)),
+            -(-held.num_kv_heads // ranks),
+            held.key_dim,
+            held.value_dim,
+            dtype,
+        )
+        for held in kept
+    ]
+    for each in made:
+        each._stores()  # refuses options that contradict each other
+    first = made[0] if made else LayerCache(layout, Plain(), 0, 0, 0, dtype)
+    return replace(first, others=others, more=tuple(made[1:]))
 
 
 def caches(

@@ -175,7 +175,7 @@ def mesh_plan(
 
 def _block(shape: HeadLayout, T: int, batch_size: int, tensor: int) -> int:
     """Numbers of the keys and values of a rank's tokens."""
-    held = shape.cache_shape
+    held = shape.kv
     heads = max(1, held.num_kv_heads // tensor)
     return batch_size * T * heads * (held.key_dim + (0 if held.latent else held.value_dim))
 
@@ -245,13 +245,13 @@ def _to_experts(model: TransformerConfig, number: int, expert: int) -> list[Sent
 
 
 def _trades(shape: HeadLayout, tensor: int, N: int) -> bool:
-    heads, held = shape.num_heads // tensor, max(1, shape.cache_shape.num_kv_heads // tensor)
+    heads, held = shape.num_heads // tensor, max(1, shape.kv.num_kv_heads // tensor)
     return heads % N == 0 and (held % N == 0 or N % held == 0)
 
 
 def _traded(shape: HeadLayout, T: int, batch_size: int, tensor: int, N: int) -> int:
     """Numbers that a rank sends to the others when tokens become heads and back."""
-    held = shape.cache_shape
+    held = shape.kv
     heads, kv = shape.num_heads // tensor, max(1, held.num_kv_heads // tensor)
     queries = heads * (held.key_dim + held.value_dim) // N
     keys = max(1, kv // N) * (held.key_dim + (0 if held.latent else held.value_dim))

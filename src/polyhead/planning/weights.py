@@ -99,11 +99,13 @@ def counts(found: Counter[ParameterGroup]) -> ParameterCounts:
 
 def check_ranks(config: TransformerConfig, ranks: int) -> None:
     """Raises ConfigError where ``ranks`` cannot share the heads or the hidden features evenly."""
+    if ranks == 1:
+        return
     for layer in {*config.layers, *config.encoder_layers}:
         for attention in (layer.attention, layer.cross_attention):
             if attention is None:
                 continue
-            H, G = attention.output_heads, attention.cache_shape.num_kv_heads
+            H, G = attention.output_heads, attention.kv.num_kv_heads
             if H % ranks:
                 raise ConfigError(f"tensor_parallel must divide num_heads={H}: got {ranks}")
             if G % ranks and ranks % G:

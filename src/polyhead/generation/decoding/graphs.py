@@ -221,7 +221,7 @@ def _of_kernel(model: Transformer) -> str | None:
     if (why := KERNELS[KERNEL].unavailable()) is not None:
         return f"kernel {KERNEL!r} is not available: {why}"
     like = model.embedding.like
-    shapes = (layer.attention.cache_shape for layer in model.config.layers)
+    shapes = (layer.attention.kv for layer in model.config.layers)
     sizes = {(shape.key_dim, shape.value_dim) for shape in shapes}
     for key_dim, value_dim in sorted(sizes):
         why = triton_unsupported_reason(like.device, like.dtype, key_dim, value_dim)

@@ -170,7 +170,7 @@ def described(preset: Preset) -> dict[str, Any]:
     """A known model's layers, heads, width and size of a head."""
     model = preset.model
     attention = model.layers[0].attention
-    held = attention.cache_shape
+    held = attention.kv
     size = attention.value_dim if held.latent else held.key_dim
     return {"title": preset.title, "layers": len(model.layers), "heads": attention.num_heads,
             "width": model.embed_dim, "size": size}  # fmt: skip
