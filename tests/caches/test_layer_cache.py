@@ -11,6 +11,7 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead.caches import LayerCache, ModelCache, Paged, Quantized, Ring
+from polyhead.caches.sizes import BLOCK
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -295,6 +296,24 @@ def test_planned_bytes_are_held_bytes_for_every_list_of_memories(heads: int, kv_
             else:
                 step.pooled("c", torch.zeros(2, T // 3, 4, dtype=dtype))
     assert layer_cache(config, kv_dtype).bytes(T, 2) == held.bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class StateOnlyConfig(ManyConfig, kind="state only in a test"):
+    """No keys and values, and no parameters."""
+
+    def parameter_groups(self, embed_dim: int, context_dim: int | None = None) -> Any:
+        return iter(())
+
+
+def test_a_model_without_keys_of_each_token_is_planned() -> None:
+    few = LayerConfig(StateOnlyConfig(3, 1, 8), FeedForwardConfig(16))
+    config = TransformerConfig("decoder", 20, E, 64, (few,))
+    planned = ph.plan(config, tokens=30, batch_size=2, dtype="float32")
+    state, tail, pooled = 2 * 6 * 2, 4 * 5 * 4, BLOCK // 3 * 4 * 4  # room comes in blocks
+    assert planned.cache_bytes == 2 * (state + tail + pooled)
+    assert planned.cache_token_bytes == 4 * 4 / 3
+    assert planned.layouts == ()
 
 
 def test_a_model_of_mixed_layers_changes_all_of_them_together(tmp_path: Any) -> None:

@@ -57,8 +57,14 @@ class LayoutRow:
 def layouts(
     model: TransformerConfig, *, tokens: int, batch_size: int, kv_dtype: str, page_size: int | None
 ) -> tuple[LayoutRow, ...]:
-    """MHA, GQA, MQA and MLA in place of the self-attention of every layer of a decoder."""
+    """MHA, GQA, MQA and MLA in place of the self-attention of every layer of a decoder.
+
+    None where a layer keeps no keys and values of each token: there is nothing to put in place.
+    """
     if model.kind == "encoder":
+        return ()
+    memories = [layer.attention.memories for layer in model.layers]
+    if not all(any(memory.keys_and_values for memory in kept) for kept in memories):
         return ()
     first = model.layers[0].attention
     groups = _groups(first)
@@ -81,7 +87,7 @@ def layouts(
                 current=shapes[0].layout == first.layout,
                 query_heads=shapes[0].num_heads,
                 num_kv_heads=_kv_heads(shapes[0]),
-                elements=shapes[0].kv.elements,
+                elements=round(shapes[0].token_elements),
                 token_bytes=sum(each.token_bytes * times for each, times in memory.items()),
                 cache_bytes=held,
                 ratio=held / rows[0].cache_bytes if rows else 1.0,
@@ -137,7 +143,7 @@ def cache_saving(
     Like for like where both have as many bits per number.
     """
     ours, theirs = (
-        sum(layer.attention.kv.elements for layer in each.layers) for each in (model, baseline)
+        sum(layer.attention.token_elements for layer in each.layers) for each in (model, baseline)
     )
     return 1 - ours * bits / (theirs * baseline_bits)
 

@@ -221,8 +221,9 @@ def _of_kernel(model: Transformer) -> str | None:
     if (why := KERNELS[KERNEL].unavailable()) is not None:
         return f"kernel {KERNEL!r} is not available: {why}"
     like = model.embedding.like
-    shapes = (layer.attention.kv for layer in model.config.layers)
-    sizes = {(shape.key_dim, shape.value_dim) for shape in shapes}
+    memories = (memory for layer in model.config.layers for memory in layer.attention.memories)
+    shapes = (memory.keys_and_values for memory in memories)
+    sizes = {(shape.key_dim, shape.value_dim) for shape in shapes if shape is not None}
     for key_dim, value_dim in sorted(sizes):
         why = triton_unsupported_reason(like.device, like.dtype, key_dim, value_dim)
         if why is not None:
