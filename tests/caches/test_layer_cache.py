@@ -342,3 +342,11 @@ def test_a_gradient_is_refused() -> None:
     with torch.enable_grad(), pytest.raises(ValueError, match="'conv' cannot carry a gradient"):
         net(tokens(1, 2).requires_grad_(), cache=held)
     assert held.lengths == []
+
+
+def test_a_first_append_that_fails_says_why_and_leaves_the_cache_empty() -> None:
+    net, x, held = layer(), tokens(2, 3), cache()
+    with pytest.raises(ValueError, match="k must be"), held.step(x) as step:
+        step.append("kv", x, x)
+    assert held.lengths == []
+    same(net(x, cache=held), net(x))

@@ -225,7 +225,7 @@ class LayerCache(SequenceCache):
         for name, kept in step.undo.items():
             if kept is not None:
                 self._tokens[name] = kept
-            else:
+            elif self._tokens[name].lengths:  # not so if its first append failed
                 self._tokens[name].crop(step.before)
 
     @property
