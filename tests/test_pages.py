@@ -41,7 +41,7 @@ def smollm2():
         ("caches.md", 8),
         ("long-context.md", 4),
         ("parallel.md", 3),
-        ("recurrence.md", 4),
+        ("recurrence.md", 5),
         ("replacing.md", 4),
         ("tutorials/small-transformer.md", 6),
         with_model("start.md", 5),

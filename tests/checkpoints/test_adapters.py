@@ -191,7 +191,7 @@ def test_what_cannot_be_attached_is_named(tmp_path: Path) -> None:
             {"alpha_pattern": {r"layers\.[01]\.": 4}},
             "alpha_pattern is .*modules' names and numbers",
         ),
-        ({"lora_dropout": -1.0}, r"lora_dropout is -1.0; supported is a share"),
+        ({"lora_dropout": -1.0}, r"lora_dropout is -1.0; supported is a probability"),
         ({"alpha_pattern": [3]}, r"alpha_pattern is \[3\]"),
         ({"alpha_pattern": {"q_proj": []}}, r"alpha_pattern: q_proj must be a number: got \[\]"),
         ({"alpha_pattern": {"q_proj": 1e300}}, "alpha_pattern: q_proj must be a number up to"),

@@ -29,7 +29,7 @@ def dtype_of(memory: Memory, dtype: torch.dtype) -> torch.dtype:
     if name is None:
         return dtype
     found: torch.dtype = getattr(torch, name)
-    return found
+    return dtype if (found, dtype) == (torch.float32, torch.float64) else found
 
 
 def store_of(memory: Memory, dtype: torch.dtype) -> Store:

@@ -43,10 +43,12 @@ class CallCost:
     Attributes:
         per_pair: Multiply-adds of a query with a key that it sees and with its value, all heads.
         remade: Operations of making keys and values of cached tokens once more, all batch rows.
+        per_token: Multiply-adds of a token with states, all heads.
     """
 
     per_pair: int
     remade: int = 0
+    per_token: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "latent": "polyhead.config.latent",
         "gated": "polyhead.layers.gated_attention",
         "differential": "polyhead.layers.differential_attention",
+        "gated_delta": "polyhead.layers.gated_delta_net",
     }
 
     num_heads: int

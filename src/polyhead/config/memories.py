@@ -110,7 +110,7 @@ class State(Memory):
     Attributes:
         name: Its name among the layer's memories.
         shape: Of one row, such as (H, K, V).
-        dtype: Dtype, whatever that of the keys.
+        dtype: Dtype, whatever that of the layer's inputs; but float32 is float64 beside float64.
     """
 
     name: str

@@ -23,6 +23,7 @@ from polyhead.layers.differential_attention import (
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention, GatedAttentionConfig
+from polyhead.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
@@ -40,6 +41,8 @@ __all__ = [
     "FeedForwardConfig",
     "GatedAttention",
     "GatedAttentionConfig",
+    "GatedDeltaNet",
+    "GatedDeltaNetConfig",
     "HookHandle",
     "LatentAttentionConfig",
     "LayerConfig",

@@ -199,8 +199,10 @@ def _scores(
     cost, attention_span = shape.call_cost(batch_size, queries, cached), shape.attention_span
     seen: Any = {"ahead": 0 if causal else attention_span.ahead, "chunk": attention_span.chunk}
     each = 2 * batch_size * cost.per_pair
+    states = 2 * batch_size * queries * cost.per_token
     model = each * visible_pairs(queries, cached, attention_span.window, **seen)
-    return model, each * tiled_pairs(queries, cached, attention_span.window, **seen), cost.remade
+    tiles = each * tiled_pairs(queries, cached, attention_span.window, **seen)
+    return model + states, tiles + states, cost.remade
 
 
 def _logits(model: TransformerConfig) -> int:

@@ -1,0 +1,210 @@
+"""Gated DeltaNet: transformers' layer, caches of its state, models that mix it with attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyhead as ph
+from polyhead.caches import LayerCache, ModelCache
+from polyhead.config import (
+    FeedForwardConfig,
+    HeadLayout,
+    LayerConfig,
+    RopeConfig,
+    TransformerConfig,
+)
+from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.layers.gated_attention import GatedAttentionConfig
+from polyhead.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from polyhead.models import Transformer
+
+E = 24
+CONFIG = GatedDeltaNetConfig(4, 2, head_k_dim=8, head_v_dim=6)
+
+
+def layer(dtype: torch.dtype = torch.float32) -> GatedDeltaNet:
+    torch.manual_seed(0)
+    return GatedDeltaNet.from_config(E, CONFIG).to(dtype).eval()
+
+
+def tokens(B: int, T: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(B, T, E, generator=torch.Generator().manual_seed(T)).to(dtype)
+
+
+def theirs(mine: GatedDeltaNet) -> torch.nn.Module:
+    """transformers' layer with the weights of ours, whose rows it groups by key head."""
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+
+    c = mine.config
+    config = SimpleNamespace(
+        hidden_size=E, linear_num_value_heads=c.num_heads, linear_num_key_heads=c.num_key_heads,
+        linear_key_head_dim=c.head_k_dim, linear_value_head_dim=c.head_v_dim,
+        linear_conv_kernel_dim=c.conv_kernel, hidden_act="silu", rms_norm_eps=c.norm_eps,
+        layer_types=["linear_attention"], dtype=torch.float32,
+    )  # fmt: skip
+    other = qwen3_next.Qwen3NextGatedDeltaNet(config, 0)
+    G = c.num_key_heads
+
+    def grouped(*names: str) -> Tensor:
+        parts = [mine.get_submodule(name).weight.view(G, -1, E) for name in names]
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+    other.load_state_dict(
+        {
+            "in_proj_qkvz.weight": grouped("q_proj", "k_proj", "v_proj", "gate_proj"),
+            "in_proj_ba.weight": grouped("beta_proj", "decay_proj"),
+            "conv1d.weight": mine.conv_weight[:, None],
+            "dt_bias": mine.dt_bias,
+            "A_log": mine.A_log,
+            "norm.weight": mine.norm.weight,
+            "out_proj.weight": mine.o_proj.weight,
+        }
+    )
+    return other.eval()
+
+
+def test_it_equals_transformers_and_so_do_its_gradients():
+    mine = layer()
+    torch.nn.init.uniform_(mine.norm.weight, 0.5, 1.5)
+    torch.nn.init.uniform_(mine.dt_bias, -1.0, 1.0)
+    other, x = theirs(mine), tokens(2, 150)  # more than a chunk of 64
+    found, wanted = mine(x, mask=ph.Causal()), other(x)
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-5)
+    exact = layer(torch.float64)
+    exact.load_state_dict(mine.state_dict())
+    best = exact(x.double(), mask=ph.Causal())
+    for name in ("A_log", "dt_bias", "conv_weight"):
+        theirs_name = {"conv_weight": "conv1d.weight"}.get(name, name)
+        truth, ours, others = (
+            torch.autograd.grad(y.square().sum(), weight, retain_graph=True)[0].flatten().double()
+            for y, weight in (
+                (best, exact.get_parameter(name)),
+                (found, mine.get_parameter(name)),
+                (wanted, other.get_parameter(theirs_name)),
+            )
+        )
+        error = (others - truth).norm()
+        assert error < 5e-3 * truth.norm()
+        assert (ours - truth).norm() <= 2 * error + 1e-5 * truth.norm()
+    with torch.no_grad():
+        torch.testing.assert_close(mine(x, mask=ph.Causal()), wanted, atol=2e-6, rtol=2e-5)
+
+
+@torch.no_grad()
+def test_chunks_through_a_cache_equal_one_pass():
+    mine, x = layer(torch.float64), tokens(2, 90, torch.float64)
+    whole = mine(x, mask=ph.Causal())
+    cache, done, found = LayerCache(CONFIG.memories, spare=2), 0, []
+    for count in (70, 1, 3, 1, 15):
+        found.append(mine(x[:, done : done + count], mask=ph.Causal(), cache=cache))
+        done += count
+    torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=1e-6, rtol=1e-6)
+    fork = cache.fork()
+    cache.rollback(2)
+    again = mine(x[:, 88:], mask=ph.Causal(), cache=cache)
+    torch.testing.assert_close(again, whole[:, 88:], atol=1e-6, rtol=1e-6)
+    assert fork.length == 90
+    fork.reorder([1])
+    more = tokens(1, 1, torch.float64)
+    alone = mine(torch.cat((x[1:], more), dim=1), mask=ph.Causal())[:, -1:]
+    torch.testing.assert_close(
+        mine(more, mask=ph.Causal(), cache=fork), alone, atol=1e-6, rtol=1e-6
+    )
+
+
+@torch.no_grad()
+def test_rows_with_padding_equal_rows_alone():
+    mine, x = layer(), tokens(3, 12)
+    x[0, 7:] = x[1, :5] = torch.nan
+    lengths = torch.tensor([7, 12, 12])
+    right = mine(x[::2], mask=ph.Causal() & ph.KeyLengths(lengths[::2]))
+    alone = mine(x[:1, :7], mask=ph.Causal())
+    torch.testing.assert_close(right[:1, :7], alone)
+    assert right.isfinite().all()
+    positions = torch.arange(12).expand(2, 12).clone()
+    positions[0] = torch.where(positions[0] < 5, -1, positions[0] - 5)
+    left = mine(x[1:], mask=ph.Causal(), positions=positions)
+    alone = mine(x[1:2, 5:], mask=ph.Causal())
+    torch.testing.assert_close(left[:1, 5:], alone)
+    cache = LayerCache(CONFIG.memories)
+    cached = mine(x[1:], mask=ph.Causal(), positions=positions, cache=cache)
+    torch.testing.assert_close(cached, left)
+    assert cache.lengths == [7, 12]
+    last = mine(tokens(2, 1), mask=ph.Causal(), cache=cache)
+    row = mine(torch.cat((x[1:2, 5:], tokens(2, 1)[:1]), dim=1), mask=ph.Causal())[:, -1:]
+    torch.testing.assert_close(last[:1], row)
+
+
+def hybrid() -> TransformerConfig:
+    """Qwen3-Next's pattern: attention after every third state."""
+    full = GatedAttentionConfig(4, 2, 8, rope=RopeConfig(dim=4))
+    network = FeedForwardConfig(40, "silu", gated=True, bias=False)
+    layers = [LayerConfig(attention, network) for attention in (CONFIG, CONFIG, full)]
+    return TransformerConfig("decoder", 50, E, 256, tuple(layers))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["auto", "paged"])
+def test_a_model_of_states_and_attention_decodes_as_in_one_pass(kind):
+    config = TransformerConfig.from_json(hybrid().to_json())
+    assert config == hybrid()
+    torch.manual_seed(0)
+    model = Transformer(config).eval()
+    ids = torch.randint(50, (2, 40), generator=torch.Generator().manual_seed(0))
+    whole, cache = model(ids), model.new_cache(kind=kind, spare=1)
+    parts = [model(part, cache=cache) for part in ids.split([30, 1, 1, 8], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+    cache.rollback(1)
+    torch.testing.assert_close(model(ids[:, -1:], cache=cache), whole[:, -1:], atol=1e-5, rtol=1e-5)
+    assert "modules" in model.decode_plan(cache).explain()
+
+
+@torch.no_grad()
+def test_planned_bytes_and_parameters_are_those_held(tmp_path):
+    config = hybrid()
+    model = Transformer(config).eval()
+    plan = ph.plan(config, tokens=40, batch_size=2, dtype="float32")
+    assert plan.parameters.total == sum(p.numel() for p in model.parameters())
+    cache = model.new_cache(capacity=40)
+    ids = torch.randint(50, (2, 40))
+    model(ids, cache=cache)
+    assert cache.bytes == plan.cache_bytes
+    cache.save(tmp_path / "cache.safetensors")
+    other = model.new_cache()
+    other.load(tmp_path / "cache.safetensors")
+    assert torch.equal(model(ids[:, :1], cache=other), model(ids[:, :1], cache=cache))
+
+
+def test_what_a_state_cannot_do_is_refused_by_name():
+    mine, x, causal = layer(), tokens(1, 3), ph.Causal()
+    with pytest.raises(ValueError, match="is causal: got mask=None; pass mask=Causal"):
+        mine(x)
+    with pytest.raises(UnsupportedError, match=r"cannot hide single tokens: got Window"):
+        mine(x, mask=causal & ph.Window(2))
+    with pytest.raises(UnsupportedError, match="takes no context: got a context"):
+        mine(x, x, mask=causal)
+    with pytest.raises(TypeError, match=r"must be a LayerCache.*got DenseCache"):
+        mine(x, mask=causal, cache=ph.DenseCache())
+    with (
+        mine.register_attention_hook(lambda record: None),
+        pytest.raises(UnsupportedError, match="recurrence_rows"),
+    ):
+        mine(x, mask=causal)
+    with pytest.raises(ConfigError, match="num_key_heads must divide num_heads"):
+        dataclasses.replace(CONFIG, num_key_heads=3)
+    with pytest.raises(ConfigError, match="no rotary positions"):
+        dataclasses.replace(CONFIG, rope=RopeConfig())
+    assert isinstance(ModelCache.for_config(hybrid()).layers[0], LayerCache)
+    assert issubclass(GatedDeltaNetConfig, HeadLayout)
+
+
+@torch.no_grad()
+def test_edits_of_heads_reach_the_output():
+    mine, x = layer(), tokens(1, 5)
+    with mine.register_head_edit(torch.zeros_like):
+        assert not mine(x, mask=ph.Causal()).any()
