@@ -242,7 +242,7 @@ inline int traverse(const Guard& guard, visitproc visit, void* arg) {
     return 0;
 }
 
-// An object of Python that owns a `Data`, which has a guard: the same for guards alone and for layers.
+// An object of Python that owns a `Data`, of which `traverse` visits what it holds.
 template <class Data> struct Owner {
     PyObject_HEAD
     Data* data;
@@ -250,7 +250,7 @@ template <class Data> struct Owner {
     static int visited(PyObject* self, visitproc visit, void* arg) {
         Py_VISIT(Py_TYPE(self));
         const Data* data = ((Owner*)self)->data;
-        return data ? traverse(guard_of(*data), visit, arg) : 0;
+        return data ? traverse(*data, visit, arg) : 0;
     }
     static int clear(PyObject* self) {
         Owner* owner = (Owner*)self;
@@ -284,7 +284,6 @@ template <class Data> struct Owner {
     }
 };
 
-inline const Guard& guard_of(const Guard& guard) { return guard; }
 inline PyTypeObject* guard_type;
 
 // guard(watched) -> what `holds` and `step` ask.

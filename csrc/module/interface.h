@@ -40,7 +40,8 @@ namespace polyhead {
     X(tile_sums, code, threads, logs, first, sums) \
     X(head_product, code, threads, x, weight, summed, y) \
     X(layer, weights, form, watched) \
-    X(step, code, threads, x, guard, calls, starts, y) \
+    X(step, code, threads, x, guard, calls, starts, run, y) \
+    X(again, code, threads, x, guard, run, start, rotations, y) \
     X(gated, code, threads, gate, up, activation, y) \
     X(gated_gradients, code, threads, gate, up, activation, grad, grad_gate, grad_up) \
     X(dropped, code, threads, x, plus, dropout, y) \

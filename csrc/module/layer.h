@@ -17,7 +17,7 @@ struct LayerData {
     ~LayerData() { delete[] networks, delete[] guards, Py_XDECREF(kept); }
 };
 
-inline const Guard& guard_of(const LayerData& data) { return data.guard; }
+inline int traverse(const LayerData& data, visitproc visit, void* arg) { return traverse(data.guard, visit, arg); }
 inline PyTypeObject* layer_type;
 
 constexpr int64_t kMostFeatures = 1 << 24;

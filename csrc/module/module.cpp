@@ -75,6 +75,7 @@ PyMethodDef kMethods[] = {
     {"grids", (PyCFunction)(void (*)())take_grids, METH_FASTCALL, "grids"},
     PH_METHOD(guard, watched)
     PH_METHOD(holds, guard)
+    {"run", run, METH_NOARGS, "What step fills for again."},
     PH_FUNCTIONS(PH_METHOD)
     {nullptr, nullptr, 0, nullptr},
 };
@@ -88,5 +89,6 @@ PyMODINIT_FUNC PyInit__native() {
     if (module && !find_torch()) Py_CLEAR(module);
     if (module && !(guard_type = Owner<Guard>::new_type("polyhead.native._native.Guard"))) Py_CLEAR(module);
     if (module && !(layer_type = Owner<LayerData>::new_type("polyhead.native._native.Layer"))) Py_CLEAR(module);
+    if (module && !(run_type = Owner<Run>::new_type("polyhead.native._native.Run"))) Py_CLEAR(module);
     return module;
 }

@@ -132,58 +132,46 @@ class ExpertGuards : public ExpertCheck {
     Unlocked& unlocked_;
 };
 
-// Layers that are computed in one call, one after the other.
+// Layers that are computed in one call, one after the other. What was read of them serves the next token too, where
+// no more is new than its position (`is_repeatable`).
 class FusedLayers {
   public:
     // False: an exception is set.
     bool take(PyObject* list) {
-        count_ = PyList_Check(list) ? PyList_Size(list) : 0;
-        if (count_ < 1) return wrong("calls must be a list of one or more layers");
-        steps_ = new (std::nothrow) Step[count_];
-        layers_ = new (std::nothrow) const LayerData*[count_];
-        if (!steps_ || !layers_) return PyErr_NoMemory(), false;
-        for (int64_t i = 0; i < count_; ++i) {
-            const Fields<tuples::LayerCall> f(PyList_GetItem(list, i), "call");
+        const int64_t count = PyList_Check(list) ? PyList_Size(list) : 0;
+        if (count < 1) return wrong("calls must be a list of one or more layers");
+        if (!(layers_ = new (std::nothrow) Layer[count])) return PyErr_NoMemory(), false;
+        for (; count_ < count; ++count_) {
+            const Fields<tuples::LayerCall> f(PyList_GetItem(list, count_), "call");
             if (!f) return false;
             PyObject* layer = f[tuples::LayerCall::layer];
             if (Py_TYPE(layer) != layer_type) return PyErr_SetString(PyExc_TypeError, "layer must be what layer() returned"), false;
-            layers_[i] = ((const Owner<LayerData>*)layer)->data;
+            Py_INCREF(layers_[count_].object = layer);
         }
         return true;
     }
 
-    // Leaves the layers in front of the first that is no longer as it was described; how many.
-    int64_t keep_valid() {
+    // The layers in front of the first that is no longer as it was described.
+    int64_t valid() {
+        for (int64_t i = 0; i < count_; ++i) layers_[i].data = ((const Owner<LayerData>*)layers_[i].object)->data;
         for (int64_t i = 0; i < count_; ++i) {
-            if (i + 1 < count_ && layers_[i + 1]) prefetch(layers_[i + 1]->guard);
-            if (!layers_[i] || !is_unchanged(layers_[i]->guard)) count_ = i;
+            if (i + 1 < count_ && layers_[i + 1].data) prefetch(layers_[i + 1].data->guard);
+            if (!layers_[i].data || !is_unchanged(layers_[i].data->guard)) return i;
         }
         return count_;
     }
 
-    // Reads what a layer is given, and the memory that it works in; false: an exception is set.
-    bool read(int64_t i, PyObject* tuple, const View& x, PyObject* starts) {
-        using F = tuples::LayerCall;
-        const Fields<F> f(tuple, "call");
-        Step& s = steps_[i] = layers_[i]->step;
-        if (x.dims != 3 || x.kind != (int)s.dtype || !x.is_dense_from(0) || x.size[0] < 1 || x.size[1] < 1 || x.size[0] > kMaxGemvRows ||
-            x.size[1] > kMaxGemvRows || x.size[0] * x.size[1] > kMaxGemvRows || !x.is(2, s.embed_dim)) {
-            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMaxGemvRows);
-            return false;
-        }
-        s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
-        if (!cache_from(f[F::segments], s, layers_[i]->cache) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) || !memory_from(f[F::memory], s) ||
-            !rope_from(f[F::rotation], x.kind, s))
-            return false;
-        for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
-            const int64_t at = position_of(s, m);
-            if (at < 0 || at > INT64_MAX / 2 || (at + s.offset) / s.every >= s.periods) return wrong("starts: positions that have no temperature");
-        }
-        bytes_ = larger_of(bytes_, step_bytes(s));
+    bool is_valid() { return valid() == count_; }
+
+    // Reads what the first layers are given, and the memory that they work in; false: an exception is set.
+    bool read(int64_t layers, PyObject* list, const View& x, PyObject* starts) {
+        repeatable_ = layers == count_;
+        for (; read_ < layers; ++read_)
+            if (!read_layer(PyList_GetItem(list, read_), x, starts)) return false;
         return true;
     }
 
-    // The parts that were computed of all layers; less than 0: an exception is set.
+    // The parts that were computed of all layers that were read; less than 0: an exception is set.
     long compute(const Code& code, const char* x, char* y, int threads) {
         const Scratch scratch(bytes_);
         if (!scratch) return PyErr_NoMemory(), -1;
@@ -191,9 +179,9 @@ class FusedLayers {
         Outcome outcome = Outcome::done;
         {
             Unlocked unlocked;
-            for (int64_t i = 0; i < count_ && done == kParts * i && outcome == Outcome::done; ++i) {
-                Step& s = steps_[i];
-                ExpertGuards asking(*layers_[i], unlocked);
+            for (int64_t i = 0; i < read_ && done == kParts * i && outcome == Outcome::done; ++i) {
+                Step& s = layers_[i].step;
+                ExpertGuards asking(*layers_[i].data, unlocked);
                 s.x = i ? y : x, s.y = y, s.arena = scratch.arena(), s.ask = &asking;
                 outcome = code.step(s, threads);
                 const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
@@ -203,34 +191,175 @@ class FusedLayers {
         return outcome == Outcome::no_memory ? PyErr_NoMemory(), -1 : done;
     }
 
-    FusedLayers() = default;
-    FusedLayers(const FusedLayers&) = delete;
-    ~FusedLayers() { delete[] steps_, delete[] layers_; }
+    // Whether all was read, and nothing but the position and the rotations changes in the next step.
+    bool is_repeatable() const { return repeatable_; }
 
-  private:
-    static constexpr int kParts = 3;  // of a layer: NETWORK of layers/native_layer.py
-
-    // Layers with the same angles share the views of their tables.
-    bool rope_from(PyObject* pair, int kind, Step& s) {
-        if (pair != rotation_) {
-            cos_ = sin_ = View{}, rotation_ = nullptr;
-            if (!pair_of(pair, "rotation", cos_, sin_)) return false;
-            rotation_ = pair;
+    // Makes what was read that of tokens that begin at another position of the same caches; False if it is not, where
+    // an exception counts as no.
+    bool move_to(const View& x, int64_t position, PyObject* rotations) {
+        const int64_t pairs = PyTuple_Check(rotations) ? PyTuple_Size(rotations) : -1;
+        if (position < 0 || pairs != rotations_read_) return false;
+        for (int r = 0; r < rotations_read_; ++r) {
+            rotations_[r] = Rotary{};
+            if (!pair_of(PyTuple_GetItem(rotations, r), "rotation", rotations_[r].cos, rotations_[r].sin)) return false;
         }
-        auto is_table = [&](const View& v) {
-            return v.kind == kind && v.numbers() == s.rotary * (s.uneven ? s.rows : s.tokens) && v.is_dense_from(0);
-        };
-        if (s.rotary ? !is_table(cos_) || !is_table(sin_) : (bool)cos_) return wrong("rotation: sizes that do not go together");
-        s.cos = cos_.at, s.sin = sin_.at;
+        for (int64_t i = 0; i < count_; ++i) {
+            Layer& layer = layers_[i];
+            Step& s = layer.step;
+            if (!takes(s, x) || x.size[0] != s.batch || x.size[1] != s.tokens || !has_room(layer, position)) return false;
+            s.position = position, s.cache[0].length = position + s.tokens;
+            if (!has_temperatures(s) || !rotate_by(layer.rotation < 0 ? Rotary{} : rotations_[layer.rotation], x.kind, s)) return false;
+        }
         return true;
     }
 
-    int64_t count_ = 0, bytes_ = 0;
-    Step* steps_ = nullptr;
-    const LayerData** layers_ = nullptr;
-    PyObject* rotation_ = nullptr;
-    View cos_, sin_;
+    int traverse(visitproc visit, void* arg) const {
+        for (int64_t i = 0; i < count_; ++i) Py_VISIT(layers_[i].object);
+        return 0;
+    }
+
+    FusedLayers() = default;
+    FusedLayers(const FusedLayers&) = delete;
+    ~FusedLayers() {
+        for (int64_t i = 0; i < count_; ++i) Py_DECREF(layers_[i].object);
+        delete[] layers_;
+    }
+
+  private:
+    static constexpr int kParts = 3;  // of a layer: NETWORK of layers/native_layer.py
+    static constexpr int kMostRotations = 8;
+
+    struct Layer {
+        Step step;
+        PyObject* object;  // held: of which `data` is read again before every step
+        const LayerData* data;
+        int rotation;      // its place among them, or -1
+    };
+    // Angles that layers share.
+    struct Rotary {
+        PyObject* pair = nullptr;  // compared only, while a list of calls keeps it
+        View cos, sin;
+    };
+
+    static bool takes(const Step& s, const View& x) {
+        return x.dims == 3 && x.kind == (int)s.dtype && x.is_dense_from(0) && x.size[0] >= 1 && x.size[1] >= 1 && x.size[0] <= kMaxGemvRows &&
+               x.size[1] <= kMaxGemvRows && x.size[0] * x.size[1] <= kMaxGemvRows && x.is(2, s.embed_dim);
+    }
+
+    bool read_layer(PyObject* tuple, const View& x, PyObject* starts) {
+        using F = tuples::LayerCall;
+        const Fields<F> f(tuple, "call");
+        Layer& layer = layers_[read_];
+        Step& s = layer.step = layer.data->step;
+        if (!takes(s, x)) {
+            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMaxGemvRows);
+            return false;
+        }
+        s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
+        if (!cache_from(f[F::segments], s, layer.data->cache) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) ||
+            !memory_from(f[F::memory], s) || !rotation_from(f[F::rotation], x.kind, layer))
+            return false;
+        if (!has_temperatures(s)) return wrong("starts: positions that have no temperature");
+        bytes_ = larger_of(bytes_, step_bytes(s));
+        repeatable_ = repeatable_ && f[F::by_distance] == Py_None && f[F::memory] == Py_None && !s.uneven && s.segments == 1 &&
+                      !s.cache[0].pages && !s.cache[0].coding.group && s.cache[0].length == s.position + s.tokens;
+        return true;
+    }
+
+    // Whether the cache that was read lies where it lay, with room for tokens from a position on.
+    static bool has_room(const Layer& layer, int64_t position) {
+        const Step& s = layer.step;
+        const KVSegment& p = s.cache[0];
+        auto holds = [&](const Known& known, const char* at, int64_t batch, int64_t head, int64_t token, int64_t width) {
+            const View& v = known.view;
+            return known.tensor && is_unchanged(known) && v.at == at && v.kind == (int)s.dtype && v.dims == 4 && v.is(0, s.batch) &&
+                   v.is(1, s.kv_heads) && v.is(3, width) && position <= v.size[2] - s.tokens && v.stride[0] == batch &&
+                   v.stride[1] == head && v.stride[2] == token && v.is_dense_from(3);
+        };
+        return holds(layer.data->cache[0], (const char*)p.k, p.k_batch, p.k_head, p.k_token, s.key_dim) &&
+               (p.v == p.k || holds(layer.data->cache[1], (const char*)p.v, p.v_batch, p.v_head, p.v_token, s.value_dim));
+    }
+
+    static bool has_temperatures(const Step& s) {
+        for (int64_t m = 0; s.temperatures && m < s.rows; ++m) {
+            const int64_t at = position_of(s, m);
+            if (at < 0 || at > INT64_MAX / 2 || (at + s.offset) / s.every >= s.periods) return false;
+        }
+        return true;
+    }
+
+    // Layers with the same angles share the views of their tables.
+    bool rotation_from(PyObject* pair, int kind, Layer& layer) {
+        layer.rotation = -1;
+        int r = 0;
+        while (pair != Py_None && r < rotations_read_ && rotations_[r].pair != pair) ++r;
+        if (pair != Py_None && r == rotations_read_) {
+            if (r == kMostRotations) --r, repeatable_ = false;
+            rotations_[r] = Rotary{};
+            if (!pair_of(pair, "rotation", rotations_[r].cos, rotations_[r].sin)) return false;
+            rotations_[r].pair = pair, rotations_read_ = r + 1;
+        }
+        if (pair != Py_None) layer.rotation = r;
+        return rotate_by(layer.rotation < 0 ? Rotary{} : rotations_[r], kind, layer.step) || wrong("rotation: sizes that do not go together");
+    }
+
+    static bool rotate_by(const Rotary& by, int kind, Step& s) {
+        auto is_table = [&](const View& v) {
+            return v.kind == kind && v.numbers() == s.rotary * (s.uneven ? s.rows : s.tokens) && v.is_dense_from(0);
+        };
+        if (s.rotary ? !is_table(by.cos) || !is_table(by.sin) : (bool)by.cos) return false;
+        s.cos = by.cos.at, s.sin = by.sin.at;
+        return true;
+    }
+
+    int64_t count_ = 0, read_ = 0, bytes_ = 0;
+    Layer* layers_ = nullptr;
+    Rotary rotations_[kMostRotations];
+    int rotations_read_ = 0;
+    bool repeatable_ = false;
 };
+
+// What a step leaves for the next one; who computes with it takes it out meanwhile.
+struct Run {
+    FusedLayers* layers = nullptr;
+    Run() = default;
+    Run(const Run&) = delete;
+    ~Run() { delete layers; }
+};
+
+inline int traverse(const Run& run, visitproc visit, void* arg) { return run.layers ? run.layers->traverse(visit, arg) : 0; }
+inline PyTypeObject* run_type;
+
+// Layers while they are computed: taken from a run, or new; kept by the run, if there is one, in the end.
+class Taken {
+  public:
+    // False: an exception is set.
+    bool from(PyObject* run) {
+        if (run != Py_None && Py_TYPE(run) != run_type) return PyErr_SetString(PyExc_TypeError, "run must be what run() returned"), false;
+        run_ = run == Py_None ? nullptr : (Owner<Run>*)run;
+        if (run_ && run_->data) layers_ = run_->data->layers, run_->data->layers = nullptr;
+        return true;
+    }
+    FusedLayers* renewed() {
+        delete layers_;
+        if (!(layers_ = new (std::nothrow) FusedLayers)) PyErr_NoMemory();
+        return layers_;
+    }
+    FusedLayers* layers() const { return layers_; }
+    Taken() = default;
+    Taken(const Taken&) = delete;
+    ~Taken() {
+        if (run_ && run_->data && !run_->data->layers && layers_ && layers_->is_repeatable()) run_->data->layers = layers_;
+        else delete layers_;
+    }
+
+  private:
+    Owner<Run>* run_ = nullptr;
+    FusedLayers* layers_ = nullptr;
+};
+
+// run() -> what `step` fills for `again`.
+inline PyObject* run(PyObject*, PyObject*) { return (PyObject*)Owner<Run>::make(run_type); }
 
 // step(...) -> the parts that were computed, of layers/native_layer.py: three of every layer, fewer of the last where
 // it ends before its network or an expert is not as it was described. Layers from the first on that is not as it
@@ -238,19 +367,41 @@ class FusedLayers {
 inline PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = arguments::step;
     const Arguments<A> a("step", args, count);
-    FusedLayers run;
     const Guard* classes = a.code ? guard_from(a[A::guard]) : nullptr;
     if (!classes) return PyErr_Occurred() ? nullptr : PyLong_FromLong(0);
-    if (!run.take(a[A::calls])) return nullptr;
-    const int64_t layers = is_unchanged(*classes) ? run.keep_valid() : 0;
+    Taken taken;
+    FusedLayers* run = taken.from(a[A::run]) ? taken.renewed() : nullptr;
+    if (!run || !run->take(a[A::calls])) return nullptr;
+    const int64_t layers = is_unchanged(*classes) ? run->valid() : 0;
     if (!layers) return PyLong_FromLong(0);
     View x;
-    if (!view_of(a[A::x], "x", x)) return nullptr;
-    for (int64_t i = 0; i < layers; ++i)
-        if (!run.read(i, PyList_GetItem(a[A::calls], i), x, a[A::starts])) return nullptr;
+    if (!view_of(a[A::x], "x", x) || !run->read(layers, a[A::calls], x, a[A::starts])) return nullptr;
     char* y = output_ptr(a[A::y], "y", x.size[0] * x.size[1] * x.size[2], x.kind);
     if (PyErr_Occurred()) return nullptr;
-    const long done = run.compute(*a.code, x.at, y, a.threads);
+    const long done = run->compute(*a.code, x.at, y, a.threads);
+    return done < 0 ? nullptr : PyLong_FromLong(done);
+}
+
+// again(...) -> the same of the layers of the last step, and of its caches, at another position; 0 as well where the
+// run holds nothing or what it holds is not that of this x.
+inline PyObject* again(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = arguments::again;
+    const Arguments<A> a("again", args, count);
+    const Guard* classes = a.code ? guard_from(a[A::guard]) : nullptr;
+    if (!classes) return PyErr_Occurred() ? nullptr : PyLong_FromLong(0);
+    Taken taken;
+    if (!taken.from(a[A::run])) return nullptr;
+    FusedLayers* run = taken.layers();
+    const int64_t start = a.as_int64(A::start);
+    View x;
+    if (PyErr_Occurred() || !view_of(a[A::x], "x", x)) return nullptr;
+    if (!run || !is_unchanged(*classes) || !run->is_valid() || !run->move_to(x, start, a[A::rotations])) {
+        PyErr_Clear();
+        return PyLong_FromLong(0);
+    }
+    char* y = output_ptr(a[A::y], "y", x.size[0] * x.size[1] * x.size[2], x.kind);
+    if (PyErr_Occurred()) return nullptr;
+    const long done = run->compute(*a.code, x.at, y, a.threads);
     return done < 0 ? nullptr : PyLong_FromLong(done);
 }
 

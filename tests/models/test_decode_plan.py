@@ -224,9 +224,10 @@ def test_a_change_between_tokens_counts_at_once(name: str) -> None:
     model = _model()
     cache = model.new_cache(64)
     model(_ids(S, 0), cache=cache)
-    unchanged = [model(_ids(1, seed), cache=cache) for seed in (1, 2)]
+    for seed in (0, 1):  # the second as the first
+        model(_ids(1, seed), cache=cache)
+    unchanged = model(_ids(1, 2), cache=cache.fork())
     assert model.decode_plan(cache).explain() == "layers 0 to 2: native"
-    cache.rollback(1)
     other = cache.fork()
     undo = CHANGES[name](model)
     try:
@@ -235,7 +236,7 @@ def test_a_change_between_tokens_counts_at_once(name: str) -> None:
             wanted = _by_modules(model, _ids(1, seed), other)
             torch.testing.assert_close(found, wanted, atol=0, rtol=0)
             if seed == 2 and name != "a layer less":
-                assert not torch.equal(found, unchanged[1])
+                assert not torch.equal(found, unchanged)
     finally:
         if callable(undo):
             undo()

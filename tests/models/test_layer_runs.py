@@ -142,9 +142,9 @@ def test_a_call_of_a_run_is_a_call_of_native_code(monkeypatch: pytest.MonkeyPatc
     ways = _Ways(model, model.new_cache(64))
     own = code.step
 
-    def counted(x: Tensor, guard: Any, layers: Any, starts: Any) -> tuple[Tensor, int]:
+    def counted(x: Tensor, guard: Any, layers: Any, *others: Any) -> tuple[Tensor, int]:
         calls.append(len(layers))
-        return own(x, guard, layers, starts)
+        return own(x, guard, layers, *others)
 
     monkeypatch.setattr(code, "step", counted)
     model(_ids(1, 1), cache=ways.caches[0])

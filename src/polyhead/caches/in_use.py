@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -31,10 +31,13 @@ class InUse:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise SharedCacheError(
-                "this cache is in use by another thread: give every thread a cache of its own; "
-                "fork() copies one"
-            )
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        raise SharedCacheError(
+            "this cache is in use by another thread: give every thread a cache of its own; "
+            "fork() copies one"
+        )
 
     def __exit__(self, *error: object) -> None:
         while self._afterwards:
@@ -48,6 +51,32 @@ class InUse:
 class _Used(Protocol):
     @property
     def in_use(self) -> InUse: ...
+
+
+class AllInUse:
+    """``with AllInUse(caches):`` enters what each has in ``in_use``, or none of them."""
+
+    __slots__ = ("_entered", "_users")
+
+    def __init__(self, users: Iterable[_Used]) -> None:
+        self._users = users
+        self._entered: list[InUse] = []
+
+    def __enter__(self) -> None:
+        entered = self._entered
+        for user in self._users:
+            in_use = user.in_use
+            if not in_use._lock.acquire(blocking=False):
+                self.__exit__()
+                in_use.refuse()
+            entered.append(in_use)
+
+    def __exit__(self, *error: object) -> None:
+        for in_use in self._entered:
+            if in_use._afterwards:
+                in_use.__exit__()
+            else:
+                in_use._lock.release()
 
 
 _S = TypeVar("_S", bound=_Used)

@@ -35,7 +35,8 @@ class Memory(ABC):
 
     Attributes:
         store: What they are.
-        stops: Units ever written minus those taken back, per batch row.
+        stops: Units ever written minus those taken back, per batch row. Not changed in place: the
+            list of a memory that holds other tokens is another one (``together.py``).
         firsts: The oldest unit still held, per batch row.
         tensors: One per field.
     """
@@ -104,8 +105,8 @@ class Memory(ABC):
 
     def cut(self, row: int, stop: int) -> None:
         """Takes back the units from ``stop`` on."""
-        self.stops[row] = stop
-        self.firsts[row] = min(self.firsts[row], stop)
+        self.stops = with_one(self.stops, row, stop)
+        self.firsts = with_one(self.firsts, row, min(self.firsts[row], stop))
 
     @property
     def bytes(self) -> int:
@@ -187,10 +188,12 @@ class Rows(Memory):
                         continue
                     for i, row in enumerate(rows):
                         tensor[row].narrow(1, span.address, span.length).copy_(record[i, :, part])
+        stops, firsts = [*self.stops], [*self.firsts]
         for row in touched:
-            self.stops[row] = stop
+            stops[row] = stop
             if limit is not None:
-                self.firsts[row] = max(self.firsts[row], stop - limit)
+                firsts[row] = max(firsts[row], stop - limit)
+        self.stops, self.firsts = stops, firsts
 
     def grow(self, count: int) -> int:
         """Counts tokens that are still to be written, where all rows are equal and have room.
@@ -257,6 +260,11 @@ class Rows(Memory):
                 self.tensors[i] = tensor.index_select(0, index)
         self.stops = [self.stops[row] for row in rows]
         self.firsts = [self.firsts[row] for row in rows]
+
+
+def with_one(counts: list[int], row: int, count: int) -> list[int]:
+    """A new list with another count for a row."""
+    return [*counts[:row], count, *counts[row + 1 :]]
 
 
 def positions_of(units: Tensor, base: int, tokens: int) -> Tensor:

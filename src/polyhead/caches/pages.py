@@ -249,8 +249,10 @@ class Pages(Memory):
             where = pages[:, unit // page - first], unit % page
             for tensor, record in zip(self.tensors, records, strict=True):
                 tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
+        stops = [*self.stops]
         for row in touched:
-            self.stops[row] = stop
+            stops[row] = stop
+        self.stops = stops
 
     @_locked
     def grow(self, count: int) -> bool:

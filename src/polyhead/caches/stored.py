@@ -20,6 +20,7 @@ from polyhead.caches.append_plan import AppendPlan, plan_append
 from polyhead.caches.codecs import KVChunk
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.layer_kv import LayerKV, Shape, latent_of
+from polyhead.caches.memory import with_one
 from polyhead.caches.pages import Pages
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.reserved import KVSegment, Undo, reserve_slots, write_at
@@ -248,7 +249,7 @@ class StoredCache(KeyValueCache):
     def _cut(self, row: int, length: int) -> None:
         if self._contents is not None:
             self._contents.cut(row, length)
-        self._lengths[row] = length
+        self._lengths = with_one(self._lengths, row, length)
 
     def reserve_slots(
         self, shape: tuple[Any, ...] | None, count: int, window: int | None = None

@@ -38,6 +38,7 @@ from polyhead.layers.exact import ExactType, changed_classes, guarded_attributes
 from polyhead.layers.gemm import code_for_gemv
 from polyhead.layers.native_export import NotExportableError
 from polyhead.layers.native_layer import NETWORK, ROPE, NativeLayer, export_layer, has_hooks, phrase
+from polyhead.layers.repeated_step import FIELDS, RepeatedStep
 from polyhead.native import Code, batch_invariant, is_plain
 from polyhead.native.arguments import MAX_GEMV_ROWS, Guard
 from polyhead.native.code import LayerCall
@@ -50,8 +51,6 @@ _CACHES = {
     kind: ExactType(kind, "append")
     for kind in (StoredCache, DenseCache, RingCache, PagedCache, LatentCache, QuantizedCache)
 }
-_FIELDS = len(vars(StoredCache()))
-"""Attributes of a cache: one more stands for a method that was replaced on it."""
 _PARTS = {0: "nothing", 1: "self-attention", 2: "both attentions"}
 
 
@@ -75,7 +74,7 @@ class LayerArgs(NamedTuple):
     context_cache: KeyValueCache | None = None
 
 
-class _LayerPlan:
+class PlannedLayer:
     """What a plan knows of one layer.
 
     Attributes:
@@ -144,9 +143,10 @@ class DecodePlan:
     """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
-        self._planned = [_LayerPlan(layer) for layer in layers]
+        self._planned = [PlannedLayer(layer) for layer in layers]
         self._classes: Guard | None = None
         self._changed: dict[type, str] = {}
+        self._repeated: RepeatedStep | None = None
 
     def __reduce__(self) -> str | tuple[object, ...]:
         raise TypeError("a DecodePlan describes memory of this process: make one for the copy")
@@ -171,12 +171,33 @@ class DecodePlan:
             for planned in self._planned:
                 planned.forget()
 
+    def repeated(
+        self, code: Code, parts: Sequence[LayerInput], x: Tensor
+    ) -> tuple[Tensor, int] | None:
+        """The step of the last token again, if all is as it was (``repeated_step.py``)."""
+        repeated = self._repeated
+        if repeated is None or repeated.code is not code:
+            return None
+        caches = [cache for _, bias, cache, _ in parts if bias is None]
+        found = repeated.take(x, self._classes, self._planned, caches)
+        if found is None:
+            repeated.forget()
+        elif (whole := found[1] // NETWORK) < len(parts):
+            self._planned[whole].forget()  # an expert has changed
+        return found
+
+    def to_repeat(self, code: Code) -> RepeatedStep:
+        """What remembers a step of code."""
+        if self._repeated is None or self._repeated.code is not code:
+            self._repeated = RepeatedStep(code)
+        return self._repeated
+
     @property
     def changed(self) -> dict[type, str]:
         """Classes that are not as they were defined."""
         return self._changed
 
-    def __getitem__(self, index: int) -> _LayerPlan:
+    def __getitem__(self, index: int) -> PlannedLayer:
         return self._planned[index]
 
     def explain(self) -> str:
@@ -194,7 +215,7 @@ class DecodePlan:
         )
 
     @staticmethod
-    def _said(planned: _LayerPlan) -> str:
+    def _said(planned: PlannedLayer) -> str:
         known = planned.known
         if known is None:
             return f"modules; {planned.why or 'no token has been decoded yet'}"
@@ -276,6 +297,9 @@ def steps(
     """
     if (code := _code_for(x, mask)) is None:
         return x, 0, 0
+    if not first and context is None and (found := plan.repeated(code, parts, x)) is not None:
+        y, done = found
+        return y, *divmod(done, NETWORK)
     return _stepped(code, plan, first, parts, x, mask, context, context_mask)
 
 
@@ -309,7 +333,10 @@ def _stepped(
                     break
             if not run.count:
                 return x, 0, 0
-            found, done = run.computed(guard)
+            repeated = None
+            if run.is_repeatable and run.count == len(parts) and not alone:
+                repeated = plan.to_repeat(code)
+            found, done = run.computed(guard, repeated)
         if done:
             return found, *divmod(done, NETWORK)
         plan.check_classes(code)
@@ -350,7 +377,7 @@ class _FusedLayers:
     ) -> None:
         self._code, self._x, self._count = code, x, x.shape[1]
         self._mask, self._context, self._context_mask = mask, context, context_mask
-        self._layers: list[tuple[_LayerPlan, NativeLayer]] = []
+        self._layers: list[tuple[PlannedLayer, NativeLayer]] = []
         self._calls: list[LayerCall] = []
         self._caches: list[StoredCache] = []
         self._locked: list[StoredCache] = []
@@ -372,7 +399,7 @@ class _FusedLayers:
 
     def try_add(
         self,
-        planned: _LayerPlan,
+        planned: PlannedLayer,
         known: NativeLayer,
         bias: Bias | Tensor | None,
         cache: SequenceCache | None,
@@ -426,11 +453,28 @@ class _FusedLayers:
         """Layers that were taken."""
         return len(self._calls)
 
-    def computed(self, guard: Guard) -> tuple[Tensor, int]:
-        """``[B, T, E]`` and the parts that were computed, three of each layer."""
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the next token may take the same step: one token of rows of equal length."""
+        return (
+            self.is_complete
+            and self._count == 1
+            and self._context is None
+            and not isinstance(self._starts, list)
+            and all(by_distance is None for *_, by_distance, _ in self._calls)
+        )
+
+    def computed(self, guard: Guard, repeated: RepeatedStep | None = None) -> tuple[Tensor, int]:
+        """``[B, T, E]`` and the parts that were computed, three of each layer.
+
+        Args:
+            guard: What must be unchanged beside the layers' own.
+            repeated: Remembers the step, if all parts were computed.
+        """
         self._written = len(self._calls)  # some of it, if memory runs out
         try:
-            y, done = self._code.step(self._x, guard, self._calls, self._starts)
+            run = None if repeated is None else repeated.run
+            y, done = self._code.step(self._x, guard, self._calls, self._starts, run)
         except ValueError:  # before anything was computed
             self._written = 0
             raise
@@ -441,6 +485,8 @@ class _FusedLayers:
             across = known.cross is None or self._calls[whole][-1] is not None
             if part < known.last and (not part or across):
                 planned.forget()  # it or an expert has changed
+        elif repeated is not None:
+            repeated.keep(self._x, guard, (known for _, known in self._layers), self._caches)
         return (y, done) if done else (self._x, 0)
 
     def _sees_itself(self, known: NativeLayer, count: int) -> bool:
@@ -487,7 +533,7 @@ def _starts(lengths: list[int]) -> int | list[int]:
 
 def _in_rows(cache: SequenceCache | None) -> TypeGuard[StoredCache]:
     """Whether a cache is one of those that steps write to, with the methods of its class."""
-    return type(cache) in _CACHES and len(cache.__dict__) == _FIELDS
+    return type(cache) in _CACHES and len(cache.__dict__) == FIELDS
 
 
 def _by_distance(known: NativeLayer, bias: Bias | Tensor) -> Tensor | None:

@@ -371,6 +371,8 @@ Guard = NewType("Guard", object)
 """What ``Code.guard`` returns, owned by the compiled module."""
 Layer = NewType("Layer", object)
 """What ``Code.layer`` returns: a layer as data, owned by the compiled module."""
+Run = NewType("Run", object)
+"""What ``Code.run`` returns, owned by the compiled module."""
 
 
 class LayerCall(NamedTuple):

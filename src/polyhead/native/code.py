@@ -25,6 +25,7 @@ from polyhead.native.arguments import (
     Network,
     NormWeight,
     Routing,
+    Run,
     ScoreMods,
     TileSums,
     Weight,
@@ -365,7 +366,12 @@ class Code:
         return Layer(self._native.layer(weights, form, watched))
 
     def step(
-        self, x: Tensor, guard: Guard, calls: list[LayerCall], starts: int | list[int] = 0
+        self,
+        x: Tensor,
+        guard: Guard,
+        calls: list[LayerCall],
+        starts: int | list[int] = 0,
+        run: Run | None = None,
     ) -> tuple[Tensor, int]:
         """A few tokens of every batch row through layers, one behind the other.
 
@@ -376,6 +382,7 @@ class Code:
             calls: The layers, and what each is given.
             starts: Position of the first token; or of each row's, where they differ in length and
                 all that a layer holds is one segment, which begins with position 0.
+            run: Takes what was read of the calls, for ``again``.
 
         Returns:
             ``[B, T, E]`` and how many parts were computed, three of each layer: its self-attention,
@@ -384,7 +391,35 @@ class Code:
             before a mixture if a routed expert's guards fail.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
-        return y, self._native.step(self._index, threads(), x, guard, calls, starts, y)
+        return y, self._native.step(self._index, threads(), x, guard, calls, starts, run, y)
+
+    def run(self) -> Run:
+        """What ``step`` leaves for ``again``. It keeps no module, weight or cache alive."""
+        return Run(self._native.run())
+
+    def again(
+        self,
+        x: Tensor,
+        guard: Guard,
+        run: Run,
+        start: int,
+        rotations: tuple[tuple[Tensor, Tensor], ...],
+    ) -> tuple[Tensor, int]:
+        """The last ``step`` with other tokens, whose places in its caches begin at ``start``.
+
+        Nothing is computed (0 parts) unless the run comes from calls of one segment of exact tokens
+        from 0 on, without biases and contexts, x has the same sizes, and the tensors of the caches
+        lie where they lay and have room. What they hold before ``start`` is the caller's business.
+
+        Args:
+            x: As of ``step``, and so the next.
+            guard: What must be unchanged beside the layers' own.
+            run: That ``step`` was given.
+            start: Position of the first token of every row.
+            rotations: Those of the calls, each once, in the order in which layers need them.
+        """
+        y = torch.empty_like(x)
+        return y, self._native.again(self._index, threads(), x, guard, run, start, rotations, y)
 
     def weigh(self, logs: Tensor, first: int, sums: TileSums) -> None:
         """Turns logarithms of weights into weights, in place, and adds them to running sums.
