@@ -56,17 +56,16 @@ class _Used(Protocol):
 class AllInUse:
     """``with AllInUse(caches):`` enters what each has in ``in_use``, or none of them."""
 
-    __slots__ = ("_entered", "_users")
+    __slots__ = ("_all", "_entered")
 
     def __init__(self, users: Iterable[_Used]) -> None:
-        self._users = users
+        self._all = [user.in_use for user in users]
         self._entered: list[InUse] = []
 
     def __enter__(self) -> None:
         entered = self._entered
-        for user in self._users:
-            in_use = user.in_use
-            if not in_use._lock.acquire(blocking=False):
+        for in_use in self._all:
+            if not in_use._lock.acquire(False):
                 self.__exit__()
                 in_use.refuse()
             entered.append(in_use)

@@ -286,6 +286,12 @@ class StoredCache(KeyValueCache):
             before.restore()
             self._undo = None
 
+    def join(self, lengths: list[int]) -> None:
+        """Takes a list that equals its counts for its own (``together.py``)."""
+        if self._contents is not None and self._contents.exact is not None:
+            self._lengths = self._contents.exact.stops = lengths
+            self._undo = None  # what it would take back is soon not the last
+
     def held(self) -> KVSegment | None:
         """Where all tokens lie: keys ``[B, G, n, D]``, values, the first of them and how many.
 

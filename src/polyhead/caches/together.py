@@ -3,7 +3,7 @@
 Every cache counts its own tokens, in lists that are never changed in place: what counts otherwise
 makes another list. Caches that grow together can therefore hold the same one, and as long as each
 still does, nothing has happened to any of them alone: no append, no rollback, no reordering, no
-growth of its memory. Finding that out takes a comparison a layer, and counting a token two
+growth of its memory. Finding that out takes two comparisons a layer, and counting a token two
 assignments.
 
 Shape letters: B batch.
@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from polyhead.caches.memory import Rows
 from polyhead.caches.protocol import KeyValueCache
 from polyhead.caches.stored import StoredCache
 
@@ -32,8 +33,9 @@ class Together:
     def __init__(self, caches: Sequence[StoredCache], fields: int) -> None:
         self._fields = fields
         self._members = [(weakref.ref(cache), type(cache)) for cache in caches]
-        self._lengths: list[int] = []
-        self._set(caches, caches[0].lengths)
+        self._lengths = caches[0].lengths
+        for cache in caches:
+            cache.join(self._lengths)
 
     @staticmethod
     def fits(caches: Sequence[StoredCache]) -> bool:
@@ -59,9 +61,14 @@ class Together:
                 return False
         return True
 
-    def length(self, caches: Sequence[StoredCache]) -> int | None:
-        """Tokens of every row, if only ``count`` has changed the caches, which are locked."""
-        lengths = self._lengths
+    @property
+    def length(self) -> int:
+        """Tokens of every row."""
+        return self._lengths[0]
+
+    def memories(self, caches: Sequence[StoredCache]) -> list[Rows] | None:
+        """Where tokens of the locked caches lie; None if anything but ``count`` counted some."""
+        lengths, found = self._lengths, []
         for cache in caches:
             contents = cache._contents
             if cache._lengths is not lengths or contents is None:
@@ -69,17 +76,11 @@ class Together:
             rows = contents.exact
             if rows is None or rows.stops is not lengths:
                 return None
-        return lengths[0]
+            found.append(rows)
+        return found
 
-    def count(self, caches: Sequence[StoredCache], count: int) -> None:
-        """Counts tokens that were written to each row of the caches, or of the first of them."""
-        self._set(caches, [self._lengths[0] + count] * len(self._lengths))
-
-    def _set(self, caches: Sequence[StoredCache], lengths: list[int]) -> None:
-        for cache in caches:
-            contents = cache._contents
-            assert contents is not None
-            assert contents.exact is not None
-            cache._lengths = contents.exact.stops = lengths
-            cache._undo = None  # what it would take back is what was before
-        self._lengths = lengths
+    def count(self, caches: Sequence[StoredCache], memories: Sequence[Rows], more: int) -> None:
+        """Counts tokens that were written to each row of some of the caches, the first ones."""
+        self._lengths = lengths = [self._lengths[0] + more] * len(self._lengths)
+        for cache, memory in zip(caches, memories, strict=False):
+            cache._lengths = memory.stops = lengths

@@ -153,9 +153,12 @@ class DecodePlan:
 
     def is_of(self, layers: Sequence[nn.Module] | nn.ModuleList) -> bool:
         """Whether it is the plan of exactly these layers."""
-        return len(self._planned) == len(layers) and all(
-            planned.layer() is layer for planned, layer in zip(self._planned, layers, strict=True)
-        )
+        if len(self._planned) != len(layers):
+            return False
+        for planned, layer in zip(self._planned, layers, strict=True):
+            if planned.layer() is not layer:
+                return False
+        return True
 
     def guard(self, code: Code) -> Guard:
         """What must be unchanged of classes."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from polyhead.caches import KeyValueCache, StoredCache
@@ -94,7 +93,6 @@ class RepeatedStep:
             or guard is None
             or guard is not self._guard
             or (x.dtype, x.shape) != self._like
-            or torch.is_grad_enabled()
             or not together.are(caches)
         ):
             return None
@@ -102,8 +100,8 @@ class RepeatedStep:
             if each.known is not known:
                 return None
         with AllInUse(caches):
-            start = together.length(caches)
-            if start is None or start >= self._max_position:
+            memories, start = together.memories(caches), together.length
+            if memories is None or start >= self._max_position:
                 return None
             rotations = []
             for rope, config, rotary in self._rotations:
@@ -114,7 +112,7 @@ class RepeatedStep:
             if not done:
                 return None
             written = -(-done // NETWORK)
-            together.count(caches if written == len(caches) else caches[:written], 1)
+            together.count(caches, memories[:written], 1)
         return y, done
 
 

@@ -81,9 +81,9 @@ class Embedding(Fixed):
     @property
     def like(self) -> Tensor:
         """A tensor of the dtype of the vectors and on their device."""
-        if self.tokens is None:
+        tokens = self.tokens
+        if tokens is None:
             return next(self.frontend.parameters())
-        tokens = self._own_tokens()
         return tokens.like if isinstance(tokens, QuantizedEmbedding) else tokens.weight
 
     def __dir__(self) -> list[str]:

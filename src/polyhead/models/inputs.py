@@ -28,7 +28,10 @@ def check_ids(name: str, ids: Tensor, vocab_size: int) -> None:
         )
     if is_traced(ids) or active_capture() is not None:
         return
-    low, high = torch.stack(ids.aminmax()).tolist()  # one transfer from a device
+    if ids.numel() == 1:
+        low = high = ids.item()
+    else:
+        low, high = torch.stack(ids.aminmax()).tolist()  # one transfer from a device
     if low < 0 or high >= vocab_size:
         raise InputError(
             f"{name} must be 0 to {vocab_size - 1} (vocab_size={vocab_size}): got "
