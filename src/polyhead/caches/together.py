@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from polyhead.caches.memory import Rows
-from polyhead.caches.protocol import KeyValueCache
+from polyhead.caches.protocol import SequenceCache
 from polyhead.caches.stored import StoredCache
 
 
@@ -51,7 +51,7 @@ class Together:
             for cache in caches
         )
 
-    def are(self, caches: Sequence[KeyValueCache | None]) -> TypeGuard[Sequence[StoredCache]]:
+    def are(self, caches: Sequence[SequenceCache | None]) -> TypeGuard[Sequence[StoredCache]]:
         """Whether these are the caches, in the same order, with the methods of their classes."""
         fields, members = self._fields, self._members
         if len(caches) != len(members):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polyhead.caches import KeyValueCache, StoredCache
+from polyhead.caches import SequenceCache, StoredCache
 from polyhead.caches.in_use import AllInUse
 from polyhead.caches.together import Together
 from polyhead.config import RopeConfig
@@ -77,7 +77,7 @@ class RepeatedStep:
         x: Tensor,
         guard: Guard | None,
         planned: Sequence[PlannedLayer],
-        caches: Sequence[KeyValueCache | None],
+        caches: Sequence[SequenceCache | None],
     ) -> tuple[Tensor, int] | None:
         """``[B, 1, E]`` and the parts that were computed; None, and nothing is done, otherwise.
 
