@@ -121,7 +121,7 @@ class LayerKV:
         Args:
             count: Tokens for each row.
             latents: Whether latents, which have no values of their own, are exact tokens too.
-            turning: Whether several tokens may go around the end of a ring, in two runs.
+            wrap: Whether several tokens may go around the end of a ring, in two runs.
         """
         rows, kind = self.main, type(self.storage)
         if (

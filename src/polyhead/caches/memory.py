@@ -53,7 +53,6 @@ class Memory(ABC):
     def reserve(self, units: int) -> None:
         """Makes room for ``units`` units in every row."""
 
-    @abstractmethod
     def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
         """Appends units to some rows.
 
@@ -61,6 +60,25 @@ class Memory(ABC):
             rows: Batch rows that stand at the same unit; None: all of them.
             records: ``[rows, heads, n, width]`` per field.
         """
+        self.put(rows, self.stops[0 if rows is None else rows[0]], records)
+        self.count(rows, records[0].shape[2])
+
+    @abstractmethod
+    def put(self, rows: Sequence[int] | None, start: int, records: Sequence[Tensor]) -> None:
+        """Makes room for units from ``start`` on and writes them; counts nothing."""
+
+    def count(self, rows: Sequence[int] | None, units: int) -> None:
+        """Counts units that ``put``, or the caller, writes."""
+        stops, limit = [*self.stops], self.store.limit
+        touched = range(len(stops)) if rows is None else rows
+        for row in touched:
+            stops[row] += units
+        if limit is not None:
+            firsts = [*self.firsts]
+            for row in touched:
+                firsts[row] = max(firsts[row], stops[row] - limit)
+            self.firsts = firsts
+        self.stops = stops
 
     @abstractmethod
     def read(self, start: int, stop: int, only: int | None = None) -> list[Tensor]:
@@ -169,43 +187,25 @@ class Rows(Memory):
                 self.tensors[i] = new
             del old
 
-    def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
-        touched = range(len(self.stops)) if rows is None else rows
-        start, count = self.stops[touched[0]], records[0].shape[2]
-        stop, limit = start + count, self.store.limit
+    def put(self, rows: Sequence[int] | None, start: int, records: Sequence[Tensor]) -> None:
+        count, limit = records[0].shape[2], self.store.limit
         if torch.is_grad_enabled() and any(
             t.requires_grad for pair in zip(self.tensors, records, strict=True) for t in pair
         ):
             self._join(start, records)
-        else:
-            self.reserve(stop)
-            skipped = 0 if limit is None else max(0, count - limit)
-            for span in self.spans(start + skipped, stop):
-                part = slice(span.first - start, span.first - start + span.length)
-                for tensor, record in zip(self.tensors, records, strict=True):
-                    if rows is None:
-                        tensor.narrow(2, span.address, span.length).copy_(record[:, :, part])
-                        continue
-                    for i, row in enumerate(rows):
-                        tensor[row].narrow(1, span.address, span.length).copy_(record[i, :, part])
-        stops, firsts = [*self.stops], [*self.firsts]
-        for row in touched:
-            stops[row] = stop
-            if limit is not None:
-                firsts[row] = max(firsts[row], stop - limit)
-        self.stops, self.firsts = stops, firsts
-
-    def grow(self, count: int) -> int:
-        """Counts tokens that are still to be written, where all rows are equal and have room.
-
-        Returns:
-            Where the first of them goes.
-        """
-        start, limit = self.stops[0], self.store.limit
-        self.stops = [start + count] * len(self.stops)
-        if limit is not None:
-            self.firsts = [max(first, start + count - limit) for first in self.firsts]
-        return start
+            return
+        if start + count > self.capacity:
+            self.reserve(start + count)
+        skipped = 0 if limit is None else max(0, count - limit)
+        for span in self.spans(start + skipped, start + count):
+            for tensor, record in zip(self.tensors, records, strict=True):
+                if span.length < count:
+                    record = record.narrow(2, span.first - start, span.length)
+                if rows is None:
+                    tensor.narrow(2, span.address, span.length).copy_(record)
+                    continue
+                for i, row in enumerate(rows):
+                    tensor[row].narrow(1, span.address, span.length).copy_(record[i])
 
     def _join(self, start: int, records: Sequence[Tensor]) -> None:
         """New tensors, so that gradients flow to everything that is held."""

@@ -235,27 +235,26 @@ class Pages(Memory):
 
     @_locked
     def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
+        super().write(rows, records)
+
+    def put(self, rows: Sequence[int] | None, start: int, records: Sequence[Tensor]) -> None:
         touched = range(len(self.stops)) if rows is None else rows
-        start, count = self.stops[touched[0]], records[0].shape[2]
-        stop, page = start + count, self.pool.page
-        if count:
-            self._own(dict.fromkeys(touched, start), count)
-            unit, first = torch.arange(start, stop, device=self.device), start // page
-            if self.device.type in WITHOUT_INDEX:
-                pages = torch.tensor([self.table[row][first:] for row in touched], device="cpu")
-            else:
-                index = self.page_index() if rows is None else self.page_index()[list(rows)]
-                pages = index[:, first:]
-            where = pages[:, unit // page - first], unit % page
-            for tensor, record in zip(self.tensors, records, strict=True):
-                tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
-        stops = [*self.stops]
-        for row in touched:
-            stops[row] = stop
-        self.stops = stops
+        count, page = records[0].shape[2], self.pool.page
+        if not count:
+            return
+        self._own(dict.fromkeys(touched, start), count)
+        unit, first = torch.arange(start, start + count, device=self.device), start // page
+        if self.device.type in WITHOUT_INDEX:
+            pages = torch.tensor([self.table[row][first:] for row in touched], device="cpu")
+        else:
+            index = self.page_index() if rows is None else self.page_index()[list(rows)]
+            pages = index[:, first:]
+        where = pages[:, unit // page - first], unit % page
+        for tensor, record in zip(self.tensors, records, strict=True):
+            tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
 
     @_locked
-    def grow(self, count: int) -> bool:
+    def reserve_slots(self, count: int) -> bool:
         """Counts units in every row, in pages of its own, that the caller is going to write.
 
         Nobody moves the pages before the caller says ``pool.end_writing()``.
@@ -267,7 +266,7 @@ class Pages(Memory):
         if not self.pool.begin_writing(self._taken(starts, count)):
             return False
         self._own(starts, count)
-        self.stops = [stop + count for stop in self.stops]
+        self.count(None, count)
         return True
 
     def as_views(self) -> list[Tensor]:

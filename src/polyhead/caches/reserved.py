@@ -86,13 +86,14 @@ def reserve_slots(contents: LayerKV, count: int, window: int | None = None) -> R
     if rows is None:
         return _reserve_elsewhere(contents, count)
     before = Undo(rows, rows.stops, rows.firsts)
-    stop = rows.grow(count) + count
+    rows.count(None, count)
+    stop = rows.stops[0]
     first = rows.firsts[0] if window is None else max(stop - window, rows.firsts[0])
     return Reserved(_in_rows(rows, first, stop), before)
 
 
 def write_at(positions: Tensor, contents: LayerKV | None, k: Tensor, v: Tensor) -> DenseSource:
-    """Writes tokens where a tensor on the device says; the caller counts them (``grow``).
+    """Writes tokens in slots that ``reserve_slots`` has counted, given by a tensor on the device.
 
     Args:
         positions: ``[T]`` places that are allocated.
@@ -135,14 +136,14 @@ def _reserve_elsewhere(contents: LayerKV, count: int) -> Reserved | None:
     before = Undo(memory, memory.stops, memory.firsts)
     stop = max(memory.stops) + count
     if isinstance(memory, Pages):
-        if not memory.grow(count):
+        if not memory.reserve_slots(count):
             return None
         k, *more = memory.as_views()
         table = memory.page_index()
         return Reserved([(k, more[0] if more else None, 0, stop, table, None)], before)
     if type(contents.layout) is not Dense or stop > memory.capacity:
         return None
-    memory.stops = [held + count for held in memory.stops]
+    memory.count(None, count)
     k, *more = memory.tensors
     return Reserved([(k, more[0] if more else None, 0, stop, None, None)], before)
 
@@ -168,5 +169,5 @@ def _reserve_in_tail(contents: LayerKV, count: int, storage: Quantized) -> Reser
     for span in codes.spans(max(codes.firsts), codes.stops[0]):
         held.append((k, v, span.address, span.length, table, coding))
     before = Undo(tail, tail.stops, tail.firsts)
-    tail.grow(count)
+    tail.count(None, count)
     return Reserved([*held, *_in_rows(tail, first, stop)], before)

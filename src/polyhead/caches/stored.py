@@ -100,8 +100,12 @@ class StoredCache(KeyValueCache):
         contents = self._contents
         if positions is not None and active_capture() is not None:
             return write_at(positions, contents, k, v)
-        if positions is None and contents is not None and self._extended(contents, k, v):
-            return view(contents, explicit=False)
+        if positions is None and contents is not None and contents.fits(k, v):
+            room = contents.with_room(k.shape[2])
+            if room is not None and k.shape[2]:  # without the rest, for every token and layer
+                room.write(None, (k, v))
+                self._lengths = [*room.stops]
+                return view(contents, explicit=False)
         stream, shape = self._checked(k, v)
         if contents is not None and contents.shape != shape:
             contents = None
@@ -303,22 +307,6 @@ class StoredCache(KeyValueCache):
         (span,) = rows.spans(0, rows.stops[0])
         k, v = rows.tensors
         return k, v, span.address, span.length, None, None
-
-    def _extended(self, contents: LayerKV, k: Tensor, v: Tensor) -> bool:
-        """Does what decoding does for every token and layer, without the rest of ``append``.
-
-        False, and nothing is done, unless some exact tokens go to the end of dense rows of equal
-        length that have room.
-        """
-        rows = contents.with_room(k.shape[2]) if contents.fits(k, v) else None
-        if rows is None or not k.shape[2]:
-            return False
-        start = rows.grow(k.shape[2])
-        (span,) = rows.spans(start, start + k.shape[2])
-        for tensor, record in zip(rows.tensors, (k, v), strict=True):
-            tensor.narrow(2, span.address, span.length).copy_(record)
-        self._lengths = [*rows.stops]
-        return True
 
     def takes_back(self, count: int, length: int) -> bool:
         """Whether a row of ``length`` tokens that gets ``count`` more can give them back, and is
