@@ -30,7 +30,7 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
-from polyhead.layers import MultiHeadAttention, decode_plan, transformer_layer
+from polyhead.layers import MultiHeadAttention, fused_layers, transformer_layer
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.native_layer import export_layer
 from polyhead.layers.norms import RMSNorm
@@ -371,7 +371,7 @@ def test_a_layer_is_described_once_until_it_changes(monkeypatch: pytest.MonkeyPa
         native_layer.append([*model.layers].index(layer))
         return export_layer(code, layer, *rest)
 
-    monkeypatch.setattr(decode_plan, "export_layer", described_now)
+    monkeypatch.setattr(fused_layers, "export_layer", described_now)
     cache = model.new_cache(64).fork()
     model(_ids(S, 0), cache=cache)
     # In the model's plan, and where that refuses it in its own.

@@ -26,6 +26,7 @@ from polyhead.config import (
 )
 from polyhead.errors import SharedCacheError
 from polyhead.layers import RoPE, decode_plan, transformer_layer
+from polyhead.layers.fused_layers import FusedLayers
 from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION
 from polyhead.models import Transformer, stack
 
@@ -379,7 +380,7 @@ def test_native_code_goes_no_further_than_a_layer_that_it_ends_early() -> None:
     assert code is not None
     plan = decode_plan.DecodePlan(model.layers)
     guard = plan.guard(code)
-    with decode_plan._FusedLayers(code, x, None, None, None) as run:
+    with FusedLayers(code, x, None, None, None) as run:
         for index, layer in enumerate(model.layers):
             known = plan[index].native_layer(code, layer, x, plan.changed)
             assert known is not None

@@ -25,7 +25,7 @@ from polyhead.native import Code
 from polyhead.native.arguments import Guard
 
 if TYPE_CHECKING:
-    from polyhead.layers.decode_plan import PlannedLayer
+    from polyhead.layers.fused_layers import PlannedLayer
 
 
 class RepeatedStep:
@@ -40,15 +40,16 @@ class RepeatedStep:
     """
 
     def __init__(self, code: Code) -> None:
-        self.code, self.run = code, code.run()
+        self.code = code
+        self._max_position = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """The next step is another one; nothing of the last is kept alive."""
+        self.run = self.code.run()
         self._together: Together | None = None
         self._known: list[NativeLayer] = []
         self._rotations: list[tuple[RoPE, RopeConfig | None, int]] = []
-        self._max_position = 0.0
-
-    def forget(self) -> None:
-        """The next step is another one."""
-        self._together = None
 
     def keep(
         self, x: Tensor, guard: Guard, known: Iterable[NativeLayer], caches: Sequence[StoredCache]
@@ -61,7 +62,7 @@ class RepeatedStep:
             known: All layers of the plan; none takes a bias or attends to a context.
             caches: Of each, locked.
         """
-        self._known = [*known]
+        self._known, self._together = [*known], None
         if not Together.fits(caches) or any(each.hooked for each in self._known):
             return
         self._like, self._guard = (x.dtype, x.shape), guard

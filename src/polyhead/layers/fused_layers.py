@@ -1,0 +1,283 @@
+"""Layers, one behind the other, that one native call computes for a few tokens.
+
+Shape letters: B batch, E embed size, T tokens.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Self, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.caches import (
+    DenseCache,
+    LatentCache,
+    PagedCache,
+    QuantizedCache,
+    Ring,
+    RingCache,
+    SequenceCache,
+    StoredCache,
+)
+from polyhead.caches.reserved import KVSegment
+from polyhead.layers.exact import ExactType, guarded_attributes
+from polyhead.layers.native_export import NotExportableError
+from polyhead.layers.native_layer import NETWORK, ROPE, NativeLayer, export_layer, has_hooks, phrase
+from polyhead.layers.repeated_step import FIELDS, RepeatedStep
+from polyhead.native import Code, batch_invariant, is_plain
+from polyhead.native.arguments import Guard
+from polyhead.native.code import LayerCall
+from polyhead.semantics import Bias, Causal, Mask, RelativeBias
+
+_CACHES = {
+    kind: ExactType(kind, "append")
+    for kind in (StoredCache, DenseCache, RingCache, PagedCache, LatentCache, QuantizedCache)
+}
+
+
+class PlannedLayer:
+    """What a plan knows of one layer.
+
+    Attributes:
+        layer: Layer that the plan describes.
+        known: Its description, or None.
+        why: Why there is none.
+    """
+
+    __slots__ = ("_fitting", "_refused", "known", "layer", "why")
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = weakref.ref(layer)
+        self._fitting: weakref.ref[object] | None = None
+        self.known: NativeLayer | None = None
+        self.why = ""
+        self._refused: tuple[torch.dtype, int, Guard] | None = None
+
+    def native_layer(
+        self, code: Code, layer: nn.Module, x: Tensor, changed: dict[type, str]
+    ) -> NativeLayer | None:
+        """The description for the dtype and size of x, made where there is none; None: modules."""
+        known, wanted = self.known, (x.dtype, x.shape[2])
+        if known is not None and known.dtype is wanted[0] and known.embed_dim == wanted[1]:
+            if not known.has_hooks or has_hooks(layer):
+                return known
+            known = None  # its hooks are gone
+        refused = self._refused
+        if refused is not None and refused[:2] == wanted and code.holds(refused[2]):
+            return None
+        self.forget()
+        try:
+            self.known = export_layer(code, layer, x, changed)
+            self.why = self.known.why
+        except NotExportableError as error:
+            self.why = phrase(layer._modules, error)
+            self._refused = *wanted, code.guard(guarded_attributes(layer.modules()))
+        return self.known
+
+    def forget(self) -> None:
+        """The layer has changed."""
+        self.known = self._refused = self._fitting = None
+
+    def reserve_slots(
+        self, known: NativeLayer, cache: StoredCache, x: Tensor, count: int, window: int | None
+    ) -> list[KVSegment] | None:
+        """``StoredCache.reserve_slots``, if the cache holds what the layer writes."""
+        contents, shape = cache._contents, None
+        fitting = None if self._fitting is None else self._fitting()
+        if contents is None or contents is not fitting or contents.shape.batch != x.shape[0]:
+            shape = (x.shape[0], *known.heads[1:4], x.dtype, x.device)
+        held = cache.reserve_slots(shape, count, window)
+        if shape is not None and held is not None:
+            self._fitting = weakref.ref(contents)
+        return held
+
+
+class FusedLayers:
+    """Layers, one behind the other, that one native call computes.
+
+    Locks their caches; on exit, releases the slots of the layers that did not run.
+
+    Attributes:
+        is_complete: Whether the layers so far run to their ends, unless a guard fails.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        x: Tensor,
+        mask: Mask | None,
+        context: Tensor | None,
+        context_mask: Mask | None,
+    ) -> None:
+        self._code, self._x, self._count = code, x, x.shape[1]
+        self._mask, self._context, self._context_mask = mask, context, context_mask
+        self._layers: list[tuple[PlannedLayer, NativeLayer]] = []
+        self._calls: list[LayerCall] = []
+        self._caches: list[StoredCache] = []
+        self._locked: list[StoredCache] = []
+        self._written = 0
+        self._lengths: list[int] = []
+        self._longest = 0
+        self._starts: int | list[int] = 0
+        self._rotations: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self.is_complete = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for cache in self._caches[self._written :]:
+            cache.release_slots()
+        for cache in self._locked:
+            cache.in_use.__exit__()
+
+    def try_add(
+        self,
+        planned: PlannedLayer,
+        known: NativeLayer,
+        bias: Bias | Tensor | None,
+        cache: SequenceCache | None,
+        context_cache: SequenceCache | None,
+    ) -> bool:
+        """Adds a layer, whose cache then counts the new tokens; False where modules must run."""
+        if (known.hooked and known.has_active_hooks()) or not _in_rows(cache):
+            return False
+        lengths, T = cache._lengths, self._count
+        if not self._calls:
+            self._lengths, self._starts = lengths, _starts(lengths)
+            self._longest = max(lengths, default=0)
+        elif lengths != self._lengths:
+            return False
+        starts, by_distance, rotation, memory = self._starts, None, None, None
+        if isinstance(starts, list) or T > 1:
+            if not self._sees_itself(known, T):
+                return False
+        elif starts < known.min_cached:
+            return False  # keys and values of few tokens are made, and no queries for the latent
+        if self._longest + T > known.max_position:
+            return False  # queries beyond have no temperature that was computed
+        if bias is not None and (by_distance := _by_distance(known, bias)) is None:
+            return False
+        if known.cross is not None:
+            memory = self._memory(known.cross, context_cache)
+        rope = known.rope
+        if rope is not None:
+            key = known.rotation_key
+            if (rotation := self._rotations.get(key)) is None:
+                if rope.config is not known.rope_config or not ROPE.is_exact(rope):
+                    planned.forget()
+                    return False
+                rotation = rope.tables_at(self._x, starts, T, known.heads.rotary)
+                self._rotations[key] = rotation
+        # A ring is read from what a single token sees on, as the kernel does.
+        seen = known.window if T == 1 and type(cache.layout) is Ring else None
+        cache.in_use.__enter__()
+        self._locked.append(cache)
+        held = planned.reserve_slots(known, cache, self._x, T, seen)
+        if held is None:
+            return False
+        self._caches.append(cache)
+        self._layers.append((planned, known))
+        self._calls.append((known.data, rotation, held, by_distance, memory))
+        self.is_complete = known.last == NETWORK and (memory is not None or known.cross is None)
+        return True
+
+    @property
+    def count(self) -> int:
+        """Layers that were taken."""
+        return len(self._calls)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the next token may take the same step: one token of rows of equal length."""
+        return (
+            self.is_complete
+            and self._count == 1
+            and self._context is None
+            and not isinstance(self._starts, list)
+            and all(by_distance is None for *_, by_distance, _ in self._calls)
+        )
+
+    def computed(self, guard: Guard, repeated: RepeatedStep | None = None) -> tuple[Tensor, int]:
+        """``[B, T, E]`` and the parts that were computed, three of each layer.
+
+        Args:
+            guard: What must be unchanged beside the layers' own.
+            repeated: Remembers the step, if all parts were computed.
+        """
+        self._written = len(self._calls)  # some of it, if memory runs out
+        try:
+            run = None if repeated is None else repeated.run
+            y, done = self._code.step(self._x, guard, self._calls, self._starts, run)
+        except ValueError:  # before anything was computed
+            self._written = 0
+            raise
+        whole, part = divmod(done, NETWORK)
+        self._written = whole + (part > 0)
+        if whole < len(self._layers):
+            planned, known = self._layers[whole]
+            across = known.cross is None or self._calls[whole][-1] is not None
+            if part < known.last and (not part or across):
+                planned.forget()  # it or an expert has changed
+        elif repeated is not None:
+            repeated.keep(self._x, guard, (known for _, known in self._layers), self._caches)
+        return (y, done) if done else (self._x, 0)
+
+    def _sees_itself(self, known: NativeLayer, count: int) -> bool:
+        """Whether native code knows what several tokens, or rows of other lengths, see."""
+        starts = self._starts
+        if type(self._mask) is not Causal or count > known.max_tokens:
+            return False
+        if count > 1 and batch_invariant.is_enabled():
+            return False
+        if known.latent is not None:
+            keys = count + (starts if isinstance(starts, int) else max(starts))
+            way = known.latent.choose(len(self._lengths), count, keys)
+            return way == "absorbed"
+        return True
+
+    def _memory(self, sizes: tuple[int, int, int], cache: SequenceCache | None) -> KVSegment | None:
+        """The memory of the context's keys and values; None if the modules must run."""
+        x, context = self._x, self._context
+        if (
+            self._context_mask is not None
+            or not _in_rows(cache)
+            or not isinstance(context, Tensor)
+            or (held := cache.held()) is None
+        ):
+            return None
+        k, v, _, length, *_ = held
+        if (
+            v is None
+            or k.dtype is not x.dtype
+            or (k.shape[1], k.shape[3], v.shape[3]) != sizes
+            or x.shape[0] % k.shape[0]
+            or context.shape[1] != length
+        ):
+            return None
+        return held
+
+
+def _starts(lengths: list[int]) -> int | list[int]:
+    """Where the new tokens of every row begin; one number if that is the same for all."""
+    if len(lengths) > 1 and lengths.count(lengths[0]) != len(lengths):
+        return lengths
+    return lengths[0] if lengths else 0
+
+
+def _in_rows(cache: SequenceCache | None) -> TypeGuard[StoredCache]:
+    """Whether a cache is one of those that steps write to, with the methods of its class."""
+    return type(cache) in _CACHES and len(cache.__dict__) == FIELDS
+
+
+def _by_distance(known: NativeLayer, bias: Bias | Tensor) -> Tensor | None:
+    """``[H, 2 n + 1]`` float32 as native code reads it; None if it does not."""
+    if known.biased or type(bias) is not RelativeBias:
+        return None
+    numbers = bias.kernel_bias()
+    found = None if numbers is None else numbers.by_distance
+    if found is None or len(found) != known.heads.heads:
+        return None
+    return found if found.dtype == torch.float32 and is_plain(found, found) else None
