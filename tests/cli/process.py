@@ -26,6 +26,8 @@ _PRELOADED = (
     "polyhead.interpret.trace.model",
     "rich.progress",
     "rich.table",
+    "torch._dynamo",  # which the first optimizer imports: four seconds
+    "accelerate",
 )
 
 
