@@ -22,11 +22,16 @@ _PRELOADED = (
     *(f"polyhead.cli.{module}" for module in VERBS.values()),
     "polyhead.generation",
     "polyhead.interpret.heads",
+    "polyhead.lab.comparison.runs",
+    "polyhead.planning",
     "polyhead.viewer.page",
     "polyhead.interpret.trace.model",
     "rich.progress",
     "rich.table",
-    "torch._dynamo",  # which the first optimizer imports: four seconds
+    # What typer and torch import when they are first used: half a second, and four.
+    "typer._adapters",
+    "tabulate",
+    "torch._dynamo",
     "accelerate",
 )
 

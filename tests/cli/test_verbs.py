@@ -45,6 +45,7 @@ def test_help_imports_its_own_verb_and_nothing_slow() -> None:
     """What keeps help under 0.4 s: counted, since time depends on what else the machine does."""
     code = """
 import io, os, sys
+import typer.rich_utils
 from polyhead.cli import main
 from polyhead.cli.app import VERBS
 

@@ -45,8 +45,18 @@ def function(features, kernel="auto"):
     return call
 
 
-@pytest.mark.parametrize("kernel", ["auto", "reference"])
-@features
+@pytest.mark.parametrize(
+    ("features", "kernel"),
+    [
+        *((features, "auto") for features in FEATURES),
+        ("everything", "reference"),
+        *(
+            pytest.param(features, "reference", marks=pytest.mark.slow)
+            for features in FEATURES
+            if features != "everything"
+        ),
+    ],
+)
 def test_compiles_as_one_graph_with_the_same_gradients(features, kernel):
     f, inputs = function(features, kernel), qkv(requires_grad=True)
     torch.compiler.reset()

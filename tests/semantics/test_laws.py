@@ -412,7 +412,7 @@ GRADCHECKS = {
 }
 
 
-@pytest.mark.parametrize("kernel", ["reference", "tiled"])
+@pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.slow), "tiled"])
 @pytest.mark.parametrize("feature", GRADCHECKS)
 def test_gradients_equal_finite_differences(kernel, feature, monkeypatch):
     from polyhead.kernels import tiled
