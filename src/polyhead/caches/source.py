@@ -160,7 +160,7 @@ class StoredSource(KeyValueSource):
     """Everything a cache holds; valid until the cache changes.
 
     Args:
-        runs: In the order of index.
+        spans: In the order of index.
         shape: Batch, heads, sizes, dtype and device.
         shift: Place of the first token, where tokens are in the order of place.
         positions: ``[B, S]``, or None: positions are places.

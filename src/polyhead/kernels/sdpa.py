@@ -2,7 +2,8 @@
 
 Its causal mask is top-left, a bool mask becomes a T×S float tensor, a value size that differs from
 the key size falls to a path that builds T×S, and masked NaN leaks: so it is used where everything
-is visible, or where plain causal order is all there is, with quarantined keys and values.
+is visible, or where plain causal order is all there is; keys and values that are not finite are
+set to 0 first.
 """
 
 from __future__ import annotations

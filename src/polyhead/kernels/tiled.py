@@ -286,7 +286,7 @@ def _backward(
     for rows in q_tokens.split(row_size):
         lse_rows, out_rows = _rows_of(lse, rows), _rows_of(out, rows)
         # A row has no gradients if it saw nothing, or saw content that is not finite (then out is
-        # NaN but lse, of quarantined keys, is not), whatever its query and gradient hold.
+        # NaN but lse, of keys set to 0, is not), whatever its query and gradient hold.
         no_grad_rows = lse_rows.isneginf() | (out_rows.isnan().any(dim=-1) & lse_rows.isfinite())
         lse_rows = lse_rows.masked_fill(no_grad_rows, torch.inf)
         out_rows = out_rows.masked_fill(no_grad_rows[..., None], 0.0)

@@ -84,8 +84,8 @@ def linear_per_head(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor | 
 
     Args:
         x: ``[B, T, H, in]``, the last dimension dense.
-        weight: ``[H, in, out]`` where summed, else ``[H, out, in]``; the last two dense.
-        summed: Whether weights lie with ``in`` first.
+        weight: ``[H, in, out]`` where transposed, else ``[H, out, in]``; the last two dense.
+        transposed: Whether weights lie with ``in`` first.
 
     Returns:
         ``[B, T, H, out]``.

@@ -346,7 +346,7 @@ def _heads(
     Args:
         attention: Attention module to export.
         x: Hidden states ``[B, T, E]`` of the step.
-        of_context: Without what makes keys and values.
+        cross: Without what makes keys and values.
     """
     rope, place = attention.rope, attention.qk_norm_place
     H, G = attention.num_heads, attention.num_kv_heads

@@ -271,7 +271,7 @@ class Code:
             q: The last dimension dense, other strides any.
             segments: One to ``MAX_SEGMENTS``.
             scale: Factor of the scores.
-            extras: Mask, bias, softcap.
+            mods: Mask, bias, softcap.
             lse: Whether to return ``[B, H, T]`` float32.
         """
         for segment in segments:
@@ -300,7 +300,7 @@ class Code:
             q: As ``attend`` got it, and so the next three.
             segment: The keys and values, in one segment.
             scale: Factor of the scores.
-            extras: Mask, bias, softcap.
+            mods: Mask, bias, softcap.
             result: out and lse, as ``attend`` gave them.
             grads: Gradients of out, the last dimension dense, and of lse ``[B, H, T]`` float32.
             of_bias: Whether to return the gradient of ``mods.learned`` too.

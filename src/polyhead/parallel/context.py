@@ -90,7 +90,7 @@ class Context:
             ids: Ids of this rank.
             positions: Positions of this rank's tokens; None: their places.
             sizes: Sizes of the vocabulary and of the model's context.
-            *told: What must be the same on all ranks.
+            *call_fields: What must be the same on all ranks.
             kernel: ``"auto"`` or a kernel's name.
             refused: What this rank will not do.
 

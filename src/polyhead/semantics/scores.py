@@ -1,4 +1,4 @@
-"""Scores of one tile, and the care that a tile needs: folding, quarantine, dropout.
+"""Scores of one tile, and the care that a tile needs: folding, non-finite numbers, dropout.
 
 Shape letters: B batch, G kv heads, R query heads per kv head (H = G · R), T queries, S keys.
 """

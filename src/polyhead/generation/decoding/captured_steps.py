@@ -113,7 +113,7 @@ class StepReplayer:
     Args:
         step: Its tensors stay where they are.
         make: Records a graph.
-        objection: Why no graph may be recorded now, or None.
+        unsupported_reason: Why no graph may be recorded now, or None.
 
     Attributes:
         graph: What runs now; None: the step itself.

@@ -165,7 +165,7 @@ def _arguments(
     Args:
         q: Tokens of the queries.
         segment: The keys and values.
-        extras: What joins the softmax.
+        mods: What joins the softmax.
         column: Index of the segment's first key in the call.
         parts: The powers of two that hold a key and a value.
         scale: Factor of the scores.
