@@ -27,7 +27,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.gpu $(VENV)/.codes
+test-all: $(VENV)/.large $(VENV)/.codes
 	$(PYTEST) --timeout=3600
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py \
 		tests/kernels/test_triton_random.py tests/generation/test_repeated_launches.py
@@ -104,9 +104,9 @@ $(VENV)/.codes: $(VENV)/.test
 	POLYHEAD_NATIVE_BUILD=all $(PIP) --no-deps -e .
 	@touch $@
 
-# 200 MB, hence apart from .test.
-$(VENV)/.gpu: $(VENV)/.test
-	$(PIP) $(call EXTRA,gpu)
+# 490 MB, hence apart from .test.
+$(VENV)/.large: $(VENV)/.test
+	$(PIP) $(call EXTRA,gpu) $(call EXTRA,types)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test
