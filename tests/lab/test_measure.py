@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polyhead.errors import DisagreementError
-from polyhead.lab.benchmarks import Case, Contestant, Limit, Settings, measure
+from polyhead.lab.benchmarks import Case, Contestant, Limit, Settings, limits, measure
 from polyhead.lab.benchmarks.case import close
 from polyhead.lab.benchmarks.peers import PACKAGES, Package, contestants, installed, missing
 from polyhead.lab.benchmarks.plot import plot
@@ -163,3 +163,13 @@ def test_the_limit_that_takes_longest_binds() -> None:
     result = measure(case, Settings(rounds=3))
     assert result.bound is not None
     assert (result.bound.kind, result.of_limit) == ("bytes", 0.75)
+
+
+@pytest.mark.parametrize(("narrow", "chosen"), [(1.0, torch.bfloat16), (9.0, torch.float32)])
+def test_a_limit_is_in_float32_where_a_narrow_dtype_is_slower(
+    monkeypatch: pytest.MonkeyPatch, narrow: float, chosen: torch.dtype
+) -> None:
+    monkeypatch.setattr(limits, "_seconds", {torch.bfloat16: narrow, torch.float32: 2.0}.get)
+    limit = limits.matrix_rate(torch.bfloat16, 1e6)
+    assert limit.run().dtype == chosen
+    assert limit.name.endswith("in float32") == (chosen == torch.float32)
