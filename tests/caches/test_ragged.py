@@ -320,6 +320,35 @@ def test_a_quantised_latent_ring_takes_a_padded_chunk_longer_than_its_window():
         torch.testing.assert_close(out[1:, :, real[1]], expected)
 
 
+@pytest.mark.parametrize("kernel", ["reference", "tiled", "auto"])
+@torch.no_grad()
+def test_a_call_that_is_not_causal_sees_of_a_chunk_what_each_row_keeps_of_it(kernel):
+    """The first row's chunk pushes its own tokens out of the ring, the second row's does not."""
+    counts, k = (15, 5), torch.randn(2, 2, 15, 8)
+    real = torch.arange(15) < torch.tensor(counts)[:, None]
+    q = torch.randn(2, 4, 1, 8)
+
+    def attended(rows, width):
+        cache = StoredCache(Ring(WINDOW), Quantized(group=2, sink_tokens=0, recent=2))
+        few = k[rows, :, :width]
+        source = cache.append(few, -few, cache.next_positions(real[rows, :width]))
+        last = torch.tensor(counts)[rows, None] - 1
+        return ph.attention(q[rows], source, q_positions=last, kernel=kernel)
+
+    out = attended(slice(0, 2), 15)
+    for row, count in enumerate(counts):
+        one = slice(row, row + 1)
+        torch.testing.assert_close(out[one], attended(one, count))
+
+
+def test_a_first_chunk_longer_than_a_ring_is_read_where_it_lies():
+    k = torch.randn(1, 2, 15, 8)
+    with torch.no_grad():
+        source = RingCache(WINDOW).append(k, k)
+    assert source.gather_bytes == 0
+    assert source.gather()[0].data_ptr() == k.data_ptr()
+
+
 @torch.no_grad()
 def test_what_a_ring_overwrote_does_not_come_back_when_the_overwriting_is_taken_back():
     cache = RingCache(4, spare=4)
