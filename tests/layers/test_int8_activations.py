@@ -77,6 +77,13 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
         assert not torch.equal(y, code.product(x, [Weight(blocks, None, kind.number)]))
 
 
+def test_each_32_numbers_are_rounded_by_their_own_scale() -> None:
+    x = torch.randn(5, 4, 32) * torch.logspace(-3, 3, 4)[:, None]
+    error = (int8_activations(x.flatten(1)).view_as(x) - x).abs()
+    assert (error <= x.abs().amax(-1, keepdim=True) / 254 * 1.001).all()
+    assert (error > 0).any()
+
+
 def test_what_is_not_finite_or_nothing() -> None:
     kind = block_type("Q4_1")
     module = QuantizedLinear(random_blocks(kind, 16, 128), kind)

@@ -425,6 +425,8 @@ def test_wrong_calls_are_named() -> None:
         layer(tokens(3), computation="fast")
     with pytest.raises(ValueError, match="keys are at least the queries"):
         layer.explain(5, 4)
+    with pytest.raises(ValueError, match="both at least 1: got batch_size=0"):
+        layer.explain(1, 4, batch_size=0)
     with pytest.raises(ConfigError, match=r"rope must be built from config\.rope"):
         MultiHeadLatentAttention.from_config(
             48, LatentAttentionConfig(**SIZES), rope=RoPE(theta=5.0)
