@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+import polyhead as ph
 from polyhead.config import (
     AttentionConfig,
     Data,
@@ -21,6 +22,7 @@ from polyhead.config import (
     NormConfig,
     RelativeBiasConfig,
     RopeConfig,
+    TaskHeadConfig,
     TransformerConfig,
 )
 from polyhead.errors import ConfigError
@@ -109,3 +111,15 @@ def test_the_vanilla_transformer_has_the_parameters_of_torch_s() -> None:
     counts = Transformer(config).parameter_counts()
     found = counts.attention + counts.feed_forward + counts.norms
     assert found == sum(each.numel() for each in theirs.parameters())
+
+
+def test_the_base_model_of_2017_has_65_million_parameters() -> None:
+    """Vaswani et al., table 3, with the 37,000 shared tokens of section 5.1."""
+    config = TransformerConfig.vanilla(37_000)
+    assert ph.plan(config, tokens=1).parameters.total == pytest.approx(65e6, rel=0.04)
+    assert config.layers[0].attention.num_heads == 8
+
+
+def test_a_task_head_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a task head needs a pooling, labels or a transform"):
+        TaskHeadConfig()
