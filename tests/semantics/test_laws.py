@@ -412,6 +412,7 @@ GRADCHECKS = {
 }
 
 
+# Those of the reference are autograd's, of the formula.
 @pytest.mark.parametrize("kernel", [pytest.param("reference", marks=pytest.mark.slow), "tiled"])
 @pytest.mark.parametrize("feature", GRADCHECKS)
 def test_gradients_equal_finite_differences(kernel, feature, monkeypatch):

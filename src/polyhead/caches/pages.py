@@ -234,9 +234,6 @@ class Pages(Memory):
         self.pool.reserve(sum(max(0, wanted - len(row)) for row in self.table))
 
     @_locked
-    def write(self, rows: Sequence[int] | None, records: Sequence[Tensor]) -> None:
-        super().write(rows, records)
-
     def put(self, rows: Sequence[int] | None, start: int, records: Sequence[Tensor]) -> None:
         touched = range(len(self.stops)) if rows is None else rows
         count, page = records[0].shape[2], self.pool.page

@@ -21,11 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polyhead.caches import (
-    KeyValueCache,
-    ModelCache,
-    SequenceCache,
-)
+from polyhead.caches import KeyValueCache, ModelCache, SequenceCache
 from polyhead.layers.exact import changed_classes, guarded_classes
 from polyhead.layers.fused_layers import FusedLayers, PlannedLayer
 from polyhead.layers.gemm import code_for_gemv

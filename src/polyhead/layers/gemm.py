@@ -2,9 +2,8 @@
 
 Up to 8, as in decoding, of every dtype: decoding waits for weights to be read. More in the dtypes
 in which the native product is as fast as torch's or faster: with vectors of 16 in float32 and
-float16, with instructions for bfloat16, and on AVX2 in both 16-bit dtypes, in which torch takes 5
-to 8 times as long as in float32. All of every dtype, where each must have the bits that it has
-alone.
+float16, with instructions for bfloat16, and on AVX2 in both 16-bit dtypes, of which torch has no
+fast product there. All of every dtype, where each must have the bits that it has alone.
 """
 
 from __future__ import annotations

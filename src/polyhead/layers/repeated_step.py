@@ -40,16 +40,15 @@ class RepeatedStep:
     """
 
     def __init__(self, code: Code) -> None:
-        self.code = code
-        self._max_position = 0.0
-        self.forget()
-
-    def forget(self) -> None:
-        """The next step is another one; nothing of the last is kept alive."""
-        self.run = self.code.run()
+        self.code, self.run = code, code.run()
         self._together: Together | None = None
         self._known: list[NativeLayer] = []
         self._rotations: list[tuple[RoPE, RopeConfig | None, int]] = []
+        self._max_position = 0.0
+
+    def forget(self) -> None:
+        """The next step is another one."""
+        self._together = None
 
     def keep(
         self, x: Tensor, guard: Guard, known: Iterable[NativeLayer], caches: Sequence[StoredCache]
@@ -62,7 +61,7 @@ class RepeatedStep:
             known: All layers of the plan; none takes a bias or attends to a context.
             caches: Of each, locked.
         """
-        self._known, self._together = [*known], None
+        self._known = [*known]
         if not Together.fits(caches) or any(each.hooked for each in self._known):
             return
         self._like, self._guard = (x.dtype, x.shape), guard

@@ -46,7 +46,7 @@ _DTYPES = {
     "avx512_amx": frozenset({torch.float32, torch.float16}),
     "avx512_bf16": frozenset(DTYPES),
     "avx512": frozenset({torch.float32, torch.float16}),
-    "avx2": frozenset({torch.bfloat16, torch.float16}),  # torch has no fast product of them
+    "avx2": frozenset({torch.bfloat16, torch.float16}),
 }
 
 

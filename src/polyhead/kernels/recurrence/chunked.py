@@ -1,4 +1,4 @@
-"""The recurrence by matrix products over chunks of 64 tokens, in PyTorch, differentiable.
+"""The recurrence by matrix products over chunks of up to 64 tokens, in PyTorch, differentiable.
 
 Within a chunk, with G the sums of its log decays and S the state before it:
 
@@ -40,7 +40,7 @@ _NOTHING = -1000.0
 
 class ChunkedKernel(RecurrenceKernel):
     name = "chunked"
-    summary = "PyTorch, matrix products over chunks of 64 tokens, forward and backward"
+    summary = "PyTorch, matrix products over chunks of up to 64 tokens, forward and backward"
 
     def plan(self, call: RecurrenceCall) -> Refusal | None:
         if call.q.device.type == "mps":
@@ -55,6 +55,8 @@ class ChunkedKernel(RecurrenceKernel):
             shared = H
         q, k, v, decay, beta = call.precise(heads=shared)
         size = min(CHUNK, 1 << max(T - 1, 0).bit_length())
+        if call.delta:  # a chunk of more tokens than key features loses digits
+            size = min(size, max(_SMALLEST, 1 << (q.shape[3] - 1).bit_length()))
         q, k, v = (_in_chunks(x, size) for x in (q, k, v))
         sums = None
         if decay is not None:

@@ -17,13 +17,13 @@ def matrix_rate(dtype: torch.dtype, operations: float) -> Limit:
     instructions for ``dtype`` multiplies faster so.
     """
     n = min(2048, max(1024, 256 * round((operations / 2) ** (1 / 3) / 256)))
-    name = f"{n}³ matrix product"
+    name = "matrix product"
     if _on_gpu():
-        n, name = 8192, "8192³ matrix product"
-    elif dtype != torch.float32 and _seconds(torch.float32) < _seconds(dtype):
-        dtype, name = torch.float32, f"{n}³ matrix product in float32"
+        n = 8192
+    elif _seconds(torch.float32) < _seconds(dtype):
+        dtype, name = torch.float32, "matrix product in float32"
     a, b = torch.randn(2, n, n).to(dtype)
-    return Limit("operations", name, lambda: a @ b, operations / (2 * n**3))
+    return Limit("operations", f"{n}³ {name}", lambda: a @ b, operations / (2 * n**3))
 
 
 def read_rate(size: float) -> Limit:
