@@ -37,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "complement": {"mask": ~ph.KeyLengths([4000, 96])},
     "an explicit tensor": {"mask": lambda: ph.Keep(torch.ones(LENGTH, LENGTH) > 0)},
     "block-sparse": {"mask": lambda: ph.BlockSparse(torch.eye(32, dtype=torch.bool), 128)},
+    "chosen keys": {"T": 1, "mask": lambda: ph.Chosen(torch.arange(64), 16)},
     "softcap": {"mask": ph.Causal(), "softcap": 50.0},
     "ALiBi": {"mask": ph.Causal(), "bias": lambda: ph.ALiBi(_made(8))},
     "T5 bias": {"bias": lambda: ph.RelativeBias(_made(32, 8))},

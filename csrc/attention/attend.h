@@ -68,20 +68,20 @@ inline int64_t state_bytes(const Plan& p) {
 }
 
 // The first of `items` (splits of blocks) in a run of them; all runs read equally many keys.
-inline int64_t first_of_run(const Attention& c, const Plan& p, int64_t items, int64_t run, int64_t runs) {
+inline int64_t first_of_run(const Plan& p, int64_t items, int64_t run, int64_t runs) {
     if (runs == items) return run;
-    const int64_t from = p.blocks * c.keys * run / runs;  // of the keys of all blocks, one after another
-    int64_t item = from / c.keys * p.splits;
-    while (item < items && item / p.splits * c.keys + split_at(c, p, item % p.splits) < from) ++item;
+    const int64_t from = p.blocks * p.keys * run / runs;  // of the keys of all blocks, one after another
+    int64_t item = from / p.keys * p.splits;
+    while (item < items && item / p.splits * p.keys + split_at(p, item % p.splits) < from) ++item;
     return item;
 }
 
 // A block of rows and all splits of its keys: the sums of a split in `part`, of those before it in `state`.
 template <class T>
 void split_k_serial(const Attention& c, const Plan& p, const Rows& rows, State& state, State& part, Arena arena) {
-    run_rows<T>(c, p, rows, 0, split_at(c, p, 1), state, arena);
+    run_rows<T>(c, p, rows, 0, split_at(p, 1), state, arena);
     for (int64_t split = 1; split < p.splits && !stopped(c); ++split) {
-        run_rows<T>(c, p, rows, split_at(c, p, split), split_at(c, p, split + 1), part, arena);
+        run_rows<T>(c, p, rows, split_at(p, split), split_at(p, split + 1), part, arena);
         merge(state, part, rows.count, p.width, post_scale(c));
     }
 }
@@ -103,7 +103,7 @@ template <class T> Outcome attend_of(const Attention& c, int threads) {
         Arena arena{states + item * each, each};
         return state_of(arena, p);
     };
-    if (p.decode && p.blocks * c.keys < 2 * kDecodeKeys * threads) threads = (int)(p.blocks * c.keys / (2 * kDecodeKeys));
+    if (p.decode && p.blocks * p.keys < 2 * kDecodeKeys * threads) threads = (int)(p.blocks * p.keys / (2 * kDecodeKeys));
     if (threads < 1) threads = 1;
     // In decode a thread reads splits that follow each other in memory; elsewhere it takes the next one.
     const int64_t runs = p.decode && apart && threads < items ? threads : items;
@@ -115,8 +115,8 @@ template <class T> Outcome attend_of(const Attention& c, int threads) {
         while (scratch && !stopped(c)) {
             const int64_t run = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (run >= runs) break;
-            const int64_t last = first_of_run(c, p, items, run + 1, runs);
-            for (int64_t item = first_of_run(c, p, items, run, runs); item < last; ++item) {
+            const int64_t last = first_of_run(p, items, run + 1, runs);
+            for (int64_t item = first_of_run(p, items, run, runs); item < last; ++item) {
                 const int64_t block = apart ? item / p.splits : item, split = item - block * p.splits;
                 const Rows rows = rows_of(c, p, block);
                 Arena arena = scratch.arena();
@@ -124,10 +124,10 @@ template <class T> Outcome attend_of(const Attention& c, int threads) {
                 if (p.serial) {
                     split_k_serial<T>(c, p, rows, state, part, arena);
                 } else if (!apart) {
-                    run_rows<T>(c, p, rows, 0, c.keys, state, arena);
+                    run_rows<T>(c, p, rows, 0, p.keys, state, arena);
                 } else {
                     State kept = state_at(item);
-                    run_rows<T>(c, p, rows, split_at(c, p, split), split_at(c, p, split + 1), kept, arena);
+                    run_rows<T>(c, p, rows, split_at(p, split), split_at(p, split + 1), kept, arena);
                     if (__atomic_add_fetch(computed + block, 1, __ATOMIC_ACQ_REL) < p.splits) continue;
                     state = state_at(block * p.splits);
                     for (int64_t other = 1; other < p.splits; ++other)

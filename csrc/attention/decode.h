@@ -1,7 +1,7 @@
 // Decode: a block of keys and values after the other, as numbers or as codes, where they lie.
 #pragma once
 
-#include "contiguous.h"
+#include "chosen.h"
 #include "decode_int8.h"
 
 namespace polyhead::PH_NAMESPACE {
@@ -107,6 +107,7 @@ void decode_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t fr
         }
         decode_block<T>(c, rows, keys, visible, q, row_bytes, from, s, state);
     };
+    if (c.chosen) return over_chosen<T>(c, rows, from, to, kDecodeKeys, scratch, block);
     if (p.contiguous) return over_contiguous<T>(c, p, rows, from, to, kDecodeKeys, scratch, block);
     over_blocks(c, rows, from, to, kDecodeKeys, [&](const Keys& keys, Visible visible) {
         if (decode_coded_block<T>(c, rows, keys, visible, plain, coded, s, state)) return;

@@ -18,6 +18,7 @@ struct Plan {
     int64_t tokens, token_blocks;  // query tokens of a block; blocks of tokens
     int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
     int64_t blocks;                // in all
+    int64_t keys;                  // that a block of rows visits: all, or those along its list of chosen ones
     int64_t rows, width;           // of a block, most; values, padded to vectors
     bool batch_invariant;                   // what a row gives depends on the row and its keys alone
     bool contiguous;                   // segments are read as one, in blocks that begin at fixed places (contiguous.h)
@@ -38,9 +39,9 @@ inline int64_t fixed_split_at(int64_t i, int64_t keys) {
 }
 
 // The first key of a split.
-inline int64_t split_at(const Attention& c, const Plan& p, int64_t i) {
+inline int64_t split_at(const Plan& p, int64_t i) {
     const int64_t at = p.batch_invariant ? fixed_split_at(p.first_split + i, p.split_keys) - p.origin : i * p.split_keys;
-    return at < 0 ? 0 : at < c.keys ? at : c.keys;
+    return at < 0 ? 0 : at < p.keys ? at : p.keys;
 }
 
 // Whether the segments are keys at places that follow on, as in a ring, of which nothing but the place matters.
@@ -52,14 +53,30 @@ inline bool follows_on(const Attention& c) {
     return true;
 }
 
+// Keys of a chosen block: one that is longer than all keys holds those alone.
+inline int64_t chosen_length(const Attention& c) { return c.chosen_size < c.keys ? c.chosen_size : c.keys; }
+
+// The most heads of a block of rows, up to `most`, if these must share a kv head and a list of chosen keys.
+inline int64_t heads_of_a_choice(int64_t group, int64_t chosen_group, int64_t most) {
+    for (int64_t n = group < most ? group : most; n > 1; --n)
+        if (group % n == 0 && chosen_group % n == 0) return n;
+    return 1;
+}
+
 inline Plan plan_of(const Attention& c, int threads) {
     Plan p{};
     const int64_t group = c.heads / c.kv_heads;
+    p.keys = c.chosen ? c.chosen_count * chosen_length(c) : c.keys;
     p.width = up_to(c.value_dim, W);
     p.batch_invariant = c.batch_invariant || c.queries == 1 || group * c.queries <= kDecodeRows;
     p.decode = p.batch_invariant && group <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
     p.heads = group < kPrefillRows ? group : kPrefillRows;
     p.tokens = (p.decode ? kDecodeRows : kPrefillRows) / p.heads;
+    if (c.chosen) {
+        p.heads = heads_of_a_choice(group, c.chosen_group, kPrefillRows);
+        p.tokens = 1, p.batch_invariant = true;
+        p.decode = p.heads <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+    }
     if (p.tokens > c.queries) p.tokens = c.queries;
     if (p.tokens < 1) p.tokens = 1;
     // Smaller blocks if there are too few for the threads.
@@ -70,21 +87,21 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
     p.rows = p.heads * p.tokens;
-    p.splits = 1, p.split_keys = c.keys;
+    p.splits = 1, p.split_keys = p.keys;
     const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
     if (p.batch_invariant) {
         p.split_keys = p.decode ? kDecodeSplit : kPrefillSplit;
-        p.contiguous = follows_on(c);
+        p.contiguous = !c.chosen && follows_on(c);
         p.origin = p.contiguous ? c.segments[0].position : 0;
         while (fixed_split_at(p.first_split + 1, p.split_keys) <= p.origin) ++p.first_split;
-        while (fixed_split_at(p.first_split + p.splits, p.split_keys) < p.origin + c.keys) ++p.splits;
+        while (fixed_split_at(p.first_split + p.splits, p.split_keys) < p.origin + p.keys) ++p.splits;
         p.serial = p.splits > 1 && !spare;
     } else if (spare) {
         int64_t splits = (4 * threads + p.blocks - 1) / p.blocks;
-        if (splits > c.keys / (2 * kDecodeKeys)) splits = c.keys / (2 * kDecodeKeys);
+        if (splits > p.keys / (2 * kDecodeKeys)) splits = p.keys / (2 * kDecodeKeys);
         if (splits < 1) splits = 1;
-        p.split_keys = up_to((c.keys + splits - 1) / splits, kDecodeKeys);
-        p.splits = c.keys ? (c.keys + p.split_keys - 1) / p.split_keys : 1;
+        p.split_keys = up_to((p.keys + splits - 1) / splits, kDecodeKeys);
+        p.splits = p.keys ? (p.keys + p.split_keys - 1) / p.split_keys : 1;
     }
     return p;
 }

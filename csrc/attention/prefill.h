@@ -4,7 +4,7 @@
 // own bfloat16 instruction, which adds in float32; otherwise everything is widened to float32.
 #pragma once
 
-#include "contiguous.h"
+#include "chosen.h"
 #include "../common/tile_products.h"
 
 namespace polyhead::PH_NAMESPACE {
@@ -184,8 +184,7 @@ void prefill_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t f
     T* scratch = arena.take<T>(kPrefillKeys * (D + c.value_dim));
     const bool masked = c.low || c.keep;
     [[maybe_unused]] const TilesInUse tiles;
-    over_keys<T>(c, p, rows, from, to, kPrefillKeys, scratch,
-                 [&](const Keys& keys, Visible visible, Content<T> from) {
+    auto block = [&](const Keys& keys, Visible visible, Content<T> from) {
         if (masked && !all_finite<T>(c, keys, from))
             from = without_nonfinite<T>(c, rows, keys, from, good_k, good_v, state);
         transpose(from.k, from.k_token, keys.length, D, k);
@@ -198,7 +197,9 @@ void prefill_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t f
                          NextBlock(from.k + kPrefillKeys * from.k_token, from.k_token * sizeof(T), kPrefillKeys, D * sizeof(T)),
                          NextBlock(from.v + kPrefillKeys * from.v_token, from.v_token * sizeof(T), kPrefillKeys,
                                    c.value_dim * sizeof(T)));
-    });
+    };
+    if (c.chosen) return over_chosen<T>(c, rows, from, to, kPrefillKeys, scratch, block);
+    over_keys<T>(c, p, rows, from, to, kPrefillKeys, scratch, block);
 }
 
 }  // namespace polyhead::PH_NAMESPACE

@@ -142,11 +142,12 @@ inline bool score_mods_from(PyObject* tuple, Attention& c) {
     const Fields<F> f(tuple, "mods");
     if (!f) return false;
     c.softcap = f.as_float(F::softcap), c.batch_invariant = f[F::batch_invariant] == Py_True, c.rounded = f.as_float(F::rounded);
-    View low, high, keep, q_positions, slopes, by_distance, bias;
+    View low, high, keep, q_positions, slopes, by_distance, bias, chosen;
     if (!pair_of(f[F::bounds], "bounds", low, high) || !optional_view_of(f[F::keep], "keep", keep) ||
         !optional_view_of(f[F::q_positions], "q_positions", q_positions) ||
         !optional_view_of(f[F::slopes], "slopes", slopes) ||
-        !optional_view_of(f[F::by_distance], "by_distance", by_distance) || !optional_view_of(f[F::bias], "bias", bias))
+        !optional_view_of(f[F::by_distance], "by_distance", by_distance) || !optional_view_of(f[F::bias], "bias", bias) ||
+        !optional_view_of(f[F::chosen], "chosen", chosen))
         return false;
     if (low) {
         if (!is_table(low, c.batch, c.queries) || !is_table(high, c.batch, c.queries) ||
@@ -160,6 +161,18 @@ inline bool score_mods_from(PyObject* tuple, Attention& c) {
             return wrong("keep must be [1 or B, 1 or H, T, S] bool, its keys without gaps");
         c.keep = (const uint8_t*)keep.at;
         c.keep_batch = keep.step(0), c.keep_head = keep.step(1), c.keep_query = keep.step(2);
+    }
+    if (chosen) {
+        if (chosen.kind != kOfInt64 || chosen.dims != 4 || !chosen.is_or_one(0, c.batch) || chosen.size[1] < 1 ||
+            c.heads % chosen.size[1] || !chosen.is_or_one(2, c.queries) || !chosen.is_dense_from(3))
+            return wrong("chosen must be [1 or B, n, 1 or T, m] int64, n a divisor of H, its last dimension without gaps");
+        if (c.keep || bias || f[F::dropout] != Py_None) return wrong("chosen goes without keep, bias and dropout");
+        static const int64_t none = -1;  // a tensor without elements has no address
+        c.chosen = chosen.at ? (const int64_t*)chosen.at : &none;
+        c.chosen_batch = chosen.step(0), c.chosen_head = chosen.step(1), c.chosen_query = chosen.step(2);
+        c.chosen_count = chosen.size[3], c.chosen_size = f.as_int64(F::chosen_size), c.chosen_group = c.heads / chosen.size[1];
+        if (PyErr_Occurred()) return false;
+        if (c.chosen_size < 1) return wrong("chosen_size must be at least 1");
     }
     if (slopes) {
         if (slopes.kind != kOfFloat32 || !slopes.is_vector(c.heads))
@@ -266,6 +279,7 @@ inline PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) {
         !view_of(a[A::grad_lse], "grad_lse", grad_lse))
         return nullptr;
     if (c.count != 1 || c.segments[0].pages || c.segments[0].coding.group) return wrong("gradients takes keys in one segment");
+    if (c.chosen) return wrong("gradients takes no chosen keys");
     if (c.queries < 1 || c.keys < 1) return wrong("gradients takes queries and keys: got none");
     auto are_rows = [&](const View& v, int dims) {
         bool good = v.dims == dims && v.is(0, c.batch) && v.is(1, c.heads) && v.is(2, c.queries);

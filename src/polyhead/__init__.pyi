@@ -52,6 +52,7 @@ from polyhead.semantics import ALiBi as ALiBi
 from polyhead.semantics import Bias as Bias
 from polyhead.semantics import BlockSparse as BlockSparse
 from polyhead.semantics import Causal as Causal
+from polyhead.semantics import Chosen as Chosen
 from polyhead.semantics import Chunk as Chunk
 from polyhead.semantics import DenseSource as DenseSource
 from polyhead.semantics import Documents as Documents

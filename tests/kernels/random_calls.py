@@ -169,7 +169,7 @@ def _leaf(dice: np.random.Generator, at: Axes, H: int, *, by_place: bool) -> Dra
     q, k = at.q[:, None, :, None], at.k[:, None, None, :]
     B, (T, S) = len(at.q), (at.q.shape[1], at.k.shape[1])
     size = int(dice.integers(1, S + 1))
-    kind = int(dice.integers(10 if by_place else 4))
+    kind = int(dice.integers(11 if by_place else 4))
     if kind == 0:
         return ph.Causal(), k <= q
     if kind == 1:
@@ -192,11 +192,19 @@ def _leaf(dice: np.random.Generator, at: Axes, H: int, *, by_place: bool) -> Dra
         blocks = dice.random((H, -(-S // size), -(-S // size))) < 0.5
         rows, columns = np.maximum(q_place, 0) // size, k_place // size
         return ph.BlockSparse(torch.from_numpy(blocks), size), blocks[None, :, rows, columns]
+    if kind == 7:
+        group = int(dice.choice([n for n in range(1, H + 1) if H % n == 0]))
+        shape = [(B, H // group, T, 3), (1, T, 5), (H // group, 1, 2), (4,)][int(dice.integers(4))]
+        blocks = dice.integers(-1, -(-S // size) + 1, shape)
+        seen = (blocks[..., None, :] == (np.arange(S) // size)[:, None]).any(-1)
+        seen = seen.reshape((1,) * (4 - seen.ndim) + seen.shape)
+        heads = np.repeat(seen, group, axis=1) if seen.shape[1] > 1 else seen
+        return ph.Chosen(torch.from_numpy(blocks), size, group), heads
     shape = [(B, 1, T, S), (H, T, S), (H, 1, S), (B, 1, 1, S)][int(dice.integers(4))]
     chosen = dice.random(shape) < dice.choice([0.1, 0.5, 0.9])
     seen = chosen.reshape((1,) * (4 - len(shape)) + shape)
     tensor = torch.from_numpy(chosen)
-    return (ph.Keep(tensor), seen) if kind < 9 else (ph.Drop(tensor), ~seen)
+    return (ph.Keep(tensor), seen) if kind < 10 else (ph.Drop(tensor), ~seen)
 
 
 def worst_share(call: RandomCall, kernel: str, device: str) -> tuple[float, str]:

@@ -28,6 +28,7 @@ def _mask(make: Callable[[], ph.Mask]) -> dict[str, Any]:
 
 _KEEP = torch.rand(2, 1, T, T, generator=torch.Generator().manual_seed(5)) > 0.4
 _BLOCKS = torch.rand(4, 4, 4, generator=torch.Generator().manual_seed(6)) > 0.3
+_CHOSEN = torch.randint(-1, 8, (2, 2, T, 3), generator=torch.Generator().manual_seed(7))
 
 FEATURES: dict[str, dict[str, Any]] = {
     "everything visible": {},
@@ -40,6 +41,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "documents": _mask(lambda: ph.Causal() & ph.Documents([9, 20, 8])),
     "ragged lengths": _mask(lambda: ph.KeyLengths([T, 13])),
     "block-sparse": _mask(lambda: ph.BlockSparse(_BLOCKS, 10) & ph.Causal()),
+    "chosen keys": _mask(lambda: ph.Chosen(_CHOSEN, 5, group=H // 2) & ph.Causal()),
     "explicit tensor": _mask(lambda: ph.Keep(_KEEP) & ~ph.Prefix(3)),
     "ALiBi": {"mask": ph.Causal, "bias": lambda x: ph.ALiBi(x), "learned": (H,)},
     "T5's bias": {"bias": lambda x: ph.RelativeBias(x, max_distance=20), "learned": (8, H)},

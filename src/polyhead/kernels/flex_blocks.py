@@ -123,7 +123,7 @@ def _by_ranges(
     """Which blocks see anything and which everything, on the device; None if that is no range."""
     in_order = k.positions is None and k.stride == 1
     found = mask.range(q, k, device) if in_order else None
-    if found is None:
+    if found is None or found.chosen is not None:
         return None
     ends = torch.iinfo(torch.int64)
     index = torch.arange(-(-q.length // BLOCK) * BLOCK, device=device).clamp(max=q.length - 1)

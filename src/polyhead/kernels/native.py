@@ -40,11 +40,12 @@ class NativeKernel(Kernel[ScoreMods]):
         if batch_invariant.is_enabled() and _is_empty(call):
             return NO_SCORE_MODS._replace(batch_invariant=True)
         plainly = not (call.requires_grad or torch.compiler.is_compiling() or _is_fake(call))
-        found = score_mods_of(call, rounds=plainly)
+        found = score_mods_of(call, inference=plainly)
         if isinstance(found, Refusal) or not batch_invariant.is_enabled():
             return found
         turned = call.source.of_row is not None or call.source.tokens.places.low
-        if turned and (found.keep is not None or found.bias is not None):
+        by_index = found.keep, found.bias, found.chosen
+        if turned and any(x is not None for x in by_index):
             return Refusal("an explicit mask or bias over the keys of a ring")
         return found._replace(batch_invariant=True)
 

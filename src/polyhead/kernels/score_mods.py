@@ -40,34 +40,36 @@ def pieces_of(call: Call) -> list[KVSegment]:
     return found
 
 
-def score_mods_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> ScoreMods | Refusal:
+def score_mods_of(call: Call, drawn: int = 0, *, inference: bool = False) -> ScoreMods | Refusal:
     """Features beside plain softmax(Q Kᵀ · scale) V, or the one that would need a T×S tensor.
 
     Args:
         call: The attention call to lower.
         drawn: Bytes that such a T×S tensor may have; 0: none is drawn.
-        rounds: Whether ``ScoreMods.rounded`` is understood.
+        inference: Whether ``ScoreMods.rounded`` and ``chosen`` are understood.
     """
     spec, q = call.spec, call.q
     if spec.mask is None and spec.bias is None and spec.softcap is None and not spec.dropout_p:
         return NO_SCORE_MODS
-    bounds = keep = positions = None
+    bounds = keep = positions = chosen = None
     numbers = KernelBias()
     if spec.mask is not None:
         found = spec.mask.range(call.q_tokens, call.source.tokens, q.device)
-        found = _drawn_mask(call, spec.mask, drawn) if found is None else found
+        if found is None or (found.chosen is not None and not inference):
+            found = _drawn_mask(call, spec.mask, drawn)
         if found is None:
             return Refusal(f"mask={spec.mask!r} (it would need a T×S tensor)")
         bounds = _bounds(found, q)
         if found.keep is not None:
             keep = found.keep.expand(*found.keep.shape[:2], q.shape[2], call.source.tokens.length)
             keep = keep if keep.stride(-1) == 1 else keep.contiguous()
+        chosen = found.chosen
     if spec.bias is not None:
         if not torch.compiler.is_compiling():
             for x in spec.bias.tensors:
                 check_storage("bias", x)  # copied below if need be
         found_numbers = spec.bias.kernel_bias()
-        if found_numbers is None or (found_numbers.rounded and not rounds):
+        if found_numbers is None or (found_numbers.rounded and not inference):
             found_numbers = _drawn_bias(call, spec.bias, drawn)
         if found_numbers is None:
             return Refusal(f"bias={spec.bias!r} (it would need a T×S tensor)")
@@ -77,7 +79,12 @@ def score_mods_of(call: Call, drawn: int = 0, *, rounds: bool = False) -> ScoreM
     slopes, by_distance = (None if x is None else dense(x) for x in numbers[:2])
     dropout = dropout_of(spec, call.q_tokens, call.source.tokens) if spec.dropout_p else None
     bias = positions, slopes, by_distance, numbers.tensor
-    return ScoreMods(spec.softcap or 0.0, bounds, keep, *bias, dropout, rounded=numbers.rounded)
+    mods = ScoreMods(spec.softcap or 0.0, bounds, keep, *bias, dropout, rounded=numbers.rounded)
+    if chosen is None:
+        return mods
+    if any(x is not None for x in (keep, numbers.tensor, dropout)):
+        return Refusal(f"mask={spec.mask!r} with dropout, a tensor of all pairs or a bias tensor")
+    return mods._replace(chosen=chosen.sorted_blocks().to(q.device), chosen_size=chosen.size)
 
 
 def _drawn_mask(call: Call, mask: Mask, most: int) -> Range | None:

@@ -18,6 +18,7 @@ from polyhead.semantics.fire import FIRE
 from polyhead.semantics.masks import (
     BlockSparse,
     Causal,
+    Chosen,
     Chunk,
     Documents,
     Drop,
@@ -39,6 +40,7 @@ __all__ = [
     "BlockSparse",
     "Call",
     "Causal",
+    "Chosen",
     "Chunk",
     "DenseSource",
     "Documents",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from polyhead.errors import UnsupportedError
 from polyhead.semantics.component import Component, inherit_no_shortcut
 from polyhead.semantics.pairs import PairExpr, QueryKeyPairs, Tile
 from polyhead.semantics.tokens import Tokens
+
+if TYPE_CHECKING:
+    from polyhead.semantics.masks.chosen import Chosen
 
 
 class Visibility(enum.Enum):
@@ -42,11 +45,13 @@ class Range(NamedTuple):
         low: ``[1 or B, T]`` int64; None: unlimited.
         high: ``[1 or B, T]`` int64, exclusive; None: unlimited.
         keep: An explicit tensor, bool, broadcasts to ``[B, H, T, S]``; None hides nothing.
+        chosen: The keys that each query chose; None: it may see all of the range.
     """
 
     low: Tensor | None
     high: Tensor | None
     keep: Tensor | None = None
+    chosen: Chosen | None = None
 
 
 _DRAWN = 12
@@ -227,10 +232,13 @@ class And(Mask, arguments={"left": Mask, "right": Mask}):
         left, right = self.left.range(q, k, device), self.right.range(q, k, device)
         if left is None or right is None:
             return None
+        if left.chosen is not None and right.chosen is not None:
+            return None
         return Range(
             _either(torch.maximum, left.low, right.low),
             _either(torch.minimum, left.high, right.high),
             _either(torch.logical_and, left.keep, right.keep),
+            right.chosen if left.chosen is None else left.chosen,
         )
 
     def is_causal(self) -> bool:
@@ -282,7 +290,7 @@ class Or(Mask, arguments={"left": Mask, "right": Mask}):
         # Two ranges from the beginning are one; others may leave a hole between them.
         if left is None or right is None or left.low is not None or right.low is not None:
             return None
-        if left.keep is not None or right.keep is not None:
+        if any(side.keep is not None or side.chosen is not None for side in (left, right)):
             return None
         if left.high is None or right.high is None:
             return Range(None, None)

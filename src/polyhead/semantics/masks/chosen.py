@@ -1,0 +1,149 @@
+"""A mask of chosen keys: the blocks that each query may look at (sparse attention)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from polyhead._utils.checks import check_int
+from polyhead.semantics.masks.algebra import Mask, Range, Visibility
+from polyhead.semantics.tokens import Tokens
+
+
+class Chosen(Mask, arguments={"blocks": Tensor, "size": int, "group": int}):
+    """The keys that each query chose: what an indexer or a router of sparse attention returns.
+
+    Key j is visible where j // size is among the query's blocks: size 1 chooses single keys
+    (DeepSeek-V3.2, 2512.02556), larger ones blocks of neighbours (NSA, 2502.11089; MoBA,
+    2502.13189; Quest, 2406.10774). Native code reads the chosen keys alone, where they lie. It
+    combines with other masks: ``Causal() & Chosen(blocks, 64)`` hides what is later within a block.
+
+    Args:
+        blocks: Whole numbers ``[B, H / group, T, m]``, of which all but the last may be 1; fewer
+            dimensions are filled up from the left. In any order; one that is given twice counts
+            once, and one that is negative or behind the last key holds no key, so rows are filled
+            up with -1. They count the keys of the call, from its first.
+        size: Keys of a block.
+        group: Query heads that share a choice: H / G where each kv head has one.
+
+    Raises:
+        TypeError: Not a tensor of whole numbers.
+        ValueError: Other dimensions, a size or group below 1, or (in a call) another number of
+            rows, heads or queries.
+    """
+
+    compares = "indexes"
+
+    def __init__(self, blocks: Tensor, size: int = 1, group: int = 1) -> None:
+        whole = isinstance(blocks, Tensor) and blocks.dtype in _WHOLE
+        if not whole:
+            got = (
+                f"a {blocks.dtype} tensor" if isinstance(blocks, Tensor) else type(blocks).__name__
+            )
+            raise TypeError(f"Chosen blocks must be a tensor of whole numbers: got {got}")
+        if not 1 <= blocks.ndim <= 4:
+            raise ValueError(
+                "Chosen blocks must be [B, H / group, T, m], or fewer dimensions of these from the "
+                f"right: got shape {list(blocks.shape)}"
+            )
+        self.blocks = blocks[(None,) * (4 - blocks.ndim)]
+        self.size = check_int("Chosen size", size, least=1)
+        self.group = check_int("Chosen group", group, least=1)
+
+    def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
+        blocks = self.blocks
+        if blocks.shape[-2] != 1:
+            blocks = blocks[:, :, q.start : q.start + q.length]
+        first = k.start // self.size
+        count = (k.start + max(1, k.length) - 1) // self.size - first + 1
+        blocks = blocks.to(device).long() - first
+        # The last column is for the blocks that have no key here.
+        blocks = blocks.where((blocks >= 0) & (blocks < count), count)
+        chosen = torch.zeros(*blocks.shape[:-1], count + 1, dtype=torch.bool, device=device)
+        chosen = chosen.scatter(-1, blocks, True)
+        keys = torch.arange(k.start, k.start + k.length, device=device) // self.size - first
+        chosen = chosen[..., keys]
+        if self.group > 1 and chosen.shape[1] > 1:
+            chosen = chosen.repeat_interleave(self.group, dim=1)
+        return chosen
+
+    def classify(self, q: Tokens, k: Tokens) -> Visibility:
+        return Visibility.SOME if self.blocks.shape[-1] else Visibility.NONE
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
+        return Range(None, None, chosen=self)
+
+    def sorted_blocks(self) -> Tensor:
+        """The blocks as int64, each once and in ascending order; numbers behind all keys follow."""
+        nowhere = torch.iinfo(torch.int64).max
+        blocks = self.blocks.long()
+        blocks = blocks.masked_fill(blocks < 0, nowhere).sort(dim=-1).values
+        repeated = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] != nowhere)
+        if repeated.any():
+            blocks[..., 1:].masked_fill_(repeated, nowhere)
+            blocks = blocks.sort(dim=-1).values
+        return blocks
+
+    def made_for(self) -> tuple[int, int]:
+        last = int(self.blocks.max()) if self.blocks.numel() else 0
+        return self.blocks.shape[-2], max(1, (last + 1) * self.size)
+
+    def of_heads(self, heads: Sequence[int]) -> Chosen:
+        if self.blocks.shape[1] == 1:
+            return self
+        heads = list(heads)
+        whole = heads[:: self.group]
+        if heads == [h + i for h in whole for i in range(self.group)] and not any(
+            h % self.group for h in whole
+        ):
+            return Chosen(self.blocks[:, [h // self.group for h in whole]], self.size, self.group)
+        return Chosen(self.blocks[:, [h // self.group for h in heads]], self.size)
+
+    def of_tokens(self, queries: slice, keys: slice) -> Chosen:
+        blocks = self.blocks
+        if blocks.shape[-2] != 1:
+            blocks = blocks[:, :, queries]
+        start, step = keys.start or 0, keys.step or 1
+        if step == 1 and start % self.size == 0:
+            held = blocks - start // self.size
+            if keys.stop is None or (keys.stop - start) % self.size == 0 or self.size == 1:
+                stop = torch.iinfo(held.dtype).max if keys.stop is None else keys.stop - start
+                return Chosen(
+                    held.masked_fill(held >= -(-stop // self.size), -1), self.size, self.group
+                )
+        # Keys that no longer stand in whole blocks are chosen one by one.
+        single = blocks.long()[..., None] * self.size + torch.arange(
+            self.size, device=blocks.device
+        )
+        single = single.flatten(-2)
+        stop = torch.iinfo(torch.int64).max if keys.stop is None else keys.stop
+        inside = (
+            (blocks.repeat_interleave(self.size, -1) >= 0) & (single >= start) & (single < stop)
+        )
+        inside &= (single - start) % step == 0
+        return Chosen(((single - start) // step).where(inside, -1), 1, self.group)
+
+    def of_rows(self, rows: Sequence[int]) -> Chosen:
+        if len(self.blocks) == 1:
+            return self
+        return Chosen(self.blocks[list(rows)], self.size, self.group)
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        shape = list(self.blocks.shape[:3])
+        if heads % self.group:
+            raise ValueError(f"Chosen group must divide the {heads} query heads: got {self.group}")
+        wanted = [batch, heads // self.group, queries]
+        if any(1 != have != want for have, want in zip(shape, wanted, strict=True)):
+            raise ValueError(
+                f"Chosen blocks must be [B, H / group, T, m] = [{', '.join(map(str, wanted))}, m], "
+                f"or 1 in place of these: got {list(self.blocks.shape)}, group {self.group}"
+            )
+
+    def __repr__(self) -> str:
+        group = f", group={self.group}" if self.group > 1 else ""
+        return f"Chosen({list(self.blocks.shape)}, size={self.size}{group})"
+
+
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
