@@ -24,6 +24,7 @@ TESTS = [
     "tests/kernels/test_native_codes.py",
     "tests/kernels/test_native_gradients.py",
     "tests/kernels/test_recurrence.py",
+    "tests/semantics/test_block_sparse.py",
     "tests/semantics/test_chosen.py",
     "tests/layers/test_fused.py",
     "tests/layers/test_linear.py",

@@ -58,9 +58,10 @@ struct Attention {
     int64_t bounds_batch;
     const uint8_t* keep;                // nonzero: visible; strides in elements, keys dense; or null
     int64_t keep_batch, keep_head, keep_query;
-    const int64_t* chosen;              // [B, H / chosen_group, T, chosen_count] blocks of keys that a query sees
-    int64_t chosen_batch, chosen_head, chosen_query;  // alone, ascending, each once; or null: all
-    int64_t chosen_count, chosen_size, chosen_group;  // keys of a block, and heads that share a choice
+    const int64_t* chosen;              // [B, H / chosen_heads, lists, chosen_count] blocks of keys that queries
+    int64_t chosen_batch, chosen_head, chosen_list;  // see alone, ascending, each once; or null: all
+    int64_t chosen_count, chosen_size;  // and keys of a block
+    int64_t chosen_heads, chosen_queries, chosen_skipped;  // that share a list; queries of the first before these
     const float* slopes;                // [H] of ALiBi, or null
     float rounded;                      // not 0: they add bfloat16(slope · key position) times this
     const float* by_distance;           // [H, 2 · farthest + 1], by key − query held within ±farthest; or null

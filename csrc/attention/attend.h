@@ -18,6 +18,7 @@ template <class T>
 void run_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to,
               State& state, Arena arena) {
     start(state, rows.count, p.width);
+    if (!rows.count) return;
     if (p.decode) decode_rows<T>(c, p, rows, from, to, state, arena);
     else prefill_rows<T>(c, p, rows, from, to, state, arena);
 }

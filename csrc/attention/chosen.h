@@ -1,6 +1,6 @@
-// Chosen keys: every query has a list of blocks of keys, and sees no others. A row of work is one query and the
-// heads that share its list; its keys are counted along the list, so splits of it are equally long. Long blocks
-// are read in place, short ones copied into blocks of the size that the products take.
+// Chosen keys: queries see a list of blocks of keys, and no others. The rows of a block of work share a list; their
+// keys are counted along it, so that splits of it are equally long. Long blocks of keys are read in place, short
+// ones copied into blocks of the size that the products take.
 #pragma once
 
 #include "contiguous.h"
@@ -86,12 +86,12 @@ template <class T> class Gathered {
     const T *from_k_[kPrefillKeys], *from_v_[kPrefillKeys];  // null: the key is in its place already
 };
 
-// As over_keys, for the keys [from, to) of the list of the rows' query.
+// As over_keys, for the keys [from, to) of the rows' list.
 template <class T, class Block>
 void over_chosen(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, T* scratch, Block&& block) {
     const int64_t each = chosen_length(c), last = (c.keys - 1) / c.chosen_size;
-    const int64_t* list = c.chosen + rows.batch * c.chosen_batch + rows.first_head / c.chosen_group * c.chosen_head +
-                          rows.t0 * c.chosen_query;
+    const int64_t* list = c.chosen + rows.batch * c.chosen_batch + rows.first_head / c.chosen_heads * c.chosen_head +
+                          (rows.t0 + c.chosen_skipped) / c.chosen_queries * c.chosen_list;
     Gathered<T> gathered(c, rows, size, scratch);
     int64_t visited = 0;
     for (int64_t at = from, next; at < to; at = next) {

@@ -16,6 +16,7 @@ constexpr int64_t kBlocksPerCheck = 16;  // blocks of keys between two looks at 
 struct Plan {
     bool decode;                   // keys and values are read in place (decode.h), not packed (prefill.h)
     int64_t tokens, token_blocks;  // query tokens of a block; blocks of tokens
+    int64_t list_blocks;           // those of a list of chosen keys, or 0
     int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
     int64_t blocks;                // in all
     int64_t keys;                  // that a block of rows visits: all, or those along its list of chosen ones
@@ -57,9 +58,9 @@ inline bool follows_on(const Attention& c) {
 inline int64_t chosen_length(const Attention& c) { return c.chosen_size < c.keys ? c.chosen_size : c.keys; }
 
 // The most heads of a block of rows, up to `most`, if these must share a kv head and a list of chosen keys.
-inline int64_t heads_of_a_choice(int64_t group, int64_t chosen_group, int64_t most) {
+inline int64_t heads_of_a_list(int64_t group, int64_t chosen_heads, int64_t most) {
     for (int64_t n = group < most ? group : most; n > 1; --n)
-        if (group % n == 0 && chosen_group % n == 0) return n;
+        if (group % n == 0 && chosen_heads % n == 0) return n;
     return 1;
 }
 
@@ -73,9 +74,11 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.heads = group < kPrefillRows ? group : kPrefillRows;
     p.tokens = (p.decode ? kDecodeRows : kPrefillRows) / p.heads;
     if (c.chosen) {
-        p.heads = heads_of_a_choice(group, c.chosen_group, kPrefillRows);
-        p.tokens = 1, p.batch_invariant = true;
-        p.decode = p.heads <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+        p.heads = heads_of_a_list(group, c.chosen_heads, kPrefillRows);
+        p.tokens = c.batch_invariant ? 1 : kPrefillRows / p.heads;
+        if (p.tokens > c.chosen_queries) p.tokens = c.chosen_queries;
+        p.batch_invariant = p.tokens == 1;
+        p.decode = p.batch_invariant && p.heads <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
     }
     if (p.tokens > c.queries) p.tokens = c.queries;
     if (p.tokens < 1) p.tokens = 1;
@@ -85,6 +88,10 @@ inline Plan plan_of(const Attention& c, int threads) {
         p.tokens = (p.tokens + 1) / 2;
     p.head_blocks = (group + p.heads - 1) / p.heads;
     p.token_blocks = (c.queries + p.tokens - 1) / p.tokens;
+    if (c.chosen) {
+        p.list_blocks = (c.chosen_queries + p.tokens - 1) / p.tokens;
+        p.token_blocks = ((c.chosen_skipped + c.queries - 1) / c.chosen_queries + 1) * p.list_blocks;
+    }
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
     p.rows = p.heads * p.tokens;
     p.splits = 1, p.split_keys = p.keys;
@@ -120,6 +127,14 @@ inline Rows rows_of(const Attention& c, const Plan& p, int64_t block) {
     const int64_t heads = group - head_block * p.heads < p.heads ? group - head_block * p.heads : p.heads;
     r.t0 = token_block * p.tokens;
     r.t1 = r.t0 + p.tokens < c.queries ? r.t0 + p.tokens : c.queries;
+    if (c.chosen) {  // blocks begin and end with a list; those before the first query or behind the last are empty
+        const int64_t start = token_block / p.list_blocks * c.chosen_queries - c.chosen_skipped;
+        const int64_t stop = start + c.chosen_queries < c.queries ? start + c.chosen_queries : c.queries;
+        const int64_t t = start + token_block % p.list_blocks * p.tokens;
+        r.t1 = t + p.tokens < stop ? t + p.tokens : stop;
+        r.t0 = t > 0 ? t : 0;
+        if (r.t1 < r.t0) r.t1 = r.t0;
+    }
     r.count = heads * (r.t1 - r.t0);
     return r;
 }

@@ -163,16 +163,24 @@ inline bool score_mods_from(PyObject* tuple, Attention& c) {
         c.keep_batch = keep.step(0), c.keep_head = keep.step(1), c.keep_query = keep.step(2);
     }
     if (chosen) {
+        long long shared = 0, skipped = 0;
+        if (!PyArg_ParseTuple(f[F::chosen_queries], "LL", &shared, &skipped)) return false;
+        c.chosen_size = f.as_int64(F::chosen_size);
+        if (PyErr_Occurred()) return false;
+        if (c.chosen_size < 1 || shared < 1 || skipped < 0 || skipped >= shared)
+            return wrong("chosen_size and chosen_queries must be at least 1, and fewer queries be skipped");
+        if (shared - skipped >= c.queries) shared = c.queries ? c.queries : 1, skipped = 0;  // one list
+        const int64_t lists = (skipped + c.queries - 1) / shared + 1;
         if (chosen.kind != kOfInt64 || chosen.dims != 4 || !chosen.is_or_one(0, c.batch) || chosen.size[1] < 1 ||
-            c.heads % chosen.size[1] || !chosen.is_or_one(2, c.queries) || !chosen.is_dense_from(3))
-            return wrong("chosen must be [1 or B, n, 1 or T, m] int64, n a divisor of H, its last dimension without gaps");
+            c.heads % chosen.size[1] || !chosen.is_or_one(2, lists) || !chosen.is_dense_from(3))
+            return wrong("chosen must be [1 or B, n, 1 or lists, m] int64, n a divisor of H, its last dimension without gaps");
+        if (chosen.size[2] == 1) shared = c.queries ? c.queries : 1, skipped = 0;
         if (c.keep || bias || f[F::dropout] != Py_None) return wrong("chosen goes without keep, bias and dropout");
         static const int64_t none = -1;  // a tensor without elements has no address
         c.chosen = chosen.at ? (const int64_t*)chosen.at : &none;
-        c.chosen_batch = chosen.step(0), c.chosen_head = chosen.step(1), c.chosen_query = chosen.step(2);
-        c.chosen_count = chosen.size[3], c.chosen_size = f.as_int64(F::chosen_size), c.chosen_group = c.heads / chosen.size[1];
-        if (PyErr_Occurred()) return false;
-        if (c.chosen_size < 1) return wrong("chosen_size must be at least 1");
+        c.chosen_batch = chosen.step(0), c.chosen_head = chosen.step(1), c.chosen_list = chosen.step(2);
+        c.chosen_count = chosen.size[3], c.chosen_heads = c.heads / chosen.size[1];
+        c.chosen_queries = shared, c.chosen_skipped = skipped;
     }
     if (slopes) {
         if (slopes.kind != kOfFloat32 || !slopes.is_vector(c.heads))

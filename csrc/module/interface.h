@@ -8,7 +8,7 @@ namespace polyhead {
     X(KVSegment, k, v, first, positions, pages, skipped, paged, coding) \
     X(Coding, group, key_dim, value_dim, k_bits, v_bits, value_group, k_scale, k_zero, v_scale, v_zero) \
     X(ScoreMods, softcap, bounds, keep, q_positions, slopes, by_distance, bias, dropout, batch_invariant, rounded, \
-      chosen, chosen_size) \
+      chosen, chosen_size, chosen_queries) \
     X(Dropout, p, seed, query, key) \
     X(Heads, heads, kv_heads, key_dim, value_dim, scale, softcap, rotary, norm_place) \
     X(Scales, scales, zeros, numbers, rows) \

@@ -207,13 +207,15 @@ def _leaf(dice: np.random.Generator, at: Axes, H: int, *, by_place: bool) -> Dra
     return (ph.Keep(tensor), seen) if kind < 10 else (ph.Drop(tensor), ~seen)
 
 
-def worst_share(call: RandomCall, kernel: str, device: str) -> tuple[float, str]:
+def worst_share(
+    call: RandomCall, kernel: str, device: str, *, grads: bool = True
+) -> tuple[float, str]:
     """The largest error of a kernel's results as a share of its budget, and which result it is."""
     built = call.built
     exact, sizes = matrix.expected(built, lse=True)
     same = matrix.rounded(built, lse=True)
     if call.cache is None:
-        found = matrix.run(built, kernel, grads=True, lse=True, device=device)
+        found = matrix.run(built, kernel, grads=grads, lse=True, device=device)
     else:
         found = _through_a_cache(call, kernel, device)
     shares = matrix.shares(built, found, exact, sizes, same)

@@ -42,6 +42,24 @@ def test_every_kernel_sees_the_blocks_of_the_table(table, queries, small_tiles):
         ph.attention(*tensors, mask=mask, kernel="native")
 
 
+@pytest.mark.parametrize("size", [5, 64, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (8, 2), (20, 1)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 500), (7, 500), (200, 500), (330, 330)])
+def test_native_code_visits_the_visible_blocks(size, heads, kv_heads, queries, keys):
+    torch.manual_seed(size)
+    count = -(-keys // size)
+    q, k, v = (
+        torch.randn(2, n, x, 32) for n, x in ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    )
+    for shape in ((), (heads,), (2, 1)):
+        mask = ph.BlockSparse(torch.rand(*shape, count, count) < 0.4, size)
+        for one in (mask, mask & ph.Causal(), mask & ph.Window(90)):
+            assert ph.explain(q, k, v, mask=one).kernel == "native"
+            found = ph.attention(q, k, v, mask=one, return_lse=True)
+            want = ph.attention(q, k, v, mask=one, return_lse=True, kernel="reference")
+            torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+
+
 def test_blocks_that_nobody_sees_are_skipped_and_full_ones_not_drawn():
     table = torch.zeros(8, 8, dtype=torch.bool)
     table[2:4, 1:5] = True

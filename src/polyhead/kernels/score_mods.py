@@ -84,7 +84,22 @@ def score_mods_of(call: Call, drawn: int = 0, *, inference: bool = False) -> Sco
         return mods
     if any(x is not None for x in (keep, numbers.tensor, dropout)):
         return Refusal(f"mask={spec.mask!r} with dropout, a tensor of all pairs or a bias tensor")
-    return mods._replace(chosen=chosen.sorted_blocks().to(q.device), chosen_size=chosen.size)
+    blocks, size, _, shared, skipped = chosen
+    return mods._replace(
+        chosen=_ascending(blocks), chosen_size=size, chosen_queries=(shared, skipped)
+    )
+
+
+def _ascending(blocks: Tensor) -> Tensor:
+    """Each block once and in ascending order; numbers behind all keys follow."""
+    nowhere = _NOWHERE.max
+    blocks = blocks.long()
+    blocks = blocks.masked_fill(blocks < 0, nowhere).sort(dim=-1).values
+    repeated = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] != nowhere)
+    if repeated.any():
+        blocks[..., 1:].masked_fill_(repeated, nowhere)
+        blocks = blocks.sort(dim=-1).values
+    return blocks
 
 
 def _drawn_mask(call: Call, mask: Mask, most: int) -> Range | None:

@@ -124,10 +124,12 @@ class ScoreMods(NamedTuple):
         batch_invariant: A row's bits do not depend on the batch, on chunks of the prompt or on the
             number of threads: they are those of the row as the only query.
         rounded: Not 0: slopes add bfloat16(slope · key position) times this (``RoundedALiBi``).
-        chosen: ``[1 or B, 1 or n, 1 or T, m]`` int64 blocks of keys, the last dimension dense: the
-            keys that a query sees, for each n-th of the heads. Each block once, in ascending order;
+        chosen: ``[1 or B, 1 or n, 1 or lists, m]`` int64 blocks of keys, the last dimension dense:
+            all that queries see, for each n-th of the heads. Each block once, in ascending order;
             behind the last key there is none. Without ``keep``, ``bias`` and dropout.
         chosen_size: Keys of such a block.
+        chosen_queries: Queries that share a list, one after another, and how many of the first list
+            come before those of the call.
     """
 
     softcap: float = 0.0
@@ -142,6 +144,7 @@ class ScoreMods(NamedTuple):
     rounded: float = 0.0
     chosen: Tensor | None = None
     chosen_size: int = 1
+    chosen_queries: tuple[int, int] = (1, 0)
 
     @property
     def learned(self) -> Tensor | None:

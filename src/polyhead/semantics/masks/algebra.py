@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from polyhead.errors import UnsupportedError
 from polyhead.semantics.component import Component, inherit_no_shortcut
 from polyhead.semantics.pairs import PairExpr, QueryKeyPairs, Tile
 from polyhead.semantics.tokens import Tokens
-
-if TYPE_CHECKING:
-    from polyhead.semantics.masks.chosen import Chosen
 
 
 class Visibility(enum.Enum):
@@ -38,6 +35,25 @@ class Visibility(enum.Enum):
         return {Visibility.NONE: Visibility.ALL, Visibility.ALL: Visibility.NONE}.get(self, self)
 
 
+class Selection(NamedTuple):
+    """Lists of blocks of keys: key i of the call is in block i // size.
+
+    Attributes:
+        blocks: ``[1 or B, H / group or 1, lists or 1, m]`` whole numbers; those that are negative
+            or behind the last key hold none.
+        size: Keys of a block.
+        group: Query heads that share a list.
+        queries: Queries that share a list, one after another.
+        skipped: Queries of the first list that come before those of the call.
+    """
+
+    blocks: Tensor
+    size: int
+    group: int = 1
+    queries: int = 1
+    skipped: int = 0
+
+
 class Range(NamedTuple):
     """What each query may see: the keys at positions low ≤ position < high that ``keep`` allows.
 
@@ -45,13 +61,13 @@ class Range(NamedTuple):
         low: ``[1 or B, T]`` int64; None: unlimited.
         high: ``[1 or B, T]`` int64, exclusive; None: unlimited.
         keep: An explicit tensor, bool, broadcasts to ``[B, H, T, S]``; None hides nothing.
-        chosen: The keys that each query chose; None: it may see all of the range.
+        chosen: The keys that queries see alone; None: all of the range.
     """
 
     low: Tensor | None
     high: Tensor | None
     keep: Tensor | None = None
-    chosen: Chosen | None = None
+    chosen: Selection | None = None
 
 
 _DRAWN = 12

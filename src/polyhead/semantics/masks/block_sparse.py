@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import check_int
-from polyhead.semantics.masks.algebra import Mask, Visibility
+from polyhead.semantics.masks.algebra import Mask, Range, Selection, Visibility
 from polyhead.semantics.masks.explicit import of_heads
 from polyhead.semantics.pairs import PairExpr, QueryKeyPairs
 from polyhead.semantics.tokens import Span, Tokens, is_traced
@@ -69,6 +69,17 @@ class BlockSparse(Mask, arguments={"blocks": Tensor, "block_size": int}):
             return Visibility.NONE
         area = (rows.high - rows.low + 1) * (columns.high - columns.low + 1)
         return Visibility.ALL if every == area else Visibility.SOME
+
+    def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range | None:
+        size, first = self.block_size, q.places.low
+        in_order = q.stride == k.stride == 1 and first >= 0 and k.places.low % size == 0
+        if not in_order or self._seen is None or device.type != "cpu":
+            return None
+        blocks = self.blocks[:, :, first // size : q.places.high // size + 1]
+        number = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+        number = (number - k.places.low // size).where(blocks.gather(-1, number), -1)
+        most = int(blocks.sum(dim=-1).max()) if blocks.numel() else 0
+        return Range(None, None, chosen=Selection(number[..., :most], size, 1, size, first % size))
 
     def _blocks(self, places: Span) -> Span:
         """The first and the last block of a run of places."""

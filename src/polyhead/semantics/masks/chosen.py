@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import check_int
-from polyhead.semantics.masks.algebra import Mask, Range, Visibility
+from polyhead.semantics.masks.algebra import Mask, Range, Selection, Visibility
 from polyhead.semantics.tokens import Tokens
 
 
@@ -73,18 +73,7 @@ class Chosen(Mask, arguments={"blocks": Tensor, "size": int, "group": int}):
         return Visibility.SOME if self.blocks.shape[-1] else Visibility.NONE
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
-        return Range(None, None, chosen=self)
-
-    def sorted_blocks(self) -> Tensor:
-        """The blocks as int64, each once and in ascending order; numbers behind all keys follow."""
-        nowhere = torch.iinfo(torch.int64).max
-        blocks = self.blocks.long()
-        blocks = blocks.masked_fill(blocks < 0, nowhere).sort(dim=-1).values
-        repeated = (blocks[..., 1:] == blocks[..., :-1]) & (blocks[..., 1:] != nowhere)
-        if repeated.any():
-            blocks[..., 1:].masked_fill_(repeated, nowhere)
-            blocks = blocks.sort(dim=-1).values
-        return blocks
+        return Range(None, None, chosen=Selection(self.blocks, self.size, self.group))
 
     def made_for(self) -> tuple[int, int]:
         last = int(self.blocks.max()) if self.blocks.numel() else 0
