@@ -132,6 +132,24 @@ def test_keys_that_are_not_chosen_have_no_effect():
     assert ph.attention(q, k, v, mask=mask & ph.Causal()).isnan().all()
 
 
+def test_the_highest_scores_are_chosen_and_the_first_of_equal_ones(monkeypatch):
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randint(0, 4, (B, G, T, 12), generator=generator).double()
+    scores[0, 0, 2, 3:] = -torch.inf
+    scores[1, 1, 4, :5] = torch.nan
+    for count in (1, 3, 12, 20):
+        mask = ph.Chosen.top(scores.requires_grad_(), count, 7, 2)
+        assert (mask.size, mask.group) == (7, 2)
+        for row, found in zip(
+            scores.flatten(0, 2).tolist(), mask.blocks.flatten(0, 2), strict=True
+        ):
+            real = [i for i in range(12) if row[i] > -torch.inf]
+            want = sorted(sorted(real, key=lambda i: -row[i])[:count])
+            assert [i for i in found.tolist() if i >= 0] == want
+        monkeypatch.setattr("polyhead.semantics.masks.chosen._SCORES", 12)
+    assert not ph.Chosen.top(torch.ones(3, 0), 2).blocks.numel()
+
+
 def test_no_choice_gives_nothing():
     q, k, v = tensors()
     for blocks in (torch.full((3,), -1), torch.empty(0, dtype=torch.int64), torch.tensor([900])):
@@ -206,6 +224,9 @@ def called(blocks, group):
         (TypeError, "whole numbers: got a torch.float32", lambda: ph.Chosen(torch.ones(3))),
         (TypeError, "whole numbers: got list", lambda: ph.Chosen([1, 2])),
         (ValueError, r"got shape \[\]", lambda: ph.Chosen(torch.tensor(3))),
+        (TypeError, "top scores .* got torch.int64", lambda: ph.Chosen.top(torch.ones(3).long(), 1)),
+        (ValueError, "top count", lambda: ph.Chosen.top(torch.ones(3), 0)),
+        (ValueError, r"\[1, 1, 1, 1, 3\]", lambda: ph.Chosen.top(torch.ones(1, 1, 1, 1, 3), 1)),
         (ValueError, "Chosen size", lambda: ph.Chosen(torch.tensor([3]), 0)),
         (ValueError, "Chosen group", lambda: ph.Chosen(torch.tensor([3]), 4, 0)),
         (ValueError, "divide the 4 .* got 3", lambda: called(torch.tensor([3]), group=3)),

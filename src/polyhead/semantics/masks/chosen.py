@@ -52,6 +52,35 @@ class Chosen(Mask, arguments={"blocks": Tensor, "size": int, "group": int}):
         self.size = check_int("Chosen size", size, least=1)
         self.group = check_int("Chosen group", group, least=1)
 
+    @classmethod
+    def top(cls, scores: Tensor, count: int, size: int = 1, group: int = 1) -> Chosen:
+        """The ``count`` blocks that score highest for each query; of equal ones the first.
+
+        Blocks that score -inf or NaN are never chosen, so hide with -inf what a query may not
+        choose. No gradient flows to the scores.
+
+        Args:
+            scores: ``[B, H / group, T, blocks]`` of floating point, or fewer of these dimensions
+                from the right.
+            count: Blocks that a query chooses, fewer where it has no more.
+            size: As in ``Chosen``.
+            group: As in ``Chosen``.
+
+        Raises:
+            TypeError: Not a tensor of floating point.
+            ValueError: A ``count`` below 1, and what ``Chosen`` refuses.
+        """
+        if not isinstance(scores, Tensor) or not scores.is_floating_point():
+            got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"Chosen.top scores must be a floating-point tensor: got {got}")
+        count = check_int("Chosen.top count", count, least=1)
+        if not 1 <= scores.ndim <= 4:
+            return cls(scores.long(), size, group)  # raises
+        scores = scores.detach()[(None,) * (4 - scores.ndim)]
+        rows = max(1, _SCORES // max(1, scores[:, :, :1].numel()))
+        parts = [_first_of_the_highest(part, count) for part in torch.split(scores, rows, dim=2)]
+        return cls(torch.cat(parts, dim=2), size, group)
+
     def visible(self, q: Tokens, k: Tokens, device: torch.device) -> Tensor:
         blocks = self.blocks
         if blocks.shape[-2] != 1:
@@ -135,4 +164,24 @@ class Chosen(Mask, arguments={"blocks": Tensor, "size": int, "group": int}):
         return f"Chosen({list(self.blocks.shape)}, size={self.size}{group})"
 
 
+def _first_of_the_highest(scores: Tensor, count: int) -> Tensor:
+    """Indexes of the ``count`` highest scores, ascending; -1 where there are fewer."""
+    length = scores.shape[-1]
+    count = min(count, length)
+    if not count:
+        return scores.new_empty(*scores.shape[:-1], 0, dtype=torch.int64)
+    scores = scores.masked_fill(scores.isnan(), -torch.inf)
+    least = scores.topk(count, dim=-1).values[..., -1:]
+    higher, equal = scores > least, (scores == least) & (least > -torch.inf)
+    left = count - higher.sum(dim=-1, keepdim=True)
+    taken = higher | (equal & (equal.cumsum(dim=-1) <= left))
+    # What is not taken goes to one more column, which is dropped.
+    column = (taken.cumsum(dim=-1) - 1).where(taken, count)
+    indexes = torch.arange(length, device=scores.device).expand_as(scores)
+    found = indexes.new_full((*scores.shape[:-1], count + 1), -1)
+    return found.scatter(-1, column, indexes)[..., :count]
+
+
+_SCORES = 1 << 20
+"""Scores that are ranked at a time."""
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
