@@ -60,6 +60,25 @@ def test_native_code_visits_the_visible_blocks(size, heads, kv_heads, queries, k
             torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
+def test_queries_before_the_first_key_belong_to_the_first_block():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 30, 16), torch.randn(1, 2, 20, 16), torch.randn(1, 2, 20, 16)
+    mask = ph.BlockSparse(torch.rand(5, 5) < 0.5, SIZE)
+    want = ph.attention(q, k, v, mask=mask, kernel="reference")
+    torch.testing.assert_close(ph.attention(q, k, v, mask=mask), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("first", [0, 8, 10])
+def test_blocks_count_places_where_earlier_keys_were_forgotten(first):
+    torch.manual_seed(first)
+    q, k, v = (torch.randn(2, n, x, 32) for n, x in ((4, 5), (2, 30), (2, 30)))
+    mask = ph.BlockSparse(torch.rand(10, 10) < 0.5, SIZE)
+    source = ph.DenseSource(k, v, first_place=first)
+    want = ph.attention(q, source, mask=mask, kernel="reference")
+    assert (ph.explain(q, source, mask=mask).kernel == "native") == (first % SIZE == 0)
+    torch.testing.assert_close(ph.attention(q, source, mask=mask), want, atol=1e-5, rtol=1e-5)
+
+
 def test_blocks_that_nobody_sees_are_skipped_and_full_ones_not_drawn():
     table = torch.zeros(8, 8, dtype=torch.bool)
     table[2:4, 1:5] = True

@@ -109,6 +109,19 @@ def test_chosen_keys_are_read_where_a_cache_holds_them(cache, size):
     torch.testing.assert_close(ph.attention(q, source, mask=mask), want, atol=1e-5, rtol=1e-5)
 
 
+def test_keys_of_a_ring_that_has_turned_stand_in_another_order_by_rows():
+    q, k, v = tensors(32, 32)
+    held = RingCache(64)
+    held.append(k[:, :, :100], v[:, :, :100])
+    source, mask = held.append(k[:, :, 100:], v[:, :, 100:]), ph.Chosen(torch.arange(3), 16)
+    torch.testing.assert_close(
+        ph.attention(q, source, mask=mask),
+        ph.attention(q, source, mask=mask, kernel="reference"), atol=1e-5, rtol=1e-5,
+    )  # fmt: skip
+    with ph.batch_invariant(), pytest.raises(ph.UnsupportedError, match="keys of a ring"):
+        ph.attention(q, source, mask=mask)
+
+
 @pytest.mark.parametrize("heads", [3, 32])
 def test_latents_of_many_heads_share_what_was_copied(heads):
     """Values that are the first columns of the keys: with few heads, and in packed tiles."""
@@ -224,7 +237,7 @@ def called(blocks, group):
         (TypeError, "whole numbers: got a torch.float32", lambda: ph.Chosen(torch.ones(3))),
         (TypeError, "whole numbers: got list", lambda: ph.Chosen([1, 2])),
         (ValueError, r"got shape \[\]", lambda: ph.Chosen(torch.tensor(3))),
-        (TypeError, "top scores .* got torch.int64", lambda: ph.Chosen.top(torch.ones(3).long(), 1)),
+        (TypeError, "top scores .* got torch.int64", lambda: ph.Chosen.top(torch.arange(3), 1)),
         (ValueError, "top count", lambda: ph.Chosen.top(torch.ones(3), 0)),
         (ValueError, r"\[1, 1, 1, 1, 3\]", lambda: ph.Chosen.top(torch.ones(1, 1, 1, 1, 3), 1)),
         (ValueError, "Chosen size", lambda: ph.Chosen(torch.tensor([3]), 0)),

@@ -125,23 +125,11 @@ class Chosen(Mask, arguments={"blocks": Tensor, "size": int, "group": int}):
             blocks = blocks[:, :, queries]
         start, step = keys.start or 0, keys.step or 1
         if step == 1 and start % self.size == 0:
-            held = blocks - start // self.size
-            if keys.stop is None or (keys.stop - start) % self.size == 0 or self.size == 1:
-                stop = torch.iinfo(held.dtype).max if keys.stop is None else keys.stop - start
-                return Chosen(
-                    held.masked_fill(held >= -(-stop // self.size), -1), self.size, self.group
-                )
+            return Chosen(blocks.long() - start // self.size, self.size, self.group)
         # Keys that no longer stand in whole blocks are chosen one by one.
-        single = blocks.long()[..., None] * self.size + torch.arange(
-            self.size, device=blocks.device
-        )
-        single = single.flatten(-2)
-        stop = torch.iinfo(torch.int64).max if keys.stop is None else keys.stop
-        inside = (
-            (blocks.repeat_interleave(self.size, -1) >= 0) & (single >= start) & (single < stop)
-        )
-        inside &= (single - start) % step == 0
-        return Chosen(((single - start) // step).where(inside, -1), 1, self.group)
+        inside = torch.arange(self.size, device=blocks.device)
+        keys_of = (blocks.long()[..., None] * self.size + inside).flatten(-2) - start
+        return Chosen((keys_of // step).where(keys_of % step == 0, -1), 1, self.group)
 
     def of_rows(self, rows: Sequence[int]) -> Chosen:
         if len(self.blocks) == 1:
