@@ -174,7 +174,7 @@ def test_chunks_are_a_range_that_kernels_agree_on(grad: bool) -> None:
     at = torch.arange(13)
     seen = Chunk(5).visible(q, k, at.device).expand(1, 1, 4, 13)
     assert torch.equal(seen[0, 0], (at[9:, None] // 5) == at // 5)
-    low, high, _ = Chunk(5).range(q, k, at.device)
+    low, high, *_ = Chunk(5).range(q, k, at.device)
     assert torch.equal((at >= low[0, :, None]) & (at < high[0, :, None]), seen[0, 0])
     layer = randomised(MultiHeadAttention.from_config(E, replace(BASE, chunk=5))).float()
     other = randomised(MultiHeadAttention.from_config(E, BASE)).float()
