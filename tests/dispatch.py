@@ -64,7 +64,7 @@ def decisions(patch: Callable[[object, str, Any], None]) -> dict[str, tuple[str,
     Both twice: where our Triton kernels passed their test at first use, and where they are off.
     """
     patch(flex, "_has_triton", lambda: True)
-    patch(flex, "_has_compiler", lambda: True)
+    patch(flex, "_compiles_for_cpu", lambda: True)
     patch(kernel, "_has_triton", lambda: True)
     patch(kernel, "_has_gpu", lambda: True)
     patch(kernel, "score_mods_of", _extras_on_cpu)

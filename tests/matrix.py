@@ -385,7 +385,7 @@ def uncompile_flex(set_attribute: Callable[[object, str, Any], None] = setattr) 
 
     set_attribute(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     set_attribute(flex, "_flex", lambda device_type, structure: module.flex_attention)
-    set_attribute(flex, "_has_compiler", lambda: True)
+    set_attribute(flex, "_compiles_for_cpu", lambda: True)
 
 
 def check_refusal(kernel: str, message: str) -> None:

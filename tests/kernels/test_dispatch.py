@@ -43,7 +43,7 @@ def test_reasons_on_a_gpu_name_what_decides(monkeypatch):
 
 def test_a_fake_call_has_the_shapes_of_a_real_one(monkeypatch):
     monkeypatch.setattr(flex, "_has_triton", lambda: True)
-    monkeypatch.setattr(flex, "_has_compiler", lambda: True)
+    monkeypatch.setattr(flex, "_compiles_for_cpu", lambda: True)
     with FakeTensorMode():
         q, k, v = (
             torch.empty(2, n, s, 64, device="cuda") for n, s in ((8, 300), (2, 500), (2, 500))

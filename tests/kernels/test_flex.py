@@ -77,11 +77,11 @@ def test_gradients_on_a_cpu_float64_and_tracing_are_named(uncompiled):
 
 
 def test_on_a_cpu_it_runs_only_where_it_is_named_and_never_without_its_compiler(monkeypatch):
-    monkeypatch.setattr(flex, "_has_compiler", lambda: True)
+    monkeypatch.setattr(flex, "_compiles_for_cpu", lambda: True)
     said = ph.explain(*qkv(), bias=ph.ALiBi(4), softcap=9.0, mask=MASK)
     assert said.kernel == "tiled"
     assert "only when named explicitly: it compiles for seconds" in said.refusals["flex"]
-    monkeypatch.setattr(flex, "_has_compiler", lambda: False)
+    monkeypatch.setattr(flex, "_compiles_for_cpu", lambda: False)
     if not torch.cuda.is_available():
         with pytest.raises(ph.UnsupportedError, match="apt-get install"):
             ph.attention(*qkv(), kernel="flex")
@@ -92,9 +92,9 @@ def test_on_a_cpu_it_runs_only_where_it_is_named_and_never_without_its_compiler(
 def test_what_torch_compiles_for_other_processors_is_not_used(capability, monkeypatch):
     """Of 24 keys of 16 features torch 2.13 returns wrong numbers there."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    flex._has_compiler.cache_clear()
-    assert not flex._has_compiler()
-    flex._has_compiler.cache_clear()
+    flex._compiles_for_cpu.cache_clear()
+    assert not flex._compiles_for_cpu()
+    flex._compiles_for_cpu.cache_clear()
 
 
 BLOCKED = [
@@ -177,7 +177,7 @@ def test_two_hundred_lengths_are_a_handful_of_compilations(monkeypatch):
 
     open_lengths = {"fullgraph": True, "dynamic": None, "backend": compiler}
     monkeypatch.setattr(flex, "_options", lambda device_type: open_lengths)
-    monkeypatch.setattr(flex, "_has_compiler", lambda: True)
+    monkeypatch.setattr(flex, "_compiles_for_cpu", lambda: True)
     flex._flex.cache_clear()
     dice = random.Random(0)
     for number in range(200):

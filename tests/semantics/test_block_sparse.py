@@ -60,6 +60,18 @@ def test_native_code_visits_the_visible_blocks(size, heads, kv_heads, queries, k
             torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
+def test_rows_have_the_bits_that_they_have_alone():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, 40, 32), torch.randn(1, 2, 60, 32), torch.randn(1, 2, 60, 32)
+    mask = ph.BlockSparse(torch.rand(4, 4) < 0.5, 16) & ph.Causal()
+    with ph.batch_invariant():
+        whole = ph.attention(q, k, v, mask=mask)
+        for t in range(40):
+            keys = slice(0, 21 + t)
+            alone = ph.attention(q[:, :, t : t + 1], k[:, :, keys], v[:, :, keys], mask=mask)
+            assert torch.equal(alone, whole[:, :, t : t + 1])
+
+
 def test_queries_before_the_first_key_belong_to_the_first_block():
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 30, 16), torch.randn(1, 2, 20, 16), torch.randn(1, 2, 20, 16)

@@ -7,6 +7,7 @@ import polyhead as ph
 from polyhead.caches import DenseCache, Paged, PagedCache, QuantizedCache, RingCache
 from polyhead.layers import MultiHeadAttention
 from polyhead.semantics import Tokens
+from polyhead.semantics.masks import Or
 
 B, H, G, T, S = 2, 4, 2, 9, 150
 SHAPES = [(B, G, T, 5), (1, 1, T, 5), (B, H, 1, 5), (B, G, 1, 1), (B, H, T, 40)]
@@ -52,7 +53,7 @@ def test_every_kernel_sees_the_chosen_keys(shape, size, small_tiles):
                 *inputs, mask=wanted, kernel="reference", return_lse=True, **options
             )
             for kernel in ("native", "tiled", "reference"):
-                if kernel == "native" and type(asked) is type(mask | mask):
+                if kernel == "native" and isinstance(asked, Or):  # no list of blocks
                     continue
                 found = ph.attention(*inputs, mask=asked, kernel=kernel, return_lse=True, **options)
                 torch.testing.assert_close(found, (out, lse), atol=1e-5, rtol=1e-5)

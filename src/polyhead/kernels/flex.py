@@ -55,7 +55,7 @@ class FlexKernel(Kernel[None]):
     needs_contiguous_kv = True
 
     def unavailable(self) -> str | None:
-        if not torch.cuda.is_available() and not _has_compiler():
+        if not torch.cuda.is_available() and not _compiles_for_cpu():
             return "needs a GPU, or AVX-512 and a C++ compiler at run time (apt-get install g++)"
         return None
 
@@ -85,7 +85,7 @@ class FlexKernel(Kernel[None]):
         spec, on_cpu = call.spec, call.q.device.type == "cpu"
         if call.q.device.type not in ("cpu", "cuda"):
             return Refusal(f"tensors on {call.q.device.type}")
-        if on_cpu and not _has_compiler():
+        if on_cpu and not _compiles_for_cpu():
             return Refusal("tensors on this CPU (it needs a C++ compiler and AVX-512)")
         if call.q.device.type == "cuda" and not _has_triton():
             return Refusal("tensors on CUDA (it needs Triton: pip install triton)")
@@ -131,7 +131,7 @@ class FlexKernel(Kernel[None]):
 
 
 @cache
-def _has_compiler() -> bool:
+def _compiles_for_cpu() -> bool:
     # For AVX2 alone torch 2.13 compiles code that is wrong for some sizes: 24 keys of 16 features.
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False

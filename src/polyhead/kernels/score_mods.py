@@ -84,7 +84,7 @@ def score_mods_of(call: Call, drawn: int = 0, *, inference: bool = False) -> Sco
         return mods
     if any(x is not None for x in (keep, numbers.tensor, dropout)):
         return Refusal(f"mask={spec.mask!r} with dropout, a tensor of all pairs or a bias tensor")
-    blocks, size, _, shared, skipped = chosen
+    blocks, size, shared, skipped = chosen
     return mods._replace(
         chosen=_ascending(blocks), chosen_size=size, chosen_queries=(shared, skipped)
     )

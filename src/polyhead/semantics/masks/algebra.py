@@ -39,17 +39,15 @@ class Selection(NamedTuple):
     """Lists of blocks of keys: key i of the call is in block i // size.
 
     Attributes:
-        blocks: ``[1 or B, H / group or 1, lists or 1, m]`` whole numbers; those that are negative
-            or behind the last key hold none.
+        blocks: ``[1 or B, n, lists or 1, m]`` whole numbers, for each H / n neighbouring heads;
+            those that are negative or behind the last key hold no key.
         size: Keys of a block.
-        group: Query heads that share a list.
         queries: Queries that share a list, one after another.
         skipped: Queries of the first list that come before those of the call.
     """
 
     blocks: Tensor
     size: int
-    group: int = 1
     queries: int = 1
     skipped: int = 0
 

@@ -79,7 +79,7 @@ class BlockSparse(Mask, arguments={"blocks": Tensor, "block_size": int}):
         number = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
         number = (number - k.places.low // size).where(blocks.gather(-1, number), -1)
         most = int(blocks.sum(dim=-1).max()) if blocks.numel() else 0
-        return Range(None, None, chosen=Selection(number[..., :most], size, 1, size, first % size))
+        return Range(None, None, chosen=Selection(number[..., :most], size, size, first % size))
 
     def _blocks(self, places: Span) -> Span:
         """The first and the last block of a run of places."""

@@ -102,7 +102,7 @@ class Chosen(Mask, arguments={"blocks": Tensor, "size": int, "group": int}):
         return Visibility.SOME if self.blocks.shape[-1] else Visibility.NONE
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
-        return Range(None, None, chosen=Selection(self.blocks, self.size, self.group))
+        return Range(None, None, chosen=Selection(self.blocks, self.size))
 
     def made_for(self) -> tuple[int, int]:
         last = int(self.blocks.max()) if self.blocks.numel() else 0
