@@ -180,7 +180,12 @@ def test_a_step_that_takes_a_number_from_the_host_would_be_seen():
     read = running.step.read
     # The position as Python knows it, in place of the tensor.
     running.step.read = lambda ids, at: read(ids, torch.full((1,), int(at)))
-    assert [*tokens_of(running, first, (), COUNT)] != ordinary(model)
+    try:
+        found = [*tokens_of(running, first, (), COUNT)]
+    except ValueError as error:  # slots that were never written are read, and may hold NaN
+        assert "logits must be finite" in str(error)
+        found = None
+    assert found != ordinary(model)
     assert "aten::item" in Replayed.made[0].names
 
 
