@@ -183,7 +183,8 @@ def test_a_step_that_takes_a_number_from_the_host_would_be_seen():
     try:
         found = [*tokens_of(running, first, (), COUNT)]
     except ValueError as error:  # slots that were never written are read, and may hold NaN
-        assert "logits must be finite" in str(error)
+        if "logits must be finite" not in str(error):
+            raise
         found = None
     assert found != ordinary(model)
     assert "aten::item" in Replayed.made[0].names
